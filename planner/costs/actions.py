@@ -1,0 +1,24 @@
+"""`ActionCosts`: what the actions of a program cost, which is all that the simulator asks for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ActionCosts:
+    """Durations and sizes of the actions of one program.
+
+    Attributes:
+        forward_s: by (stage, device), time of the forward of one microbatch, in s.
+        backward_s: by (stage, device), time of its backward, recomputation included, in s.
+        tensor_bytes: by name, size of each tensor that crosses stages, for one microbatch; its
+            gradient has the same size.
+        sum_s: time of each all-reduce of the program, in s.
+        step_s: by device, time of the optimizer's step, in s.
+    """
+
+    forward_s: Mapping[tuple[int, int], float]
+    backward_s: Mapping[tuple[int, int], float]
+    tensor_bytes: Mapping[str, int]
+    sum_s: tuple[float, ...]
+    step_s: Mapping[int, float]

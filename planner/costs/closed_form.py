@@ -1,0 +1,113 @@
+"""The iteration time of a pipeline in closed form, for search. The simulator is the judge.
+
+S stages, stage s with R_s replicas, W_s microbatches in flight per replica, f_s and b_s seconds
+for forward and backward of one microbatch; c_s seconds for all tensors that cross the cut behind
+stage s, and g_s for the gradients that come back over it; a_s seconds for the sums of gradients
+and the optimizer's step. M microbatches.
+
+    iteration = sum_s (f_s + b_s + c_s + g_s)                 the first microbatch, there and back
+              + max_s (ceil(M / R_s) - 1) p_s                 the others, at the slowest stage
+              + max_s (a_s - sum_{r < s} (b_r + g_{r}))       the exposed end
+
+    p_s = max(f_s + b_s, c_s, g_s, l_s / W_s)
+
+l_s is the round trip of a microbatch from stage s on: no more than W_s are on their way, so one
+replica starts a new one at most every l_s / W_s. This is how transfers that the schedule cannot
+hide slow a pipeline down. With all microbatches in flight the term falls away.
+
+The sums run from the last stage to the first, so `extend` puts one more stage in front.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """One stage as the closed form sees it, times in s per microbatch.
+
+    Attributes:
+        forward_s: f of the slowest replica.
+        backward_s: b of the slowest replica.
+        send_s: c, the tensors over the cut behind the stage.
+        return_s: g, the gradients over it.
+        tail_s: a, once per iteration.
+        num_replicas: R.
+        warmup: W.
+    """
+
+    forward_s: float
+    backward_s: float
+    send_s: float
+    return_s: float
+    tail_s: float
+    num_replicas: int
+    warmup: int
+
+
+def extend(
+    total: float,
+    worst: float,
+    exposed: float,
+    forward: float,
+    backward: float,
+    send: float,
+    back: float,
+    tail: float,
+    rounds: int,
+    warmup: int,
+) -> tuple[float, float, float]:
+    """Puts one more stage in front of a pipeline. Compiled by the solver that searches with it.
+
+    Args:
+        total: round trip of a microbatch through the stages so far, in s.
+        worst: max over them of (ceil(M / R) - 1) p, in s.
+        exposed: time from the last backward of the first of them to the end, in s.
+        forward: f of the new stage.
+        backward: b of the new stage.
+        send: c of the new stage.
+        back: g of the new stage.
+        tail: a of the new stage.
+        rounds: ceil(M / R), microbatches per replica of the new stage.
+        warmup: W of the new stage.
+
+    Returns:
+        total, worst and exposed with the new stage.
+    """
+    total = total + forward + backward + send + back
+    period = max(forward + backward, send, back)
+    if warmup < rounds:
+        period = max(period, total / warmup)
+    worst = max(worst, (rounds - 1) * period)
+    exposed = max(tail, exposed - backward - back)
+    return total, worst, exposed
+
+
+def iteration_s(stages: Sequence[StageCost], num_microbatches: int) -> float:
+    """Time of one iteration of M microbatches, in s.
+
+    Args:
+        stages: in the order of the flow.
+        num_microbatches: M.
+
+    >>> iteration_s([StageCost(1.0, 2.0, 0.0, 0.0, 0.0, 1, 2), StageCost(1.0, 2.0, 0, 0, 0, 1, 1)], 4)
+    15.0
+    """
+    total = worst = exposed = 0.0
+    for stage in reversed(stages):
+        total, worst, exposed = extend(
+            total, worst, exposed,
+            stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
+            -(-num_microbatches // stage.num_replicas), stage.warmup,
+        )  # fmt: skip
+    return total + worst + exposed
+
+
+def bottleneck_s(stages: Sequence[StageCost]) -> float:
+    """The largest stage time per microbatch divided by the stage's replicas, in s."""
+    return max((stage.forward_s + stage.backward_s) / stage.num_replicas for stage in stages)
+
+
+def latency_s(stages: Sequence[StageCost]) -> float:
+    """Forward and backward of one microbatch alone, in s."""
+    return sum(s.forward_s + s.backward_s + s.send_s + s.return_s for s in stages)

@@ -1,0 +1,83 @@
+"""Time of transfers and all-reduces on a topology."""
+
+from functools import lru_cache
+
+from planner.topology import Topology, bandwidth_bytes_per_s, chain, latency_s
+
+
+def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
+    """Time of one message between two devices on an idle network, in s:
+
+        latency + size / bandwidth
+
+    along the topology's path; 0 on the device itself.
+    """
+    if source == target:
+        return 0.0
+    rate = bandwidth_bytes_per_s(topology, source, target)
+    return latency_s(topology, source, target) + size_bytes / rate
+
+
+def slowest_link(
+    topology: Topology, sources: tuple[int, ...], targets: tuple[int, ...]
+) -> tuple[float, float]:
+    """The largest latency in s and the smallest bandwidth in bytes/s from any of the sources to
+    any of the targets; (0, inf) where no two differ.
+    """
+    pairs = [(p, q) for p in sources for q in targets if p != q]
+    latency = max((latency_s(topology, p, q) for p, q in pairs), default=0.0)
+    rate = min((bandwidth_bytes_per_s(topology, p, q) for p, q in pairs), default=float("inf"))
+    return latency, rate
+
+
+@lru_cache(maxsize=65536)
+def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, float]:
+    """The largest latency in s and the smallest bandwidth in bytes/s between neighbours of the
+    best ring through the devices (see `topology.chain`).
+    """
+    ring = chain(topology, devices, closed=True)
+    hops = list(zip(ring, (*ring[1:], ring[0]), strict=True))
+    return (
+        max(latency_s(topology, p, q) for p, q in hops),
+        min(bandwidth_bytes_per_s(topology, p, q) for p, q in hops),
+    )
+
+
+def ring_allreduce_s(
+    size_bytes: int, num_ranks: int, latency: float, bandwidth: float
+) -> float:
+    """Time of a ring all-reduce, in s.
+
+    Each of the n ranks sends 2 (n - 1) messages of size_bytes / n:
+
+        t = 2 (n - 1) (latency + size_bytes / n / bandwidth)
+
+    Args:
+        size_bytes: the buffer on each rank.
+        num_ranks: n, the size of the group; 1 costs nothing.
+        latency: of the slowest link of the ring, in s.
+        bandwidth: of the slowest link of the ring, in bytes/s.
+
+    Raises:
+        ValueError: if num_ranks < 1.
+
+    Source: Patarasuk and Yuan, JPDC 2009.
+
+    >>> ring_allreduce_s(4_000, 4, 1.0, 1_000.0)
+    12.0
+    """
+    if num_ranks < 1:
+        raise ValueError(f"a group has at least one rank, not {num_ranks}")
+    return 2 * (num_ranks - 1) * (latency + size_bytes / num_ranks / bandwidth)
+
+
+def allreduce_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
+    """Time of an all-reduce over a group of devices, in s: a ring over its slowest link.
+
+    Args:
+        devices: ascending indices; one alone costs nothing.
+        size_bytes: the buffer on each device.
+    """
+    if len(devices) < 2:
+        return 0.0
+    return ring_allreduce_s(size_bytes, len(devices), *ring_links(topology, devices))

@@ -1,0 +1,103 @@
+"""Time of operators, stages and optimizer steps on a device."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import OptionError
+from planner.problem import Optimizer, Problem
+from planner.profile import OperatorCost, Profile
+from planner.topology import DeviceType, Topology, device_type
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimes:
+    """Times of all operators on one type of device.
+
+    Attributes:
+        forward_s: (N,) forward pass of operator v for one microbatch, in s.
+        backward_s: (N,) the same for the backward pass.
+    """
+
+    forward_s: npt.NDArray[np.float64]
+    backward_s: npt.NDArray[np.float64]
+
+
+def roofline_s(cost: OperatorCost, kind: DeviceType, dtype: str) -> float:
+    """The least time of an operator's forward pass on a type of device, in s:
+
+        max(flops / peak, bytes / memory bandwidth)
+
+    Source: Williams, Waterman and Patterson, CACM 2009.
+    """
+    return max(
+        cost.flops / kind.peak_flops(dtype), cost.bytes_moved / kind.memory_bandwidth_bytes_per_s
+    )
+
+
+def rescaled(profile: Profile, topology: Topology) -> tuple[str, ...]:
+    """The device types of a topology for which the profile's times are rescaled."""
+    return tuple(k.name for k in topology.device_types if k.name != profile.device_type)
+
+
+@lru_cache(maxsize=64)
+def operator_times(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) -> OperatorTimes:
+    """Times of the operators on a type of device: the profile's own, or, on another type, times
+    the ratio of the rooflines.
+
+    Args:
+        kind: the type of device to know the times of.
+        measured_on: the profile's type of device, if it is known.
+
+    Raises:
+        OptionError: if the times must be rescaled and the profile's device is not known.
+    """
+    forward = np.array([o.forward_s for o in profile.operators])
+    backward = np.array([o.backward_s for o in profile.operators])
+    if kind.name == profile.device_type:
+        return OperatorTimes(forward, backward)
+    if measured_on is None:
+        raise OptionError(
+            f"the profile was made on {profile.device_type!r}, of which no speed is known, so it"
+            f" cannot be rescaled to {kind.name}; describe it under `device_types` of the topology"
+        )
+    ratio = np.array(
+        [
+            roofline_s(o, kind, profile.dtype) / (roofline_s(o, measured_on, profile.dtype) or 1.0)
+            for o in profile.operators
+        ]
+    )
+    return OperatorTimes(forward * ratio, backward * ratio)
+
+
+def slowdown(topology: Topology, used: Iterable[int], device: int) -> float:
+    """How much slower a device computes because its host's cores are shared: max(1, n / cores)
+    for n used devices on the host; 1 where devices have their own processors.
+    """
+    host = topology.devices[device].host
+    cores = next(h.cores for h in topology.hosts if h.name == host)
+    busy = Counter(topology.devices[d].host for d in used)[host]
+    return 1.0 if cores is None else max(1.0, busy / cores)
+
+
+def times_on(problem: Problem, device: int) -> OperatorTimes:
+    """Times of the operators on a device of the problem that has its host to itself."""
+    return operator_times(
+        problem.profile, device_type(problem.topology, device), problem.measured_on
+    )
+
+
+def step_s(optimizer: Optimizer, trainable_bytes: int, kind: DeviceType) -> float:
+    """Time of an optimizer step, in s: bound by memory, (4 + 2 moments) passes over the
+    parameters (read parameter and gradient, write parameter, clear gradient, read and write each
+    moment).
+
+    Args:
+        trainable_bytes: of the parameters that are trained on the device.
+    """
+    passes = 4 + 2 * optimizer.num_moments
+    return passes * trainable_bytes / kind.memory_bandwidth_bytes_per_s

@@ -1,0 +1,46 @@
+"""What can go wrong by the user's hand. Each message says where, what was expected, what was
+found and what to do, and is ready to print.
+
+    PlannerError
+    |- FileError        a file that is missing, malformed, of another version or another hash
+    |- UnitError        a quantity without a unit, or with one that does not fit
+    |- ModelError       an ONNX model that cannot be planned
+    |  `- OperatorError     an operator that the table of conversions does not have
+    |- TopologyError    a cluster that contradicts itself
+    |- OptionError      options that contradict each other or the files
+    `- LaunchError      a world that does not fit the strategy
+
+Infeasible is no exception: it is a `Status`. A mistake of the programmer is a `ValueError`.
+"""
+
+
+class PlannerError(Exception):
+    """A mistake that the user can mend; `str()` of it is the whole message."""
+
+
+class FileError(PlannerError):
+    """A file is missing, malformed, or was made for something else."""
+
+
+class UnitError(PlannerError):
+    """A quantity has no unit, or one that does not fit."""
+
+
+class ModelError(PlannerError):
+    """An ONNX model cannot be read, bound or planned."""
+
+
+class OperatorError(ModelError):
+    """An ONNX operator has no conversion to torch."""
+
+
+class TopologyError(PlannerError):
+    """A topology contradicts itself or cannot serve the request."""
+
+
+class OptionError(PlannerError):
+    """Options contradict each other or the files they refer to."""
+
+
+class LaunchError(PlannerError):
+    """The processes of a launch do not fit the strategy."""

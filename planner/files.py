@@ -1,0 +1,440 @@
+"""Artefacts on disk: strict, versioned JSON and YAML. Every problem of a file is reported at once,
+with the path of the field; a file is written under another name first and then renamed.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+
+from planner import units
+from planner.errors import FileError, UnitError
+from planner.prediction import Plan
+from planner.profile import Profile
+from planner.topology import Device, DeviceType, Host, Level, Link, Topology, problems
+
+T = TypeVar("T")
+PROFILE_FORMAT = "planner-profile/1"
+STRATEGY_FORMAT = "planner-strategy/1"
+TOPOLOGY_FORMAT = "planner-topology/1"
+DEVICES_FORMAT = "planner-devices/1"
+
+
+# -------------------------------------------------------------------------------- writing
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that nobody ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(name).chmod(0o666 & ~umask)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    """A strict reader and writer of one artefact: no unknown fields, no conversions."""
+    seen: set[type] = set()
+
+    def tighten(part: Any) -> None:
+        if is_dataclass(part) and isinstance(part, type) and part not in seen:
+            seen.add(part)
+            config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+            part.__pydantic_config__ = config  # type: ignore[attr-defined]
+            for hint in get_type_hints(part).values():
+                tighten(hint)
+        for argument in get_args(part):
+            tighten(argument)
+
+    tighten(kind)
+    return TypeAdapter(kind)
+
+
+def to_plain(artefact: object) -> dict[str, Any]:
+    """The artefact as JSON's dicts, lists, strings and numbers."""
+    return _adapter(type(artefact)).dump_python(artefact, mode="json")  # type: ignore[no-any-return]
+
+
+def artefact_hash(artefact: object) -> str:
+    """sha256 of an artefact's canonical JSON."""
+    text = json.dumps(to_plain(artefact), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(artefact: object, form: str, path: Path) -> None:
+    plain = {"format": form, **to_plain(artefact)}
+    write_atomically(path, (json.dumps(plain, sort_keys=True, indent=1) + "\n").encode())
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Writes a profile as JSON."""
+    _write(profile, PROFILE_FORMAT, path)
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Writes a plan as strategy JSON."""
+    _write(plan, STRATEGY_FORMAT, path)
+
+
+# -------------------------------------------------------------------------------- reading
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """`links[1].bandwidth` from ("links", 1, "bandwidth")."""
+    path = "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in location)
+    return path.lstrip(".")
+
+
+def _complaint(path: Path, error: ValidationError) -> FileError:
+    lines = []
+    for one in error.errors():
+        found = (
+            "" if one["type"] in ("missing", "extra_forbidden") else f", got {one['input']!r:.60}"
+        )
+        message = one["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        if one["type"] == "value_error" and ", got " in message:
+            found = ""
+        message = {"Field required": "missing", "Extra inputs are not permitted": "unknown field",
+                   "Unexpected keyword argument": "unknown field"}.get(message, message)  # fmt: skip
+        place = _field(one["loc"])
+        lines.append(f"{path}: {place + ': ' if place else ''}{message}{found}")
+    return FileError("\n".join(lines))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: cannot be read as text: {error}") from None
+
+
+def _read(kind: type[T], form: str, path: Path, made_by: str) -> T:
+    """An artefact from its JSON file."""
+    content = _text(path)
+    try:
+        plain = json.loads(content)
+    except json.JSONDecodeError as error:
+        raise FileError(f"{path}: expected {form}, this is no JSON: {error}") from None
+    found = plain.pop("format", None) if isinstance(plain, dict) else None
+    if found != form:
+        raise FileError(
+            f"{path}: format: expected {form!r}, got {found!r}; make it with: {made_by}"
+        )
+    try:
+        return _adapter(kind).validate_json(json.dumps(plain))
+    except ValidationError as error:
+        raise _complaint(path, error) from None
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a JSON file.
+
+    Raises:
+        FileError: if it is missing, no profile, or malformed.
+    """
+    return _read(Profile, PROFILE_FORMAT, path, "planner profile MODEL.onnx")
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a strategy JSON file.
+
+    Raises:
+        FileError: if it is missing, no strategy, or malformed.
+    """
+    return _read(Plan, STRATEGY_FORMAT, path, "planner solve")
+
+
+def newest_profile(folder: Path) -> Path:
+    """The profile in a folder that was modified last.
+
+    Raises:
+        FileError: if there is none.
+    """
+    found = sorted(folder.glob("*.json"), key=lambda p: (p.stat().st_mtime_ns, p.name))
+    if not found:
+        raise FileError(f"{folder}: there is no profile; run: planner profile MODEL.onnx")
+    return found[-1]
+
+
+# -------------------------------------------------------------------------------- topologies
+
+
+def _unit(parse: Callable[[str], Any]) -> BeforeValidator:
+    def convert(value: object) -> Any:
+        try:
+            return parse(str(value) if isinstance(value, int | float) else value)  # type: ignore[arg-type]
+        except (UnitError, TypeError) as error:
+            raise ValueError(str(error)) from None
+
+    return BeforeValidator(convert)
+
+
+def _or_auto(parse: Callable[[str], Any]) -> BeforeValidator:
+    inner = _unit(parse)
+    return BeforeValidator(lambda value: value if value == "auto" else inner.func(value))  # type: ignore[call-arg]
+
+
+Bytes = Annotated[int, _unit(units.parse_bytes)]
+Rate = Annotated[float, _unit(units.parse_rate)]
+Seconds = Annotated[float, _unit(units.parse_seconds)]
+Flops = Annotated[float, _unit(units.parse_flops)]
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _DeviceType(_Schema):
+    memory: Bytes
+    flops: dict[str, Flops]
+    memory_bandwidth: Rate
+    source: str
+
+    def named(self, name: str) -> DeviceType:
+        return DeviceType(name, self.memory, self.flops, self.memory_bandwidth, self.source)
+
+
+class _Host(_Schema):
+    name: str = "host0"
+    cores: int | str | None = None
+    memory: Annotated[int | str | None, _or_auto(units.parse_bytes)] = None
+
+    def resolved(self, name: str | None = None) -> Host:
+        return Host(
+            name or self.name,
+            available_cores() if self.cores == "auto" else self.cores,  # type: ignore[arg-type]
+            available_bytes() if self.memory == "auto" else self.memory,  # type: ignore[arg-type]
+        )
+
+
+class _Device(_Schema):
+    name: str
+    type: str
+    host: str
+
+
+class _Link(_Schema):
+    between: list[str] | None = None
+    source: str | None = Field(default=None, alias="from")
+    target: str | None = Field(default=None, alias="to")
+    bandwidth: Rate
+    latency: Seconds
+
+    def links(self) -> list[Link]:
+        """Both directions of `between`, the one of `from` and `to`."""
+        if self.between is not None and len(self.between) == 2 and not (self.source or self.target):
+            a, b = self.between
+            return [Link(p, q, self.bandwidth, self.latency) for p, q in ((a, b), (b, a))]
+        if self.between is None and self.source is not None and self.target is not None:
+            return [Link(self.source, self.target, self.bandwidth, self.latency)]
+        raise ValueError(
+            "expected `between: [a, b]` for both directions, or `from: a` with `to: b`"
+        )
+
+
+class _Level(_Schema):
+    name: str
+    count: int | str
+    bandwidth: Rate
+    latency: Seconds
+
+
+class _Topology(_Schema):
+    name: str
+    notes: list[str] = []
+    device_types: dict[str, _DeviceType] = {}
+    hosts: list[_Host] = []
+    devices: list[_Device] = []
+    switches: list[str] = []
+    links: list[_Link] = []
+    device: str | None = None
+    host: _Host | None = None
+    levels: list[_Level] = []
+
+
+class _DeviceTable(_Schema):
+    device_types: dict[str, _DeviceType]
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def shipped(folder: str) -> Path:
+    """A folder of data: in a checkout at its root, else inside the installed package."""
+    root = Path(__file__).resolve().parent.parent / folder
+    return root if root.is_dir() else Path(str(resources.files(f"planner.data.{folder}")))
+
+
+def _yaml(schema: type[_Schema], form: str, path: Path) -> Any:
+    content = _text(path)
+    try:
+        plain = YAML(typ="safe", pure=True).load(content)
+    except MarkedYAMLError as error:
+        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise FileError(f"{path}: {where}this is no YAML: {error.problem}") from None
+    found = plain.pop("format", None) if isinstance(plain, dict) else None
+    if found != form:
+        raise FileError(f"{path}: format: expected {form!r}, got {found!r}")
+    try:
+        return schema.model_validate(plain)
+    except ValidationError as error:
+        raise _complaint(path, error) from None
+
+
+@cache
+def device_table() -> dict[str, DeviceType]:
+    """The device types that ship with the planner, by name."""
+    table = _yaml(_DeviceTable, DEVICES_FORMAT, shipped("topologies") / "devices.yaml")
+    return {name: one.named(name) for name, one in table.device_types.items()}
+
+
+def find_topology(name: str) -> Path:
+    """The file of a topology: a path, else in ./topologies, else a preset that ships.
+
+    Raises:
+        FileError: if there is none; it lists the presets.
+    """
+    wanted = [name] if name.endswith((".yaml", ".yml")) else [name, f"{name}.yaml"]
+    for folder in (Path(), Path("topologies"), shipped("topologies")):
+        for file in wanted:
+            if (folder / file).is_file():
+                return folder / file
+    presets = sorted(p.name for p in shipped("topologies").glob("*.yaml") if p.stem != "devices")
+    raise FileError(
+        f"{name}: no such topology: neither a file, nor in topologies/, nor one of the presets"
+        f" {', '.join(presets)}"
+    )
+
+
+def read_topology(path: Path, num_devices: int | None = None) -> Topology:
+    """The topology in a YAML file; device types that it does not define come from the shipped
+    table.
+
+    Args:
+        num_devices: the devices asked for, which sizes `count: auto`; None gives one per core.
+
+    Raises:
+        FileError: if it is missing or malformed, all problems at once.
+    """
+    schema: _Topology = _yaml(_Topology, TOPOLOGY_FORMAT, path)
+    if bool(schema.levels) == bool(schema.devices):
+        raise FileError(
+            f"{path}: expected either `levels` with `device`, or `devices` with `links`"
+        )
+    try:
+        found = _from_levels(schema, num_devices) if schema.levels else _explicit(schema)
+    except ValueError as error:
+        raise FileError(f"{path}: {error}") from None
+    wrong = problems(found)
+    if wrong:
+        raise FileError("\n".join(f"{path}: {one}" for one in wrong))
+    return found
+
+
+def _types(schema: _Topology, used: set[str]) -> tuple[DeviceType, ...]:
+    own = {name: one.named(name) for name, one in schema.device_types.items()}
+    known = device_table() | own
+    missing = sorted(used - set(known))
+    if missing:
+        raise ValueError(
+            f"unknown device type {missing[0]!r}; known: {', '.join(sorted(known))};"
+            " define others under `device_types`"
+        )
+    return tuple(known[name] for name in sorted(used))
+
+
+def _explicit(schema: _Topology) -> Topology:
+    links = []
+    for i, link in enumerate(schema.links):
+        try:
+            links += link.links()
+        except ValueError as error:
+            raise ValueError(f"links[{i}]: {error}") from None
+    return Topology(
+        name=schema.name,
+        device_types=_types(schema, {d.type for d in schema.devices}),
+        hosts=tuple(h.resolved() for h in schema.hosts),
+        devices=tuple(Device(d.name, d.type, d.host) for d in schema.devices),
+        switches=tuple(schema.switches),
+        links=tuple(links),
+        notes=tuple(schema.notes),
+    )
+
+
+def _from_levels(schema: _Topology, num_devices: int | None) -> Topology:
+    """Expands the shorthand: members of a level hang on a switch of that level, each by a link
+    with half of the level's latency, so that two members are one latency apart.
+    """
+    if schema.device is None:
+        raise ValueError("device: missing; `levels` needs the type of all devices")
+    levels = []
+    for i, level in enumerate(schema.levels):
+        count = (num_devices or available_cores()) if level.count == "auto" else level.count
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(
+                f"levels[{i}].count: expected a number of members or auto, got {level.count!r}"
+            )
+        levels.append(Level(level.name, count, level.bandwidth, level.latency))
+    hosts: list[Host] = []
+    devices: list[Device] = []
+    switches: list[str] = []
+    links: list[Link] = []
+
+    def grow(depth: int, prefix: str) -> str:
+        """The vertex that stands for one member of level `depth`."""
+        if depth < 0:
+            devices.append(
+                Device(f"{levels[0].name}{len(devices)}", schema.device or "", hosts[-1].name)
+            )
+            return devices[-1].name
+        if depth == 0:
+            hosts.append((schema.host or _Host()).resolved(f"host{len(hosts)}"))
+            vertex = hosts[-1].name
+        else:
+            vertex = f"switch{prefix}"
+            switches.append(vertex)
+        level = levels[depth]
+        for i in range(level.count):
+            member = grow(depth - 1, f"{prefix}.{i}")
+            for a, b in ((member, vertex), (vertex, member)):
+                links.append(Link(a, b, level.bandwidth_bytes_per_s, level.latency_s / 2))
+        return vertex
+
+    grow(len(levels) - 1, "")
+    return Topology(
+        name=schema.name,
+        device_types=_types(schema, {schema.device}),
+        hosts=tuple(hosts),
+        devices=tuple(devices),
+        switches=tuple(switches),
+        links=tuple(links),
+        levels=tuple(levels),
+        notes=tuple(schema.notes),
+    )

@@ -1,0 +1,358 @@
+"""Folding and shape inference in one forward pass over the nodes of an ONNX graph.
+
+Every node is either known before the model runs, or it stays and its outputs get static shapes:
+
+1. Shape and Size of a tensor are constants, because its shape is static.
+2. A node that reads only constants is evaluated with onnx.reference, unless the result is large.
+   Float initializers of rank 1 or more are no constants here: they may be trained.
+3. Every other node stays. ONNX's own inference, given the values of small constants, says what
+   it makes.
+
+Shapes that the file declares for its intermediate tensors are not looked at.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir
+from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx.defs import OpSchema, SchemaError
+from onnx.shape_inference import InferenceError, infer_node_outputs
+
+from planner.canonical import domain_of, own_domain
+from planner.errors import FileError, ModelError, OperatorError
+
+MAX_FOLDED_BYTES = 64 * 2**20
+MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
+RANDOM_OPERATORS = frozenset({
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+})  # fmt: skip
+
+
+class Values(Mapping[str, np.ndarray]):
+    """Initializers and folded constants by name, read when asked for (external data mapped)."""
+
+    def __init__(self, initializers: Iterable[TensorProto], folder: Path) -> None:
+        self._tensors = {t.name: onnx_ir.serde.deserialize_tensor(t, folder) for t in initializers}
+        self._folded: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self._folded:
+            return self._folded[name]
+        tensor = self._tensors[name]
+        try:
+            return tensor.numpy()
+        except (OSError, ValueError) as error:
+            where = getattr(tensor, "path", name)
+            raise FileError(
+                f"{where}: expected the values of {name!r}: {error}; "
+                "put the data file of the model beside it"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors | self._folded)
+
+    def __len__(self) -> int:
+        return len(self._tensors) + len(self._folded)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors or name in self._folded
+
+    def folded(self, name: str) -> bool:
+        """Whether it is a folded constant, and no initializer."""
+        return name in self._folded
+
+    def add(self, name: str, value: np.ndarray) -> None:
+        """Hold a folded constant."""
+        self._folded[name] = value
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What a pass over the nodes found.
+
+    Attributes:
+        types: of inputs, initializers and everything that a node makes; all static.
+        kept: indices of the nodes that are no constants.
+    """
+
+    types: Mapping[str, TypeProto]
+    kept: tuple[int, ...]
+
+
+def shape_of(type_: TypeProto) -> tuple[int, ...]:
+    """The shape of a tensor with static dimensions."""
+    return tuple(dim.dim_value for dim in type_.tensor_type.shape.dim)
+
+
+def dtype_of(type_: TypeProto) -> str:
+    """The element type by its numpy name, as in `graph.ITEM_BYTES`."""
+    return helper.tensor_dtype_to_np_dtype(type_.tensor_type.elem_type).name
+
+
+def is_float(type_: TypeProto) -> bool:
+    """Whether the elements are floating-point numbers."""
+    return "float" in dtype_of(type_)
+
+
+def operator_type(node: NodeProto) -> str:
+    """The operator type, with its domain in front if that is not ONNX's own."""
+    domain = domain_of(node)
+    return f"{domain}.{node.op_type}" if domain else node.op_type
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """A few of the names for a message.
+
+    >>> some(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, OpSchema]:
+    """The definition of each operator type in use, by `operator_type`.
+
+    Raises:
+        OperatorError: if operators have none, naming all of them.
+        ModelError: if nodes hold subgraphs.
+    """
+    users: dict[str, list[NodeProto]] = {}
+    for node in nodes:
+        users.setdefault(operator_type(node), []).append(node)
+    found = {kind: _schema(some_nodes[0], opsets) for kind, some_nodes in users.items()}
+    problems = [
+        f"{kind} version {opsets.get(domain_of(users[kind][0]), 'unknown')} is no operator that "
+        f"ONNX {onnx.__version__} defines, used by {some([n.name for n in users[kind]])}; "
+        "export the model with ONNX's own operators"
+        for kind, schema in found.items()
+        if schema is None
+    ]
+    if problems:
+        raise OperatorError("\n".join(problems))
+    branching = [n.name for n in nodes if any(a.HasField("g") or a.graphs for a in n.attribute)]
+    if branching:
+        raise ModelError(
+            f"expected a graph without branches and loops, got subgraphs (If, Loop, Scan) in "
+            f"{some(branching)}; export the model with fixed control flow"
+        )
+    return {kind: schema for kind, schema in found.items() if schema is not None}
+
+
+def _schema(node: NodeProto, opsets: Mapping[str, int]) -> OpSchema | None:
+    domain = domain_of(node)
+    newest = onnx.defs.onnx_opset_version() if not domain else opsets.get(domain, 0)
+    if not 0 < opsets.get(domain, 0) <= newest:
+        return None
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets[domain], domain)
+    except SchemaError:
+        return None
+    return None if schema.deprecated else schema
+
+
+def fold(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, TypeProto],
+    values: Values,
+    trained: Collection[str] = (),
+) -> Folded:
+    """Fold what is known before the model runs, and infer the type of everything else.
+
+    Args:
+        model: with unique node names, without functions.
+        inputs: static types of the graph's inputs.
+        values: gets the folded constants.
+        trained: names that are no constants because the user wants them trained.
+
+    Raises:
+        ModelError: naming the node whose output has no static shape.
+    """
+    return _Pass(model, inputs, values, trained).run()
+
+
+class _Pass:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, TypeProto],
+        values: Values,
+        trained: Collection[str],
+    ) -> None:
+        self.nodes = model.graph.node
+        self.opsets = {own_domain(o.domain): o.version for o in model.opset_import}
+        self.opset_imports = list(model.opset_import)
+        self.ir_version = model.ir_version
+        self.schemas = schemas(self.nodes, self.opsets)
+        self.values = values
+        self.trained = trained
+        self.types = dict(inputs)
+        self.constants: set[str] = set()  # names that later nodes may be folded with
+        for tensor in model.graph.initializer:
+            type_ = helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
+            self.types[tensor.name] = type_
+            if tensor.name not in trained and not (is_float(type_) and len(tensor.dims)):
+                self.constants.add(tensor.name)
+
+    def run(self) -> Folded:
+        kept = []
+        for i, node in enumerate(self.nodes):
+            self.check_names(node)
+            if not self.fold(node):
+                self.types |= self.static_outputs(node)
+                kept.append(i)
+        return Folded(self.types, tuple(kept))
+
+    def check_names(self, node: NodeProto) -> None:
+        unknown = [name for name in node.input if name and name not in self.types]
+        if unknown:
+            raise ModelError(
+                f"{node.name}: reads {some(unknown)}, which no earlier node makes; "
+                "nodes must be in topological order"
+            )
+        again = [name for name in node.output if name in self.types]
+        if again:
+            raise ModelError(f"{node.name}: makes {some(again)}, which exists already")
+
+    def fold(self, node: NodeProto) -> bool:
+        if domain_of(node) == "" and node.op_type in ("Shape", "Size"):
+            results = [self.shape_or_size(node)]
+        elif all(not name or name in self.constants for name in node.input):
+            results = self.evaluated(node)
+        else:
+            results = []
+        for name, value in zip(node.output, results, strict=False):
+            if name:
+                self.add_constant(name, value)
+        return bool(results)
+
+    def add_constant(self, name: str, value: np.ndarray) -> None:
+        self.values.add(name, value)
+        self.constants.add(name)
+        dtype = helper.np_dtype_to_tensor_dtype(value.dtype)
+        self.types[name] = helper.make_tensor_type_proto(dtype, value.shape)
+
+    def shape_or_size(self, node: NodeProto) -> np.ndarray:
+        shape = shape_of(self.types[node.input[0]])
+        if node.op_type == "Size":
+            return np.array(prod(shape), dtype=np.int64)
+        ends = {attribute.name: attribute.i for attribute in node.attribute}
+        return np.array(shape[ends.get("start") : ends.get("end")], dtype=np.int64)
+
+    def evaluated(self, node: NodeProto) -> list[np.ndarray]:
+        """What the node makes of its constants; nothing if that is large, random or fails."""
+        if node.op_type in RANDOM_OPERATORS or not set(node.output).isdisjoint(self.trained):
+            return []
+        if any(_size_bytes(type_) > MAX_FOLDED_BYTES for type_ in self.guess(node).values()):
+            return []
+        inputs = {name: self.values[name] for name in node.input if name}
+        try:
+            results = self.evaluator(node).run(None, inputs)
+        except Exception:  # noqa: BLE001 - it raises whatever numpy raises; the node stays
+            return []
+        arrays = [np.asarray(one) for one in results if isinstance(one, np.ndarray | np.generic)]
+        small = all(array.nbytes <= MAX_FOLDED_BYTES for array in arrays)
+        return arrays if small and len(arrays) == len(results) else []
+
+    def evaluator(self, node: NodeProto) -> "onnx.reference.ReferenceEvaluator":
+        from onnx.reference import ReferenceEvaluator
+
+        names = [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(node.input) if name]
+        outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
+        graph = helper.make_graph([node], "node", names, outputs)
+        return ReferenceEvaluator(
+            helper.make_model(graph, opset_imports=self.opset_imports, ir_version=self.ir_version)
+        )
+
+    def guess(self, node: NodeProto) -> dict[str, TypeProto]:
+        """Types of the outputs as far as they are static; an error gives none."""
+        try:
+            types = self.inferred(node, floats=False)
+        except InferenceError:
+            return {}
+        return {name: type_ for name, type_ in types.items() if _is_static(type_)}
+
+    def static_outputs(self, node: NodeProto) -> dict[str, TypeProto]:
+        names = [name for name in node.output if name]
+        try:
+            types = self.inferred(node, floats=False)
+            if not all(name in types and _is_static(types[name]) for name in names):
+                types = self.inferred(node, floats=True)
+        except InferenceError as error:
+            raise ModelError(
+                f"{node.name}: {operator_type(node)} does not take "
+                f"{self.described(node.input)}: {error}; the model may hold another batch size or "
+                "length in its constants"
+            ) from None
+        for name in names:
+            if name not in types or not _is_static(types[name]):
+                got = self.text(types[name]) if name in types else "nothing"
+                raise ModelError(
+                    f"{node.name}: expected a static shape for {name!r}, which "
+                    f"{operator_type(node)} makes of {self.described(node.input)}, got {got}; "
+                    "its shape depends on data, so the model cannot be planned"
+                )
+        self.check_reshape(node, types)
+        return {name: types[name] for name in names}
+
+    def check_reshape(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
+        """ONNX's inference believes a constant shape without counting the elements."""
+        if operator_type(node) != "Reshape":
+            return
+        source, target = shape_of(self.types[node.input[0]]), shape_of(types[node.output[0]])
+        if prod(source) != prod(target):
+            raise ModelError(
+                f"{node.name}: Reshape cannot make {list(target)} of {list(source)}; the model "
+                "holds another batch size or length in its constants: bind that one, or export "
+                "it with symbolic dimensions"
+            )
+
+    def inferred(self, node: NodeProto, floats: bool) -> dict[str, TypeProto]:
+        """ONNX's inference, given small constants and, if `floats`, small float initializers."""
+        names = [name for name in dict.fromkeys(node.input) if name]
+        data = {
+            name: numpy_helper.from_array(self.values[name], name)
+            for name in names
+            if (name in self.constants or (floats and name in self.values))
+            and prod(shape_of(self.types[name])) <= MAX_INFERENCE_ELEMENTS
+        }
+        return infer_node_outputs(
+            self.schemas[operator_type(node)],
+            node,
+            {name: self.types[name] for name in names},
+            data,
+            opset_imports=self.opset_imports,
+            ir_version=self.ir_version,
+        )
+
+    def described(self, names: Iterable[str]) -> str:
+        return ", ".join(f"{name} {self.text(self.types[name])}" for name in names if name)
+
+    @staticmethod
+    def text(type_: TypeProto) -> str:
+        if not type_.HasField("tensor_type"):
+            return str(type_.WhichOneof("value"))
+        if not type_.tensor_type.HasField("shape"):
+            return "a tensor of unknown rank"
+        return str([dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
+                    for dim in type_.tensor_type.shape.dim]).replace("'", "")  # fmt: skip
+
+
+def _is_static(type_: TypeProto) -> bool:
+    tensor = type_.tensor_type
+    return (
+        type_.HasField("tensor_type")
+        and tensor.HasField("shape")
+        and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+    )
+
+
+def _size_bytes(type_: TypeProto) -> int:
+    item = helper.tensor_dtype_to_np_dtype(type_.tensor_type.elem_type).itemsize
+    return int(prod(shape_of(type_)) * item)

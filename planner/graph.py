@@ -1,0 +1,194 @@
+"""`Graph`: the operators of a training step in topological order, their tensors and parameters.
+
+A graph knows names, shapes and who feeds whom. It knows no times (`profile.py`) and no ONNX
+(`model.py`). Folded constants and shape arithmetic are not in it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import networkx as nx
+
+ITEM_BYTES: Mapping[str, float] = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
+    "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+def _size_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return int(prod(shape) * ITEM_BYTES[dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value that flows between operators.
+
+    Attributes:
+        name: unique in the graph.
+        shape: static; of one microbatch.
+        dtype: a key of `ITEM_BYTES`.
+        gradient: whether a gradient flows back over it: it is a float, depends on a trainable
+            parameter, and reaches the loss differentiably.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    gradient: bool
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensor for one microbatch."""
+        return _size_bytes(self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A value that every device with one of its users holds: a weight, a buffer or a constant.
+
+    Attributes:
+        name: the initializer's name in the model (or the folded tensor's).
+        trainable: whether it is trained; the others have no gradient and no optimizer state.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+
+    @property
+    def bytes(self) -> int:
+        """Size of the value itself, without gradient and optimizer state."""
+        return _size_bytes(self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One node of the model that is left after folding.
+
+    Attributes:
+        name: unique; made up where the model leaves it empty.
+        type: the ONNX operator type, with its domain in front if that is not ONNX's own.
+        inputs: names of the tensors that it reads, each once, in order; parameters left out.
+        outputs: names of the tensors that it makes.
+        parameters: names of the parameters that it reads, each once.
+    """
+
+    name: str
+    type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model as the planner sees it.
+
+    Attributes:
+        operators: in topological order.
+        tensors: every input of the graph and every output of an operator.
+        parameters: every value that an operator holds.
+        inputs: tensors that come from outside, on every device that reads them.
+        outputs: tensors that the model returns; the loss is computed from the first one.
+
+    Raises:
+        ValueError: if names repeat, are unknown, or operators are out of order.
+    """
+
+    operators: tuple[Operator, ...]
+    tensors: tuple[Tensor, ...]
+    parameters: tuple[Parameter, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for what, names in (
+            ("operator", [o.name for o in self.operators]),
+            ("tensor", [t.name for t in self.tensors]),
+            ("parameter", [p.name for p in self.parameters]),
+        ):
+            if len(set(names)) < len(names):
+                raise ValueError(f"a name of an {what} appears twice")
+        tensors = {t.name for t in self.tensors}
+        parameters = {p.name for p in self.parameters}
+        ready = set(self.inputs)
+        for operator in self.operators:
+            if not ready.issuperset(operator.inputs):
+                raise ValueError(
+                    f"{operator.name} reads {set(operator.inputs) - ready} before it is made"
+                )
+            if not parameters.issuperset(operator.parameters):
+                raise ValueError(f"{operator.name} reads an unknown parameter")
+            ready.update(operator.outputs)
+        if ready != tensors:
+            raise ValueError(f"tensors without a maker or undescribed: {sorted(ready ^ tensors)}")
+        if not ready.issuperset(self.outputs):
+            raise ValueError("an output of the graph is no tensor of it")
+
+    def __hash__(self) -> int:
+        return hash((self.inputs, self.outputs, len(self.operators)))
+
+
+@lru_cache(maxsize=16)
+def tensors_by_name(graph: Graph) -> Mapping[str, Tensor]:
+    """The tensors of the graph by name."""
+    return {t.name: t for t in graph.tensors}
+
+
+@lru_cache(maxsize=16)
+def parameters_by_name(graph: Graph) -> Mapping[str, Parameter]:
+    """The parameters of the graph by name."""
+    return {p.name: p for p in graph.parameters}
+
+
+@lru_cache(maxsize=16)
+def producers(graph: Graph) -> Mapping[str, int]:
+    """The index of the operator that makes each tensor; inputs of the graph are left out."""
+    return {name: i for i, operator in enumerate(graph.operators) for name in operator.outputs}
+
+
+@lru_cache(maxsize=16)
+def consumers(graph: Graph) -> Mapping[str, tuple[int, ...]]:
+    """The indices of the operators that read each tensor, ascending; unread ones have ()."""
+    found: dict[str, list[int]] = {t.name: [] for t in graph.tensors}
+    for i, operator in enumerate(graph.operators):
+        for name in operator.inputs:
+            found[name].append(i)
+    return {name: tuple(indices) for name, indices in found.items()}
+
+
+@lru_cache(maxsize=16)
+def holders(graph: Graph) -> Mapping[str, tuple[int, ...]]:
+    """The indices of the operators that read each parameter, ascending."""
+    found: dict[str, list[int]] = {p.name: [] for p in graph.parameters}
+    for i, operator in enumerate(graph.operators):
+        for name in operator.parameters:
+            found[name].append(i)
+    return {name: tuple(indices) for name, indices in found.items()}
+
+
+@lru_cache(maxsize=16)
+def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Per operator, the indices of the operators that feed it, ascending."""
+    made_by = producers(graph)
+    return tuple(
+        tuple(sorted({made_by[name] for name in operator.inputs if name in made_by}))
+        for operator in graph.operators
+    )
+
+
+def to_networkx(graph: Graph) -> "nx.DiGraph[int]":
+    """The operators by index, an edge wherever a tensor flows."""
+    found: nx.DiGraph[int] = nx.DiGraph()
+    found.add_nodes_from(range(len(graph.operators)))
+    found.add_edges_from((u, v) for v, feeds in enumerate(predecessors(graph)) for u in feeds)
+    return found
+
+
+def total_bytes(sized: Iterable[Tensor | Parameter]) -> int:
+    """The sum of the sizes."""
+    return sum(one.bytes for one in sized)

@@ -1,0 +1,168 @@
+"""What is said of a strategy: `Prediction` (how fast, how full), `Certificate` (how far from the
+best it can be), and `Plan`, which is all that strategy.json holds.
+"""
+
+from dataclasses import dataclass, fields
+
+from planner.strategy import Crossing, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """Bytes on one device when it is fullest.
+
+    Attributes:
+        parameter_bytes: weights, buffers and constants.
+        gradient_bytes: of the trainable parameters.
+        optimizer_bytes: the optimizer's state.
+        stash_bytes: activations kept for the backward pass, all microbatches in flight.
+        buffer_bytes: tensors received and not yet used, and gradients of tensors that were sent.
+        workspace_bytes: activations and their gradients that live only inside a stage's pass.
+        reserve_bytes: what runtime and libraries take.
+    """
+
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    stash_bytes: int = 0
+    buffer_bytes: int = 0
+    workspace_bytes: int = 0
+    reserve_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class StagePrediction:
+    """Times of one microbatch on the slowest replica of a stage, in s.
+
+    Attributes:
+        forward_s: of the forward pass.
+        backward_s: of the backward pass, recomputation included.
+    """
+
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePrediction:
+    """One used device during one iteration.
+
+    Attributes:
+        device: index into the topology.
+        name: its name there.
+        type: its type's name.
+        compute_s: time in which it computes.
+        communication_s: time in which it does not compute and a transfer or sum of its own runs.
+        idle_s: the rest of the iteration.
+        memory: its peak.
+    """
+
+    device: int
+    name: str
+    type: str
+    compute_s: float
+    communication_s: float
+    idle_s: float
+    memory: MemoryParts
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The judge's figures for one strategy.
+
+    Attributes:
+        iteration_s: from the first start to the last end of an iteration of M microbatches.
+        bottleneck_s: the largest stage time per microbatch, divided by the stage's replicas.
+        latency_s: forward and backward of one microbatch, alone.
+        throughput: samples per s.
+        bubble_fraction: 1 - compute / (used devices x iteration).
+        closed_form_s: what the search believed the iteration to be.
+        stages: one per stage.
+        devices: one per used device, ascending.
+    """
+
+    iteration_s: float
+    bottleneck_s: float
+    latency_s: float
+    throughput: float
+    bubble_fraction: float
+    closed_form_s: float
+    stages: tuple[StagePrediction, ...]
+    devices: tuple[DevicePrediction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How good a strategy is, for the chosen objective.
+
+    Attributes:
+        objective: what was minimised.
+        lower_bound_s: no strategy on these devices is faster: every placement, replication,
+            recomputation and synchronous schedule, with free communication.
+        gap: (predicted - bound) / bound.
+        space_bound_s: the solver's own bound, for its own space only; None if it has none.
+        space: what that space is.
+    """
+
+    objective: str
+    lower_bound_s: float
+    gap: float
+    space_bound_s: float | None
+    space: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A strategy with all that it takes to judge and to run it.
+
+    Attributes:
+        strategy: what runs where.
+        prediction: what the judge says of it.
+        certificate: how far from the best it can be.
+        solver: who found it.
+        status: of the solver's own space: optimal or feasible.
+        reproducible: False where a wall-clock limit cut the search.
+        ranks: device of each rank of a launch: the used devices in host order.
+        crossings: the tensors that cross stages.
+        model_path: the ONNX file, relative to the strategy's folder where it was written.
+        model_hash: its content hash.
+        profile_hash: content hash of the profile.
+        topology: name of the topology.
+        topology_hash: its content hash.
+        dimensions: of the model, as bound.
+        microbatch_size: samples in a microbatch.
+        dtype: of the computation.
+        optimizer: its name.
+        threads: CPU threads per rank that the profile was measured with.
+        seed: of the search and of synthetic data.
+        notes: what was approximated.
+        versions: of the software that made the plan.
+    """
+
+    strategy: Strategy
+    prediction: Prediction
+    certificate: Certificate
+    solver: str
+    status: str
+    reproducible: bool
+    ranks: tuple[int, ...]
+    crossings: tuple[Crossing, ...]
+    model_path: str | None
+    model_hash: str | None
+    train: tuple[str, ...]
+    profile_hash: str
+    topology: str
+    topology_hash: str
+    dimensions: dict[str, int]
+    microbatch_size: int
+    dtype: str
+    optimizer: str
+    threads: int | None
+    seed: int
+    notes: tuple[str, ...]
+    versions: dict[str, str]

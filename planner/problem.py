@@ -1,0 +1,122 @@
+"""`Problem`: what a solver is asked, and `Result`: what it answers."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.profile import Profile
+from planner.strategy import ScheduleName, Strategy
+from planner.topology import DeviceType, Topology
+
+DEFAULT_RESERVE_BYTES = 1024**3
+
+
+class Objective(StrEnum):
+    """What is minimised."""
+
+    ITERATION = "iteration"
+    BOTTLENECK = "bottleneck"
+    LATENCY = "latency"
+
+
+class Optimizer(StrEnum):
+    """The optimizers, which differ in the state that they keep."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+    ADAMW = "adamw"
+
+    @property
+    def num_moments(self) -> int:
+        """Tensors of state per trainable parameter."""
+        return {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1}.get(self, 2)
+
+
+class Recompute(StrEnum):
+    """Whether stages may or must run their forward pass twice instead of stashing it."""
+
+    AUTO = "auto"
+    NONE = "none"
+    FULL = "full"
+
+
+class Status(StrEnum):
+    """What a solver can say of its own space."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the model is trained and how the search is limited.
+
+    Attributes:
+        num_microbatches: M, per iteration.
+        schedule: the rhythm of the stages.
+        optimizer: for its state and the time of its step.
+        objective: what is minimised.
+        recompute: see `Recompute`.
+        device_memory_bytes: limit per device that overrides the topology's; None keeps it.
+        reserve_bytes: memory per device that is not the planner's to use.
+        max_downsets: the most downsets that the search looks at; the graph is coarsened to it.
+            None looks at the whole graph.
+        seed: for everything that draws lots.
+    """
+
+    num_microbatches: int
+    schedule: ScheduleName = ScheduleName.ONE_F_ONE_B
+    optimizer: Optimizer = Optimizer.SGD
+    objective: Objective = Objective.ITERATION
+    recompute: Recompute = Recompute.AUTO
+    device_memory_bytes: int | None = None
+    reserve_bytes: int = DEFAULT_RESERVE_BYTES
+    max_downsets: int | None = 400
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a solver is asked.
+
+    Attributes:
+        profile: what the operators cost.
+        topology: the devices that there are; all may be used.
+        options: how to train and to search.
+        measured_on: the type of device that the profile was made on; None if it is not known.
+    """
+
+    profile: Profile
+    topology: Topology
+    options: Options
+    measured_on: DeviceType | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.profile, self.topology, self.options))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A solver's answer.
+
+    Attributes:
+        status: of its own space.
+        strategy: None exactly if the status is infeasible or unknown.
+        bound_s: no strategy in its space is better, by its own objective; None if it has no bound.
+        space: the space that status and bound speak of.
+        reason: why there is no strategy.
+        reproducible: False where the wall clock cut the search.
+    """
+
+    status: Status
+    strategy: Strategy | None
+    bound_s: float | None = None
+    space: str = ""
+    reason: str | None = None
+    reproducible: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.strategy is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):
+            raise ValueError(f"status {self.status} and strategy contradict each other")

@@ -1,0 +1,152 @@
+"""`Profile`: a graph with what each operator costs on one type of device, and how that is known."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from planner.graph import Graph, producers, tensors_by_name
+
+
+class Source(StrEnum):
+    """How the figures of a profile were obtained."""
+
+    MEASURED = "measured"
+    ANALYTIC = "analytic"
+    RESCALED = "rescaled"
+    IMPORTED = "imported"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost:
+    """What one operator costs for one microbatch.
+
+    Attributes:
+        name: the operator's.
+        forward_s: time of its forward pass, in s.
+        backward_s: time of its backward pass, gradient accumulation included, in s.
+        output_bytes: what it makes.
+        parameter_bytes: what it holds: weights, buffers and constants.
+        flops: floating-point operations of the forward pass.
+        bytes_moved: bytes that the forward pass reads and writes.
+        stash_tensors: names of its own inputs and outputs that autograd keeps for the backward
+            pass. A view is named itself; `Profile.views` says what it is a view of.
+        stash_private_bytes: what autograd keeps besides, parameters left out.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    output_bytes: int
+    parameter_bytes: int
+    flops: int
+    bytes_moved: int
+    stash_tensors: tuple[str, ...]
+    stash_private_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor that shares the storage of another one, from which the operator made it."""
+
+    tensor: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """Forward and backward of the whole model in one piece, as a check on the sum of the parts.
+
+    Attributes:
+        before_s: median time before the operators were timed one by one.
+        after_s: the same, afterwards; a drift says that the machine was busy.
+    """
+
+    before_s: float
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Everything that planning needs to know of a model.
+
+    Attributes:
+        graph: the model's operators and tensors, for one microbatch.
+        operators: one per operator of the graph, in its order.
+        views: tensors that share another one's storage.
+        model_path: the ONNX file, relative to the folder that `planner profile` ran in; None
+            where there is none (imported profiles).
+        model_hash: content hash of the ONNX model, None likewise.
+        dimensions: the symbolic dimensions and what they were bound to.
+        microbatch_size: samples in one microbatch.
+        dtype: of the floating-point work.
+        device_type: name of the type of device that the times are for.
+        source: how they were obtained.
+        threads: CPU threads, None on other devices.
+        repetitions: how often each operator was timed.
+        spread: median over the operators of (slowest - fastest) / median of the repetitions.
+        whole_step: None where nothing was measured.
+        versions: of the software that made it.
+    """
+
+    graph: Graph
+    operators: tuple[OperatorCost, ...]
+    views: tuple[View, ...]
+    model_path: str | None
+    model_hash: str | None
+    dimensions: dict[str, int]
+    microbatch_size: int
+    dtype: str
+    device_type: str
+    source: Source
+    threads: int | None
+    repetitions: int
+    spread: float
+    whole_step: WholeStep | None
+    versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
+            raise ValueError("the costs of a profile do not follow the operators of its graph")
+
+    def __hash__(self) -> int:
+        return hash((self.model_hash, self.device_type, len(self.operators)))
+
+
+@lru_cache(maxsize=16)
+def view_bases(profile: Profile) -> Mapping[str, str]:
+    """What each view was made from; other tensors are left out."""
+    return {view.tensor: view.base for view in profile.views}
+
+
+def storage_owner(profile: Profile, tensor: str, inside: Iterable[int]) -> str:
+    """The tensor that owns the storage of `tensor` where only the operators `inside` run.
+
+    A view that comes from another device is a copy there, and its own owner.
+
+    Args:
+        tensor: a name.
+        inside: indices of operators; pass a set.
+    """
+    bases, made_by = view_bases(profile), producers(profile.graph)
+    while tensor in bases and made_by[tensor] in inside:
+        tensor = bases[tensor]
+    return tensor
+
+
+def stash_bytes(profile: Profile, operators: Iterable[int]) -> int:
+    """Exact bytes that autograd keeps from forward to backward of one microbatch, for a set of
+    operators on one device: every storage once, parameters left out.
+
+    Args:
+        operators: indices into the graph's operators.
+    """
+    inside = frozenset(operators)
+    tensors = tensors_by_name(profile.graph)
+    owners = {
+        storage_owner(profile, name, inside)
+        for v in inside
+        for name in profile.operators[v].stash_tensors
+    }
+    private = sum(profile.operators[v].stash_private_bytes for v in inside)
+    return private + sum(tensors[name].bytes for name in owners)

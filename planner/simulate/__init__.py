@@ -1,0 +1,1 @@
+"""Action lists and their costs -> `Timeline`, and its export as a trace."""

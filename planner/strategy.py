@@ -1,0 +1,174 @@
+"""`Strategy`: which operators form a stage, which devices run it, and in which rhythm.
+
+`violations` checks its structure; whether it fits in memory is for `costs/evaluate.py` to say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.graph import Graph, consumers, holders, producers, tensors_by_name
+
+
+class ScheduleName(StrEnum):
+    """The order in which a device runs its forwards and backwards; see `schedules.py`."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Operators that run as one unit, on one or more devices.
+
+    Attributes:
+        operators: names, in the graph's order.
+        devices: indices into the topology, one per replica; microbatch m runs on replica
+            m mod R.
+        warmup: W, the microbatches in flight per replica.
+        recompute: whether the forward pass is run again instead of being stashed.
+    """
+
+    operators: tuple[str, ...]
+    devices: tuple[int, ...]
+    warmup: int
+    recompute: bool
+
+    @property
+    def num_replicas(self) -> int:
+        """R, the number of data-parallel copies."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What a solver decides.
+
+    Attributes:
+        stages: in the order of the flow: a tensor never goes to an earlier stage.
+        schedule: the rhythm.
+        num_microbatches: M, per iteration, over all replicas.
+    """
+
+    stages: tuple[Stage, ...]
+    schedule: ScheduleName
+    num_microbatches: int
+
+    def __hash__(self) -> int:
+        return hash((self.schedule, self.num_microbatches, self.stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor that is made in one stage and read in later ones.
+
+    Attributes:
+        tensor: its name.
+        source: the stage that makes it.
+        targets: the stages that read it, ascending.
+        bytes: of one microbatch.
+        gradient: whether a gradient of the same size comes back.
+    """
+
+    tensor: str
+    source: int
+    targets: tuple[int, ...]
+    bytes: int
+    gradient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSum:
+    """Parameters whose gradients are summed over the same devices.
+
+    Attributes:
+        devices: all that hold them, ascending, at least two.
+        parameters: names, in the graph's order.
+        bytes: of their gradients together.
+    """
+
+    devices: tuple[int, ...]
+    parameters: tuple[str, ...]
+    bytes: int
+
+
+def operator_indices(graph: Graph) -> Mapping[str, int]:
+    """The index of every operator by its name."""
+    return {operator.name: i for i, operator in enumerate(graph.operators)}
+
+
+def stage_of(strategy: Strategy, graph: Graph) -> tuple[int, ...]:
+    """Per operator of the graph, the stage that runs it."""
+    stages = {name: s for s, stage in enumerate(strategy.stages) for name in stage.operators}
+    return tuple(stages[operator.name] for operator in graph.operators)
+
+
+def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
+    """The tensors that cross stages, in the order in which they are made."""
+    stages, read_by, tensors = stage_of(strategy, graph), consumers(graph), tensors_by_name(graph)
+    found = []
+    for name, maker in producers(graph).items():
+        targets = sorted({stages[v] for v in read_by[name]} - {stages[maker]})
+        if targets:
+            tensor = tensors[name]
+            found.append(
+                Crossing(name, stages[maker], tuple(targets), tensor.bytes, tensor.gradient)
+            )
+    return tuple(found)
+
+
+def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
+    """The all-reduces at the end of an iteration, in their one global order: replicas of a stage
+    and, for tied parameters, all stages that hold them.
+    """
+    stages, users = stage_of(strategy, graph), holders(graph)
+    groups: dict[tuple[int, ...], list[str]] = {}
+    sizes: dict[tuple[int, ...], int] = {}
+    for parameter in graph.parameters:
+        used_in = {stages[v] for v in users[parameter.name]}
+        devices = tuple(sorted({d for s in used_in for d in strategy.stages[s].devices}))
+        if parameter.trainable and len(devices) > 1:
+            groups.setdefault(devices, []).append(parameter.name)
+            sizes[devices] = sizes.get(devices, 0) + parameter.bytes
+    return tuple(GradientSum(d, tuple(groups[d]), sizes[d]) for d in sorted(groups))
+
+
+def used_devices(strategy: Strategy) -> tuple[int, ...]:
+    """The devices that run something, ascending."""
+    return tuple(sorted({d for stage in strategy.stages for d in stage.devices}))
+
+
+def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str, ...]:
+    """Everything that is wrong with the structure of a strategy; empty if it is sound.
+
+    Args:
+        num_devices: the devices that there are; indices run below it.
+    """
+    found = []
+    names = [name for stage in strategy.stages for name in stage.operators]
+    known = {operator.name for operator in graph.operators}
+    if len(set(names)) < len(names):
+        found.append("an operator is in two stages")
+    if set(names) != known:
+        found.append(f"operators missing or unknown: {sorted(set(names) ^ known)[:5]}")
+    devices = [d for stage in strategy.stages for d in stage.devices]
+    if any(not 0 <= d < num_devices for d in devices):
+        found.append(f"a device index is not in 0..{num_devices - 1}")
+    if len(set(devices)) < len(devices):
+        found.append("a device runs two replicas")
+    if strategy.num_microbatches < 1:
+        found.append("there is no microbatch")
+    for s, stage in enumerate(strategy.stages):
+        if not stage.operators or not stage.devices:
+            found.append(f"stage {s} is empty or has no device")
+        elif not 1 <= stage.warmup <= -(-strategy.num_microbatches // stage.num_replicas):
+            found.append(f"stage {s} has {stage.warmup} microbatches in flight")
+        elif stage.num_replicas > strategy.num_microbatches:
+            found.append(f"stage {s} has more replicas than there are microbatches")
+    if not found:
+        found += [
+            f"{c.tensor} goes back from stage {c.source} to {c.targets[0]}"
+            for c in crossings(strategy, graph)
+            if c.targets[0] < c.source
+        ]
+    return tuple(found)
