@@ -133,8 +133,9 @@ def _without_trailing_gaps(names: Iterable[str]) -> list[str]:
 def _attribute_pieces(attribute: AttributeProto) -> Iterator[bytes]:
     tensors = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
     graphs = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
-    yield _text(attribute.name, attribute.type, attribute.f, attribute.i, list(attribute.floats),
-                list(attribute.ints), len(attribute.strings), len(tensors), len(graphs))  # fmt: skip
+    numbers = [attribute.f, attribute.i, list(attribute.floats), list(attribute.ints)]
+    counts = [len(attribute.strings), len(tensors), len(graphs)]
+    yield _text(attribute.name, attribute.type, numbers, counts)
     yield from (attribute.s, *attribute.strings)
     for tensor in tensors:
         yield from _tensor_pieces(tensor)

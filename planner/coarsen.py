@@ -10,6 +10,7 @@ why bounds are computed on the graph itself.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from planner.order import count_downsets
 
@@ -57,14 +58,14 @@ class _Blocks:
         """The blocks to merge next."""
         while self.heap:
             weight, u, v = heapq.heappop(self.heap)
-            alive = u in self.nodes and v in self.nodes and v in self.after[u]
-            if alive and weight == self.weight[u] + self.weight[v]:
-                if len(self.before[v]) == 1 or len(self.after[u]) == 1:
-                    return u, v
+            if u not in self.nodes or v not in self.nodes or v not in self.after[u]:
+                continue
+            still = weight == self.weight[u] + self.weight[v]
+            if still and (len(self.before[v]) == 1 or len(self.after[u]) == 1):
+                return u, v
         # Neighbours in a topological order have nothing between them.
         order = self.order()
-        pairs = zip(order, order[1:], strict=False)
-        return min(pairs, key=lambda pair: self.weight[pair[0]] + self.weight[pair[1]])
+        return min(pairwise(order), key=lambda pair: self.weight[pair[0]] + self.weight[pair[1]])
 
     def merge(self, u: int, v: int) -> None:
         """Puts v into u."""

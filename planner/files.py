@@ -11,7 +11,7 @@ from dataclasses import is_dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
@@ -23,7 +23,6 @@ from planner.prediction import Plan
 from planner.profile import Profile
 from planner.topology import Device, DeviceType, Host, Level, Link, Topology, problems
 
-T = TypeVar("T")
 PROFILE_FORMAT = "planner-profile/1"
 STRATEGY_FORMAT = "planner-strategy/1"
 TOPOLOGY_FORMAT = "planner-topology/1"
@@ -50,7 +49,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     """A strict reader and writer of one artefact: no unknown fields, no conversions."""
     seen: set[type] = set()
 
@@ -68,9 +67,11 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)
 
 
-def to_plain(artefact: object) -> dict[str, Any]:
+def to_plain(artefact: Any) -> dict[str, Any]:
     """The artefact as JSON's dicts, lists, strings and numbers."""
-    return _adapter(type(artefact)).dump_python(artefact, mode="json")  # type: ignore[no-any-return]
+    kind: Any = type(artefact)
+    plain: dict[str, Any] = _adapter(kind).dump_python(artefact, mode="json")
+    return plain
 
 
 def artefact_hash(artefact: object) -> str:
@@ -103,6 +104,13 @@ def _field(location: tuple[int | str, ...]) -> str:
     return path.lstrip(".")
 
 
+_WORDS = {
+    "Field required": "missing",
+    "Extra inputs are not permitted": "unknown field",
+    "Unexpected keyword argument": "unknown field",
+}
+
+
 def _complaint(path: Path, error: ValidationError) -> FileError:
     lines = []
     for one in error.errors():
@@ -112,8 +120,7 @@ def _complaint(path: Path, error: ValidationError) -> FileError:
         message = one["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if one["type"] == "value_error" and ", got " in message:
             found = ""
-        message = {"Field required": "missing", "Extra inputs are not permitted": "unknown field",
-                   "Unexpected keyword argument": "unknown field"}.get(message, message)  # fmt: skip
+        message = _WORDS.get(message, message)
         place = _field(one["loc"])
         lines.append(f"{path}: {place + ': ' if place else ''}{message}{found}")
     return FileError("\n".join(lines))
@@ -128,7 +135,7 @@ def _text(path: Path) -> str:
         raise FileError(f"{path}: cannot be read as text: {error}") from None
 
 
-def _read(kind: type[T], form: str, path: Path, made_by: str) -> T:
+def _read(kind: Any, form: str, path: Path, made_by: str) -> Any:
     """An artefact from its JSON file."""
     content = _text(path)
     try:
@@ -152,7 +159,8 @@ def read_profile(path: Path) -> Profile:
     Raises:
         FileError: if it is missing, no profile, or malformed.
     """
-    return _read(Profile, PROFILE_FORMAT, path, "planner profile MODEL.onnx")
+    found: Profile = _read(Profile, PROFILE_FORMAT, path, "planner profile MODEL.onnx")
+    return found
 
 
 def read_plan(path: Path) -> Plan:
@@ -161,7 +169,8 @@ def read_plan(path: Path) -> Plan:
     Raises:
         FileError: if it is missing, no strategy, or malformed.
     """
-    return _read(Plan, STRATEGY_FORMAT, path, "planner solve")
+    found: Plan = _read(Plan, STRATEGY_FORMAT, path, "planner solve")
+    return found
 
 
 def newest_profile(folder: Path) -> Path:

@@ -21,10 +21,13 @@ import onnx
 import onnx_ir
 from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema, SchemaError
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from planner.canonical import domain_of, own_domain
 from planner.errors import FileError, ModelError, OperatorError
+from planner.sequences import TensorSequence, gather, identity, read_sequence, sizes_name
 
 MAX_FOLDED_BYTES = 64 * 2**20
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
@@ -77,12 +80,13 @@ class Folded:
     """What a pass over the nodes found.
 
     Attributes:
-        types: of inputs, initializers and everything that a node makes; all static.
-        kept: indices of the nodes that are no constants.
+        types: of inputs, initializers and everything that a node makes and another reads, or
+            the graph returns; all static.
+        nodes: those that are no constants, sequences written as plain operators.
     """
 
     types: Mapping[str, TypeProto]
-    kept: tuple[int, ...]
+    nodes: tuple[NodeProto, ...]
 
 
 def shape_of(type_: TypeProto) -> tuple[int, ...]:
@@ -192,7 +196,12 @@ class _Pass:
         self.schemas = schemas(self.nodes, self.opsets)
         self.values = values
         self.trained = trained
+        self.read = {name for node in self.nodes for name in node.input if name}
+        self.outputs = [output.name for output in model.graph.output]
+        self.read.update(self.outputs)
         self.types = dict(inputs)
+        self.sequences: dict[str, TensorSequence] = {}
+        self.kept: list[NodeProto] = []
         self.constants: set[str] = set()  # names that later nodes may be folded with
         for tensor in model.graph.initializer:
             type_ = helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
@@ -201,24 +210,75 @@ class _Pass:
                 self.constants.add(tensor.name)
 
     def run(self) -> Folded:
-        kept = []
-        for i, node in enumerate(self.nodes):
+        for node in self.nodes:
             self.check_names(node)
-            if not self.fold(node):
-                self.types |= self.static_outputs(node)
-                kept.append(i)
-        return Folded(self.types, tuple(kept))
+            if self.fold(node):
+                continue
+            match operator_type(node):
+                case "SplitToSequence":
+                    self.split(node)
+                case "SequenceAt":
+                    self.pick(node)
+                case _:
+                    self.keep(node)
+        missing = [name for name in self.outputs if name not in self.types]
+        if missing:
+            raise ModelError(f"expected the model's outputs to be tensors, got: {some(missing)}")
+        return Folded(self.types, tuple(self.kept))
 
     def check_names(self, node: NodeProto) -> None:
-        unknown = [name for name in node.input if name and name not in self.types]
+        known = self.types.keys() | self.sequences.keys()
+        unknown = [name for name in node.input if name and name not in known]
         if unknown:
             raise ModelError(
                 f"{node.name}: reads {some(unknown)}, which no earlier node makes; "
                 "nodes must be in topological order"
             )
-        again = [name for name in node.output if name in self.types]
+        again = [name for name in node.output if name in known]
         if again:
             raise ModelError(f"{node.name}: makes {some(again)}, which exists already")
+        taken = [name for name in node.input if name in self.sequences]
+        if taken and operator_type(node) != "SequenceAt":
+            raise ModelError(
+                f"{node.name}: {operator_type(node)} takes the sequence {some(taken)}; only "
+                "SequenceAt of SplitToSequence can be planned: export the model without sequences"
+            )
+
+    def keep(self, node: NodeProto) -> None:
+        self.types |= self.static_outputs(node)
+        self.kept.append(node)
+
+    def split(self, node: NodeProto) -> None:
+        known = {n: self.values[n] for n in node.input[1:] if n in self.constants}
+        shape = shape_of(self.types[node.input[0]])
+        sequence = read_sequence(node, shape, known, self.opsets[""])
+        self.sequences[node.output[0]] = sequence
+        if sequence.split is not None:
+            self.add_constant(sizes_name(node), np.array(sequence.sizes, dtype=np.int64))
+            self.kept.append(sequence.split)
+
+    def pick(self, node: NodeProto) -> None:
+        name, position = node.input
+        sequence = self.sequences[name]
+        if position not in self.constants:
+            raise ModelError(
+                f"{node.name}: expected a constant position for SequenceAt, got {position!r}, "
+                "which depends on data, so the model cannot be planned"
+            )
+        if sequence.split is None:
+            self.keep(gather(node, sequence))
+            return
+        i = int(self.values[position])
+        taken = sequence.split.output[i]
+        if taken:
+            self.keep(identity(node, taken))
+            return
+        sequence.split.output[i] = node.output[0]
+        source = self.types[sequence.source]
+        shape = list(shape_of(source))
+        shape[sequence.axis] = sequence.sizes[i]
+        elements = source.tensor_type.elem_type
+        self.types[node.output[0]] = helper.make_tensor_type_proto(elements, shape)
 
     def fold(self, node: NodeProto) -> bool:
         if domain_of(node) == "" and node.op_type in ("Shape", "Size"):
@@ -234,7 +294,8 @@ class _Pass:
 
     def add_constant(self, name: str, value: np.ndarray) -> None:
         self.values.add(name, value)
-        self.constants.add(name)
+        if name not in self.trained:
+            self.constants.add(name)
         dtype = helper.np_dtype_to_tensor_dtype(value.dtype)
         self.types[name] = helper.make_tensor_type_proto(dtype, value.shape)
 
@@ -247,28 +308,27 @@ class _Pass:
 
     def evaluated(self, node: NodeProto) -> list[np.ndarray]:
         """What the node makes of its constants; nothing if that is large, random or fails."""
-        if node.op_type in RANDOM_OPERATORS or not set(node.output).isdisjoint(self.trained):
+        if node.op_type in RANDOM_OPERATORS:
             return []
         if any(_size_bytes(type_) > MAX_FOLDED_BYTES for type_ in self.guess(node).values()):
             return []
         inputs = {name: self.values[name] for name in node.input if name}
         try:
             results = self.evaluator(node).run(None, inputs)
-        except Exception:  # noqa: BLE001 - it raises whatever numpy raises; the node stays
+        except Exception:  # it raises whatever numpy raises; then the node stays an operator
             return []
         arrays = [np.asarray(one) for one in results if isinstance(one, np.ndarray | np.generic)]
         small = all(array.nbytes <= MAX_FOLDED_BYTES for array in arrays)
         return arrays if small and len(arrays) == len(results) else []
 
-    def evaluator(self, node: NodeProto) -> "onnx.reference.ReferenceEvaluator":
-        from onnx.reference import ReferenceEvaluator
-
+    def evaluator(self, node: NodeProto) -> ReferenceEvaluator:
         names = [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(node.input) if name]
         outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
         graph = helper.make_graph([node], "node", names, outputs)
-        return ReferenceEvaluator(
-            helper.make_model(graph, opset_imports=self.opset_imports, ir_version=self.ir_version)
+        model = helper.make_model(
+            graph, opset_imports=self.opset_imports, ir_version=self.ir_version
         )
+        return ReferenceEvaluator(model, new_ops=[GatherElements])
 
     def guess(self, node: NodeProto) -> dict[str, TypeProto]:
         """Types of the outputs as far as they are static; an error gives none."""
@@ -279,7 +339,7 @@ class _Pass:
         return {name: type_ for name, type_ in types.items() if _is_static(type_)}
 
     def static_outputs(self, node: NodeProto) -> dict[str, TypeProto]:
-        names = [name for name in node.output if name]
+        names = [name for name in node.output if name in self.read]
         try:
             types = self.inferred(node, floats=False)
             if not all(name in types and _is_static(types[name]) for name in names):
@@ -322,8 +382,10 @@ class _Pass:
             if (name in self.constants or (floats and name in self.values))
             and prod(shape_of(self.types[name])) <= MAX_INFERENCE_ELEMENTS
         }
+        schema = self.schemas.get(operator_type(node)) or _schema(node, self.opsets)
+        assert schema is not None, "all operators were looked up before"
         return infer_node_outputs(
-            self.schemas[operator_type(node)],
+            schema,
             node,
             {name: self.types[name] for name in names},
             data,
@@ -342,6 +404,15 @@ class _Pass:
             return "a tensor of unknown rank"
         return str([dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
                     for dim in type_.tensor_type.shape.dim]).replace("'", "")  # fmt: skip
+
+
+class GatherElements(OpRun):
+    """Instead of the reference's own, which fails on [1, 512] at [1, 32] (onnx 1.23)."""
+
+    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
+        kept = [slice(n) for n in indices.shape]
+        kept[axis] = slice(None)
+        return (np.take_along_axis(data[tuple(kept)], indices, axis),)
 
 
 def _is_static(type_: TypeProto) -> bool:

@@ -38,6 +38,9 @@ class DeviceType:
         """Peak FLOP per s for a dtype; float32's for one that is not listed."""
         return self.flops.get(dtype, self.flops["float32"])
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -129,7 +132,8 @@ def problems(topology: Topology) -> tuple[str, ...]:
     for i, device in enumerate(topology.devices):
         if device.type not in types:
             found.append(
-                f"devices[{i}].type: unknown device type {device.type!r}; known: {', '.join(sorted(types))}"
+                f"devices[{i}].type: unknown device type {device.type!r};"
+                f" known: {', '.join(sorted(types))}"
             )
         if device.host not in {h.name for h in topology.hosts}:
             found.append(f"devices[{i}].host: unknown host {device.host!r}")
@@ -183,12 +187,12 @@ def routes(topology: Topology) -> Mapping[tuple[int, int], tuple[int, ...]]:
     found = {}
     for p, source in enumerate(topology.devices):
 
-        def time_s(
+        def weight(
             u: str, v: str, edge: Mapping[str, float], start: str = source.name
         ) -> float | None:
             return edge["time_s"] if u == start or u not in names else None
 
-        paths = nx.single_source_dijkstra_path(graph, source.name, weight=time_s)
+        paths = nx.single_source_dijkstra_path(graph, source.name, weight=weight)
         for q, target in enumerate(topology.devices):
             if q == p:
                 continue
@@ -198,9 +202,7 @@ def routes(topology: Topology) -> Mapping[tuple[int, int], tuple[int, ...]]:
                     " add a link, or a switch that both are linked to"
                 )
             path = paths[target.name]
-            found[p, q] = tuple(
-                graph.edges[u, v]["index"] for u, v in pairwise(path)
-            )
+            found[p, q] = tuple(graph.edges[u, v]["index"] for u, v in pairwise(path))
     return found
 
 

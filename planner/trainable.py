@@ -129,9 +129,7 @@ def _blocks(value: np.ndarray) -> Iterable[np.ndarray]:
         yield flat[start : start + _BLOCK].astype(np.float64)
 
 
-def check_choices(
-    train: Collection[str], freeze: Collection[str], known: Collection[str]
-) -> None:
+def check_choices(train: Collection[str], freeze: Collection[str], known: Collection[str]) -> None:
     """Names to train and to freeze must exist, and none may be both.
 
     Args:

@@ -56,12 +56,13 @@ def extend(
     tail: float,
     rounds: int,
     warmup: int,
+    weight: float,
 ) -> tuple[float, float, float]:
     """Puts one more stage in front of a pipeline. Compiled by the solver that searches with it.
 
     Args:
         total: round trip of a microbatch through the stages so far, in s.
-        worst: max over them of (ceil(M / R) - 1) p, in s.
+        worst: max over them of weight x period, in s.
         exposed: time from the last backward of the first of them to the end, in s.
         forward: f of the new stage.
         backward: b of the new stage.
@@ -70,6 +71,7 @@ def extend(
         tail: a of the new stage.
         rounds: ceil(M / R), microbatches per replica of the new stage.
         warmup: W of the new stage.
+        weight: what its period counts: rounds - 1 for the iteration, 1 / R for the bottleneck.
 
     Returns:
         total, worst and exposed with the new stage.
@@ -78,8 +80,22 @@ def extend(
     period = max(forward + backward, send, back)
     if warmup < rounds:
         period = max(period, total / warmup)
-    worst = max(worst, (rounds - 1) * period)
+    worst = max(worst, weight * period)
     exposed = max(tail, exposed - backward - back)
+    return total, worst, exposed
+
+
+def _fold(
+    stages: Sequence[StageCost], num_microbatches: int, *, bottleneck: bool
+) -> tuple[float, float, float]:
+    total = worst = exposed = 0.0
+    for stage in reversed(stages):
+        rounds = -(-num_microbatches // stage.num_replicas)
+        total, worst, exposed = extend(
+            total, worst, exposed,
+            stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
+            rounds, stage.warmup, 1 / stage.num_replicas if bottleneck else rounds - 1,
+        )  # fmt: skip
     return total, worst, exposed
 
 
@@ -90,24 +106,18 @@ def iteration_s(stages: Sequence[StageCost], num_microbatches: int) -> float:
         stages: in the order of the flow.
         num_microbatches: M.
 
-    >>> iteration_s([StageCost(1.0, 2.0, 0.0, 0.0, 0.0, 1, 2), StageCost(1.0, 2.0, 0, 0, 0, 1, 1)], 4)
+    >>> one = StageCost(1.0, 2.0, 0.0, 0.0, 0.0, num_replicas=1, warmup=2)
+    >>> iteration_s([one, one], 4)
     15.0
     """
-    total = worst = exposed = 0.0
-    for stage in reversed(stages):
-        total, worst, exposed = extend(
-            total, worst, exposed,
-            stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
-            -(-num_microbatches // stage.num_replicas), stage.warmup,
-        )  # fmt: skip
-    return total + worst + exposed
+    return sum(_fold(stages, num_microbatches, bottleneck=False))
 
 
-def bottleneck_s(stages: Sequence[StageCost]) -> float:
-    """The largest stage time per microbatch divided by the stage's replicas, in s."""
-    return max((stage.forward_s + stage.backward_s) / stage.num_replicas for stage in stages)
+def bottleneck_s(stages: Sequence[StageCost], num_microbatches: int) -> float:
+    """Time between two microbatches in the steady state: the largest p_s / R_s, in s."""
+    return _fold(stages, num_microbatches, bottleneck=True)[1]
 
 
 def latency_s(stages: Sequence[StageCost]) -> float:
     """Forward and backward of one microbatch alone, in s."""
-    return sum(s.forward_s + s.backward_s + s.send_s + s.return_s for s in stages)
+    return _fold(stages, 1, bottleneck=False)[0]

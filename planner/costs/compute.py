@@ -45,7 +45,9 @@ def rescaled(profile: Profile, topology: Topology) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def operator_times(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) -> OperatorTimes:
+def operator_times(
+    profile: Profile, kind: DeviceType, measured_on: DeviceType | None
+) -> OperatorTimes:
     """Times of the operators on a type of device: the profile's own, or, on another type, times
     the ratio of the rooflines.
 

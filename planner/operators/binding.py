@@ -7,9 +7,8 @@ up to version 12 and an input from 13 on, and `def squeeze(data, axes)` never no
 What a parameter is annotated with decides what it gets:
 
     Tensor            a tensor, read while the module runs
-    Tensor | float    a number where the input is a constant of rank 0 that is not trained, else a
-                      tensor
-    anything else     a Python value, taken from a constant while the module is built
+    Tensor | float    a number where the input is a constant of rank 0, else a tensor
+    anything else     Python numbers, taken from a constant while the module is built
 
 Four parameter names are answered by the node itself and not by its inputs: `version` (the opset),
 `num_outputs` (a function that has it returns a tuple if there are several), `dtype` (of the first
@@ -17,10 +16,9 @@ output) and `device`. Functions of torch that have no signature get their inputs
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import NoneType
 from typing import Any, get_args
 
 import numpy as np
@@ -32,7 +30,9 @@ from planner.errors import OperatorError
 from planner.graph import parameters_by_name, tensors_by_name
 from planner.model import Model, Node
 
-# Inputs and attributes that have another name in some version than the function's parameter.
+Parameters = Mapping[str, inspect.Parameter]
+
+# Inputs that bear another name in some version than the function's parameter.
 RENAMED = {"input_mean": "mean", "input_var": "var", "constant_value": "value"}
 
 
@@ -73,56 +73,122 @@ def bind(model: Model, node: Node, function: Callable[..., Any], device: str) ->
         OperatorError: if the node has an input, an output or an attribute that the function does
             not know, or computes at run time what must be known before.
     """
-    schema = _schema(node)
+    schema = _schema(node.type, node.version, node.domain)
     parameters = _parameters(function)
     if parameters is None:
-        _refuse(f"attribute {name!r} is not supported" for name in sorted(node.attributes))
+        _known(node, {})
         return Call(function, tuple(Read(name) for name in node.inputs), {})
     if len(node.outputs) > 1 and "num_outputs" not in parameters:
         raise OperatorError(f"only the first of its {len(node.outputs)} outputs is supported")
-    found = _defaults(schema, parameters) | _attributes(node, parameters)
+    kwargs = _attributes(schema, node, parameters)
     args: tuple[object, ...] = ()
     for formal, names in _formal_inputs(schema, node.inputs):
-        if formal in parameters:
-            found[formal] = _value(model, formal, names[0], parameters[formal].annotation)
-        elif any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
             args = tuple(Read(name) for name in names)
+        elif formal in parameters:
+            kwargs[formal] = _value(model, formal, names[0], parameters[formal].annotation)
         else:
             raise OperatorError(f"input {formal!r} is not supported")
-    found.update(_context(model, node, parameters, device))
-    _refuse(
-        f"{name!r} is missing"
-        for name, p in parameters.items()
-        if p.default is p.empty and p.kind is p.KEYWORD_ONLY | p.POSITIONAL_OR_KEYWORD
-        if name not in found
-    )
-    return Call(function, args, found)
-
-
-def _refuse(problems: Any) -> None:
-    lines = list(problems)
-    if lines:
-        raise OperatorError("; ".join(lines))
+    context = {
+        "version": node.version,
+        "num_outputs": len(node.outputs),
+        "dtype": getattr(
+            torch, tensors_by_name(model.graph)[next(filter(None, node.outputs))].dtype
+        ),
+        "device": device,
+    }
+    kwargs.update((name, value) for name, value in context.items() if name in parameters)
+    for name, p in parameters.items():
+        if p.default is p.empty and p.kind is not p.VAR_POSITIONAL and name not in kwargs:
+            raise OperatorError(f"{name!r} is missing")
+    return Call(function, args, kwargs)
 
 
 @lru_cache(maxsize=1024)
-def _find_schema(operator: str, version: int, domain: str) -> defs.OpSchema:
-    return defs.get_schema(operator, version, domain)
-
-
-def _schema(node: Node) -> defs.OpSchema:
+def _schema(operator: str, version: int, domain: str) -> defs.OpSchema:
     try:
-        schema = _find_schema(node.type, node.version, node.domain)
+        schema = defs.get_schema(operator, version, domain)
     except defs.SchemaError:
-        raise OperatorError(f"ONNX knows no such operator at version {node.version}") from None
+        raise OperatorError(f"ONNX has no {operator} in version {version}") from None
     if schema.deprecated:
-        raise OperatorError(f"ONNX withdrew this operator in version {schema.since_version}")
+        raise OperatorError(f"ONNX withdrew {operator} in version {schema.since_version}")
     return schema
 
 
 @lru_cache(maxsize=1024)
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+def _parameters(function: Callable[..., Any]) -> Parameters | None:
     try:
         return inspect.signature(function).parameters
     except ValueError:  # a function of torch that is written in C
         return None
+
+
+def _attributes(schema: defs.OpSchema, node: Node, parameters: Parameters) -> dict[str, object]:
+    """Attributes by parameter name, the schema's defaults included."""
+    found = {}
+    for name, attribute in schema.attributes.items():
+        if name.lower() in parameters and attribute.default_value.type:
+            found[name.lower()] = _plain(helper.get_attribute_value(attribute.default_value))
+    _known(node, parameters)
+    return found | {name.lower(): _plain(value) for name, value in node.attributes.items()}
+
+
+def _known(node: Node, parameters: Parameters) -> None:
+    unknown = [name for name in sorted(node.attributes) if name.lower() not in parameters]
+    if unknown:
+        old = node.version < 7  # which brought numpy's broadcasting
+        mend = "; bring the model to version 13 with onnx.version_converter" if old else ""
+        raise OperatorError(f"attribute {', '.join(map(repr, unknown))} is not supported{mend}")
+
+
+def _plain(value: object) -> object:
+    """Python numbers, strings and tuples of them: all that an fx node can hold."""
+    match value:
+        case np.ndarray() | np.generic():
+            return _plain(value.tolist())
+        case bytes():
+            return value.decode()
+        case list() | tuple():
+            return tuple(map(_plain, value))
+        case int() | float() | str():
+            return value
+    raise OperatorError(f"an attribute of type {type(value).__name__} is not supported")
+
+
+def _formal_inputs(
+    schema: defs.OpSchema, names: Sequence[str]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """Parameter name and input names, absent inputs left out, all variadic ones together."""
+    for i, formal in enumerate(schema.inputs):
+        given = (
+            names[i:]
+            if formal.option is defs.OpSchema.FormalParameterOption.Variadic
+            else names[i : i + 1]
+        )
+        if any(given):
+            name = formal.name.lower()
+            yield RENAMED.get(name, name), given
+
+
+def _value(model: Model, formal: str, name: str, annotation: Any) -> object:
+    """The tensor's name or its Python value, as the annotation asks."""
+    kinds = get_args(annotation) if not _is_tuple(annotation) else ()
+    parameter = parameters_by_name(model.graph).get(name)
+    trainable = parameter is not None and parameter.trainable
+    constant = name in model.values and not trainable
+    if annotation is Tensor or Tensor in kinds:
+        number = constant and float in kinds and np.ndim(model.values[name]) == 0
+        return model.values[name].item() if number else Read(name)
+    if not constant:
+        why = "is trained" if trainable else "is computed at run time"
+        raise OperatorError(f"input {formal!r} must be a constant, but {name!r} {why}")
+    value = np.asarray(model.values[name])
+    if any(map(_is_tuple, (annotation, *kinds))):
+        return tuple(value.reshape(-1).tolist())
+    if value.size != 1:
+        raise OperatorError(f"input {formal!r} must be one number, but {name!r} has {value.size}")
+    return value.item()
+
+
+def _is_tuple(annotation: Any) -> bool:
+    return getattr(annotation, "__origin__", None) is tuple

@@ -122,7 +122,7 @@ class _Simulation:
         heappush(self.queue, (time_s, device, self.order, number))
 
     def _advance(self, device: int) -> None:
-        """Takes a device to its next action that needs time, and begins it if nothing is missing."""
+        """Takes a device to its next action that needs time; begins it if nothing is missing."""
         actions, position = self.program.lists[device], self.position[device]
         while position < len(actions) and type(actions[position]) in (Send, Receive):
             self._post(device, actions[position])
@@ -191,11 +191,10 @@ class _Simulation:
     def _proceed(self, number: int, transfer: _Transfer) -> None:
         """The end of a transfer's latency, or its own."""
         pair = transfer.pair
-        if transfer.rate == 0 and transfer.left:
+        if transfer.rate == 0:
             self.links.add(number, pair.route)
             return
-        if transfer.rate:
-            self.links.remove(number)
+        self.links.remove(number)
         del self.transfers[number]
         pair.busy = False
         self._match(pair)

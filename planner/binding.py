@@ -1,0 +1,126 @@
+"""Symbolic dimensions of a model's inputs -> sizes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from onnx import TypeProto, ValueInfoProto, helper
+
+from planner.errors import ModelError
+
+
+def bind(
+    inputs: Sequence[ValueInfoProto], batch: int | None, sizes: Mapping[str, int]
+) -> tuple[dict[str, TypeProto], dict[str, int]]:
+    """Give every dimension a size.
+
+    A dimension without a name is called "tensor.axis", such as "x.2". `sizes` goes before
+    `batch`.
+
+    Args:
+        inputs: of the graph, without initializers.
+        batch: for each first dimension that is symbolic.
+        sizes: by name of the dimension.
+
+    Returns:
+        The static type of each input, and the size of each symbolic dimension.
+
+    Raises:
+        ModelError: one line for each size that is missing, unknown or contradicts the model.
+    """
+    problems = [
+        f"{value.name}: expected a tensor with a known rank as input, got "
+        f"{value.type.WhichOneof('value') or 'no type'}; export the model with shapes"
+        for value in inputs
+        if not value.type.tensor_type.HasField("shape")
+    ]
+    if problems:
+        raise ModelError("\n".join(problems))
+    uses = _uses(inputs)
+    bound = _bound(uses, batch, sizes)
+    problems = [
+        *_unknown(uses, sizes), *_contradictions(inputs, batch, sizes), *_unbound(uses, bound),
+        *_not_positive(batch, sizes),
+    ]  # fmt: skip
+    if problems:
+        raise ModelError("\n".join(problems))
+    types = {
+        value.name: helper.make_tensor_type_proto(
+            value.type.tensor_type.elem_type,
+            [size if name is None else bound[name] for name, size in _dims(value)],
+        )
+        for value in inputs
+    }
+    return types, bound
+
+
+def _dims(value: ValueInfoProto) -> Iterator[tuple[str | None, int]]:
+    """Name (None if it is static) and size (if it is) of each dimension."""
+    for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+        static = dim.dim_value > 0
+        yield None if static else dim.dim_param or f"{value.name}.{axis}", dim.dim_value
+
+
+def _uses(inputs: Sequence[ValueInfoProto]) -> dict[str, list[tuple[str, int]]]:
+    """The (tensor, axis) pairs of each symbolic dimension."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for value in inputs:
+        for axis, (name, _) in enumerate(_dims(value)):
+            if name is not None:
+                found.setdefault(name, []).append((value.name, axis))
+    return found
+
+
+def _bound(
+    uses: Mapping[str, Sequence[tuple[str, int]]], batch: int | None, sizes: Mapping[str, int]
+) -> dict[str, int]:
+    bound = {}
+    for name, places in uses.items():
+        if name in sizes:
+            bound[name] = sizes[name]
+        elif batch is not None and any(axis == 0 for _, axis in places):
+            bound[name] = batch
+    return bound
+
+
+def _unknown(uses: Mapping[str, object], sizes: Mapping[str, int]) -> Iterator[str]:
+    known = ", ".join(uses) or "none"
+    for name in sizes:
+        if name not in uses:
+            yield f"--dim {name}={sizes[name]}: no dimension of that name; known: {known}"
+
+
+def _contradictions(
+    inputs: Sequence[ValueInfoProto], batch: int | None, sizes: Mapping[str, int]
+) -> Iterator[str]:
+    dims = list(_dims(inputs[0])) if inputs else []
+    if batch is None:
+        return
+    if not dims:
+        yield "--batch: the model has no input with a first dimension; leave it out"
+        return
+    name, size = dims[0]
+    if name is None and size != batch:
+        yield (
+            f"{inputs[0].name}: --batch is {batch}, but the model has the batch size {size} "
+            f"written into it; give --batch {size} or export it with a symbolic first dimension"
+        )
+    if name is not None and sizes.get(name, batch) != batch:
+        yield f"--batch is {batch}, but --dim gives the same dimension: {name}={sizes[name]}"
+
+
+def _unbound(
+    uses: Mapping[str, Sequence[tuple[str, int]]], bound: Mapping[str, int]
+) -> Iterator[str]:
+    for name, places in uses.items():
+        if name not in bound:
+            where = ", ".join(f"{tensor}[{axis}]" for tensor, axis in places)
+            first = any(axis == 0 for _, axis in places)
+            option = "--batch N" if first else f"--dim {name}=N"
+            yield f"dimension {name!r} of {where} has no size; give {option}"
+
+
+def _not_positive(batch: int | None, sizes: Mapping[str, int]) -> Iterator[str]:
+    if batch is not None and batch < 1:
+        yield f"--batch: expected a positive number, got {batch}"
+    for name, size in sizes.items():
+        if size < 1:
+            yield f"--dim {name}: expected a positive number, got {size}"

@@ -1,0 +1,153 @@
+"""What no strategy can beat: bounds over every placement, replication, recomputation and
+synchronous schedule on the given devices, with free communication.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.costs.compute import OperatorTimes, times_on
+from planner.costs.memory import limit_bytes, static_bytes
+from planner.graph import predecessors, producers, tensors_by_name
+from planner.problem import Objective, Problem
+from planner.units import format_bytes
+
+
+def lower_bound_s(problem: Problem) -> float:
+    """The largest of the bounds that hold for the problem's objective, in s.
+
+    iteration: M times the fractional assignment, the longest path, and ceil(M / K) times the
+    heaviest operator. bottleneck: the fractional assignment. latency: the longest path.
+    """
+    kinds = _kinds(problem)
+    num_microbatches = problem.options.num_microbatches
+    match problem.options.objective:
+        case Objective.BOTTLENECK:
+            return fractional_s(problem)
+        case Objective.LATENCY:
+            return longest_path_s(problem)
+    fastest = np.min([t.forward_s + t.backward_s for t in kinds.values()], axis=0)
+    rounds = -(-num_microbatches // len(problem.topology.devices))
+    return max(
+        num_microbatches * fractional_s(problem),
+        longest_path_s(problem),
+        rounds * float(np.max(fastest, initial=0.0)),
+    )
+
+
+def _kinds(problem: Problem) -> Mapping[str, OperatorTimes]:
+    """Operator times by the names of the device types that are there."""
+    devices = problem.topology.devices
+    first = {kind: i for i, kind in reversed(list(enumerate(d.type for d in devices)))}
+    return {kind: times_on(problem, first[kind]) for kind in sorted(first)}
+
+
+def _capacity(problem: Problem) -> Mapping[str, int]:
+    """How many devices of each type compute at once: no more on a host than it has cores."""
+    cores = {host.name: host.cores for host in problem.topology.hosts}
+    counts = Counter((d.type, d.host) for d in problem.topology.devices)
+    found = Counter[str]()
+    for (kind, host), count in counts.items():
+        limit = cores[host]
+        found[kind] += count if limit is None else min(count, limit)
+    return found
+
+
+def fractional_s(problem: Problem) -> float:
+    """Least time per microbatch if operators could be split over devices at will, in s:
+
+        min T  with  sum_v t_vd x_vd <= T for each device d,  sum_d x_vd = 1 for each operator v
+
+    With one device type this is sum_v t_v / K. With several it is solved as a linear program and
+    recomputed from its dual multipliers, so that no tolerance of the solver gets into the bound:
+    sum_v min_k (y_k t_vk) / sum_k y_k K_k is a bound for any y >= 0.
+    """
+    kinds, capacity = _kinds(problem), _capacity(problem)
+    times = np.array([k.forward_s + k.backward_s for k in kinds.values()])
+    counts = np.array([capacity[kind] for kind in kinds], dtype=float)
+    if len(kinds) == 1:
+        return float(times[0].sum() / counts[0])
+    weights = _assignment_duals(times, counts)
+    return float((weights[:, None] * times).min(axis=0).sum() / (weights @ counts))
+
+
+def _assignment_duals(
+    times: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Multipliers (types,) of the load constraints of the fractional assignment.
+
+    Args:
+        times: (types, N) time of each operator on each type, in s.
+        counts: (types,) devices of each type.
+    """
+    from ortools.linear_solver import pywraplp
+
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    scale = 1.0 / max(float(times.max()), 1e-30)
+    load = solver.NumVar(0, solver.infinity(), "T")
+    share = [[solver.NumVar(0, 1, "") for _ in row] for row in times]
+    rows = [
+        solver.Add(
+            sum(float(t) * scale * x for t, x in zip(row, xs, strict=True)) <= float(c) * load
+        )
+        for row, xs, c in zip(times, share, counts, strict=True)
+    ]
+    for column in zip(*share, strict=True):
+        solver.Add(sum(column) == 1)
+    solver.Minimize(load)
+    if solver.Solve() != pywraplp.Solver.OPTIMAL:
+        return 1.0 / counts
+    weights = np.abs([row.dual_value() for row in rows])
+    return weights if weights.sum() > 0 else 1.0 / counts
+
+
+def longest_path_s(problem: Problem) -> float:
+    """Longest chain of dependent forwards and backwards of one microbatch, each operator on the
+    device type that is fastest for it, in s.
+    """
+    kinds = list(_kinds(problem).values())
+    forward = np.min([k.forward_s for k in kinds], axis=0)
+    backward = np.min([k.backward_s for k in kinds], axis=0)
+    graph = problem.profile.graph
+    feeds = predecessors(graph)
+    there = np.zeros(len(feeds))
+    for v, before in enumerate(feeds):
+        there[v] = forward[v] + max((there[u] for u in before), default=0.0)
+    last = producers(graph).get(graph.outputs[0])
+    if last is None:
+        return float(there.max(initial=0.0))
+    # Backwards start with the loss, which needs the output; from there they go up the graph.
+    tensors, made_by = tensors_by_name(graph), producers(graph)
+    back = np.full(len(feeds), -np.inf)
+    back[last] = there[last] + backward[last]
+    for v in range(last, -1, -1):
+        for name in graph.operators[v].inputs:
+            if tensors[name].gradient and name in made_by:
+                u = made_by[name]
+                back[u] = max(back[u], back[v] + backward[u])
+    return float(max(back.max(), there.max()))
+
+
+def memory_shortage(problem: Problem) -> str | None:
+    """Why the model cannot fit however it is split, or None: its parameters, gradients and
+    optimizer state alone, each held once, against all memory that there is.
+    """
+    everyone = range(len(problem.topology.devices))
+    room = sum(
+        max(0, limit_bytes(problem, everyone, d) - problem.options.reserve_bytes) for d in everyone
+    )
+    parameters = problem.profile.graph.parameters
+    need = static_bytes(
+        sum(p.bytes for p in parameters),
+        sum(p.bytes for p in parameters if p.trainable),
+        problem.options.optimizer,
+    )
+    if need <= room:
+        return None
+    return (
+        f"parameters, gradients and optimizer state alone take {format_bytes(need)}; all devices"
+        f" together have {format_bytes(room)} beside the reserve of"
+        f" {format_bytes(problem.options.reserve_bytes)} each"
+    )

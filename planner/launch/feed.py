@@ -1,0 +1,227 @@
+"""What a microbatch brings from outside the model: graph inputs and the loss's target."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from planner import graph as graphs
+from planner.errors import LaunchError, OptionError
+from planner.graph import Graph, producers, tensors_by_name
+from planner.model import Model
+from planner.operators import synthetic
+
+MAX_LOGITS_RANK_WITH_CLASSES_LAST = 3
+
+
+class LossName(StrEnum):
+    """What the first output of the model is compared with its target by."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    MSE = "mse"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The loss of one microbatch, a mean over its elements.
+
+    Attributes:
+        name: what it is.
+        output: the tensor of the graph that it is computed from.
+        operator: the type of the operator that makes it: after Softmax the cross-entropy takes
+            the logarithm, after LogSoftmax it does not normalise again.
+    """
+
+    name: LossName
+    output: graphs.Tensor
+    operator: str
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss, in float32 where the output is shorter."""
+        if output.dtype in (torch.float16, torch.bfloat16):
+            output = output.float()
+        if self.name is LossName.MSE:
+            return functional.mse_loss(output, target.to(output.dtype))
+        scores = output.movedim(class_dim(output.ndim), -1).flatten(0, -2)
+        if self.operator == "Softmax":
+            smallest = torch.finfo(scores.dtype).tiny
+            return functional.nll_loss(scores.clamp_min(smallest).log(), target.flatten())
+        if self.operator == "LogSoftmax":
+            return functional.nll_loss(scores, target.flatten())
+        return functional.cross_entropy(scores, target.flatten())
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """What a target looks like: as the output, for cross-entropy without its classes."""
+        shape = self.output.shape
+        if self.name is LossName.MSE:
+            return shape
+        classes = class_dim(len(shape))
+        return (*shape[:classes], *shape[classes + 1 :])
+
+    @property
+    def target_dtype(self) -> torch.dtype:
+        """Class indices, or numbers such as the output's."""
+        return torch.int64 if self.name is LossName.CROSS_ENTROPY else torch_dtype(self.output)
+
+
+def class_dim(rank: int) -> int:
+    """Where the classes of an output lie: last for tokens (rank 3), else on dimension 1."""
+    return 2 if rank == MAX_LOGITS_RANK_WITH_CLASSES_LAST else 1
+
+
+def torch_dtype(tensor: graphs.Tensor) -> torch.dtype:
+    """The torch dtype of a tensor of the graph."""
+    found = getattr(torch, tensor.dtype)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def choose_loss(graph: Graph, name: str) -> Loss:
+    """The loss that an option names.
+
+    Args:
+        graph: the loss is computed from its first output.
+        name: "cross-entropy", "mse", or "auto": cross-entropy where there are at least two
+            classes, else mean squared error.
+
+    Raises:
+        OptionError: if the name is unknown or does not fit the first output.
+    """
+    output = tensors_by_name(graph)[graph.outputs[0]]
+    maker = producers(graph).get(output.name)
+    operator = "" if maker is None else graph.operators[maker].type
+    shape = output.shape
+    num_classes = shape[class_dim(len(shape))] if len(shape) > 1 else 0
+    if name == "auto":
+        name = LossName.CROSS_ENTROPY if num_classes > 1 else LossName.MSE
+    if name not in tuple(LossName):
+        known = ", ".join(("auto", *LossName))
+        raise OptionError(f"--loss: expected one of {known}, got {name!r}")
+    if output.dtype not in graphs.FLOAT_DTYPES:
+        raise OptionError(
+            f"the first output {output.name!r} is {output.dtype}, a loss needs floats; "
+            "make a float output the model's first"
+        )
+    if name == LossName.CROSS_ENTROPY and num_classes < 1:
+        raise OptionError(
+            f"--loss cross-entropy: expected an output of rank 2 or more, {output.name!r} has the "
+            f"shape {shape}; use --loss mse"
+        )
+    return Loss(LossName(name), output, operator)
+
+
+# ------------------------------------------------------------------------------------ data
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one process wants of each microbatch.
+
+    Attributes:
+        inputs: names of graph inputs.
+        target: whether it computes the loss.
+    """
+
+    inputs: frozenset[str]
+    target: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One microbatch, as far as a process needs it, on its device."""
+
+    inputs: Mapping[str, Tensor]
+    target: Tensor | None
+
+
+Feed = Callable[[int, int], Batch]  # (step, microbatch) -> batch
+Specification = dict[str, tuple[tuple[int, ...], torch.dtype]]
+UserData = Callable[[int, int, Specification], tuple[Mapping[str, Tensor], Tensor]]
+
+
+def synthetic_feed(model: Model, loss: Loss, needs: Needs, seed: int, device: str) -> Feed:
+    """Random data, the same in every step and on every rank."""
+
+    @cache
+    def of(microbatch: int) -> Batch:
+        inputs = {}
+        if needs.inputs:
+            every = synthetic.inputs(model, seed=seed, microbatch=microbatch, device=device)
+            inputs = {name: every[name] for name in sorted(needs.inputs)}
+        target = None
+        if needs.target:
+            target = synthetic.target(
+                model, loss=loss.name, seed=seed, microbatch=microbatch, device=device
+            )
+        return Batch(inputs, target)
+
+    return lambda step, microbatch: of(microbatch)
+
+
+def user_feed(name: str, graph: Graph, loss: Loss, needs: Needs, device: str) -> Feed:
+    """The user's own data.
+
+    Args:
+        name: "module:function", looked for in the current folder first. It is called as
+            `function(step, microbatch, {input: (shape, dtype)})` on every rank that needs the
+            microbatch, and gives the same everywhere: ({input: tensor}, target).
+
+    Raises:
+        LaunchError: if it is not there; later, if it fails or gives something else.
+    """
+    function = import_data(name)
+    tensors = tensors_by_name(graph)
+    wanted: Specification = {n: (tensors[n].shape, torch_dtype(tensors[n])) for n in graph.inputs}
+
+    def feed(step: int, microbatch: int) -> Batch:
+        where = f"--data {name}: step {step}, microbatch {microbatch}"
+        try:
+            inputs, target = function(step, microbatch, dict(wanted))
+        except Exception as error:
+            raise LaunchError(f"{where}: {type(error).__name__}: {error}") from error
+        found = {
+            n: _checked(f"{where}: input {n!r}", inputs.get(n), *wanted[n])
+            for n in sorted(needs.inputs)
+        }
+        goal = _checked(f"{where}: target", target, loss.target_shape, loss.target_dtype)
+        return Batch({n: t.to(device) for n, t in found.items()}, goal.to(device))
+
+    return feed
+
+
+def import_data(name: str) -> UserData:
+    """The function that `--data` names.
+
+    Raises:
+        LaunchError: if there is none.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise LaunchError(f"--data: expected module:function, got {name!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module_name), function_name)
+    except Exception as error:
+        raise LaunchError(f"--data {name}: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise LaunchError(f"--data {name}: expected a function, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _checked(where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    expected = f"expected a tensor of shape {shape} and {dtype}"
+    if not isinstance(value, Tensor):
+        raise LaunchError(f"{where}: {expected}, got {type(value).__name__}")
+    if tuple(value.shape) != shape or value.dtype != dtype:
+        raise LaunchError(f"{where}: {expected}, got shape {tuple(value.shape)} and {value.dtype}")
+    return value

@@ -1,0 +1,231 @@
+"""`LaunchReport`: what a launch measured, beside what the plan predicted."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+
+from planner.graph import Graph, tensors_by_name
+from planner.launch.runtime import Record
+from planner.prediction import DevicePrediction, Plan, StagePrediction
+from planner.schedules import Compute, Direction
+from planner.simulate.timeline import Event, Flow, Timeline, communication_s, compute_s, idle_s
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """One stage, per microbatch on its slowest replica.
+
+    Attributes:
+        devices: its replicas.
+        predicted: by the plan.
+        measured: medians over microbatches and steps.
+    """
+
+    devices: tuple[int, ...]
+    predicted: StagePrediction
+    measured: StagePrediction
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """One device during the median iteration, by the definitions of the prediction.
+
+    Attributes:
+        rank: that ran it.
+        predicted: by the plan.
+        compute_s: measured time in which it computes.
+        communication_s: measured time in which it does not compute and a transfer or sum of its
+            own runs.
+        idle_s: the rest of the iteration.
+        peak_bytes: on CUDA what torch allocated, on a CPU the whole process.
+    """
+
+    rank: int
+    predicted: DevicePrediction
+    compute_s: float
+    communication_s: float
+    idle_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchReport:
+    """A launch, as rank 0 tells it.
+
+    Attributes:
+        steps: optimizer steps.
+        loss: of each step, before its update.
+        measured_iteration_s: median without the first step; from a barrier to the last rank's end.
+        predicted_iteration_s: by the plan.
+        stages: in their order.
+        devices: by rank.
+        timeline: of the median iteration.
+        comparable: whether prediction and measurement speak of the same type of device.
+        notes: what makes the figures differ, among them why they are not comparable.
+    """
+
+    steps: int
+    loss: tuple[float, ...]
+    measured_iteration_s: float
+    predicted_iteration_s: float
+    stages: tuple[StageReport, ...]
+    devices: tuple[DeviceReport, ...]
+    timeline: Timeline
+    comparable: bool
+    notes: tuple[str, ...]
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Per device, by rank."""
+        return tuple(device.peak_bytes for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one rank measured.
+
+    Attributes:
+        device: index into the topology.
+        loss: its share of it, per step.
+        iterations_s: how long each step took.
+        records: of the last steps.
+        peak_bytes: see `DeviceReport`.
+        type: what its device calls itself.
+        threads: of torch.
+    """
+
+    device: int
+    loss: tuple[float, ...]
+    iterations_s: tuple[float, ...]
+    records: tuple[Record, ...]
+    peak_bytes: int
+    type: str
+    threads: int
+
+
+def make_report(plan: Plan, graph: Graph, findings: Sequence[Findings]) -> LaunchReport:
+    """The report from what all ranks found, by rank."""
+    steps = len(findings[0].loss)
+    iterations_s = [max(each) for each in zip(*(f.iterations_s for f in findings), strict=True)]
+    measured_s = median(iterations_s[1:] or iterations_s)  # the first step warms up
+    # The records of the last steps, counted from the end; the first step's only if it is alone.
+    kept = range(-min(len(findings[0].records), max(1, steps - 1)), 0)
+    typical = min(kept, key=lambda i: (abs(iterations_s[i] - measured_s), i))
+    timeline = measured_timeline(graph, {f.device: f.records[typical] for f in findings})
+    notes = _incomparable(plan, findings)
+    return LaunchReport(
+        steps=steps,
+        loss=tuple(sum(each) for each in zip(*(f.loss for f in findings), strict=True)),
+        measured_iteration_s=measured_s,
+        predicted_iteration_s=plan.prediction.iteration_s,
+        stages=tuple(_stage(plan, s, findings, kept) for s in range(len(plan.strategy.stages))),
+        devices=tuple(_device(plan, rank, f, timeline) for rank, f in enumerate(findings)),
+        timeline=timeline,
+        comparable=not notes,
+        notes=(*notes, *_threads(plan, findings), *_short(steps)),
+    )
+
+
+def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> StageReport:
+    stage = plan.strategy.stages[s]
+
+    def slowest_s(direction: Direction) -> float:
+        return max(
+            median(
+                end - start
+                for i in kept
+                for action, start, end in f.records[i].events
+                if isinstance(action, Compute)
+                and (action.stage, action.direction) == (s, direction)
+            )
+            for f in findings
+            if f.device in stage.devices
+        )
+
+    measured = StagePrediction(slowest_s(Direction.FORWARD), slowest_s(Direction.BACKWARD))
+    return StageReport(stage.devices, plan.prediction.stages[s], measured)
+
+
+def _device(plan: Plan, rank: int, found: Findings, timeline: Timeline) -> DeviceReport:
+    predicted = next(d for d in plan.prediction.devices if d.device == found.device)
+    return DeviceReport(
+        rank=rank,
+        predicted=predicted,
+        compute_s=compute_s(timeline, found.device),
+        communication_s=communication_s(timeline, found.device),
+        idle_s=idle_s(timeline, found.device),
+        peak_bytes=found.peak_bytes,
+    )
+
+
+def measured_timeline(graph: Graph, records: Mapping[int, Record]) -> Timeline:
+    """One iteration of all devices. Each device's clock starts when it leaves the barrier."""
+    events = [
+        Event(device, action, start, end)
+        for device, record in records.items()
+        for action, start, end in record.events
+    ]
+    flows = chain.from_iterable(
+        _flows(graph, source, target, records)
+        for target, record in records.items()
+        for source in record.receives
+    )
+    return Timeline(
+        iteration_s=max(record.iteration_s for record in records.values()),
+        events=tuple(sorted(events, key=lambda e: (e.start_s, e.device))),
+        flows=tuple(sorted(flows, key=lambda f: (f.start_s, f.source, f.target))),
+    )
+
+
+def _flows(graph: Graph, source: int, target: int, records: Mapping[int, Record]) -> list[Flow]:
+    """The transfers of one ordered pair: the k-th send meets the k-th receive."""
+    tensors = tensors_by_name(graph)
+    found = []
+    free_s = 0.0
+    pairs = zip(records[source].sends[target], records[target].receives[source], strict=True)
+    for sent_s, (receive, posted_s, end_s) in pairs:
+        start_s = min(max(sent_s, posted_s, free_s), end_s)
+        free_s = end_s
+        found.append(
+            Flow(
+                source, target, receive.direction, receive.microbatch, receive.tensor,
+                start_s, end_s, tensors[receive.tensor].bytes,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _incomparable(plan: Plan, findings: Sequence[Findings]) -> list[str]:
+    """Why prediction and measurement speak of different things; empty if they do not."""
+    planned = {d.device: d.type for d in plan.prediction.devices}
+    ranks: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, found in enumerate(findings):
+        ranks[planned[found.device], found.type].append(rank)
+    return [
+        f"not comparable: planned for {type_}, run on {found} (ranks {', '.join(map(str, which))})"
+        for (type_, found), which in ranks.items()
+        if not _same_type(type_, found)
+    ]
+
+
+def _same_type(planned: str, found: str) -> bool:
+    """Whether a topology's type is what a device calls itself.
+
+    >>> _same_type("V100-SXM2-16GB", "Tesla V100-SXM2-16GB"), _same_type("cpu", "NVIDIA H200")
+    (True, False)
+    """
+    short = ["".join(c for c in name.lower() if c.isalnum()) for name in (planned, found)]
+    return short[0] == short[1] if "cpu" in short else short[0] in short[1]
+
+
+def _threads(plan: Plan, findings: Sequence[Findings]) -> list[str]:
+    used = findings[0].threads
+    if findings[0].type != "cpu" or plan.threads in (None, used):
+        return []
+    return [f"profiled with {plan.threads} threads, run with {used} per rank (--threads)"]
+
+
+def _short(steps: int) -> list[str]:
+    return ["the only step warms up and is slower than the next would be"] if steps == 1 else []

@@ -1,0 +1,275 @@
+"""The loop over one device's actions, and the forward and backward of its stages."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.optim import Optimizer
+
+from planner.errors import LaunchError
+from planner.graph import Graph, tensors_by_name
+from planner.launch.feed import Batch, torch_dtype
+from planner.launch.gradients import Gradients
+from planner.launch.world import Transfer, World
+from planner.schedules import (
+    Action,
+    AllReduce,
+    Compute,
+    Direction,
+    Receive,
+    Send,
+    Step,
+    text,
+    waits,
+)
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+Tensors = dict[str, Tensor]
+
+
+@contextmanager
+def _spoken_for(action: Compute) -> Iterator[None]:
+    """What torch refuses at run time, such as an index beyond a table or more memory, is the
+    data's or the machine's fault, since all shapes have been checked.
+    """
+    try:
+        yield
+    except (RuntimeError, IndexError, MemoryError) as error:
+        raise LaunchError(f"at {text(action)}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(slots=True)
+class Record:
+    """What one device did in one iteration; times since the iteration's start, in s.
+
+    Attributes:
+        loss: its share of the iteration's loss.
+        iteration_s: how long it took.
+        events: action, start, end.
+        sends: by target, in order: when each was posted.
+        receives: by source, in order: the receive, when it was posted, when it was there.
+    """
+
+    loss: float = 0.0
+    iteration_s: float = 0.0
+    events: list[tuple[Action, float, float]] = field(default_factory=list)
+    sends: dict[int, list[float]] = field(default_factory=dict)
+    receives: dict[int, list[tuple[Receive, float, float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a forward pass made, with its autograd graph."""
+
+    outputs: Tensors
+    loss: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stashed:
+    """What a stage keeps from forward to backward; `made` is None where it recomputes."""
+
+    leaves: Tensors
+    target: Tensor | None
+    made: _Made | None
+
+
+class StageRunner:
+    """Forward and backward of one stage.
+
+    Args:
+        module: with `input_names` and `output_names`.
+        graph: knows which tensors carry a gradient.
+        recompute: whether to run the forward pass again instead of stashing it.
+        criterion: (output, target) -> loss in the stage that makes the graph's first output,
+            already divided by the number of microbatches; else None.
+    """
+
+    def __init__(
+        self, module: GraphModule, graph: Graph, recompute: bool, criterion: Criterion | None
+    ) -> None:
+        tensors = tensors_by_name(graph)
+        self.input_names = cast(tuple[str, ...], module.input_names)
+        self._output_names = cast(tuple[str, ...], module.output_names)
+        self._trained = {name for name in self.input_names if tensors[name].gradient}
+        self._module = module
+        self._output = graph.outputs[0]
+        self._recompute = recompute
+        self._criterion = criterion
+        self._stash: dict[int, _Stashed] = {}
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether it makes the output that the loss is computed from."""
+        return self._criterion is not None
+
+    def forward(
+        self, microbatch: int, tensors: Mapping[str, Tensor], target: Tensor | None
+    ) -> tuple[Tensors, float]:
+        """The outputs of the stage, and the microbatch's share of the loss."""
+        leaves = {
+            name: tensors[name].detach().requires_grad_(name in self._trained)
+            for name in self.input_names
+        }
+        with torch.set_grad_enabled(not self._recompute):
+            made = self._run(leaves, target)
+        self._stash[microbatch] = _Stashed(leaves, target, None if self._recompute else made)
+        loss = 0.0 if made.loss is None else made.loss.item()
+        return {name: tensor.detach() for name, tensor in made.outputs.items()}, loss
+
+    def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> Tensors:
+        """Accumulates the parameters' gradients.
+
+        Args:
+            gradients: of the outputs that other devices read.
+
+        Returns:
+            The gradients of the inputs that carry one.
+        """
+        stashed = self._stash.pop(microbatch)
+        made = stashed.made or self._run(stashed.leaves, stashed.target)
+        roots: list[tuple[Tensor, Tensor | None]] = [
+            (made.outputs[name], gradient) for name, gradient in gradients.items()
+        ]
+        if made.loss is not None and made.loss.requires_grad:
+            roots.append((made.loss, None))
+        if roots:
+            torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
+        return {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for name, leaf in stashed.leaves.items()
+            if leaf.requires_grad
+        }
+
+    def _run(self, leaves: Mapping[str, Tensor], target: Tensor | None) -> _Made:
+        results = self._module(*(leaves[name] for name in self.input_names))
+        outputs = dict(zip(self._output_names, results, strict=True))
+        if self._criterion is None or target is None:
+            return _Made(outputs, None)
+        return _Made(outputs, self._criterion(outputs[self._output], target))
+
+
+class Runtime:
+    """Runs the action list of one device, iteration after iteration.
+
+    Args:
+        actions: its list.
+        graph: describes the tensors that come in.
+        stages: by index, those that this device runs.
+        gradients: of its trainable parameters.
+        optimizer: of the same.
+        world: the other devices.
+    """
+
+    def __init__(
+        self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
+        gradients: Gradients, optimizer: Optimizer | None, world: World,
+    ) -> None:  # fmt: skip
+        self._actions = actions
+        self._tensors = tensors_by_name(graph)
+        self._stages = stages
+        self._gradients = gradients
+        self._optimizer = optimizer
+        self._world = world
+        self._start_s = 0.0
+        self._batches: Mapping[int, Batch] = {}
+        self._record = Record()
+        self._awaited: list[tuple[Receive, Tensor, Transfer]] = []
+        self._sending: list[Transfer] = []
+        self._made: Tensors = {}  # by the last computation, for the sends right after it
+
+    def iterate(self, batches: Mapping[int, Batch]) -> Record:
+        """One iteration.
+
+        Args:
+            batches: what this device's microbatches bring from outside.
+        """
+        self._batches, self._record = batches, Record()
+        self._world.barrier()
+        self._start_s = time.perf_counter()
+        for action in self._actions:
+            self._run(action)
+        for transfer in self._sending:
+            self._world.finish(transfer)
+        self._record.iteration_s = self._now_s()
+        self._sending, self._made = [], {}
+        assert not self._awaited, "the dry run lets no receive be forgotten"
+        return self._record
+
+    def _run(self, action: Action) -> None:
+        match action:
+            case Receive():
+                self._receive(action)
+            case Compute():
+                arrived = self._wait_for(action)
+                start_s = self._now_s()
+                with _spoken_for(action):
+                    self._made = self._compute(action, arrived)
+                self._note(action, start_s)
+            case Send():
+                self._send(action)
+            case AllReduce(index):
+                start_s = self._now_s()
+                for buffer in self._gradients.buffers(index):
+                    self._world.sum_up(buffer, index)
+                self._note(action, start_s)
+            case Step():
+                start_s = self._now_s()
+                self._step()
+                self._note(action, start_s)
+
+    def _receive(self, action: Receive) -> None:
+        tensor = self._tensors[action.tensor]
+        buffer = torch.empty(
+            tensor.shape, dtype=torch_dtype(tensor), device=self._world.torch_device
+        )
+        self._awaited.append((action, buffer, self._world.receive(buffer, action.device)))
+
+    def _wait_for(self, compute: Compute) -> Tensors:
+        """What has come for a computation; several gradients of one tensor are added up."""
+        arrived: Tensors = {}
+        for receive, buffer, transfer in self._awaited:
+            if waits(compute, receive):
+                posted_s = transfer.posted_s - self._start_s
+                ended_s = self._world.finish(transfer) - self._start_s
+                known = self._record.receives.setdefault(receive.device, [])
+                known.append((receive, posted_s, ended_s))
+                if receive.tensor in arrived:
+                    buffer = arrived[receive.tensor].add_(buffer)
+                arrived[receive.tensor] = buffer
+        self._awaited = [one for one in self._awaited if not waits(compute, one[0])]
+        return arrived
+
+    def _compute(self, action: Compute, arrived: Tensors) -> Tensors:
+        stage = self._stages[action.stage]
+        if action.direction is Direction.BACKWARD:
+            return stage.backward(action.microbatch, arrived)
+        batch = self._batches[action.microbatch]
+        outputs, loss = stage.forward(action.microbatch, {**batch.inputs, **arrived}, batch.target)
+        self._record.loss += loss
+        return outputs
+
+    def _send(self, action: Send) -> None:
+        self._sending = [transfer for transfer in self._sending if not transfer.is_over()]
+        transfer = self._world.send(self._made[action.tensor].contiguous(), action.device)
+        self._sending.append(transfer)
+        self._record.sends.setdefault(action.device, []).append(transfer.posted_s - self._start_s)
+
+    def _step(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self._gradients.clear()
+
+    def _now_s(self) -> float:
+        """Since the start of the iteration, with all computation done."""
+        if self._world.torch_device != "cpu":
+            torch.cuda.current_stream().synchronize()
+        return time.perf_counter() - self._start_s
+
+    def _note(self, action: Action, start_s: float) -> None:
+        self._record.events.append((action, start_s, self._now_s()))

@@ -1,0 +1,83 @@
+"""`planner launch --nproc N`: torchrun without its tracebacks."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import planner
+from planner.errors import LaunchError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def torchrun_command(strategy: Path, num_ranks: int) -> str:
+    """What starts the ranks of a strategy, to be shown to the user."""
+    return f"torchrun --nproc-per-node {num_ranks} --no-python planner launch {strategy}"
+
+
+def start_torchrun(strategy: Path, nproc: int, arguments: Sequence[str] = ()) -> int:
+    """Runs `planner launch STRATEGY ARGUMENTS` in N processes, and waits for them.
+
+    Works from a checkout and from an installed wheel: both have cli.py beside the package.
+    Ctrl-C ends all processes.
+
+    Args:
+        strategy: path of strategy.json.
+        nproc: N, at least the strategy's devices.
+        arguments: the other options, without --nproc.
+
+    Returns:
+        The exit code: 0, or 1 where a rank has failed and said why, or 128 + the signal that
+        ended it all.
+
+    Raises:
+        LaunchError: if a rank was killed, and so could not say why.
+    """
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    cli = Path(planner.__file__).resolve().parents[1] / "cli.py"
+    command = [str(cli), "launch", str(strategy), *arguments]
+    with _quiet_torchrun():
+        try:
+            run.main(["--standalone", "--nproc-per-node", str(nproc), *command])
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            if failure.exitcode < 0:
+                raise LaunchError(_obituary(rank, -failure.exitcode)) from None
+            return 1
+        except SignalException as error:
+            return 128 + int(error.sigval)
+    return 0
+
+
+def _obituary(rank: int, number: int) -> str:
+    name = signal.Signals(number).name
+    why = "; it may have been out of memory" if number == signal.SIGKILL else ""
+    return f"rank {rank} was ended by {name}{why}"
+
+
+@contextmanager
+def _quiet_torchrun() -> Iterator[None]:
+    """Silences what torchrun says about ranks that have spoken for themselves, and undoes what it
+    does to this process's signals and environment.
+    """
+    logger = logging.getLogger("torch.distributed.elastic")
+    level, before = logger.level, {number: signal.getsignal(number) for number in SIGNALS}
+    had_threads = "OMP_NUM_THREADS" in os.environ
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its warning
+    logger.setLevel(logging.CRITICAL)
+    sys.stdout.flush()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if not had_threads:
+            os.environ.pop("OMP_NUM_THREADS", None)

@@ -1,0 +1,331 @@
+"""ONNX file -> `Model`: its `Graph`, and what converting and annotating it needs.
+
+    read -> inline functions, name nodes -> bind dimensions -> fold and infer shapes
+         -> drop dead operators -> decide what is trained -> Graph
+
+Weights in external data are not read. Each mistake in the file or the options is an error whose
+every line begins with the path.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
+
+from planner import trainable
+from planner.binding import bind
+from planner.canonical import (
+    content_hash,
+    domain_of,
+    inlined,
+    own_domain,
+    true_inputs,
+    unique_names,
+)
+from planner.errors import FileError, ModelError
+from planner.folding import Values, dtype_of, fold, is_float, operator_type, shape_of, some
+from planner.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
+
+__all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
+
+MAX_STATIC_ELEMENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An ONNX node that is left after folding.
+
+    Attributes:
+        name: unique; the operator's in the graph.
+        type: the operator type without its domain.
+        domain: "" for ONNX's own.
+        version: of the domain's operator set that the model imports.
+        inputs: in formal order; "" where an optional one is absent.
+        outputs: in formal order; "" where one is absent or nobody reads it.
+        attributes: those that the node has, as int, float, str, tuples of these, or arrays.
+    """
+
+    name: str
+    type: str
+    domain: str
+    version: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, object]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model that is ready to be profiled, converted and annotated.
+
+    Attributes:
+        path: of the ONNX file.
+        proto: the model with functions inlined and nodes named; dimensions as in the file,
+            external data not loaded.
+        hash: `content_hash` of it.
+        dimensions: what the symbolic dimensions of the inputs were bound to.
+        batch: samples per microbatch, the first dimension of the first input.
+        graph: what is left after folding. An output that is a constant is not in it.
+        nodes: one per operator of the graph, in its order.
+        values: initializers and folded constants by name, read when asked for.
+    """
+
+    path: Path
+    proto: ModelProto
+    hash: str
+    dimensions: dict[str, int]
+    batch: int
+    graph: Graph
+    nodes: tuple[Node, ...]
+    values: Mapping[str, np.ndarray]
+
+
+def load(
+    path: Path,
+    *,
+    batch: int | None = None,
+    dimensions: Mapping[str, int] = {},
+    train: Collection[str] = (),
+    freeze: Collection[str] = (),
+) -> Model:
+    """Read a model, bind its dimensions, fold its constants and decide what is trained.
+
+    Args:
+        path: of an ONNX file; external data is expected beside it, and not read.
+        batch: bound to the first dimension of each input where that is symbolic.
+        dimensions: other symbolic dimensions by name.
+        train: initializers to train although the graph's rules say otherwise.
+        freeze: initializers not to train.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+        ModelError: if it cannot be bound, folded or trained; one line per problem.
+        OperatorError: if it uses operators that ONNX does not define.
+    """
+    proto = _read(path)
+    try:
+        return _model(path, proto, (batch, dimensions), (train, freeze))
+    except ModelError as error:
+        lines = [f"{path}: {line}" for line in str(error).splitlines()]
+        raise type(error)("\n".join(lines)) from None
+
+
+def _read(path: Path) -> ModelProto:
+    try:
+        proto = ModelProto.FromString(path.read_bytes())
+    except FileNotFoundError:
+        raise FileError(f"{path}: expected an ONNX model, found no file; check the path") from None
+    except OSError as error:
+        raise FileError(f"{path}: expected an ONNX model, got: {error.strerror}") from None
+    except DecodeError:
+        raise FileError(
+            f"{path}: expected an ONNX model, got a file that is none, or only part of one; "
+            "export the model again"
+        ) from None
+    if not proto.graph.node:
+        raise FileError(
+            f"{path}: expected an ONNX model, got one without operators; export the model again"
+        )
+    proto = inlined(proto)
+    for node, name in zip(proto.graph.node, unique_names(proto.graph.node), strict=True):
+        node.name = name
+    return proto
+
+
+def _model(
+    path: Path,
+    proto: ModelProto,
+    sizes: tuple[int | None, Mapping[str, int]],
+    choices: tuple[Collection[str], Collection[str]],
+) -> Model:
+    if proto.graph.sparse_initializer:
+        raise ModelError("expected dense initializers, got sparse ones; make them dense")
+    inputs, dimensions = bind(true_inputs(proto.graph), *sizes)
+    values = Values(proto.graph.initializer, path.absolute().parent)
+    train, freeze = choices
+    folded = fold(proto, inputs, values, train)
+    trainable.check_choices(train, freeze, values)
+    kept = _live(folded.nodes, proto.graph)
+    flow = _Flow(proto.graph, kept, folded.types, values)
+    trained = flow.trained(train, freeze)
+    first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
+    return Model(
+        path=path,
+        proto=proto,
+        hash=content_hash(proto),
+        dimensions=dimensions,
+        batch=first_shape[0] if first_shape else 1,
+        graph=flow.graph(list(inputs), trained),
+        nodes=_nodes(kept, proto),
+        values=values,
+    )
+
+
+def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
+    """Copies of the nodes that the outputs of the graph need, without outputs that nobody reads."""
+    needed = {output.name for output in graph.output}
+    found = []
+    for node in reversed(nodes):
+        outputs = [name if name in needed else "" for name in node.output]
+        if any(outputs):
+            live = NodeProto()
+            live.CopyFrom(node)
+            live.output[:] = outputs
+            found.append(live)
+            needed.update(name for name in node.input if name)
+    if not found:
+        raise ModelError("expected operators that work on the inputs, got constants only")
+    return found[::-1]
+
+
+def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
+    opsets = {own_domain(o.domain): o.version for o in proto.opset_import}
+    return tuple(
+        Node(
+            name=node.name,
+            type=node.op_type,
+            domain=domain_of(node),
+            version=opsets[domain_of(node)],
+            inputs=tuple(node.input),
+            outputs=tuple(node.output),
+            attributes={a.name: _attribute(a) for a in node.attribute},
+        )
+        for node in kept
+    )
+
+
+def _attribute(attribute: AttributeProto) -> object:
+    value = helper.get_attribute_value(attribute)
+    return (
+        _plain(value)
+        if isinstance(value, bytes | onnx.TensorProto)
+        else (tuple(_plain(one) for one in value) if isinstance(value, Sequence) else value)
+    )
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode()
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+
+
+class _Flow:
+    """Where the values and the gradients of the operators that are left flow."""
+
+    def __init__(
+        self,
+        graph: GraphProto,
+        nodes: Sequence[NodeProto],
+        types: Mapping[str, TypeProto],
+        values: Values,
+    ) -> None:
+        self.nodes = nodes
+        self.types = types
+        self.values = values
+        self.floats = {name for name, type_ in types.items() if is_float(type_)}
+        names = dict.fromkeys(output.name for output in graph.output)
+        self.outputs = [name for name in names if name not in values]
+        loss = next((name for name in self.outputs if name in self.floats), None)
+        if loss is None:
+            raise ModelError("expected a float output to compute a loss from, got none")
+        self.loss = loss
+        self.reaching = trainable.reaching(nodes, loss, self.floats)
+
+    def trained(self, train: Collection[str], freeze: Collection[str]) -> set[str]:
+        """The values that are trained, by the rules of `Parameter` and the user's choices."""
+        stuck = [name for name in train if name not in self.reaching]
+        if stuck:
+            raise ModelError(
+                f"--train {some(stuck)}: no gradient flows from {self.loss!r} to it; leave it out"
+            )
+        candidates = [
+            name
+            for name, type_ in self.types.items()
+            if name in self.values
+            and name in self.reaching
+            and not self.values.folded(name)
+            and shape_of(type_)
+            and name not in train
+            and name not in freeze
+        ]
+        found = {*candidates} - trainable.masks(candidates, self.nodes, self.values) | {*train}
+        if not found:
+            raise ModelError(
+                f"expected a trainable parameter (a float initializer of rank 1 or more that "
+                f"{self.loss!r} depends on differentiably), found none; name one with --train"
+            )
+        return found
+
+    def graph(self, inputs: Sequence[str], trained: Collection[str]) -> Graph:
+        """The operators with their tensors and parameters."""
+        carrying = trainable.depending(self.nodes, trained, self.floats) & self.reaching
+        operators = tuple(self.operator(node, trained) for node in self.nodes)
+        tensors = [*inputs, *(name for operator in operators for name in operator.outputs)]
+        parameters = dict.fromkeys(name for operator in operators for name in operator.parameters)
+        return Graph(
+            operators=operators,
+            tensors=tuple(Tensor(n, *self.described(n), n in carrying) for n in tensors),
+            parameters=tuple(Parameter(n, *self.described(n), n in trained) for n in parameters),
+            inputs=tuple(inputs),
+            outputs=tuple(self.outputs),
+        )
+
+    def operator(self, node: NodeProto, trained: Collection[str]) -> Operator:
+        held = [
+            name
+            for i, name in enumerate(node.input)
+            if name in self.values and (name in trained or not self.is_static(node, i))
+        ]
+        return Operator(
+            name=node.name,
+            type=operator_type(node),
+            inputs=tuple(dict.fromkeys(n for n in node.input if n and n not in self.values)),
+            outputs=tuple(name for name in node.output if name),
+            parameters=tuple(dict.fromkeys(held)),
+        )
+
+    def is_static(self, node: NodeProto, position: int) -> bool:
+        """Whether a constant configures the operator, as an attribute would.
+
+        So does an integer or boolean of at most 64 elements, a float of rank 0, and whatever
+        stands at a position in `STATIC_INPUTS`.
+        """
+        shape = shape_of(self.types[node.input[position]])
+        if node.input[position] in self.floats:
+            return not shape or position in trainable.STATIC_INPUTS.get(operator_type(node), ())
+        return prod(shape) <= MAX_STATIC_ELEMENTS
+
+    def described(self, name: str) -> tuple[tuple[int, ...], str]:
+        dtype = dtype_of(self.types[name])
+        if dtype not in ITEM_BYTES:
+            raise ModelError(
+                f"{name}: expected a dtype among {', '.join(ITEM_BYTES)}, got {dtype}; "
+                "convert the model"
+            )
+        return shape_of(self.types[name]), dtype
+
+
+def first_consumers(model: Model) -> Mapping[str, str]:
+    """For each node that is no operator of the graph, the first operator that needs it.
+
+    Nodes are those of `model.proto`, by name. A need may go over other folded nodes; a node that
+    no operator needs is given to the first operator.
+    """
+    order = {operator.name: i for i, operator in enumerate(model.graph.operators)}
+    nodes = model.proto.graph.node
+    needed_by: dict[str, int] = {}  # tensor -> the first operator that needs it
+    found = {}
+    for node in reversed(nodes):
+        needs = [needed_by[name] for name in node.output if name in needed_by]
+        first = order.get(node.name, min(needs, default=0))
+        if node.name not in order:
+            found[node.name] = model.graph.operators[first].name
+        if node.name in order or needs:
+            for name in node.input:
+                needed_by[name] = min(first, needed_by.get(name, first))
+    return dict(reversed(found.items()))

@@ -1,0 +1,6 @@
+"""ONNX operators as torch functions, and ONNX subgraphs as `torch.fx.GraphModule`s."""
+
+from planner.operators.convert import check, input_names, output_names, parameters, to_torch
+from planner.operators.table import OPERATORS
+
+__all__ = ["OPERATORS", "check", "input_names", "output_names", "parameters", "to_torch"]

@@ -1,0 +1,297 @@
+"""A set of operators of a model -> a `torch.fx.GraphModule` that computes them.
+
+Every ONNX operator becomes one fx node of the same name, whose target is its function in the
+table. Before that each call is tried on meta tensors, which have shapes and no numbers: what a
+function refuses, and what it would make other than the model says, is found before anything runs.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from operator import getitem
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
+
+from planner.errors import OperatorError
+from planner.graph import ITEM_BYTES, Graph, consumers, parameters_by_name, tensors_by_name
+from planner.model import Model, Node
+from planner.operators.binding import Call, bind
+from planner.operators.table import OPERATORS
+
+_HELP = (
+    "export the model without it, or give it a function and a line in planner/operators/table.py"
+)
+
+
+def input_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:
+    """Tensors that the operators read and do not make, in the order of `graph.tensors`."""
+    chosen = set(operators)
+    made = {name for i in chosen for name in graph.operators[i].outputs}
+    read = {name for i in chosen for name in graph.operators[i].inputs}
+    return tuple(sorted(read - made, key=_position(graph).__getitem__))
+
+
+def output_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:
+    """Tensors that the operators make and others read, or the graph returns, in that order."""
+    chosen = set(operators)
+    read_by, returned = consumers(graph), set(graph.outputs)
+    leaving = [
+        name
+        for i in chosen
+        for name in graph.operators[i].outputs
+        if name in returned or not chosen.issuperset(read_by[name])
+    ]
+    return tuple(sorted(leaving, key=_position(graph).__getitem__))
+
+
+@lru_cache(maxsize=16)
+def _position(graph: Graph) -> Mapping[str, int]:
+    return {tensor.name: i for i, tensor in enumerate(graph.tensors)}
+
+
+def parameters(model: Model, names: Iterable[str], device: str = "cpu") -> dict[str, Tensor]:
+    """The values by name, in memory of their own: an `nn.Parameter` where it is trained, a plain
+    tensor elsewhere."""
+    known = parameters_by_name(model.graph)
+    found = {}
+    for name in names:
+        tensor = _tensor(name, model.values[name]).to(device)
+        trainable = name in known and known[name].trainable
+        found[name] = nn.Parameter(tensor) if trainable else tensor
+    return found
+
+
+def _tensor(name: str, value: NDArray[Any]) -> Tensor:
+    if value.dtype.name not in ITEM_BYTES:
+        known = ", ".join(ITEM_BYTES)
+        raise OperatorError(f"{name}: expected a type among {known}, got {value.dtype.name}")
+    dtype = getattr(torch, value.dtype.name)
+    tensor = torch.empty(value.shape, dtype=dtype)
+    if dtype == torch.bfloat16:  # which numpy knows only through ml_dtypes
+        tensor.view(torch.int16).numpy()[...] = value.view(np.int16)
+    else:
+        tensor.numpy()[...] = value
+    return tensor
+
+
+def check(model: Model) -> None:
+    """Whether every operator of the model can be converted.
+
+    Raises:
+        OperatorError: otherwise; it lists all that cannot.
+    """
+    _calls(model, range(len(model.nodes)), "cpu")
+
+
+def to_torch(
+    model: Model,
+    operators: Sequence[int] | None = None,
+    values: Mapping[str, Tensor] | None = None,
+    device: str = "cpu",
+) -> fx.GraphModule:
+    """The operators as a module that maps their outer inputs to a tuple of their outer outputs.
+
+    Parameters keep their ONNX names, a dot being a submodule; each has the same target in every
+    module that holds it. fx nodes have `meta["onnx_name"]` where they are operators, and
+    `meta["onnx_value"]` where they are placeholders, parameters or one output of several.
+
+    Args:
+        model: the whole.
+        operators: their indices in `model.graph`, in any order; all without.
+        values: parameters to hold, by ONNX name, shared and not copied; others are read from the
+            model.
+        device: where new parameters are put and tensors are made.
+
+    Returns:
+        The module; its `input_names` and `output_names` are the tensors' names in the model.
+
+    Raises:
+        OperatorError: if an operator cannot be converted; it lists all.
+    """
+    chosen = sorted(range(len(model.nodes)) if operators is None else operators)
+    calls = _calls(model, chosen, device)
+    inputs, outputs = input_names(model.graph, chosen), output_names(model.graph, chosen)
+    held = _held(calls.values(), model.graph)
+    given = {name: values[name] for name in held if values and name in values}
+    given |= parameters(model, [name for name in held if name not in given], device)
+    root = _root({_targets(model)[name]: given[name] for name in held})
+    module = fx.GraphModule(root, _graph(model, calls, inputs, outputs), "Stage")
+    module.input_names, module.output_names = inputs, outputs
+    return module
+
+
+def _held(calls: Iterable[Call], graph: Graph) -> list[str]:
+    """Parameters and constants that the calls read, in order."""
+    flowing = tensors_by_name(graph)
+    return [n for n in dict.fromkeys(n for call in calls for n in call.reads) if n not in flowing]
+
+
+def _graph(
+    model: Model, calls: Mapping[int, Call], inputs: Sequence[str], outputs: Sequence[str]
+) -> fx.Graph:
+    graph = fx.Graph()
+    made: dict[str, fx.Node] = {}
+    for name in inputs:
+        made[name] = graph.create_node("placeholder", _word(name), name=_word(name))
+        made[name].meta["onnx_value"] = name
+    for name in _held(calls.values(), model.graph):
+        made[name] = graph.create_node("get_attr", _targets(model)[name], name=_word(name))
+        made[name].meta["onnx_value"] = name
+    for i, call in calls.items():
+        node = model.nodes[i]
+        args, kwargs = call.fill(made.__getitem__)
+        result = graph.create_node("call_function", call.function, args, kwargs, _word(node.name))
+        result.meta["onnx_name"] = node.name
+        made.update(_outputs(graph, node, result))
+    graph.output(tuple(made[name] for name in outputs))
+    return graph
+
+
+def _outputs(graph: fx.Graph, node: Node, result: fx.Node) -> Iterator[tuple[str, fx.Node]]:
+    if len(node.outputs) == 1:
+        yield node.outputs[0], result
+        return
+    for i, name in enumerate(node.outputs):
+        if name:
+            item = graph.create_node("call_function", getitem, (result, i), name=_word(name))
+            item.meta["onnx_value"] = name
+            yield name, item
+
+
+def _word(name: str) -> str:
+    """The name as an identifier; fx makes it unique."""
+    word = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return word if word[:1].isalpha() or word[:1] == "_" else f"_{word}"
+
+
+# ---- parameters in submodules
+
+
+@lru_cache(maxsize=16)
+def _targets(model: Model) -> Mapping[str, str]:
+    """Where each parameter or constant of the model stands in a module.
+
+    Parts that would hide an attribute of the module, or stand for a tensor and a submodule at
+    once, get an underscore at the end. Asking the whole model makes them the same in every stage.
+    """
+    names = dict.fromkeys(p.name for p in model.graph.parameters)
+    names |= dict.fromkeys(n for node in model.nodes for n in node.inputs if n in model.values)
+    reserved = frozenset(dir(fx.GraphModule(nn.Module(), fx.Graph()))) | {
+        *("input_names", "output_names"),
+    }
+    leaves: set[str] = set()
+    folders: set[str] = set()
+    found = {}
+    for name in names:
+        *outer, leaf = (_part(part, reserved) for part in name.split("."))
+        path = ""
+        for part in outer:
+            path = _free(path + part, leaves) + "."
+            folders.add(path[:-1])
+        found[name] = _free(path + leaf, leaves | folders)
+        leaves.add(found[name])
+    return found
+
+
+def _part(part: str, reserved: frozenset[str]) -> str:
+    part = re.sub(r"[^\w/:;,+-]", "_", part, flags=re.ASCII) or "_"
+    return _free(part, reserved)
+
+
+def _free(path: str, taken: Iterable[str]) -> str:
+    while path in taken:
+        path += "_"
+    return path
+
+
+def _root(tensors: Mapping[str, Tensor]) -> nn.Module:
+    root = nn.Module()
+    for target, tensor in tensors.items():
+        *outer, leaf = target.split(".")
+        owner = root
+        for part in outer:
+            if part not in owner._modules:
+                owner.add_module(part, nn.Module())
+            owner = owner.get_submodule(part)
+        if isinstance(tensor, nn.Parameter):
+            owner.register_parameter(leaf, tensor)
+        else:
+            owner.register_buffer(leaf, tensor)
+    return root
+
+
+# ---- calls, and what is wrong with them
+
+
+def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Call]:
+    """The call of each operator, tried on meta tensors."""
+    found, problems = {}, []
+    unknown: dict[tuple[str, str, int], list[str]] = defaultdict(list)
+    for i in operators:
+        node = model.nodes[i]
+        function = OPERATORS.get(model.graph.operators[i].type)
+        if function is None:
+            unknown[node.type, node.domain or "ai.onnx", node.version].append(node.name)
+            continue
+        try:
+            found[i] = bind(model, node, function, device)
+            _try(model, node, found[i])
+        except OperatorError as error:
+            problems.append(f"{node.type} {node.name!r} (version {node.version}): {error}")
+    lines = [
+        f"{operator} (domain {domain}, version {version}) is not supported; used by {_some(names)}"
+        for (operator, domain, version), names in sorted(unknown.items())
+    ]
+    if lines or problems:
+        lines = [f"{model.path}: {line}" for line in (*lines, *problems)]
+        raise OperatorError("\n".join((*lines, _HELP)))
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    """'a', 'b', 'c' and 4 more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
+
+
+def _try(model: Model, node: Node, call: Call) -> None:
+    """Calls the function on meta tensors and compares what it makes with what the model says."""
+    tensors = {name: _meta(model, name) for name in call.reads}
+    if any(tensor.dtype in _RARE for tensor in tensors.values()):
+        tensors = {n: torch.ones_like(t, device="cpu") for n, t in tensors.items()}
+    args, kwargs = call.fill(tensors.__getitem__)
+    if "device" in kwargs:
+        kwargs["device"] = "meta"
+    try:
+        result = call.function(*args, **kwargs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise OperatorError(f"torch refuses it: {str(error).splitlines()[0]}") from error
+    made = result if len(node.outputs) > 1 else (result,)
+    for name, tensor in zip(node.outputs, made, strict=True):
+        if not name:
+            continue
+        said = tensors_by_name(model.graph)[name]
+        expected, got = _described(said.dtype, said.shape), _described(tensor.dtype, tensor.shape)
+        if got != expected:
+            raise OperatorError(f"output {name!r}: the model says {expected}, torch makes {got}")
+
+
+# torch lacks most functions of these types, and tells nothing of it before it sees numbers
+_RARE = frozenset({torch.uint16, torch.uint32, torch.uint64})
+
+
+def _described(dtype: object, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+def _meta(model: Model, name: str) -> Tensor:
+    """A tensor of the value's type and shape that holds no numbers."""
+    known = tensors_by_name(model.graph).get(name) or parameters_by_name(model.graph).get(name)
+    if known is None:
+        return _tensor(name, model.values[name]).to("meta")
+    return torch.empty(known.shape, dtype=getattr(torch, known.dtype), device="meta")

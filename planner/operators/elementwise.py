@@ -1,0 +1,193 @@
+"""Operators that work on each number alone: arithmetic, activations, comparisons, casts."""
+
+from functools import reduce
+
+import torch
+from onnx import TensorProto, helper
+from torch import Tensor
+from torch.nn import functional as F
+
+from planner.errors import OperatorError
+
+
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """Integers are cut towards zero."""
+    return torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc")
+
+
+def mod(a: Tensor, b: Tensor, fmod: int) -> Tensor:
+    """The sign is the divisor's, or with fmod the dividend's."""
+    return torch.fmod(a, b) if fmod else torch.remainder(a, b)
+
+
+def power(x: Tensor, y: Tensor | float) -> Tensor:
+    """The result has the type of the base."""
+    return torch.pow(x, y).to(x.dtype)
+
+
+def total(*data: Tensor) -> Tensor:
+    """The sum of all inputs."""
+    return reduce(torch.add, data)
+
+
+def mean(*data: Tensor) -> Tensor:
+    """The mean of all inputs."""
+    return reduce(torch.add, data) / len(data)
+
+
+def maximum(*data: Tensor) -> Tensor:
+    """The largest of all inputs."""
+    return reduce(torch.maximum, data)
+
+
+def minimum(*data: Tensor) -> Tensor:
+    """The smallest of all inputs."""
+    return reduce(torch.minimum, data)
+
+
+def clip(
+    input: Tensor, min: Tensor | float | None = None, max: Tensor | float | None = None
+) -> Tensor:
+    """Where min is above max, max wins."""
+    if isinstance(min, Tensor) == isinstance(max, Tensor) and not (min is None and max is None):
+        return torch.clamp(input, min, max)  # type: ignore[arg-type]  # both of one kind
+    input = input if min is None else torch.clamp(input, min=min)
+    return input if max is None else torch.clamp(input, max=max)
+
+
+def bit_shift(x: Tensor, y: Tensor, direction: str) -> Tensor:
+    """To the LEFT or to the RIGHT."""
+    match direction:
+        case "LEFT":
+            return torch.bitwise_left_shift(x, y)
+        case "RIGHT":
+            return torch.bitwise_right_shift(x, y)
+    raise OperatorError(f"direction: expected LEFT or RIGHT, got {direction!r}")
+
+
+def is_inf(x: Tensor, detect_negative: int, detect_positive: int) -> Tensor:
+    """Whether it is an infinity of the signs asked for."""
+    negative = torch.isneginf(x) & bool(detect_negative)
+    return negative | (torch.isposinf(x) & bool(detect_positive))
+
+
+def cast(input: Tensor, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    """`saturate` and `round_mode` speak of 8-bit floats only, which are refused."""
+    try:
+        name = helper.tensor_dtype_to_np_dtype(to).name
+    except KeyError:
+        name = TensorProto.DataType.Name(to)
+    if name not in _CAST:
+        raise OperatorError(f"to: expected one of {', '.join(sorted(_CAST))}, got {name}")
+    return input.to(_CAST[name])
+
+
+_CAST = {
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+        *("float16", "bfloat16", "float32", "float64"),
+    )
+}
+
+
+def cast_like(
+    input: Tensor, target_type: Tensor, saturate: int = 1, round_mode: str = "up"
+) -> Tensor:
+    """To the type of another tensor."""
+    return input.to(target_type.dtype)
+
+
+def leaky_relu(x: Tensor, alpha: float) -> Tensor:
+    """x, or alpha x below zero."""
+    return F.leaky_relu(x, alpha)
+
+
+def p_relu(x: Tensor, slope: Tensor, *, version: int) -> Tensor:
+    """As LeakyRelu, with a slope that is broadcast to x; up to version 6 it is per channel."""
+    if version < 7 and x.dim() > 2 and slope.numel() > 1:
+        slope = slope.reshape(-1, *(1,) * (x.dim() - 2))
+    return torch.where(x < 0, x * slope, x)
+
+
+def elu(x: Tensor, alpha: float) -> Tensor:
+    """alpha (exp(x) - 1) below zero."""
+    return F.elu(x, alpha)
+
+
+def celu(x: Tensor, alpha: float) -> Tensor:
+    """alpha (exp(x / alpha) - 1) below zero."""
+    return F.celu(x, alpha)
+
+
+def selu(x: Tensor, alpha: float, gamma: float) -> Tensor:
+    """gamma times Elu."""
+    return gamma * F.elu(x, alpha)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)); above 40 that is x in double precision too."""
+    return F.softplus(x, threshold=40)
+
+
+def softsign(input: Tensor) -> Tensor:
+    """x / (1 + |x|)."""
+    return F.softsign(input)
+
+
+def hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
+    """alpha x + beta, held between 0 and 1."""
+    return torch.clamp(alpha * x + beta, 0, 1)
+
+
+def hard_swish(x: Tensor) -> Tensor:
+    """x times HardSigmoid with 1/6 and 1/2."""
+    return F.hardswish(x)
+
+
+def gelu(x: Tensor, approximate: str) -> Tensor:
+    """Exactly, or with `approximate` tanh."""
+    if approximate not in ("none", "tanh"):
+        raise OperatorError(f"approximate: expected none or tanh, got {approximate!r}")
+    return F.gelu(x, approximate=approximate)
+
+
+def mish(x: Tensor) -> Tensor:
+    """x tanh(softplus(x))."""
+    return F.mish(x)
+
+
+def swish(x: Tensor, alpha: float) -> Tensor:
+    """x sigmoid(alpha x)."""
+    return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
+
+
+def swi_glu(a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """Swish of a, times b."""
+    return swish(a, alpha) * b
+
+
+def thresholded_relu(x: Tensor, alpha: float) -> Tensor:
+    """x above alpha, else 0."""
+    return F.threshold(x, alpha, 0)
+
+
+def shrink(input: Tensor, bias: float, lambd: float) -> Tensor:
+    """Nearer to zero by the bias, and zero within lambd of it."""
+    outer = torch.where(input < -lambd, input + bias, input - bias).to(input.dtype)
+    return torch.where(input.abs() > lambd, outer, torch.zeros_like(input))
+
+
+def dropout(
+    data: Tensor,
+    ratio: float = 0.5,
+    training_mode: float = 0,
+    seed: int = 0,
+    *,
+    version: int,
+    num_outputs: int,
+) -> Tensor | tuple[Tensor, ...]:
+    """Off, in training too: runs must be comparable. The mask keeps everything."""
+    if num_outputs == 1:
+        return data
+    return data, torch.ones_like(data, dtype=torch.bool if version >= 10 else data.dtype)

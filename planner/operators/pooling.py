@@ -1,0 +1,162 @@
+"""Pooling over windows and over whole images.
+
+Where torch's own pooling does not reach (uneven pads, pads over half a kernel, dilated averages),
+the input is padded so that every window lies in it, and the windows are taken without pads.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from planner.operators.convolution import Ints, Pairs, padded, pairs, spatial_rank
+
+_MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVG_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def _grown(
+    sizes: Ints, sides: Pairs, kernel: Ints, strides: Ints, dilations: Ints, ceil_mode: int
+) -> Pairs:
+    """Pads such that the windows fill the input exactly.
+
+    With `ceil_mode` a last, incomplete window counts if it starts before the pad at the end.
+    """
+    found = []
+    for n, (before, after), k, s, d in zip(sizes, sides, kernel, strides, dilations, strict=True):
+        reach = (k - 1) * d + 1
+        steps, rest = divmod(n + before + after - reach, s)
+        if ceil_mode and rest and (steps + 1) * s < n + before:
+            steps += 1
+        found.append((before, steps * s + reach - n - before))
+    return tuple(found)
+
+
+def _torch_can(sides: Pairs, kernel: Ints) -> bool:
+    return all(a == b and 2 * a <= k for (a, b), k in zip(sides, kernel, strict=True))
+
+
+def max_pool(
+    x: Tensor,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    storage_order: int = 0,
+    strides: Ints | None = None,
+    *,
+    num_outputs: int,
+) -> Tensor | tuple[Tensor, ...]:
+    """Largest number of each window, and its place in the whole tensor."""
+    if not x.is_floating_point():  # 8-bit integers, which float32 holds exactly
+        given = (kernel_shape, auto_pad, ceil_mode, dilations, pads, storage_order, strides)
+        found = max_pool(x.float(), *given, num_outputs=num_outputs)
+        return found.to(x.dtype) if isinstance(found, Tensor) else (found[0].to(x.dtype), found[1])
+    rank, sizes = spatial_rank(x), tuple(x.shape[2:])
+    strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
+    sides = pairs(auto_pad, pads, sizes, kernel_shape, strides, dilations)
+    if num_outputs == 1 and _torch_can(sides, kernel_shape):
+        padding = tuple(before for before, _ in sides)
+        return _MAX_POOL[rank](x, kernel_shape, strides, padding, dilations, bool(ceil_mode))  # type: ignore[no-any-return]
+    sides = _grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
+    wide = padded(x, sides, float("-inf"))
+    if num_outputs == 1:
+        return _MAX_POOL[rank](wide, kernel_shape, strides, 0, dilations)  # type: ignore[no-any-return]
+    y, index = _MAX_POOL[rank](wide, kernel_shape, strides, 0, dilations, return_indices=True)
+    return y, _place(index, tuple(wide.shape[2:]), sides, sizes, storage_order)
+
+
+def _place(index: Tensor, wide: Ints, sides: Pairs, sizes: Ints, storage_order: int) -> Tensor:
+    """Index in a padded plane -> index in the whole tensor; column major if storage_order."""
+    coordinates = []
+    for size, (before, _) in reversed(list(zip(wide, sides, strict=True))):
+        coordinates.append(index % size - before)
+        index = index // size
+    if not storage_order:
+        coordinates.reverse()
+    order = reversed(sizes) if storage_order else sizes
+    place = torch.zeros_like(index)
+    for coordinate, size in zip(coordinates, order, strict=True):
+        place = place * size + coordinate
+    n, c = index.shape[:2]
+    planes = torch.arange(n * c, device=index.device).reshape(n, c, *(1,) * len(sizes))
+    return place + planes * prod(sizes)
+
+
+def average_pool(
+    x: Tensor,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    """Mean of each window; pads count with `count_include_pad`, what ceil_mode adds never."""
+    rank, sizes = spatial_rank(x), tuple(x.shape[2:])
+    strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
+    sides = pairs(auto_pad, pads, sizes, kernel_shape, strides, dilations)
+    if set(dilations) == {1} and _torch_can(sides, kernel_shape):
+        padding = tuple(before for before, _ in sides)
+        counted = bool(count_include_pad)
+        return _AVG_POOL[rank](x, kernel_shape, strides, padding, bool(ceil_mode), counted)  # type: ignore[operator,no-any-return]
+    wide = _grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
+    ones = torch.ones_like(x[:1, :1])
+    if count_include_pad:
+        inside = tuple((b, min(a, w)) for (b, a), (_, w) in zip(sides, wide, strict=True))
+        ones = padded(ones, inside, 1.0)
+        rest = tuple((0, w - i) for (_, i), (_, w) in zip(inside, wide, strict=True))
+        count = _window_sum(padded(ones, rest), kernel_shape, strides, dilations)
+    else:
+        count = _window_sum(padded(ones, wide), kernel_shape, strides, dilations)
+    return _window_sum(padded(x, wide), kernel_shape, strides, dilations) / count
+
+
+def _window_sum(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints) -> Tensor:
+    """Sum over each window, plane by plane."""
+    planes = x.reshape(-1, 1, *x.shape[2:])
+    ones = torch.ones((1, 1, *kernel), dtype=x.dtype, device=x.device)
+    sums = _CONV[len(kernel)](planes, ones, None, strides, 0, dilations)  # type: ignore[operator]
+    return sums.reshape(*x.shape[:2], *sums.shape[2:])  # type: ignore[no-any-return]
+
+
+def lp_pool(
+    x: Tensor,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    p: float = 2,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    """p-norm of each window."""
+    rank, sizes = spatial_rank(x), tuple(x.shape[2:])
+    strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
+    sides = pairs(auto_pad, pads, sizes, kernel_shape, strides, dilations)
+    wide = _grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
+    powers = padded(x.abs() ** p, wide)
+    return _window_sum(powers, kernel_shape, strides, dilations) ** (1 / p)
+
+
+def _spatial(x: Tensor) -> Ints:
+    return tuple(range(2, x.dim()))
+
+
+def global_average_pool(x: Tensor) -> Tensor:
+    """Mean of each plane."""
+    return torch.mean(x, _spatial(x), keepdim=True)
+
+
+def global_max_pool(x: Tensor) -> Tensor:
+    """Largest number of each plane."""
+    return torch.amax(x, _spatial(x), keepdim=True)
+
+
+def global_lp_pool(x: Tensor, p: float) -> Tensor:
+    """p-norm of each plane."""
+    return torch.linalg.vector_norm(x, p, dim=_spatial(x), keepdim=True)

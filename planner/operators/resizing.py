@@ -1,0 +1,223 @@
+"""Resize and Upsample.
+
+Each axis by itself is a weighted sum of a few source positions per output position (1 for
+nearest, 2 for linear, 4 for cubic, more with antialias), found once per geometry with numpy.
+"""
+
+from functools import lru_cache
+from math import ceil, floor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from planner.errors import OperatorError
+from planner.operators.shape import positive
+
+Ints = tuple[int, ...]
+Floats = tuple[float, ...]
+Array = NDArray[np.float64]
+
+_MODES = {"nearest": 0, "linear": 1, "bilinear": 1, "trilinear": 1, "cubic": 2}  # taps per side
+
+
+def upsample(
+    x: Tensor,
+    scales: Floats | None = None,
+    height_scale: float | None = None,
+    width_scale: float | None = None,
+    *,
+    mode: str,
+) -> Tensor:
+    """The predecessor of Resize."""
+    if scales is None:
+        scales = (1.0, 1.0, float(height_scale or 1), float(width_scale or 1))
+    return resize(x, scales=scales, mode=mode, version=10)
+
+
+def resize(
+    x: Tensor,
+    roi: Floats | None = None,
+    scales: Floats | None = None,
+    sizes: Ints | None = None,
+    antialias: int = 0,
+    axes: Ints | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+    *,
+    version: int,
+) -> Tensor:
+    """To `sizes`, or by `scales`, of the axes given. Up to version 10 asymmetric and by floor."""
+    if mode not in _MODES:
+        raise OperatorError(f"mode: expected one of {', '.join(_MODES)}, got {mode!r}")
+    if version <= 10:
+        coordinate_transformation_mode, nearest_mode = "asymmetric", "floor"
+    axes = positive(axes if axes is not None else tuple(range(x.dim())), x.dim())
+    targets = _targets(x, axes, scales, sizes, keep_aspect_ratio_policy)
+    crops = _crops(coordinate_transformation_mode, roi, len(axes))
+    fused = None
+    if not antialias and mode != "cubic":
+        fused = _fused(x, axes, targets, mode, coordinate_transformation_mode, nearest_mode)
+    if fused is not None:
+        return fused
+    for axis, (size, scale), crop in zip(axes, targets, crops, strict=True):
+        geometry = (x.shape[axis], size, scale, coordinate_transformation_mode, crop)
+        kernel = (mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
+        if size != x.shape[axis] or scale != 1 or crop is not None:
+            x = _along(x, axis, *_taps(geometry, kernel), extrapolation_value)
+    return x
+
+
+def _targets(
+    x: Tensor, axes: Ints, scales: Floats | None, sizes: Ints | None, policy: str
+) -> list[tuple[int, float]]:
+    """Per axis the new size and the scale that the coordinates use."""
+    old = [x.shape[axis] for axis in axes]
+    if scales:
+        return [(floor(n * s), s) for n, s in zip(old, scales, strict=True)]
+    if not sizes:
+        raise OperatorError("scales, sizes: expected one of them to be a constant, got neither")
+    ratios = [size / n for size, n in zip(sizes, old, strict=True)]
+    match policy:
+        case "stretch":
+            return list(zip(sizes, ratios, strict=True))
+        case "not_larger" | "not_smaller":
+            ratio = min(ratios) if policy == "not_larger" else max(ratios)
+            return [(floor(n * ratio + 0.5), ratio) for n in old]
+    raise OperatorError(
+        f"keep_aspect_ratio_policy: expected stretch, not_larger or not_smaller, got {policy!r}"
+    )
+
+
+def _crops(transformation: str, roi: Floats | None, rank: int) -> list[tuple[float, float] | None]:
+    if transformation != "tf_crop_and_resize":
+        return [None] * rank
+    if not roi:
+        raise OperatorError("roi: expected a constant for tf_crop_and_resize, got none")
+    return list(zip(roi[:rank], roi[rank:], strict=True))
+
+
+def _fused(
+    x: Tensor, axes: Ints, targets: list[tuple[int, float]], mode: str, how: str, nearest: str
+) -> Tensor | None:
+    """torch's own interpolation where it computes the same: whole images, exact scales."""
+    goal = list(x.shape)
+    for axis, (size, scale) in zip(axes, targets, strict=True):
+        goal[axis] = size
+        if size != x.shape[axis] * scale:
+            return None
+    spatial = goal[2:]
+    if x.dim() not in (3, 4, 5) or goal[:2] != list(x.shape[:2]) or not x.is_floating_point():
+        return None
+    if mode == "nearest":
+        same = how == "asymmetric" and nearest == "floor"
+        return F.interpolate(x, spatial, mode="nearest") if same and _whole(targets) else None
+    linear = {3: "linear", 4: "bilinear", 5: "trilinear"}[x.dim()]
+    if how == "half_pixel" or (how == "pytorch_half_pixel" and min(spatial) > 1):
+        return F.interpolate(x, spatial, mode=linear, align_corners=False)
+    if how == "align_corners" and min(spatial) > 1:
+        return F.interpolate(x, spatial, mode=linear, align_corners=True)
+    return None
+
+
+def _whole(targets: list[tuple[int, float]]) -> bool:
+    return all(scale == int(scale) for _, scale in targets)
+
+
+def _along(
+    x: Tensor, axis: int, index: Array, weight: Array, outside: Array, extrapolation: float
+) -> Tensor:
+    """The weighted sum of the taps along one axis."""
+    shape = [-1 if i == axis else 1 for i in range(x.dim())]
+    parts = []
+    for row, share in zip(index, weight, strict=True):
+        part = x.index_select(axis, torch.tensor(row.tolist(), device=x.device))
+        if len(index) > 1:
+            part = part * torch.tensor(share.tolist(), dtype=x.dtype, device=x.device).reshape(
+                shape
+            )
+        parts.append(part)
+    y = parts[0]
+    for part in parts[1:]:
+        y = y + part
+    if outside.any():
+        mask = torch.tensor(outside.tolist(), device=x.device).reshape(shape)
+        y = torch.where(mask, torch.full_like(y, extrapolation), y)
+    return y
+
+
+@lru_cache(maxsize=256)
+def _taps(
+    geometry: tuple[int, int, float, str, tuple[float, float] | None],
+    kernel: tuple[str, str, float, int, int],
+) -> tuple[Array, Array, Array]:
+    """Index and weight (taps, new size), and which positions lie outside a crop (new size)."""
+    old, new, scale, transformation, crop = geometry
+    mode, nearest_mode, a, exclude_outside, antialias = kernel
+    at = _coordinates(old, new, scale, transformation, crop)
+    outside = (at < 0) | (at > old - 1) if crop is not None else np.zeros(new, dtype=bool)
+    if mode == "nearest":
+        index = np.clip(_nearest(at, nearest_mode), 0, old - 1)[None]
+        return index.astype(int), np.ones_like(index), outside
+    narrow = min(scale, 1.0) if antialias else 1.0
+    reach = ceil(_MODES[mode] / narrow)
+    offset = np.arange(1 - reach, reach + 1)[:, None]
+    position = np.floor(at)[None] + offset
+    distance = np.abs(at[None] - position) * narrow
+    weight = _cubic(distance, a) if mode == "cubic" else np.clip(1 - distance, 0, None)
+    if exclude_outside:
+        weight = np.where((position >= 0) & (position < old), weight, 0)
+    weight = weight / weight.sum(axis=0)
+    return np.clip(position, 0, old - 1).astype(int), weight, outside
+
+
+def _coordinates(
+    old: int, new: int, scale: float, transformation: str, crop: tuple[float, float] | None
+) -> Array:
+    """Where each output position lies in the source, as the ONNX specification has it."""
+    x = np.arange(new, dtype=float)
+    match transformation:
+        case "half_pixel":
+            return (x + 0.5) / scale - 0.5
+        case "pytorch_half_pixel":
+            return (x + 0.5) / scale - 0.5 if new > 1 else np.zeros(1)
+        case "half_pixel_symmetric":
+            centre, adjustment = old / 2, new / (scale * old)
+            return centre * (1 - adjustment) + (x + 0.5) / scale - 0.5
+        case "align_corners":
+            return x * (old - 1) / (old * scale - 1) if new > 1 else np.zeros(1)
+        case "asymmetric":
+            return x / scale
+        case "tf_crop_and_resize" if crop is not None:
+            start, end = crop
+            if new == 1:
+                return np.array([0.5 * (start + end) * (old - 1)])
+            return start * (old - 1) + x * (end - start) * (old - 1) / (new - 1)
+    raise OperatorError(f"coordinate_transformation_mode: {transformation!r} is not supported")
+
+
+def _nearest(at: Array, how: str) -> Array:
+    match how:
+        case "round_prefer_floor":
+            return np.ceil(at - 0.5)
+        case "round_prefer_ceil":
+            return np.floor(at + 0.5)
+        case "floor":
+            return np.floor(at)
+        case "ceil":
+            return np.ceil(at)
+    raise OperatorError(f"nearest_mode: {how!r} is not supported")
+
+
+def _cubic(x: Array, a: float) -> Array:
+    """Keys' kernel at distance x."""
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))

@@ -1,0 +1,184 @@
+"""Strategy -> annotated ONNX: the model as it was, with ONNX's own multi-device annotations (IR
+version 11 and later): one device configuration that names the devices in the order of the ranks,
+and the pipeline stage of every node.
+
+Replicas, schedule and warm-up exist only in strategy.json, which is the authority;
+`check_agreement` says whether an annotated file still belongs to it.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from planner.errors import FileError, ModelError
+from planner.files import artefact_hash, write_atomically
+from planner.model import Model, content_hash, first_consumers
+from planner.prediction import Plan
+
+CONFIGURATION = "planner"
+MODEL_HASH, STRATEGY_HASH = "planner.model_hash", "planner.strategy_hash"
+
+# ONNX Runtime 1.31 reads nothing newer; annotations exist from IR version 11 on.
+MIN_IR_VERSION, MAX_IR_VERSION, MAX_OPSET = 11, 13, 26
+MAX_DIFFERENCES = 5
+
+
+def write_partition(model: Model, plan: Plan, path: Path) -> None:
+    """Writes the model with the stages and devices of a plan.
+
+    Nodes that were folded away take the stage of the operator that needs them first, nodes of
+    subgraphs that of the node around them. Annotations that the model had are replaced.
+
+    Args:
+        path: of the new file; in the model's folder if the model has external data.
+
+    Raises:
+        FileError: if the plan was made for another model, or the external data would be lost.
+        ModelError: if the model's operator set is newer than ONNX Runtime takes.
+    """
+    if plan.model_hash != model.hash:
+        raise FileError(
+            f"{model.path}: the plan was made for model {_short(plan.model_hash)}, this one is"
+            f" {_short(model.hash)}; run: planner profile {model.path.name}, then planner solve"
+        )
+    _check_folder(model, path)
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    proto.ir_version = _ir_version(model)
+    del proto.configuration[:]
+    devices = _device_names(plan)
+    proto.configuration.add(name=CONFIGURATION, num_devices=len(devices), device=devices)
+    stages, needed_by = _stages(plan), first_consumers(model)
+    for node in proto.graph.node:
+        operator = needed_by.get(node.name, node.name)
+        if operator not in stages:
+            raise FileError(
+                f"{model.path}: {operator} is in no stage of the plan; run: planner profile"
+                f" {model.path.name}, then planner solve"
+            )
+        _annotate(node, stages[operator])
+    _describe(proto, {MODEL_HASH: model.hash, STRATEGY_HASH: artefact_hash(plan.strategy)})
+    write_atomically(path, proto.SerializeToString(deterministic=True))
+
+
+def check_agreement(plan: Plan, path: Path) -> None:
+    """Checks that an annotated file is the plan's model with the plan's stages and devices.
+
+    Raises:
+        FileError: if the file is missing or none, or with what differs.
+    """
+    differences = list(_differences(plan, _read(path)))
+    if differences:
+        shown, more = differences[:MAX_DIFFERENCES], len(differences) - MAX_DIFFERENCES
+        shown += [f"and {more} more differences"] if more > 0 else []
+        lines = "\n".join(f"{path}: {one}" for one in shown)
+        raise FileError(f"{lines}\nto write both files anew, run: planner solve")
+
+
+def _short(content: str | None) -> str:
+    return content[:6] if content else "(unknown)"
+
+
+def _check_folder(model: Model, path: Path) -> None:
+    folder = model.path.absolute().parent
+    if path.absolute().parent.resolve() == folder.resolve():
+        return
+    if external := next(_external(model.proto.graph), None):
+        # Locations are relative to the file, may not lead out of its folder, and are hashed.
+        raise FileError(
+            f"{path}: expected a path in the folder of {model.path}, because weights such as"
+            f" {external.name!r} lie in files beside it; write the plan into that folder with -o"
+        )
+
+
+def _graphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
+def _external(graph: GraphProto) -> Iterator[TensorProto]:
+    """Tensors whose content lies in another file."""
+    for tensor in graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            yield tensor
+    for node in graph.node:
+        for attribute in node.attribute:
+            for tensor in (attribute.t, *attribute.tensors):
+                if tensor.data_location == TensorProto.EXTERNAL:
+                    yield tensor
+        for inner in _graphs(node):
+            yield from _external(inner)
+
+
+def _ir_version(model: Model) -> int:
+    for opset in model.proto.opset_import:
+        if opset.domain in ("", "ai.onnx") and opset.version > MAX_OPSET:
+            raise ModelError(
+                f"{model.path}: expected opset {MAX_OPSET} or older, because ONNX Runtime takes no"
+                f" more, got {opset.version}; export the model with an older opset"
+            )
+    return min(max(model.proto.ir_version, MIN_IR_VERSION), MAX_IR_VERSION)
+
+
+def _device_names(plan: Plan) -> list[str]:
+    names = {one.device: one.name for one in plan.prediction.devices}
+    return [names[device] for device in plan.ranks]
+
+
+def _stages(plan: Plan) -> dict[str, int]:
+    return {name: s for s, stage in enumerate(plan.strategy.stages) for name in stage.operators}
+
+
+def _annotate(node: NodeProto, stage: int) -> None:
+    del node.device_configurations[:]
+    node.device_configurations.add(configuration_id=CONFIGURATION, pipeline_stage=stage)
+    for graph in _graphs(node):
+        for inner in graph.node:
+            _annotate(inner, stage)
+
+
+def _describe(proto: ModelProto, properties: Mapping[str, str]) -> None:
+    kept = {one.key: one.value for one in proto.metadata_props}
+    del proto.metadata_props[:]
+    for key, value in (kept | {**properties}).items():
+        proto.metadata_props.add(key=key, value=value)
+
+
+def _read(path: Path) -> ModelProto:
+    try:
+        proto: ModelProto = ModelProto.FromString(path.read_bytes())
+    except FileNotFoundError:
+        raise FileError(f"{path}: there is no such file; run: planner solve") from None
+    except (OSError, DecodeError) as error:
+        raise FileError(
+            f"{path}: expected a partitioned ONNX model, cannot read it: {error};"
+            " run: planner solve"
+        ) from None
+    return proto
+
+
+def _differences(plan: Plan, proto: ModelProto) -> Iterator[str]:
+    found_hash = content_hash(proto)
+    if found_hash != plan.model_hash:
+        yield f"it is model {_short(found_hash)}, the strategy is for {_short(plan.model_hash)}"
+    configuration = next((c for c in proto.configuration if c.name == CONFIGURATION), None)
+    found = list(configuration.device) if configuration else []
+    if found != _device_names(plan):
+        wanted = ", ".join(_device_names(plan))
+        yield f"its devices are {', '.join(found) or 'not named'}, the strategy's {wanted}"
+    nodes = {node.name: node for node in proto.graph.node}
+    for name, stage in _stages(plan).items():
+        found_stage = _stage(nodes[name]) if name in nodes else None
+        if found_stage is None:
+            yield f"it puts {name} in no stage, the strategy in stage {stage}"
+        elif found_stage != stage:
+            yield f"it puts {name} in stage {found_stage}, the strategy in stage {stage}"
+
+
+def _stage(node: NodeProto) -> int | None:
+    for one in node.device_configurations:
+        if one.configuration_id == CONFIGURATION and one.HasField("pipeline_stage"):
+            return int(one.pipeline_stage)
+    return None

@@ -1,0 +1,107 @@
+"""What autograd keeps of one operator, seen through its saved-tensor hooks.
+
+A saved tensor is known by its storage: that of an input or an output has a name, that of a
+parameter is on the device anyway, and every other one is private to the operator. Each input is
+given a storage of its own, strides and all, because two inputs that share one here (slices of one
+tensor) are two copies where another device sends them.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from planner.profile import View
+from planner.profilers.unit import Unit
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stash:
+    """What an operator keeps, and what of its outputs it did not have to make.
+
+    Attributes:
+        tensors: inputs and outputs that autograd keeps.
+        private_bytes: of the storages that it keeps besides, parameters left out.
+        views: outputs that lie in the storage of an input.
+        held: outputs that lie in the storage of a parameter.
+    """
+
+    tensors: tuple[str, ...]
+    private_bytes: int
+    views: tuple[View, ...]
+    held: frozenset[str]
+
+
+def observe(
+    unit: Unit, values: Mapping[str, Tensor], held: Collection[str]
+) -> tuple[tuple[Tensor, ...], Stash]:
+    """Run the operator once; its outputs and its stash.
+
+    Args:
+        values: its inputs by name, among others.
+        held: inputs that lie in the storage of a parameter, which nobody has to keep.
+    """
+    inputs = [_in_own_storage(leaf) for leaf in unit.leaves(values)]
+    outputs, kept = _keeping(lambda: unit.forward(*inputs))
+    owners = _by_address(zip(unit.inputs, inputs, strict=True))
+    views = [
+        View(name, owners[_address(output)])
+        for name, output in zip(unit.outputs, outputs, strict=True)
+        if _address(output) in owners
+    ]
+    parameters = {_address(value) for value in (*unit.weights.values(), *unit.constants)}
+    in_parameters = {
+        name
+        for name, output in zip(unit.outputs, outputs, strict=True)
+        if _address(output) in parameters
+    }
+    in_parameters.update(view.tensor for view in views if view.base in held)
+    names = _by_address(
+        (*zip(unit.inputs, inputs, strict=True), *zip(unit.outputs, outputs, strict=True))
+    )
+    saved = [name for address, name in names.items() if address in kept]
+    private = [b for address, b in kept.items() if address not in names.keys() | parameters]
+    return outputs, Stash(
+        tensors=tuple(name for name in saved if name not in in_parameters and name not in held),
+        private_bytes=sum(private),
+        views=tuple(view for view in views if view.base not in held),
+        held=frozenset(in_parameters),
+    )
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _by_address(named: Iterable[tuple[str, Tensor]]) -> dict[int, str]:
+    """The first name of each storage, in order."""
+    found: dict[int, str] = {}
+    for name, tensor in named:
+        if tensor.untyped_storage().nbytes():
+            found.setdefault(_address(tensor), name)
+    return found
+
+
+def _in_own_storage(tensor: Tensor) -> Tensor:
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    copy.set_(
+        tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+    return copy.requires_grad_(tensor.requires_grad)
+
+
+def _keeping(run: Callable[[], T]) -> tuple[T, dict[int, int]]:
+    """What `run` returns, and the bytes of every storage that autograd keeps for it, by address."""
+    packed: list[Tensor] = []  # holds them, so that no address is used twice
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run()
+    return result, {_address(t): t.untyped_storage().nbytes() for t in packed}

@@ -1,0 +1,91 @@
+"""What a profile says at a glance: time per operator type, and whether the parts make the whole."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from planner.profile import OperatorCost, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    """All operators of one type.
+
+    Attributes:
+        type: the ONNX operator type.
+        count: operators of it.
+        forward_s: sum of their forward times.
+        backward_s: sum of their backward times.
+        forward_share: of the forward time of the model, 0 to 1.
+        backward_share: of the backward time of the model, 0 to 1.
+    """
+
+    type: str
+    count: int
+    forward_s: float
+    backward_s: float
+    forward_share: float
+    backward_share: float
+
+    @property
+    def time_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def backward_per_forward(self) -> float | None:
+        """How many times longer backward takes; None where forward takes no time."""
+        return self.backward_s / self.forward_s if self.forward_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A profile at a glance.
+
+    Attributes:
+        rows: the type that takes longest first, ties by name.
+        sum_s: forward and backward of all operators.
+        whole_s: the whole step in one piece, mean of before and after; None if not measured.
+        drift: the whole step after over before the operators were timed, less 1; None likewise.
+    """
+
+    rows: tuple[TypeRow, ...]
+    sum_s: float
+    whole_s: float | None
+    drift: float | None
+
+    @property
+    def sum_per_whole(self) -> float | None:
+        """Sum of the parts over the whole; near 1 on a quiet machine."""
+        return self.sum_s / self.whole_s if self.whole_s else None
+
+
+def summary(profile: Profile) -> Summary:
+    """Time per operator type, and the sum of the parts beside the whole step."""
+    by_type: defaultdict[str, list[OperatorCost]] = defaultdict(list)
+    for operator, cost in zip(profile.graph.operators, profile.operators, strict=True):
+        by_type[operator.type].append(cost)
+    forward_s = sum(cost.forward_s for cost in profile.operators)
+    backward_s = sum(cost.backward_s for cost in profile.operators)
+    rows = [_row(type_, costs, forward_s, backward_s) for type_, costs in by_type.items()]
+    whole = profile.whole_step
+    return Summary(
+        rows=tuple(sorted(rows, key=lambda row: (-row.time_s, row.type))),
+        sum_s=forward_s + backward_s,
+        whole_s=(whole.before_s + whole.after_s) / 2 if whole else None,
+        drift=whole.after_s / whole.before_s - 1 if whole else None,
+    )
+
+
+def _row(
+    type_: str, costs: list[OperatorCost], all_forward_s: float, all_backward_s: float
+) -> TypeRow:
+    forward_s = sum(cost.forward_s for cost in costs)
+    backward_s = sum(cost.backward_s for cost in costs)
+    return TypeRow(
+        type=type_,
+        count=len(costs),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        forward_share=forward_s / all_forward_s if all_forward_s else 0.0,
+        backward_share=backward_s / all_backward_s if all_backward_s else 0.0,
+    )

@@ -1,0 +1,55 @@
+"""`Unit`: one operator of a model as a torch function, cut off from its neighbours."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from planner.model import Model
+from planner.operators import to_torch
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One operator that can run alone.
+
+    Attributes:
+        forward: the code that torch.fx generated, without the hooks of a module's `__call__`,
+            which the operator does not pay for as a line of the whole model.
+        inputs: names of the tensors that `forward` takes.
+        outputs: names of the tensors that it returns.
+        weights: trained parameters by name, which `forward` reads itself.
+        constants: the other values that it reads.
+    """
+
+    forward: Callable[..., tuple[Tensor, ...]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: Mapping[str, Tensor]
+    constants: tuple[Tensor, ...]
+
+    def leaves(self, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Its inputs, detached from what made them; they get a gradient where that would."""
+        found = (values[name] for name in self.inputs)
+        return tuple(v.detach().requires_grad_(v.requires_grad) for v in found)
+
+
+def units(model: Model, values: Mapping[str, Tensor], device: str) -> tuple[Unit, ...]:
+    """One unit per operator of the graph, in its order; the weights are shared.
+
+    Args:
+        values: the parameters by name, on the device.
+    """
+    return tuple(_unit(model, i, values, device) for i in range(len(model.graph.operators)))
+
+
+def _unit(model: Model, operator: int, values: Mapping[str, Tensor], device: str) -> Unit:
+    module = to_torch(model, [operator], values=values, device=device)
+    held = {name: values[name] for name in model.graph.operators[operator].parameters}
+    return Unit(
+        forward=module.forward,
+        inputs=module.input_names,
+        outputs=module.output_names,
+        weights={name: value for name, value in held.items() if value.requires_grad},
+        constants=tuple(module.buffers()),
+    )

@@ -1,0 +1,30 @@
+"""The solvers: `Problem`, time limit in s -> `Result`. What they find is judged by `plan.py`.
+
+A new one is one file with `solve` and one line here. Modules are imported when they are used,
+because engines and compilers take long to load.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+from planner.problem import Problem, Result
+
+Solver = Callable[[Problem, float], Result]
+
+
+def _from(module: str) -> Solver:
+    """The `solve` of a module of this folder."""
+
+    def solve(problem: Problem, time_limit_s: float) -> Result:
+        found: Solver = import_module(f"planner.solvers.{module}").solve
+        return found(problem, time_limit_s)
+
+    return solve
+
+
+SOLVERS: Mapping[str, Solver] = {
+    "single": _from("single"),
+    "data-parallel": _from("data_parallel"),
+    "even": _from("even"),
+    "antichain": _from("antichain"),
+}

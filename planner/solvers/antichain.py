@@ -1,0 +1,374 @@
+"""Dynamic programming over the downsets of the operator graph.
+
+A pipeline is a chain of downsets {} = D_0 < D_1 < ... < D_S = all operators; stage s runs
+D_s minus D_{s-1}. Devices are taken from one linear order, from its end, so the last stage has
+the last devices. Whatever a stage costs follows from the state
+
+    (D, k, r, W)    D: what is still to be placed; k: devices in use behind it;
+                    r, W: width and warm-up depth of the first stage behind the cut
+
+because k and r name the devices of that stage, hence links, device types and memory limits.
+
+    V(all, 0, -, -) = nothing
+    V(D', k + r', r', W') = best over D > D' of: stage D minus D' put in front of V(D, k, r, W)
+
+    W' = ceil(W r / r') + 1, or one more where something crosses the cut; at most ceil(M / r')
+    the stage fits the memory of its smallest device, with its stash or, if allowed, without
+
+"Put in front" is `costs.closed_form.extend`: each value is a triple (round trip, slowest period,
+exposed end), whose sum is to be least. No triple that another one beats in all three can lead to
+a better sum, so a state keeps the triples that none beats (its Pareto front).
+
+The answer is exact for the closed form, the blocks and the order of devices; the order, and on
+hosts with shared cores the number of devices, is an outer loop. The inner loops are in
+`antichain_kernels.py`. States as in PipeDream (Narayanan et al., SOSP 2019, section 3.1) and
+Tarnawski et al. (NeurIPS 2020), which have neither latency nor warm-up in theirs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.coarsen import Coarsening, coarsen
+from planner.costs.collectives import ring_links, slowest_link
+from planner.costs.compute import slowdown, step_s, times_on
+from planner.costs.evaluate import evaluate
+from planner.costs.memory import limit_bytes, stage_memory
+from planner.graph import consumers, holders, predecessors, producers, tensors_by_name
+from planner.order import downsets, members, pack
+from planner.problem import Objective, Optimizer, Problem, Recompute, Result, Status
+from planner.profile import storage_owner
+from planner.solvers import antichain_kernels as kernels
+from planner.strategy import ScheduleName, Stage, Strategy
+from planner.topology import chain, device_type
+
+# A first search over so few downsets gives the real one something to beat.
+_ROUGH_DOWNSETS = 40
+# Attempts to respect a memory peak that the closed form underrated.
+_MEMORY_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A pipeline and what the closed form says of it."""
+
+    objective_s: float
+    strategy: Strategy
+    exact: bool
+
+
+def solve(problem: Problem, time_limit_s: float) -> Result:
+    """The best pipeline of blocks over the orders of devices that are tried.
+
+    Args:
+        time_limit_s: not needed; the work is bounded by the number of downsets.
+    """
+    profile, limit = problem.profile, problem.options.max_downsets
+    weights = [o.forward_s + o.backward_s for o in profile.operators]
+    feeds = predecessors(profile.graph)
+    coarse = coarsen(feeds, weights, limit)
+    rough = coarsen(feeds, weights, min(_ROUGH_DOWNSETS, coarse.num_downsets))
+    found = _fitting(problem, rough, coarse)
+    space = _space(problem, coarse)
+    if found is None:
+        reason = _closest_shortage(problem, rough)
+        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
+    whole = len(coarse.blocks) == len(profile.operators) and found.exact
+    return Result(
+        Status.OPTIMAL if whole else Status.FEASIBLE,
+        found.strategy,
+        bound_s=found.objective_s if found.exact else None,
+        space=space,
+    )
+
+
+def _space(problem: Problem, coarse: Coarsening) -> str:
+    orders = "; ".join(" ".join(map(str, o)) for o in _orders(problem))
+    return (
+        f"pipelines of {len(coarse.blocks)} blocks ({coarse.num_downsets} downsets) made of"
+        f" {len(problem.profile.operators)} operators, devices in the order {orders}, closed form"
+    )
+
+
+def _fitting(problem: Problem, rough: Coarsening, coarse: Coarsening) -> _Found | None:
+    """The best pipeline whose peak, read off its action lists, fits; where the closed form
+    underrated it, the search is repeated with less memory.
+    """
+    spare = 0
+    for _ in range(_MEMORY_ATTEMPTS):
+        start = _search(problem, rough, None, spare)
+        found = _search(problem, coarse, start, spare)
+        if found is None:
+            return None
+        evaluation = evaluate(problem, found.strategy)
+        if evaluation.shortage is None:
+            return found
+        used = evaluation.memory.keys()
+        spare += max(
+            parts.total_bytes - limit_bytes(problem, used, device)
+            for device, parts in evaluation.memory.items()
+        )
+    return None
+
+
+def _closest_shortage(problem: Problem, rough: Coarsening) -> str:
+    """Why nothing fits: what the best pipeline that ignores memory would need."""
+    options = replace(problem.options, device_memory_bytes=2**62)
+    ignoring = _search(replace(problem, options=options), rough, None, 0, ignore_memory=True)
+    assert ignoring is not None, "without a memory limit one stage on one device is a pipeline"
+    shortage = evaluate(problem, ignoring.strategy).shortage
+    return (shortage or "no pipeline fits") + "; try more devices, --recompute or smaller batches"
+
+
+def _orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Linear orders of the devices to try: by index and by links, and backwards where devices
+    differ.
+    """
+    topology = problem.topology
+    natural = tuple(range(len(topology.devices)))
+    orders = [natural, chain(topology, natural)]
+    if len({d.type for d in topology.devices}) > 1:
+        orders += [order[::-1] for order in orders]
+    return tuple(dict.fromkeys(orders))
+
+
+def _numbers_of_devices(problem: Problem) -> Sequence[int]:
+    """How many devices to plan for: all, except where using fewer makes each of them faster."""
+    topology = problem.topology
+    shared = any(h.cores is not None or h.memory_bytes is not None for h in topology.hosts)
+    count = len(topology.devices)
+    return range(1, count + 1) if shared else (count,)
+
+
+def _search(
+    problem: Problem,
+    coarse: Coarsening,
+    start: _Found | None,
+    spare_bytes: int,
+    *,
+    ignore_memory: bool = False,
+) -> _Found | None:
+    """The best pipeline over all orders and numbers of devices."""
+    subsets = downsets(coarse.predecessors)
+    sets = _sets(problem, coarse)
+    pairs = kernels.pair_bytes(subsets.masks, sets)
+    cuts = kernels.cut_bytes(subsets.masks, sets)
+    kinds = _first_of_each_type(problem)
+    forward, backward = _downset_times(problem, coarse, [members(m) for m in subsets.masks], kinds)
+    best, exact = start, True
+    for order in _orders(problem):
+        for count in _numbers_of_devices(problem):
+            # All of the order's devices may be used, and are slowed down as if they were.
+            used = order[-count:]
+            widths = np.arange(1, min(count, problem.options.num_microbatches) + 1)
+            moves = _moves(problem, count)
+            machine = _machine(problem, used, kinds, spare_bytes, ignore_memory=ignore_memory)
+            incumbent = best.objective_s if best else np.inf
+            objective, rows, dropped = kernels.search(
+                pairs, cuts, forward, backward, machine, moves, _training(problem, count),
+                widths, count, incumbent,
+            )  # fmt: skip
+            exact = exact and not dropped
+            if len(rows):
+                strategy = _strategy(problem, coarse, subsets.masks, rows, moves, used)
+                best = _Found(float(objective), strategy, exact)
+    return None if best is None else replace(best, exact=exact)
+
+
+def _first_of_each_type(problem: Problem) -> Mapping[str, int]:
+    """A device of every type."""
+    found: dict[str, int] = {}
+    for index, device in enumerate(problem.topology.devices):
+        found.setdefault(device.type, index)
+    return found
+
+
+def _downset_times(
+    problem: Problem,
+    coarse: Coarsening,
+    inside: Sequence[Sequence[int]],
+    kinds: Mapping[str, int],
+) -> tuple[kernels.Floats, kernels.Floats]:
+    """(types, n) forward and backward of every downset of blocks, in s."""
+    forward = np.zeros((len(kinds), len(inside)))
+    backward = np.zeros((len(kinds), len(inside)))
+    for row, device in enumerate(kinds.values()):
+        times = times_on(problem, device)
+        f = np.array([times.forward_s[list(block)].sum() for block in coarse.blocks])
+        b = np.array([times.backward_s[list(block)].sum() for block in coarse.blocks])
+        forward[row] = [f[list(blocks)].sum() for blocks in inside]
+        backward[row] = [b[list(blocks)].sum() for blocks in inside]
+    return forward, backward
+
+
+def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
+    """Tensors and parameters with the blocks that touch them.
+
+    Stashed views count as the storage that they are a view of, wherever it was made: never less
+    than `costs.memory` counts for a stage.
+    """
+    profile, graph = problem.profile, problem.profile.graph
+    block_of = {v: b for b, block in enumerate(coarse.blocks) for v in block}
+    tensors, made_by, read_by = tensors_by_name(graph), producers(graph), consumers(graph)
+    everything = range(len(graph.operators))
+    inside = frozenset(everything)
+    kept: dict[str, set[int]] = {name: set() for name in tensors}
+    for v in everything:
+        for name in profile.operators[v].stash_tensors:
+            kept[storage_owner(profile, name, inside)].add(block_of[v])
+    read = {name: {block_of[v] for v in read_by[name]} for name in tensors}
+    made = {n: {block_of[made_by[n]]} if n in made_by else set[int]() for n in tensors}
+    needs = [stage_memory(profile, block) for block in coarse.blocks]
+    private = np.array([sum(profile.operators[v].stash_private_bytes for v in block)
+                        for block in coarse.blocks], dtype=float)  # fmt: skip
+    table = []
+    for name, tensor in tensors.items():
+        touched = kept[name] | read[name] | made[name]
+        if len(touched) > 1 or not made[name]:
+            table.append(name)
+        elif kept[name]:
+            private[next(iter(touched))] += tensor.bytes
+    # The loss and what the model returns stay until the backward pass.
+    last = made_by.get(graph.outputs[0])
+    if last is not None:
+        private[block_of[last]] += 2 * tensors[graph.outputs[0]].bytes
+    count, users = len(coarse.blocks), holders(graph)
+    return kernels.Sets(
+        size=np.array([tensors[n].bytes for n in table], dtype=float),
+        made=pack([sorted(made[n]) for n in table], count),
+        kept=pack([sorted(kept[n]) for n in table], count),
+        read=pack([sorted(read[n]) for n in table], count),
+        gradient=np.array([tensors[n].gradient for n in table], dtype=float),
+        parameter_size=np.array([p.bytes for p in graph.parameters], dtype=float),
+        parameter_trained=np.array([p.trainable for p in graph.parameters], dtype=float),
+        parameter_users=pack(
+            [sorted({block_of[v] for v in users[p.name]}) for p in graph.parameters], count
+        ),
+        private=private,
+        workspace=np.array([need.workspace_bytes for need in needs], dtype=float),
+    )
+
+
+def _moves(problem: Problem, count: int) -> kernels.Moves:
+    """Every (k, r, W) that a pipeline on `count` devices can have, from the last stage on."""
+    num_microbatches = problem.options.num_microbatches
+    index = {(0, 0, 0): 0}
+    states = [(0, 0, 0)]
+    then: list[list[list[int]]] = []
+    for state in states:
+        row = [[-1, -1] for _ in range(count + 1)]
+        for width in range(1, min(count - state[0], num_microbatches) + 1):
+            for extra, warmup in enumerate(_warmups(problem, state, width)):
+                following = (state[0] + width, width, warmup)
+                if following not in index:
+                    index[following] = len(states)
+                    states.append(following)
+                row[width][extra] = index[following]
+        then.append(row)
+    k, r, w = np.array(states, dtype=np.int64).T.copy()
+    return kernels.Moves(k, r, w, np.array(then, dtype=np.int64))
+
+
+def _warmups(problem: Problem, state: tuple[int, int, int], width: int) -> Iterator[int]:
+    """W' of a stage in front of a state: the least that does not stall, then one more."""
+    options = problem.options
+    k, r, warmup = state
+    most = -(-options.num_microbatches // width)
+    if options.schedule is ScheduleName.GPIPE:
+        yield most
+        return
+    least = 1 if k == 0 else min(most, -(-warmup * r // width) + 1)
+    yield least
+    if k > 0 and least < most:
+        yield least + 1
+
+
+def _training(problem: Problem, count: int) -> kernels.Training:
+    options = problem.options
+    num_microbatches = options.num_microbatches
+    widths = range(1, count + 1)
+    weight = {
+        Objective.ITERATION: [-(-num_microbatches // r) - 1.0 for r in widths],
+        Objective.BOTTLENECK: [1.0 / r for r in widths],
+        Objective.LATENCY: [0.0 for _ in widths],
+    }[options.objective]
+    return kernels.Training(
+        num_microbatches=num_microbatches,
+        moments=options.optimizer.num_moments,
+        weight=np.array([0.0, *weight]),
+        total=0.0 if options.objective is Objective.BOTTLENECK else 1.0,
+        exposed=1.0 if options.objective is Objective.ITERATION else 0.0,
+        may_keep=options.recompute is not Recompute.FULL,
+        may_recompute=options.recompute is not Recompute.NONE,
+    )
+
+
+def _machine(
+    problem: Problem,
+    order: tuple[int, ...],
+    kinds: Mapping[str, int],
+    spare_bytes: int,
+    *,
+    ignore_memory: bool,
+) -> kernels.Machine:
+    """The devices as the kernel sees them, for every stage by devices in use and width."""
+    topology, count = problem.topology, len(order)
+    shape = (count + 1, count + 1)
+    factor = np.zeros((len(kinds), *shape))
+    limit, ring_latency, ring_rate, step = (np.zeros(shape) for _ in range(4))
+    there = np.zeros((2, *shape, count + 1))
+    back = np.zeros((2, *shape, count + 1))
+    reserve = problem.options.reserve_bytes
+    for k in range(1, count + 1):
+        for r in range(1, k + 1):
+            stage = order[count - k : count - k + r]
+            for row, kind in enumerate(kinds):
+                slow = [slowdown(topology, order, d) for d in stage
+                        if topology.devices[d].type == kind]  # fmt: skip
+                factor[row, k, r] = max(slow, default=0.0)
+            room = min(limit_bytes(problem, order, d) for d in stage)
+            limit[k, r] = np.inf if ignore_memory else room - reserve - spare_bytes
+            step[k, r] = max(
+                slowdown(topology, order, d) * _step_per_byte(problem.options.optimizer, problem, d)
+                for d in stage
+            )
+            if r > 1:
+                ring_latency[k, r], ring_rate[k, r] = ring_links(topology, tuple(sorted(stage)))
+            for width in range(1, count - k + 1):
+                front = order[count - k - width : count - k]
+                there[:, k, r, width] = slowest_link(topology, front, stage)
+                back[:, k, r, width] = slowest_link(topology, stage, front)
+    return kernels.Machine(
+        factor, limit, ring_latency, ring_rate, step, there[0], there[1], back[0], back[1]
+    )
+
+
+def _step_per_byte(optimizer: Optimizer, problem: Problem, device: int) -> float:
+    return step_s(optimizer, 1, device_type(problem.topology, device))
+
+
+def _strategy(
+    problem: Problem,
+    coarse: Coarsening,
+    masks: kernels.Masks,
+    rows: kernels.Ints,
+    moves: kernels.Moves,
+    order: tuple[int, ...],
+) -> Strategy:
+    """The strategy that the kernel's rows describe."""
+    operators = problem.profile.graph.operators
+    stages = []
+    for before, behind, c, recompute in rows.tolist():
+        blocks = members(masks[behind] & ~masks[before])
+        inside = sorted(v for b in blocks for v in coarse.blocks[b])
+        first = len(order) - int(moves.k[c])
+        stages.append(
+            Stage(
+                operators=tuple(operators[v].name for v in inside),
+                devices=order[first : first + int(moves.r[c])],
+                warmup=int(moves.w[c]),
+                recompute=bool(recompute),
+            )
+        )
+    return Strategy(tuple(stages), problem.options.schedule, problem.options.num_microbatches)

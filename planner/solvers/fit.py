@@ -1,0 +1,75 @@
+"""What the constructive solvers share: take the first of some strategies that fits."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from planner.costs.evaluate import evaluate
+from planner.problem import Problem, Recompute, Result, Status
+from planner.schedules import default_warmups
+from planner.strategy import Stage, Strategy
+
+
+def recompute_choices(problem: Problem) -> tuple[bool, ...]:
+    """Whether stages recompute, in the order of preference."""
+    match problem.options.recompute:
+        case Recompute.NONE:
+            return (False,)
+        case Recompute.FULL:
+            return (True,)
+    return (False, True)
+
+
+def pipeline(
+    problem: Problem,
+    operators: Sequence[Sequence[int]],
+    devices: Sequence[Sequence[int]],
+    *,
+    recompute: bool,
+    extra: int = 0,
+) -> Strategy:
+    """A strategy from the stages' operators and devices, with the default warm-up depths.
+
+    Args:
+        operators: per stage, indices into the graph.
+        devices: per stage, indices into the topology.
+        extra: more microbatches in flight per stage.
+    """
+    options, graph = problem.options, problem.profile.graph
+    depths = default_warmups(
+        [len(d) for d in devices], options.num_microbatches, extra, options.schedule
+    )
+    return Strategy(
+        stages=tuple(
+            Stage(
+                operators=tuple(graph.operators[v].name for v in sorted(inside)),
+                devices=tuple(where),
+                warmup=depth,
+                recompute=recompute,
+            )
+            for inside, where, depth in zip(operators, devices, depths, strict=True)
+        ),
+        schedule=options.schedule,
+        num_microbatches=options.num_microbatches,
+    )
+
+
+def first_that_fits(problem: Problem, strategies: Iterable[Strategy], space: str) -> Result:
+    """The first strategy that fits in memory; the shortage of the last if none does.
+
+    Args:
+        strategies: in the order of preference, at least one.
+        space: what they are, for the result.
+    """
+    shortage = None
+    for strategy in _distinct(strategies):
+        shortage = evaluate(problem, strategy).shortage
+        if shortage is None:
+            return Result(Status.FEASIBLE, strategy, space=space)
+    return Result(Status.INFEASIBLE, None, space=space, reason=shortage)
+
+
+def _distinct(strategies: Iterable[Strategy]) -> Iterator[Strategy]:
+    seen = []
+    for strategy in strategies:
+        if strategy not in seen:
+            seen.append(strategy)
+            yield strategy

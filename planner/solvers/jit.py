@@ -1,0 +1,34 @@
+"""`njit`: numba with its cache in the user's cache folder, apart for every state of the sources.
+
+Numba looks only at the file of a compiled function, not at those that it calls, so the folder
+carries a hash of all the code that kernels are made of.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PLANNER = Path(__file__).resolve().parent.parent
+
+
+def _cache_folder() -> Path:
+    sources = sorted([*_PLANNER.glob("costs/*.py"), *_PLANNER.glob("solvers/*.py")])
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "planner" / f"numba-{numba.__version__}-{digest}"
+
+
+# Read by numba when it compiles; its environment variable goes first.
+if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+
+
+def njit(function: F) -> F:
+    """Compiles a function for the machine, at its first call, and keeps the result."""
+    return cast(F, numba.njit(cache=True)(function))

@@ -1,0 +1,247 @@
+"""Real models for tests, benchmarks and the demo: nine light CNNs of the onnx package, GPT-2, BERT.
+
+    python -m tests.models --list
+    python -m tests.models resnet50 resnet50.onnx
+
+All give logits, with random weights that depend on the seed only and keep activations near 1.
+"""
+
+import argparse
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, numpy_helper
+
+_LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+_RESIDUAL_SCALE = 0.5  # of a branch before it is added, so that 16 blocks keep the variance
+
+
+def light(name: str, batch: int | None = None, seed: int = 0) -> ModelProto:
+    """One of the onnx package's CNNs with random weights in place of its ConstantOfShape nodes.
+
+    Args:
+        name: the file's, without "light_".
+        batch: written into the model; None leaves the dimension symbolic, as "N".
+        seed: of the weights.
+    """
+    proto = onnx.load(_LIGHT / f"light_{name}.onnx")
+    graph = proto.graph
+    shapes = _weight_shapes(graph)
+    _delete_nodes(graph, "ConstantOfShape")
+    _drop_softmax(graph)
+    _free_batch(graph)
+    kept = {t.name: t for t in graph.initializer if t.name not in shapes}
+    read = {tensor for node in graph.node for tensor in node.input}
+    weights = [_weight(graph, tensor, shape, seed) for tensor, shape in shapes.items()]
+    integers = [t for t in kept.values() if t.data_type == onnx.TensorProto.INT64]
+    inputs = [value for value in graph.input if value.name not in {*shapes, *kept}]
+    del graph.initializer[:], graph.input[:]
+    graph.initializer.extend(t for t in (*weights, *integers) if t.name in read)
+    graph.input.extend(value for value in inputs if value.name in read)
+    for value in (*graph.input, *graph.output):
+        _set_batch(value, batch)
+    proto.ir_version = 8  # 3 wants every initializer among the inputs
+    return proto
+
+
+def _weight_shapes(graph: GraphProto) -> dict[str, tuple[int, ...]]:
+    """Of every float that the model holds or makes with ConstantOfShape."""
+    held = {t.name: t for t in graph.initializer}
+    made = {
+        node.output[0]: tuple(numpy_helper.to_array(held[node.input[0]]).tolist())
+        for node in graph.node
+        if node.op_type == "ConstantOfShape"
+    }
+    floats = {n: tuple(t.dims) for n, t in held.items() if t.data_type == onnx.TensorProto.FLOAT}
+    return floats | made
+
+
+def _delete_nodes(graph: GraphProto, kind: str) -> None:
+    """Delete the nodes of that type, and leave what they made undefined."""
+    left = [node for node in graph.node if node.op_type != kind]
+    del graph.node[:]
+    graph.node.extend(left)
+
+
+def _drop_softmax(graph: GraphProto) -> None:
+    last = graph.node[-1]
+    if last.op_type == "Softmax":
+        graph.output[0].name = last.input[0]
+        del graph.node[-1]
+
+
+def _free_batch(graph: GraphProto) -> None:
+    """Reshape to [-1, ...] where the file says [1, ...]."""
+    targets = {node.input[1] for node in graph.node if node.op_type == "Reshape"}
+    for tensor in graph.initializer:
+        shape = numpy_helper.to_array(tensor)
+        if tensor.name in targets and shape[0] == 1:
+            tensor.CopyFrom(numpy_helper.from_array(np.array([-1, *shape[1:]]), tensor.name))
+
+
+def _set_batch(value: onnx.ValueInfoProto, batch: int | None) -> None:
+    dim = value.type.tensor_type.shape.dim[0]
+    if batch is None:
+        dim.dim_param = "N"
+    else:
+        dim.dim_value = batch
+
+
+def _weight(graph: GraphProto, name: str, shape: tuple[int, ...], seed: int) -> onnx.TensorProto:
+    random = np.random.Generator(np.random.SFC64([seed, crc32(name.encode())]))
+    mean, deviation = _distribution(graph, name, shape)
+    values = random.standard_normal(shape, dtype=np.float32)
+    values *= deviation
+    values += mean
+    return numpy_helper.from_array(values, name)
+
+
+def _distribution(graph: GraphProto, name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and standard deviation for a weight, by the first node that uses it."""
+    node, position = _user(graph, name)
+    match node.op_type if node else "", position:
+        case ("Conv", 1):
+            return 0.0, float(np.sqrt(_gain(graph, node) / np.prod(shape[1:])))
+        case ("Gemm", 1):
+            return 0.0, float(np.sqrt(1 / np.prod(shape[1:])))
+        case ("BatchNormalization", 1):
+            return (_RESIDUAL_SCALE if _is_added(graph, node) else 1.0), 0.02
+        case ("BatchNormalization", 4) | ("Mul", _):
+            return 1.0, 0.02
+        case _:
+            return 0.0, 0.02
+
+
+def _user(graph: GraphProto, name: str) -> tuple[NodeProto | None, int]:
+    for node in graph.node:
+        if name in node.input:
+            if node.op_type in ("Reshape", "Unsqueeze"):
+                return _user(graph, node.output[0])
+            return node, list(node.input).index(name)
+    return None, 0
+
+
+def _gain(graph: GraphProto, node: NodeProto | None) -> int:
+    """2 makes up for the half that a Relu before the node takes away."""
+    normalised = {n.output[0] for n in graph.node if n.op_type == "BatchNormalization"}
+    return 1 if node is not None and node.input[0] in normalised else 2
+
+
+def _is_added(graph: GraphProto, node: NodeProto | None) -> bool:
+    return node is not None and any(
+        node.output[0] in user.input for user in graph.node if user.op_type == "Sum"
+    )
+
+
+def gpt2(layers: int = 12, width: int = 768, vocabulary: int = 50257, seed: int = 0) -> ModelProto:
+    """GPT-2 with a language-model head that shares the embedding; batch and length symbolic.
+
+    Args:
+        layers: 12 in GPT-2 small.
+        width: of the hidden state, 64 per head.
+        vocabulary: number of tokens.
+        seed: of the weights.
+    """
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_layer=layers, n_embd=width, n_head=width // 64, vocab_size=vocabulary,
+        use_cache=False, attn_implementation="eager",
+    )  # fmt: skip
+    return _exported(transformers.GPT2LMHeadModel, config, seed)
+
+
+def bert(layers: int = 12, width: int = 768, vocabulary: int = 30522, seed: int = 0) -> ModelProto:
+    """BERT with a masked-language-model head; batch and length symbolic. Arguments as `gpt2`."""
+    import transformers
+
+    config = transformers.BertConfig(
+        num_hidden_layers=layers, hidden_size=width, intermediate_size=4 * width,
+        num_attention_heads=width // 64, vocab_size=vocabulary, attn_implementation="eager",
+    )  # fmt: skip
+    return _exported(transformers.BertForMaskedLM, config, seed)
+
+
+def _exported(architecture: Callable[..., object], config: object, seed: int) -> ModelProto:
+    """Export with initializers as they are: the exporter's optimizer would merge equal ones."""
+    import torch
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = architecture(config)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.model(input_ids=input_ids).logits
+
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        program = torch.onnx.export(
+            Logits().eval(),
+            (torch.zeros((2, 16), dtype=torch.long),),
+            input_names=["input_ids"],
+            output_names=["logits"],
+            dynamic_shapes={"input_ids": {0: "batch", 1: "seq"}},
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
+        return program.model_proto
+
+
+MODELS: Mapping[str, Callable[[], ModelProto]] = {
+    "resnet50": partial(light, "resnet50"),
+    "inception_v1": partial(light, "inception_v1"),
+    "inception_v2": partial(light, "inception_v2"),
+    "densenet121": partial(light, "densenet121"),
+    "vgg19": partial(light, "vgg19"),
+    "alexnet": partial(light, "bvlc_alexnet"),
+    "squeezenet": partial(light, "squeezenet"),
+    "shufflenet": partial(light, "shufflenet"),
+    "zfnet512": partial(light, "zfnet512"),
+    "gpt2": gpt2,
+    "bert": bert,
+}
+LIGHT_MODELS = tuple(name for name in MODELS if name not in ("gpt2", "bert"))
+
+
+def cached(name: str, folder: Path, build: Callable[[], ModelProto] | None = None) -> Path:
+    """The model as a file in `folder`, built if it is not there or older than this module.
+
+    Args:
+        name: a key of `MODELS`, or a new name with `build`.
+        folder: made if it does not exist.
+        build: makes the model; `MODELS[name]` if left out.
+    """
+    path = folder / f"{name}.onnx"
+    if not path.exists() or path.stat().st_mtime < Path(__file__).stat().st_mtime:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        unfinished.write_bytes((build or MODELS[name])().SerializeToString())
+        unfinished.rename(path)
+    return path
+
+
+def main() -> None:
+    """Write one model to a file, or list them."""
+    parser = argparse.ArgumentParser(description="Write one of the test models to a file.")
+    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    parser.add_argument("name", nargs="?", choices=MODELS)
+    parser.add_argument("out", nargs="?", type=Path, help="such as resnet50.onnx")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(MODELS))  # noqa: T201 - this is a command
+    elif options.out is None:
+        parser.error("expected NAME OUT.onnx, or --list")
+    else:
+        options.out.write_bytes(MODELS[options.name]().SerializeToString())
+
+
+if __name__ == "__main__":
+    main()

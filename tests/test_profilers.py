@@ -1,0 +1,312 @@
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from planner import model as models
+from planner.errors import OptionError
+from planner.graph import tensors_by_name
+from planner.operators import input_names, parameters, synthetic, to_torch
+from planner.profile import Source, View, WholeStep, stash_bytes
+from planner.profilers.measured import measure
+from planner.profilers.summary import summary
+from tests.models import cached
+
+FLOAT = 4  # bytes
+
+
+def read(folder, text, weights=None, **options):
+    """A model from ONNX's text syntax, with random weights of the shapes given."""
+    header = '<ir_version: 10, opset_import: ["" : 17]> '
+    proto = onnx.parser.parse_model(header + text)
+    numbers = np.random.default_rng(0)
+    for name, shape in (weights or {}).items():
+        value = numbers.uniform(0.1, 0.9, shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return models.load(path, **options)
+
+
+def profiled(model, **options):
+    return measure(model, model_path="model.onnx", **{"repetitions": 1, **options})
+
+
+def cost(profile, type_):
+    (found,) = [
+        c for o, c in zip(profile.graph.operators, profile.operators, strict=True) if o.type == type_
+    ]
+    return found
+
+
+RESIDUAL = """agraph (float[2,3,8,8] x) => (float[2,4,8,8] y) {
+    c = Conv <pads = [1,1,1,1]> (x, w)
+    b = BatchNormalization (c, scale, shift, mean, var)
+    r = Relu (b)
+    d = Conv <pads = [1,1,1,1]> (r, v)
+    s = Add (d, r)
+    y = Relu (s)
+}"""
+RESIDUAL_WEIGHTS = {
+    "w": (4, 3, 3, 3), "v": (4, 4, 3, 3), "scale": 4, "shift": 4, "mean": 4, "var": 4,
+}  # fmt: skip
+
+ATTENTION = """agraph (int64[2,5] ids, int64[2,5] mask) => (float[2,5,11] logits) <
+    int64[4] split = {2, 5, 2, 4}, int64[3] join = {2, 5, 8}, int64[2] last = {1, 2},
+    int64[3] lengths = {8, 8, 8}, float eight = {8.0}, float low = {-10000.0}, float one = {1.0}
+> {
+    e = Gather (table, ids)
+    n = LayerNormalization (e, scale, shift)
+    qkv = MatMul (n, w)
+    q, k, v = Split <axis = 2> (qkv, lengths)
+    qs = Reshape (q, split)
+    ks = Reshape (k, split)
+    vs = Reshape (v, split)
+    qt = Transpose <perm = [0,2,1,3]> (qs)
+    kt = Transpose <perm = [0,2,3,1]> (ks)
+    vt = Transpose <perm = [0,2,1,3]> (vs)
+    a = MatMul (qt, kt)
+    scaled = Div (a, eight)
+    wide = Unsqueeze (mask, last)
+    seen = Cast <to = 1> (wide)
+    unseen = Sub (one, seen)
+    bias = Mul (unseen, low)
+    masked = Add (scaled, bias)
+    p = Softmax <axis = -1> (masked)
+    o = MatMul (p, vt)
+    ot = Transpose <perm = [0,2,1,3]> (o)
+    joined = Reshape (ot, join)
+    h = Add (joined, e)
+    back = Transpose <perm = [1,0]> (table)
+    logits = MatMul (h, back)
+}"""
+ATTENTION_WEIGHTS = {"table": (11, 8), "scale": 8, "shift": 8, "w": (8, 24)}
+
+
+def residual(folder):
+    return read(folder, RESIDUAL, RESIDUAL_WEIGHTS)
+
+
+def attention(folder):
+    return read(folder, ATTENTION, ATTENTION_WEIGHTS)
+
+
+# ---- synthetic inputs
+
+
+def test_the_same_seed_gives_the_same_inputs_and_each_microbatch_its_own(tmp_path):
+    model = residual(tmp_path)
+    x = synthetic.inputs(model, seed=3, microbatch=1)["x"]
+    assert x.shape == (2, 3, 8, 8)
+    assert torch.equal(x, synthetic.inputs(model, seed=3, microbatch=1)["x"])
+    assert not torch.equal(x, synthetic.inputs(model, seed=3, microbatch=2)["x"])
+    assert not torch.equal(x, synthetic.inputs(model, seed=4, microbatch=1)["x"])
+
+
+def test_integers_index_the_smallest_table_that_they_reach(tmp_path):
+    text = """agraph (int64[400] ids, int64[400] other) => (float[1,400] y) <int64[1] zero = {0}> {
+        direct = Gather (large, ids)
+        wide = Unsqueeze (ids, zero)
+        narrow = Cast <to = 6> (wide)
+        moved = Gather <axis = 1> (small, narrow)
+        a = ReduceMean <axes = [1], keepdims = 0> (direct)
+        b = ReduceMean <axes = [0, 1], keepdims = 0> (moved)
+        c = Cast <to = 1> (other)
+        s = Mul (a, c)
+        y = Add (b, s)
+    }"""
+    model = read(tmp_path, text, {"large": (1000, 2), "small": (2, 7)})
+    made = synthetic.inputs(model, seed=0, microbatch=0)
+    assert set(made["ids"].tolist()) == set(range(7))
+    assert made["ids"].dtype == torch.int64
+    assert made["other"].unique().tolist() == [1]
+
+
+def test_targets_are_classes_of_the_last_dimension_or_normal(tmp_path):
+    model = attention(tmp_path)
+    options = {"seed": 0, "microbatch": 0}
+    classes = synthetic.target(model, loss="cross-entropy", **options)
+    assert classes.shape == (2, 5)
+    assert classes.dtype == torch.int64
+    assert 0 <= classes.min() and classes.max() < 11
+    assert synthetic.target(model, loss="mse", **options).shape == (2, 5, 11)
+    with pytest.raises(OptionError, match="expected one of cross-entropy, mse, got 'hinge'"):
+        synthetic.target(model, loss="hinge", **options)
+
+
+# ---- the stash of one operator
+
+
+def test_relu_keeps_its_output_and_a_convolution_its_input(tmp_path):
+    profile = profiled(residual(tmp_path))
+    first, norm, relu, second, add, last = profile.operators
+    assert first.stash_tensors == ("x",)
+    assert (relu.stash_tensors, relu.stash_private_bytes) == (("r",), 0)
+    assert second.stash_tensors == ("r",)
+    assert (add.stash_tensors, add.stash_private_bytes) == ((), 0)
+    assert last.stash_tensors == ("y",)
+    tensor = 2 * 4 * 8 * 8 * FLOAT
+    assert stash_bytes(profile, [2, 3]) == tensor
+    assert stash_bytes(profile, [4]) == 0
+    assert norm.stash_tensors == ("c",)
+    assert stash_bytes(profile, range(6)) == 2 * 3 * 8 * 8 * FLOAT + 3 * tensor + (
+        norm.stash_private_bytes
+    )
+
+
+def test_a_product_keeps_both_factors_and_a_view_is_kept_as_what_it_shows(tmp_path):
+    text = """agraph (float[6,4] x) => (float[12,12] y) <int64[2] shape = {12, 2}> {
+        a = MatMul (x, w)
+        b = Reshape (a, shape)
+        c = Transpose (b)
+        d = Identity (c)
+        y = MatMul (b, d)
+    }"""
+    profile = profiled(read(tmp_path, text, {"w": (4, 4)}))
+    assert profile.views == (View("b", "a"), View("c", "b"), View("d", "c"))
+    assert profile.operators[0].stash_tensors == ("x",)
+    assert profile.operators[4].stash_tensors == ("b", "d")
+    tensor = 6 * 4 * FLOAT
+    assert stash_bytes(profile, [4]) == 2 * tensor  # both factors come from elsewhere
+    assert stash_bytes(profile, [2, 3, 4]) == tensor
+    assert stash_bytes(profile, range(5)) == 2 * tensor
+
+
+def test_a_parameter_is_not_stashed_even_where_it_is_seen_through_a_view(tmp_path):
+    profile = profiled(attention(tmp_path))
+    *_, head = profile.operators
+    assert head.stash_tensors == ("h",)
+    assert "back" not in {view.tensor for view in profile.views}
+
+
+# ---- the stash of sets of operators, against what autograd keeps when they run as one
+
+
+def tensors_of(model, held):
+    """Every tensor of the model, from one run."""
+    values = synthetic.inputs(model, seed=0, microbatch=0)
+    for i in range(len(model.graph.operators)):
+        module = to_torch(model, [i], values=held)
+        with torch.no_grad():
+            made = module(*[values[name] for name in module.input_names])
+        values.update(zip(module.output_names, made, strict=True))
+    return values
+
+
+def kept_bytes(model, operators, values, held):
+    """What autograd keeps while the operators run as one module, parameters left out."""
+    module = to_torch(model, operators, values=held)
+    described = tensors_by_name(model.graph)
+    received = [
+        values[name].clone(memory_format=torch.contiguous_format).requires_grad_(
+            described[name].gradient
+        )
+        for name in input_names(model.graph, operators)
+    ]
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        outputs = module(*received)
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in packed}
+    for parameter in (*module.parameters(), *module.buffers()):
+        storages.pop(parameter.untyped_storage().data_ptr(), None)
+    assert outputs
+    return sum(storages.values())
+
+
+def assert_exact(model, profile, num_ranges=6):
+    held = parameters(model, [p.name for p in model.graph.parameters])
+    values = tensors_of(model, held)
+    choose, n = random.Random(0), len(model.graph.operators)
+    cuts = [sorted(choose.sample(range(n + 1), 2)) for _ in range(num_ranges)]
+    found, expected = {}, {}
+    for start, end in [(0, n), *cuts]:
+        found[start, end] = stash_bytes(profile, range(start, end))
+        expected[start, end] = kept_bytes(model, range(start, end), values, held)
+    assert found == expected
+    assert found[0, n] > 0
+
+
+@pytest.mark.parametrize("build", [residual, attention])
+def test_the_stash_of_any_range_of_operators_is_exact(build, tmp_path):
+    model = build(tmp_path)
+    assert_exact(model, profiled(model), num_ranges=40)
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "resnet50"])
+def test_the_stash_of_any_range_of_a_real_network_is_exact(name, tmp_path):
+    model = models.load(cached(name, tmp_path), batch=1)
+    assert_exact(model, profiled(model))
+
+
+# ---- times and the rest
+
+
+def test_every_operator_takes_time_and_those_without_gradient_none_backward(tmp_path):
+    model = attention(tmp_path)
+    profile = profiled(model, repetitions=2)
+    tensors = tensors_by_name(model.graph)
+    for operator, one in zip(model.graph.operators, profile.operators, strict=True):
+        has_gradient = any(tensors[name].gradient for name in operator.outputs)
+        assert one.forward_s > 0, operator
+        assert (one.backward_s > 0) == has_gradient, operator
+    assert {o.type for o, c in zip(model.graph.operators, profile.operators, strict=True)
+            if not c.backward_s} == {"Unsqueeze", "Cast", "Sub", "Mul"}  # fmt: skip
+
+
+def test_a_product_of_matrices_is_counted_by_flops_and_bytes(tmp_path):
+    text = "agraph (float[6,4] x) => (float[6,5] y) { a = MatMul (x, w) y = Relu (a) }"
+    product, relu = profiled(read(tmp_path, text, {"w": (4, 5)})).operators
+    assert (product.flops, relu.flops) == (2 * 6 * 4 * 5, 0)
+    assert product.bytes_moved == (6 * 4 + 4 * 5 + 6 * 5) * FLOAT
+    assert (product.output_bytes, product.parameter_bytes) == (6 * 5 * FLOAT, 4 * 5 * FLOAT)
+
+
+def test_a_profile_says_how_it_was_made(tmp_path):
+    model = residual(tmp_path)
+    threads = torch.get_num_threads()
+    profile = profiled(model, repetitions=2, threads=1)
+    assert torch.get_num_threads() == threads
+    assert (profile.source, profile.device_type, profile.dtype) == (
+        Source.MEASURED, "cpu", "float32",
+    )  # fmt: skip
+    assert (profile.threads, profile.repetitions, profile.microbatch_size) == (1, 2, 2)
+    assert profile.model_hash == model.hash
+    assert set(profile.versions) == {"onnx", "planner", "python", "torch"}
+    assert profile.whole_step.before_s > 0
+    assert profile.spread >= 0
+
+
+def test_progress_ends_at_its_total(tmp_path):
+    seen = []
+    profiled(residual(tmp_path), repetitions=2, progress=lambda *step: seen.append(step))
+    assert seen == [(i, 18) for i in range(1, 19)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_cuda_device_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(OptionError, match="finds 0 of them here; use --device cpu"):
+        profiled(residual(tmp_path), device="cuda")
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"repetitions": 0}, {"device": "tpu"}])
+def test_options_that_make_no_sense_are_errors(options, tmp_path):
+    with pytest.raises(OptionError, match="expected"):
+        profiled(residual(tmp_path), **options)
+
+
+def test_the_summary_adds_up(tmp_path):
+    profile = profiled(attention(tmp_path))
+    found = summary(replace(profile, whole_step=WholeStep(before_s=2.0, after_s=3.0)))
+    assert found.drift == 0.5
+    assert found.whole_s == 2.5
+    assert found.sum_per_whole == found.sum_s / 2.5
+    assert sum(row.count for row in found.rows) == len(profile.operators)
+    assert sum(row.time_s for row in found.rows) == pytest.approx(found.sum_s)
+    assert sum(row.forward_share for row in found.rows) == pytest.approx(1)
+    assert sum(row.backward_share for row in found.rows) == pytest.approx(1)
+    assert list(found.rows) == sorted(found.rows, key=lambda row: -row.time_s)
+    assert summary(replace(profile, whole_step=None)).sum_per_whole is None

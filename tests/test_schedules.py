@@ -1,0 +1,127 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.schedules import (
+    AllReduce,
+    Compute,
+    Direction,
+    Receive,
+    Send,
+    Step,
+    default_warmups,
+    dry_run,
+    parse,
+    program,
+    text,
+)
+from tests.programs import chain, split, split_graphs, written
+
+
+def picture(lists, keep=Compute):
+    """The program in text form, a line per device, only actions of the kinds in `keep`."""
+    return "\n".join(
+        " ".join(text(action) for action in actions if isinstance(action, keep))
+        for actions in lists.lists.values()
+    )
+
+
+def test_1f1b_with_3_stages_and_4_microbatches():
+    lists = program(split(chain(3), [1, 2], [1, 1, 1], 4), chain(3))
+    assert picture(lists) == (
+        "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n"
+        "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3\n"
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"
+    )
+
+
+def test_gpipe_with_2_stages_and_3_microbatches():
+    lists = program(split(chain(2), [1], [1, 1], 3, "gpipe"), chain(2))
+    assert picture(lists) == "0F0 0F1 0F2 0B0 0B1 0B2\n1F0 1F1 1F2 1B0 1B1 1B2"
+
+
+def test_replicas_take_microbatches_in_turn_even_where_they_do_not_divide():
+    lists = program(split(chain(2), [1], [2, 1], 3), chain(2))
+    assert picture(lists) == "0F0 0F2 0B0 0B2\n0F1 0B1\n1F0 1B0 1F1 1B1 1F2 1B2"
+
+
+def test_a_tensor_and_its_gradient_are_posted_one_action_of_their_kind_ahead():
+    lists = program(split(chain(2), [1], [1, 1], 2), chain(2))
+    assert picture(lists, (Compute, Send, Receive, Step)) == (
+        "0F0 0>1:0:t0 0<1:0:d/t0 0F1 0>1:1:t0 0<1:1:d/t0 0B0 0B1 O\n"
+        "1<0:0:t0 1<0:1:t0 1F0 1B0 1>0:0:d/t0 1F1 1B1 1>0:1:d/t0 O"
+    )
+
+
+def test_sums_come_in_one_global_order_before_the_step():
+    graph = chain(2)
+    lists = program(split(graph, [1], [2, 3], 6), graph)
+    assert [one.devices for one in lists.sums] == [(0, 1), (2, 3, 4)]
+    assert picture(lists, (AllReduce, Step)) == "A0 O\nA0 O\nA1 O\nA1 O\nA1 O"
+
+
+names = st.text(min_size=1)
+numbers = st.integers(0, 999)
+transfers = [st.sampled_from(Direction), numbers, numbers, names, numbers]
+
+
+@given(
+    st.one_of(
+        st.builds(Compute, st.sampled_from(Direction), numbers, numbers),
+        st.builds(Send, *transfers),
+        st.builds(Receive, *transfers),
+        st.builds(AllReduce, numbers),
+        st.just(Step()),
+    )
+)
+def test_the_text_of_an_action_parses_back(action):
+    assert " " not in text(action)
+    assert parse(text(action)) == action
+
+
+@pytest.mark.parametrize("word", ["", "F0", "0X0", "0>1", "0>1:2:", "A", "O2", "0F0x"])
+def test_other_words_are_no_actions(word):
+    with pytest.raises(ValueError, match="is no action"):
+        parse(word)
+
+
+@given(split_graphs())
+def test_default_warmups_never_block(case):
+    graph, strategy = case
+    assert dry_run(program(strategy, graph)) is None
+
+
+def test_one_microbatch_in_flight_everywhere_is_slow_but_does_not_block():
+    graph = chain(3)
+    assert dry_run(program(split(graph, [1, 2], [1, 1, 1], 4, warmups=[1, 1, 1]), graph)) is None
+
+
+def test_a_stage_that_wants_more_in_flight_than_the_one_before_it_blocks():
+    graph = chain(2)
+    lists = program(split(graph, [1], [1, 1], 4, warmups=[1, 2]), graph)
+    assert dry_run(lists).startswith("device 0 waits at 0B0; device 1 waits at 1F1; ")
+
+
+def test_transfers_in_crossed_order_are_found():
+    lists = written("0F0 0>1:0:x 0>1:0:y", "1<0:0:y 1<0:0:x 1F0")
+    assert dry_run(lists) == "device 0 sends 0>1:0:x, device 1 expects 1<0:0:y"
+
+
+def test_a_transfer_with_one_end_is_found():
+    assert dry_run(written("0F0 0>1:0:x", "1F0")) == "device 0 sends 0>1:0:x, unheard"
+    assert dry_run(written("0F0", "1F0 1<0:0:x")) == "device 1 awaits 1<0:0:x in vain"
+
+
+def test_sums_in_crossed_order_are_found():
+    lists = written("A0 A1", "A1 A0", sums=[(0, 1), (0, 1)])
+    assert dry_run(lists) == "device 0 waits at A0; device 1 waits at A1"
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(6, 40))
+def test_warmups_cover_the_microbatches_that_the_next_stage_has_in_flight(widths, num_microbatches):
+    warmups = default_warmups(widths, num_microbatches)
+    in_flight = [w * r for w, r in zip(warmups, widths, strict=True)]
+    for before, after in pairwise(in_flight):
+        assert before >= min(after, num_microbatches)
