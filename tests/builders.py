@@ -61,14 +61,12 @@ def unit_type(name="unit", memory=10**12, flops=1e12, bandwidth=1e18):
     return DeviceType(name, memory, {"float32": flops}, bandwidth, "made up")
 
 
-def cluster(types, bandwidth=1e9, latency=0.0, links=None, cores=None, memory=None):
-    """Devices on one host, all linked to its switch, or by explicit links (p, q, bandwidth)."""
+def cluster(types, bandwidth=1e9, latency=0.0, links=(), cores=None, memory=None):
+    """Devices on one host, all linked to it, and besides by links (p, q, bandwidth)."""
     kinds = {t.name: t for t in types}
     devices = tuple(Device(f"d{i}", t.name, "host") for i, t in enumerate(types))
-    if links is None:
-        ends = [(d.name, "host", bandwidth) for d in devices]
-    else:
-        ends = [(f"d{p}", f"d{q}", rate) for p, q, rate in links]
+    ends = [(d.name, "host", bandwidth) for d in devices]
+    ends += [(f"d{p}", f"d{q}", rate) for p, q, rate in links]
     return Topology(
         name="test",
         device_types=tuple(kinds.values()),

@@ -142,7 +142,9 @@ def test_the_cube_mesh_order_follows_double_links():
         for q in range(p)
         if matrix[p][q] != "0"
     ]
-    problem = problem_of(profile_of(graph_of([[]]), [1.0]), cluster([unit_type()] * 8, links=links))
+    problem = problem_of(
+        profile_of(graph_of([[]]), [1.0]), cluster([unit_type()] * 8, 12e9, links=links)
+    )
     chosen = _orders(problem)[1]
     widths = [int(matrix[a][b]) for a, b in pairwise(chosen)]
     assert widths == [2] * 7
