@@ -31,6 +31,7 @@ from planner.sequences import TensorSequence, gather, identity, read_sequence, s
 
 MAX_FOLDED_BYTES = 64 * 2**20
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
+_REFUSED = (InferenceError, onnx.checker.ValidationError)
 RANDOM_OPERATORS = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
@@ -269,6 +270,11 @@ class _Pass:
             self.keep(gather(node, sequence))
             return
         i = int(self.values[position])
+        if not -len(sequence.sizes) <= i < len(sequence.sizes):
+            raise ModelError(
+                f"{node.name}: expected a position within the {len(sequence.sizes)} tensors of "
+                f"{name!r}, got {i}; export the model again"
+            )
         taken = sequence.split.output[i]
         if taken:
             self.keep(identity(node, taken))
@@ -334,7 +340,7 @@ class _Pass:
         """Types of the outputs as far as they are static; an error gives none."""
         try:
             types = self.inferred(node, floats=False)
-        except InferenceError:
+        except _REFUSED:
             return {}
         return {name: type_ for name, type_ in types.items() if _is_static(type_)}
 
@@ -344,7 +350,7 @@ class _Pass:
             types = self.inferred(node, floats=False)
             if not all(name in types and _is_static(types[name]) for name in names):
                 types = self.inferred(node, floats=True)
-        except InferenceError as error:
+        except _REFUSED as error:
             raise ModelError(
                 f"{node.name}: {operator_type(node)} does not take "
                 f"{self.described(node.input)}: {error}; the model may hold another batch size or "

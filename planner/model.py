@@ -253,7 +253,8 @@ class _Flow:
             and name not in train
             and name not in freeze
         ]
-        found = {*candidates} - trainable.masks(candidates, self.nodes, self.values) | {*train}
+        matrices = [name for name in candidates if len(shape_of(self.types[name])) > 1]
+        found = {*candidates, *train} - trainable.masks(matrices, self.nodes, self.values)
         if not found:
             raise ModelError(
                 f"expected a trainable parameter (a float initializer of rank 1 or more that "

@@ -49,7 +49,7 @@ def read_sequence(
         opset: the version that the model imports.
 
     Raises:
-        ModelError: if the sizes are no constant.
+        ModelError: if the sizes are no constant, or do not fit the shape.
     """
     attributes = {attribute.name: attribute.i for attribute in node.attribute}
     axis = attributes.get("axis", 0) % len(shape)
@@ -68,7 +68,13 @@ def read_sequence(
     if given.ndim:
         sizes = tuple(given.tolist())
     else:
-        sizes = tuple(min(int(given), length - at) for at in range(0, length, int(given)))
+        step = max(int(given), 1)
+        sizes = tuple(min(step, length - at) for at in range(0, length, step))
+    if sum(sizes) != length or given.min() < 1:
+        raise ModelError(
+            f"{node.name}: expected sizes that add up to {length}, got {given.tolist()}; the model "
+            "may hold another batch size or length in its constants"
+        )
     return TensorSequence(node.input[0], axis, sizes, _split(node, axis, sizes, opset))
 
 

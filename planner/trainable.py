@@ -37,7 +37,7 @@ NONDIFFERENTIABLE_OPERATORS = frozenset({
 
 _MASKING = frozenset({"Add", "Attention", "Mul", "Sub", "Where"})
 _VIEWS = frozenset({
-    "Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile",
+    "Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile",
     "Transpose", "Unsqueeze",
 })  # fmt: skip
 _MASKED_BELOW = -1e4  # an additive mask holds this or less where it hides something
@@ -84,10 +84,14 @@ def masks(
 ) -> set[str]:
     """The candidates that hide part of another tensor, by use and then by content.
 
-    Use: rank 2 or more, and an operand of Add, Sub, Mul, Where or Attention, directly or
-    through views. Content: 0 and -10000 or less (additive), or 0 and 1 in square matrices
-    (multiplicative). Only candidates that pass the first test are read, and only as far as they
-    look like a mask.
+    Use: an operand of Add, Sub, Mul, Where or Attention, directly or through views. Content: 0
+    and -10000 or less (additive), or 0 and 1 in square matrices (multiplicative). Only
+    candidates that pass the first test are read, and only as far as they look like a mask.
+
+    Args:
+        candidates: names of float values of rank 2 or more.
+        nodes: in topological order.
+        values: read on access.
     """
     operands = {name for node in nodes if node.op_type in _MASKING for name in node.input}
     for node in reversed(nodes):
@@ -97,8 +101,6 @@ def masks(
 
 
 def _looks_like_mask(value: np.ndarray) -> bool:
-    if value.ndim < 2 or value.size == 0:
-        return False
     return _is_additive_mask(value) or _is_causal_mask(value)
 
 

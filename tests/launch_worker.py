@@ -1,20 +1,22 @@
 """Runs under torchrun: the gradients of partitioned runs against the whole model in one process.
 
-    torchrun --nproc-per-node 4 tests/launch_worker.py FOLDER PORT
+    torchrun --nproc-per-node 4 tests/launch_worker.py FOLDER
 
 Each rank writes FOLDER/RANK.json: {case: {parameter: relative error}}. Cases and the model are
-also what test_launch.py uses. All cases run in one start, each with a store of its own.
+also what test_launch.py uses. All cases run in one start.
 """
 
 import json
 import os
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
+import torch.distributed as dist
 from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
@@ -231,16 +233,18 @@ def relative(found, expected):
     return ((found - expected).norm() / expected.norm()).item()
 
 
-def main(folder, port):
+def main(folder):
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))  # torchrun's
+    start = dist.init_process_group
     found = {}
-    for i, (name, case) in enumerate(CASES.items()):
-        os.environ["MASTER_PORT"] = str(port + i)
+    for name, case in CASES.items():
+        own = dist.PrefixStore(name, store)  # or a case would meet the addresses of the last one
+        dist.init_process_group = partial(start, store=own)
         found[name] = run_case(case, folder, rank)
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

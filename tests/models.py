@@ -7,6 +7,8 @@ All give logits, with random weights that depend on the seed only and keep activ
 """
 
 import argparse
+import logging
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -151,7 +153,7 @@ def gpt2(layers: int = 12, width: int = 768, vocabulary: int = 50257, seed: int 
 
     config = transformers.GPT2Config(
         n_layer=layers, n_embd=width, n_head=width // 64, vocab_size=vocabulary,
-        use_cache=False, attn_implementation="eager",
+        use_cache=False, attn_implementation="eager", bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     return _exported(transformers.GPT2LMHeadModel, config, seed)
 
@@ -181,6 +183,7 @@ def _exported(architecture: Callable[..., object], config: object, seed: int) ->
 
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)  # of operators that are of no use here
         torch.manual_seed(seed)
         program = torch.onnx.export(
             Logits().eval(),
@@ -192,6 +195,7 @@ def _exported(architecture: Callable[..., object], config: object, seed: int) ->
             optimize=False,
             verbose=False,
         )
+        logging.disable(logging.NOTSET)
         return program.model_proto
 
 
@@ -222,7 +226,7 @@ def cached(name: str, folder: Path, build: Callable[[], ModelProto] | None = Non
     path = folder / f"{name}.onnx"
     if not path.exists() or path.stat().st_mtime < Path(__file__).stat().st_mtime:
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".part")
+        unfinished = folder / f"{name}.{os.getpid()}.part"
         unfinished.write_bytes((build or MODELS[name])().SerializeToString())
         unfinished.rename(path)
     return path

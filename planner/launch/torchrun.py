@@ -12,6 +12,8 @@ import planner
 from planner.errors import LaunchError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A checkout and an installed wheel both have cli.py beside the package.
+CLI = Path(planner.__file__).resolve().parents[1] / "cli.py"
 
 
 def torchrun_command(strategy: Path, num_ranks: int) -> str:
@@ -22,7 +24,6 @@ def torchrun_command(strategy: Path, num_ranks: int) -> str:
 def start_torchrun(strategy: Path, nproc: int, arguments: Sequence[str] = ()) -> int:
     """Runs `planner launch STRATEGY ARGUMENTS` in N processes, and waits for them.
 
-    Works from a checkout and from an installed wheel: both have cli.py beside the package.
     Ctrl-C ends all processes.
 
     Args:
@@ -41,8 +42,7 @@ def start_torchrun(strategy: Path, nproc: int, arguments: Sequence[str] = ()) ->
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    cli = Path(planner.__file__).resolve().parents[1] / "cli.py"
-    command = [str(cli), "launch", str(strategy), *arguments]
+    command = [str(CLI), "launch", str(strategy), *arguments]
     with _quiet_torchrun():
         try:
             run.main(["--standalone", "--nproc-per-node", str(nproc), *command])

@@ -3,7 +3,7 @@
 import torch
 from onnx import helper
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planner.errors import OperatorError
 
@@ -33,10 +33,7 @@ def attention(
     if flat:
         if not q_num_heads or not kv_num_heads:
             raise OperatorError("q_num_heads, kv_num_heads: expected both for inputs of rank 3")
-        q, k, v = (
-            t.unflatten(-1, (heads, -1)).transpose(1, 2)
-            for t, heads in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))
-        )
+        q, k, v = _split(q, q_num_heads), _split(k, kv_num_heads), _split(v, kv_num_heads)
     offset: int | Tensor = 0
     if past_key is not None and past_value is not None:
         offset = past_key.shape[2]
@@ -49,12 +46,18 @@ def attention(
     precision = _precision(q, softmax_precision)
     if num_outputs < 4 and not softcap and precision == q.dtype:
         grouped = q.shape[1] != k.shape[1]
-        y = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+        y = functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
         scores = None
     else:
         y, scores = _explicit(q, k, v, mask, scale, softcap, precision, qk_matmul_output_mode)
     y = y.transpose(1, 2).flatten(2) if flat else y
-    return (y, k, v, scores)[:num_outputs] if num_outputs > 1 else y  # type: ignore[return-value]
+    outputs = (y, k, v) if scores is None else (y, k, v, scores)
+    return outputs[:num_outputs] if num_outputs > 1 else y
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """(batch, position, heads * width) -> (batch, heads, position, width)."""
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def _precision(q: Tensor, asked: int | None) -> torch.dtype:
@@ -63,7 +66,7 @@ def _precision(q: Tensor, asked: int | None) -> torch.dtype:
         return q.dtype
     name = helper.tensor_dtype_to_np_dtype(asked).name
     wider = name == "float32" and q.dtype in (torch.float16, torch.bfloat16)
-    return q.dtype if wider else getattr(torch, name)  # type: ignore[no-any-return]
+    return q.dtype if wider else getattr(torch, name)
 
 
 def _mask(
@@ -82,7 +85,7 @@ def _mask(
     size = k.shape[2]
     if mask is not None and mask.shape[-1] < size:
         hidden = False if mask.dtype == torch.bool else float("-inf")
-        mask = F.pad(mask, (0, size - mask.shape[-1]), value=hidden)
+        mask = functional.pad(mask, (0, size - mask.shape[-1]), value=hidden)
     position = torch.arange(q.shape[2], device=q.device).reshape(-1, 1) + offset
     key = torch.arange(size, device=q.device)
     left, right = windows
@@ -138,7 +141,7 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
 ) -> Tensor:
     """Pairs of numbers turned by the angle of their position: (i, i + half) or neighbours."""
-    heads = x if x.dim() == 4 else x.unflatten(-1, (num_heads or 0, -1)).transpose(1, 2)
+    heads = x if x.dim() == 4 else _split(x, num_heads or 0)
     if position_ids is not None:
         cos_cache, sin_cache = cos_cache[position_ids], sin_cache[position_ids]
     cos, sin = cos_cache.unsqueeze(1), sin_cache.unsqueeze(1)

@@ -7,7 +7,7 @@ function refuses, and what it would make other than the model says, is found bef
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import getitem
 from typing import Any
@@ -55,8 +55,7 @@ def _position(graph: Graph) -> Mapping[str, int]:
 
 
 def parameters(model: Model, names: Iterable[str], device: str = "cpu") -> dict[str, Tensor]:
-    """The values by name, in memory of their own: an `nn.Parameter` where it is trained, a plain
-    tensor elsewhere."""
+    """The values by name, in memory of their own: `nn.Parameter`s where they are trained."""
     known = parameters_by_name(model.graph)
     found = {}
     for name in names:
@@ -121,7 +120,7 @@ def to_torch(
     given |= parameters(model, [name for name in held if name not in given], device)
     root = _root({_targets(model)[name]: given[name] for name in held})
     module = fx.GraphModule(root, _graph(model, calls, inputs, outputs), "Stage")
-    module.input_names, module.output_names = inputs, outputs
+    vars(module).update(input_names=inputs, output_names=outputs)
     return module
 
 

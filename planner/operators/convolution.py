@@ -6,15 +6,19 @@ made first.
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planner.errors import OperatorError
 
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+_CONV_TRANSPOSE = {
+    1: functional.conv_transpose1d,
+    2: functional.conv_transpose2d,
+    3: functional.conv_transpose3d,
+}
 
 
 def spatial_rank(x: Tensor) -> int:
@@ -55,7 +59,7 @@ def halves(total: int, upper: bool) -> tuple[int, int]:
 def padded(x: Tensor, pads: Pairs, value: float = 0.0) -> Tensor:
     """Pads the spatial dimensions; negative pads cut."""
     flat = [n for pair in reversed(pads) for n in pair]
-    return F.pad(x, flat, value=value) if any(flat) else x
+    return functional.pad(x, flat, value=value) if any(flat) else x
 
 
 def conv(
@@ -76,8 +80,8 @@ def conv(
     sides = pairs(auto_pad, pads, tuple(x.shape[2:]), kernel, strides, dilations)
     if all(before == after for before, after in sides):
         padding = tuple(before for before, _ in sides)
-        return _CONV[rank](x, w, b, strides, padding, dilations, group)  # type: ignore[operator]
-    return _CONV[rank](padded(x, sides), w, b, strides, 0, dilations, group)  # type: ignore[operator]
+        return _CONV[rank](x, w, b, strides, padding, dilations, group)
+    return _CONV[rank](padded(x, sides), w, b, strides, 0, dilations, group)
 
 
 def _same_kernel(kernel_shape: Ints | None, kernel: Ints) -> None:
@@ -119,7 +123,7 @@ def conv_transpose(
     simple = all(e == 0 for e in extra) and all(a == b >= 0 for a, b in sides)
     padding = tuple(before for before, _ in sides) if simple else (0,) * rank
     bias = b if simple else None
-    y = _CONV_TRANSPOSE[rank](x, w, bias, strides, padding, 0, group, dilations)  # type: ignore[operator]
+    y = _CONV_TRANSPOSE[rank](x, w, bias, strides, padding, 0, group, dilations)
     if simple:
         return y
     y = padded(y, cut)
@@ -136,7 +140,7 @@ def gemm(
     transb: int = 0,
     broadcast: int = 1,
 ) -> Tensor:
-    """alpha A B + beta C, each of A and B transposed if asked. C is broadcast where it must be."""
+    """Computes alpha A B + beta C, A and B transposed if asked, C broadcast where it must be."""
     a = a.t() if transa else a
     b = b.t() if transb else b
     if c is None:
@@ -154,4 +158,4 @@ def _whole(number: float, name: str) -> int:
 
 def einsum(*inputs: Tensor, equation: str) -> Tensor:
     """Einstein's sum."""
-    return torch.einsum(equation, *inputs)  # type: ignore[no-any-return]
+    return torch.einsum(equation, *inputs)

@@ -5,7 +5,7 @@ from functools import reduce
 import torch
 from onnx import TensorProto, helper
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planner.errors import OperatorError
 
@@ -99,8 +99,8 @@ def cast_like(
 
 
 def leaky_relu(x: Tensor, alpha: float) -> Tensor:
-    """x, or alpha x below zero."""
-    return F.leaky_relu(x, alpha)
+    """Below zero, alpha x."""
+    return functional.leaky_relu(x, alpha)
 
 
 def p_relu(x: Tensor, slope: Tensor, *, version: int) -> Tensor:
@@ -111,55 +111,55 @@ def p_relu(x: Tensor, slope: Tensor, *, version: int) -> Tensor:
 
 
 def elu(x: Tensor, alpha: float) -> Tensor:
-    """alpha (exp(x) - 1) below zero."""
-    return F.elu(x, alpha)
+    """Below zero, alpha (exp(x) - 1)."""
+    return functional.elu(x, alpha)
 
 
 def celu(x: Tensor, alpha: float) -> Tensor:
-    """alpha (exp(x / alpha) - 1) below zero."""
-    return F.celu(x, alpha)
+    """Below zero, alpha (exp(x / alpha) - 1)."""
+    return functional.celu(x, alpha)
 
 
 def selu(x: Tensor, alpha: float, gamma: float) -> Tensor:
-    """gamma times Elu."""
-    return gamma * F.elu(x, alpha)
+    """Elu times gamma."""
+    return gamma * functional.elu(x, alpha)
 
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)); above 40 that is x in double precision too."""
-    return F.softplus(x, threshold=40)
+    return functional.softplus(x, threshold=40)
 
 
 def softsign(input: Tensor) -> Tensor:
-    """x / (1 + |x|)."""
-    return F.softsign(input)
+    """Computes x / (1 + |x|)."""
+    return functional.softsign(input)
 
 
 def hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
-    """alpha x + beta, held between 0 and 1."""
+    """Computes alpha x + beta, held between 0 and 1."""
     return torch.clamp(alpha * x + beta, 0, 1)
 
 
 def hard_swish(x: Tensor) -> Tensor:
-    """x times HardSigmoid with 1/6 and 1/2."""
-    return F.hardswish(x)
+    """HardSigmoid with 1/6 and 1/2, times x."""
+    return functional.hardswish(x)
 
 
 def gelu(x: Tensor, approximate: str) -> Tensor:
     """Exactly, or with `approximate` tanh."""
     if approximate not in ("none", "tanh"):
         raise OperatorError(f"approximate: expected none or tanh, got {approximate!r}")
-    return F.gelu(x, approximate=approximate)
+    return functional.gelu(x, approximate=approximate)
 
 
 def mish(x: Tensor) -> Tensor:
-    """x tanh(softplus(x))."""
-    return F.mish(x)
+    """Computes x tanh(softplus(x))."""
+    return functional.mish(x)
 
 
 def swish(x: Tensor, alpha: float) -> Tensor:
-    """x sigmoid(alpha x)."""
-    return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
+    """Computes x sigmoid(alpha x)."""
+    return functional.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
 
 
 def swi_glu(a: Tensor, b: Tensor, alpha: float) -> Tensor:
@@ -168,8 +168,8 @@ def swi_glu(a: Tensor, b: Tensor, alpha: float) -> Tensor:
 
 
 def thresholded_relu(x: Tensor, alpha: float) -> Tensor:
-    """x above alpha, else 0."""
-    return F.threshold(x, alpha, 0)
+    """Above alpha x, else 0."""
+    return functional.threshold(x, alpha, 0)
 
 
 def shrink(input: Tensor, bias: float, lambd: float) -> Tensor:

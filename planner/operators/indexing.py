@@ -1,9 +1,11 @@
-"""Operators that pick or place numbers by index, and sort them. Negative indices count from the
-end everywhere."""
+"""Operators that pick or place numbers by index, and sort them.
+
+Negative indices count from the end everywhere.
+"""
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planner.errors import OperatorError
 
@@ -21,7 +23,7 @@ def gather(data: Tensor, indices: Tensor | float, axis: int) -> Tensor:
     axis = axis + data.dim() if axis < 0 else axis
     indices = _from_front(indices, data.shape[axis])
     if axis == 0 and data.dim() == 2 and data.is_floating_point():
-        return F.embedding(indices, data)
+        return functional.embedding(indices, data)
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
     return data.index_select(axis, indices.reshape(-1)).reshape(shape)
 

@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planner.errors import OperatorError
 
@@ -31,7 +31,9 @@ def batch_normalization(
         raise OperatorError(f"spatial: expected 1, got {spatial}")
     if num_outputs > 3 or (num_outputs > 1 and version < 9):
         raise OperatorError(f"expected an output and at most its statistics, got {num_outputs}")
-    y = F.batch_norm(x, mean, var, scale.to(x.dtype), b.to(x.dtype), training=False, eps=epsilon)
+    y = functional.batch_norm(
+        x, mean, var, scale.to(x.dtype), b.to(x.dtype), training=False, eps=epsilon
+    )
     return (y, mean, var)[:num_outputs] if num_outputs > 1 else y
 
 
@@ -49,7 +51,7 @@ def layer_normalization(
     shape = x.shape[axis:]
     scale, b = scale.expand(shape), None if b is None else b.expand(shape)
     if num_outputs == 1:
-        return F.layer_norm(x, shape, scale, b, epsilon)
+        return functional.layer_norm(x, shape, scale, b, epsilon)
     return torch.native_layer_norm(x, shape, scale, b, epsilon)[:num_outputs]
 
 
@@ -58,7 +60,7 @@ def rms_normalization(
 ) -> Tensor:
     """As LayerNormalization, without a mean."""
     shape = x.shape[axis:]
-    return F.rms_norm(x, shape, scale.expand(shape), epsilon)
+    return functional.rms_norm(x, shape, scale.expand(shape), epsilon)
 
 
 def group_normalization(
@@ -99,11 +101,11 @@ def lp_normalization(input: Tensor, axis: int, p: int) -> Tensor:
 def local_response_normalization(
     x: Tensor, size: int, alpha: float, beta: float, bias: float
 ) -> Tensor:
-    """x / (bias + alpha / size * the sum of squares of neighbour channels) ** beta."""
+    """Computes x / (bias + alpha / size * sum of squares of neighbour channels) ** beta."""
     if size % 2:  # torch has the larger half of an even neighbourhood at the other side
-        return F.local_response_norm(x, size, alpha, beta, bias)
+        return functional.local_response_norm(x, size, alpha, beta, bias)
     before, after = (size - 1) // 2, size // 2
-    squares = F.pad((x * x).flatten(2), (0, 0, before, after))
+    squares = functional.pad((x * x).flatten(2), (0, 0, before, after))
     sums = squares.unfold(1, size, 1).sum(-1).reshape(x.shape)
     return x / (bias + alpha / size * sums) ** beta
 

@@ -8,13 +8,13 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planner.operators.convolution import Ints, Pairs, padded, pairs, spatial_rank
 
-_MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVG_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_MAX_POOL = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+_AVG_POOL = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+_CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
 def _grown(
@@ -60,11 +60,11 @@ def max_pool(
     sides = pairs(auto_pad, pads, sizes, kernel_shape, strides, dilations)
     if num_outputs == 1 and _torch_can(sides, kernel_shape):
         padding = tuple(before for before, _ in sides)
-        return _MAX_POOL[rank](x, kernel_shape, strides, padding, dilations, bool(ceil_mode))  # type: ignore[no-any-return]
+        return _MAX_POOL[rank](x, kernel_shape, strides, padding, dilations, bool(ceil_mode))
     sides = _grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
     wide = padded(x, sides, float("-inf"))
     if num_outputs == 1:
-        return _MAX_POOL[rank](wide, kernel_shape, strides, 0, dilations)  # type: ignore[no-any-return]
+        return _MAX_POOL[rank](wide, kernel_shape, strides, 0, dilations)
     y, index = _MAX_POOL[rank](wide, kernel_shape, strides, 0, dilations, return_indices=True)
     return y, _place(index, tuple(wide.shape[2:]), sides, sizes, storage_order)
 
@@ -103,7 +103,7 @@ def average_pool(
     if set(dilations) == {1} and _torch_can(sides, kernel_shape):
         padding = tuple(before for before, _ in sides)
         counted = bool(count_include_pad)
-        return _AVG_POOL[rank](x, kernel_shape, strides, padding, bool(ceil_mode), counted)  # type: ignore[operator,no-any-return]
+        return _AVG_POOL[rank](x, kernel_shape, strides, padding, bool(ceil_mode), counted)
     wide = _grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
     ones = torch.ones_like(x[:1, :1])
     if count_include_pad:
@@ -120,8 +120,8 @@ def _window_sum(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints) -> Tens
     """Sum over each window, plane by plane."""
     planes = x.reshape(-1, 1, *x.shape[2:])
     ones = torch.ones((1, 1, *kernel), dtype=x.dtype, device=x.device)
-    sums = _CONV[len(kernel)](planes, ones, None, strides, 0, dilations)  # type: ignore[operator]
-    return sums.reshape(*x.shape[:2], *sums.shape[2:])  # type: ignore[no-any-return]
+    sums = _CONV[len(kernel)](planes, ones, None, strides, 0, dilations)
+    return sums.reshape(*x.shape[:2], *sums.shape[2:])
 
 
 def lp_pool(
@@ -159,4 +159,5 @@ def global_max_pool(x: Tensor) -> Tensor:
 
 def global_lp_pool(x: Tensor, p: float) -> Tensor:
     """p-norm of each plane."""
-    return torch.linalg.vector_norm(x, p, dim=_spatial(x), keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(x, p, dim=_spatial(x), keepdim=True)
+    return norm

@@ -6,12 +6,13 @@ nearest, 2 for linear, 4 for cubic, more with antialias), found once per geometr
 
 from functools import lru_cache
 from math import ceil, floor
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planner.errors import OperatorError
 from planner.operators.shape import positive
@@ -107,7 +108,7 @@ def _crops(transformation: str, roi: Floats | None, rank: int) -> list[tuple[flo
 def _fused(
     x: Tensor, axes: Ints, targets: list[tuple[int, float]], mode: str, how: str, nearest: str
 ) -> Tensor | None:
-    """torch's own interpolation where it computes the same: whole images, exact scales."""
+    """What torch's own interpolation gives, where it is the same: whole images, exact scales."""
     goal = list(x.shape)
     for axis, (size, scale) in zip(axes, targets, strict=True):
         goal[axis] = size
@@ -118,12 +119,14 @@ def _fused(
         return None
     if mode == "nearest":
         same = how == "asymmetric" and nearest == "floor"
-        return F.interpolate(x, spatial, mode="nearest") if same and _whole(targets) else None
+        return (
+            functional.interpolate(x, spatial, mode="nearest") if same and _whole(targets) else None
+        )
     linear = {3: "linear", 4: "bilinear", 5: "trilinear"}[x.dim()]
     if how == "half_pixel" or (how == "pytorch_half_pixel" and min(spatial) > 1):
-        return F.interpolate(x, spatial, mode=linear, align_corners=False)
+        return functional.interpolate(x, spatial, mode=linear, align_corners=False)
     if how == "align_corners" and min(spatial) > 1:
-        return F.interpolate(x, spatial, mode=linear, align_corners=True)
+        return functional.interpolate(x, spatial, mode=linear, align_corners=True)
     return None
 
 
@@ -132,7 +135,12 @@ def _whole(targets: list[tuple[int, float]]) -> bool:
 
 
 def _along(
-    x: Tensor, axis: int, index: Array, weight: Array, outside: Array, extrapolation: float
+    x: Tensor,
+    axis: int,
+    index: NDArray[Any],
+    weight: NDArray[Any],
+    outside: NDArray[Any],
+    extrapolation: float,
 ) -> Tensor:
     """The weighted sum of the taps along one axis."""
     shape = [-1 if i == axis else 1 for i in range(x.dim())]
@@ -157,7 +165,7 @@ def _along(
 def _taps(
     geometry: tuple[int, int, float, str, tuple[float, float] | None],
     kernel: tuple[str, str, float, int, int],
-) -> tuple[Array, Array, Array]:
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Index and weight (taps, new size), and which positions lie outside a crop (new size)."""
     old, new, scale, transformation, crop = geometry
     mode, nearest_mode, a, exclude_outside, antialias = kernel

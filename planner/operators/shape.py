@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planner.errors import OperatorError
 
@@ -69,8 +69,8 @@ def split(
     input: Tensor, split: Ints | None = None, axis: int = 0, *, num_outputs: int
 ) -> Tensor | tuple[Tensor, ...]:
     """Without sizes in equal parts, the last one smaller where it must be."""
-    size = -(-input.shape[axis] // num_outputs)
-    parts = tuple(torch.split(input, size if split is None else split, dim=axis))  # type: ignore[no-untyped-call]
+    sizes = -(-input.shape[axis] // num_outputs) if split is None else list(split)
+    parts = tuple(torch.split(input, sizes, dim=axis))
     if len(parts) != num_outputs:
         raise OperatorError(f"split: expected {num_outputs} parts, got {len(parts)}")
     return parts if num_outputs > 1 else parts[0]
@@ -94,7 +94,8 @@ def slice_(
 
 def expand(input: Tensor, shape: Ints) -> Tensor:
     """Broadcast with the shape; a larger dimension of the input stays."""
-    return torch.broadcast_to(input, torch.broadcast_shapes(input.shape, shape))
+    goal = torch.broadcast_shapes(input.shape, shape)  # type: ignore[no-untyped-call]
+    return torch.broadcast_to(input, goal)
 
 
 def tile(input: Tensor, repeats: Ints) -> Tensor:
@@ -115,7 +116,7 @@ def pad(
     both = dict(zip(axes, zip(pads[: len(axes)], pads[len(axes) :], strict=True), strict=True))
     if mode == "constant":
         flat = [n for axis in reversed(range(data.dim())) for n in both.get(axis, (0, 0))]
-        return F.pad(data, flat, value=value or 0)
+        return functional.pad(data, flat, value=value or 0)
     for axis, (before, after) in both.items():
         if before or after:
             data = data.index_select(axis, _padded(mode, data, axis, before, after))
@@ -147,7 +148,7 @@ def depth_to_space(input: Tensor, blocksize: int, mode: str = "DCR") -> Tensor:
     if mode not in ("DCR", "CRD"):
         raise OperatorError(f"mode: expected DCR or CRD, got {mode!r}")
     if mode == "CRD":
-        return F.pixel_shuffle(input, blocksize)
+        return functional.pixel_shuffle(input, blocksize)
     n, c, h, w = input.shape
     blocks = input.reshape(n, blocksize, blocksize, c // blocksize**2, h, w)
     return blocks.permute(0, 3, 4, 1, 5, 2).reshape(n, -1, h * blocksize, w * blocksize)
@@ -158,7 +159,7 @@ def space_to_depth(input: Tensor, blocksize: int, mode: str = "DCR") -> Tensor:
     if mode not in ("DCR", "CRD"):
         raise OperatorError(f"mode: expected DCR or CRD, got {mode!r}")
     if mode == "CRD":
-        return F.pixel_unshuffle(input, blocksize)
+        return functional.pixel_unshuffle(input, blocksize)
     n, c, h, w = input.shape
     blocks = input.reshape(n, c, h // blocksize, blocksize, w // blocksize, blocksize)
     return blocks.permute(0, 3, 5, 1, 2, 4).reshape(n, -1, h // blocksize, w // blocksize)

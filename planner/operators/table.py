@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-
 from planner.operators import (
     attention,
     convolution,

@@ -1,0 +1,484 @@
+"""The command line: parse, call one function of the library, print. The library prints nothing."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner import __version__
+from planner.errors import FileError, OptionError, PlannerError, UnitError
+from planner.units import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from planner.model import Model
+    from planner.plan import Comparison
+    from planner.prediction import Plan
+    from planner.problem import Problem
+    from planner.profile import Profile
+    from planner.report import Table
+
+NO_PLAN = 3
+# Width of tables where there is no terminal to ask.
+PIPED_WIDTH = 160
+
+
+class Quantity(click.ParamType[Any]):
+    """An option with a unit."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name, self.parse = name, parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Parses text; defaults that are numbers already stay."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.parse(value)
+        except UnitError as error:
+            return self.fail(str(error), param, ctx)
+
+
+class Dimension(click.ParamType[Any]):
+    """NAME=N."""
+
+    name = "NAME=N"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Splits at the equals sign."""
+        name, _, number = str(value).partition("=")
+        if not name or not number.isdigit() or int(number) < 1:
+            return self.fail(f"expected NAME=N such as sequence=128, got {value!r}", param, ctx)
+        return name, int(number)
+
+
+SIZE, TIME = Quantity("size", parse_bytes), Quantity("time", parse_seconds)
+
+
+class Commands(click.Group):
+    """Turns the library's errors into click's, in this one place."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command."""
+        try:
+            return super().invoke(ctx)
+        except PlannerError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """Plans how to train an ONNX model on several devices, says how good the plan is, and runs it.
+
+    \b
+    planner profile model.onnx
+    planner solve --gpus 8 --topology p3.yaml
+    torchrun --nproc-per-node 8 --no-python planner launch strategy.json
+    """
+
+
+# -------------------------------------------------------------------------------- profile
+
+
+@main.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path),
+              help="Profile to write.  [default: profiles/MODEL.json]")  # fmt: skip
+@click.option("--batch", type=click.IntRange(1), help="Samples per microbatch.")
+@click.option("--dim", "dims", type=Dimension(), multiple=True, help="Bind a symbolic dimension.")
+@click.option("--train", multiple=True, metavar="NAME", help="Train this initializer.")
+@click.option("--freeze", multiple=True, metavar="NAME", help="Do not train this initializer.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True,
+              help="CPU threads; one, because torchrun gives each rank one.")  # fmt: skip
+@click.option("--repetitions", type=click.IntRange(1), default=3, show_default=True,
+              help="How often every operator is timed.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="Of the synthetic inputs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def profile(
+    model: Path,
+    output: Path | None,
+    batch: int | None,
+    dims: tuple[tuple[str, int], ...],
+    train: tuple[str, ...],
+    freeze: tuple[str, ...],
+    device: str,
+    threads: int,
+    repetitions: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
+
+    \b
+    planner profile resnet50.onnx --batch 8
+    planner profile gpt2.onnx --batch 4 --dim sequence=128 --threads 1
+    """
+    from planner.files import write_profile
+    from planner.model import load
+    from planner.profilers.measured import measure
+    from planner.profilers.summary import summary
+    from planner.report import profile_json, profile_lines, profile_table, profile_warnings
+
+    loaded = load(model, batch=batch, dimensions=dict(dims), train=train, freeze=freeze)
+    with bar(f"Profiling {model.name}") as tick:
+        found = measure(
+            loaded,
+            model_path=relative(model, Path()),
+            device=device,
+            threads=threads,
+            repetitions=repetitions,
+            seed=seed,
+            progress=tick,
+        )
+    path = output or Path("profiles") / f"{model.stem}.json"
+    write_profile(found, path)
+    glance = summary(found)
+    for warning in profile_warnings(glance):
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps(profile_json(found, glance, str(path))))
+        return
+    show(profile_table(glance))
+    for line in (*profile_lines(found, glance), f"wrote {path}"):
+        click.echo(line)
+
+
+# -------------------------------------------------------------------------------- solve
+
+
+@main.command()
+@click.option("--profile", "profile_path", type=click.Path(path_type=Path),
+              help="Profile to plan for.  [default: the newest in ./profiles]")  # fmt: skip
+@click.option("--model", "model_path", type=click.Path(path_type=Path),
+              help="The ONNX file, if it is not where the profile says.")  # fmt: skip
+@click.option("--gpus", type=click.IntRange(1), metavar="N",
+              help="Use the first N devices.  [default: all]")  # fmt: skip
+@click.option("--topology", "topology_name", default="local.yaml", show_default=True,
+              help="A file, one in ./topologies, or a preset.")  # fmt: skip
+@click.option("--solver", "solvers", multiple=True, metavar="NAME",
+              help="Ask only this one; may be repeated.  [default: all]")  # fmt: skip
+@click.option("--objective", type=click.Choice(["iteration", "bottleneck", "latency"]),
+              default="iteration", show_default=True)  # fmt: skip
+@click.option("--microbatches", type=click.IntRange(1), metavar="M",
+              help="Per iteration.  [default: 4 per device]")  # fmt: skip
+@click.option("--global-batch", type=click.IntRange(1), metavar="B",
+              help="Samples per iteration, instead of --microbatches.")  # fmt: skip
+@click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b",
+              show_default=True)  # fmt: skip
+@click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam", "adamw"]),
+              default="sgd", show_default=True)  # fmt: skip
+@click.option("--recompute", type=click.Choice(["auto", "none", "full"]), default="auto",
+              show_default=True, help="Run forwards twice instead of stashing.")  # fmt: skip
+@click.option("--device-memory", type=SIZE, help='Per device, such as "8 GiB".')
+@click.option("--reserve", type=SIZE, default="1 GiB", show_default=True,
+              help="Memory per device that is not to be planned with.")  # fmt: skip
+@click.option("--max-downsets", type=click.IntRange(2), default=400, show_default=True,
+              help="Merge operators until there are so few.")  # fmt: skip
+@click.option("--time-limit", type=TIME, default="10s", show_default=True,
+              help="For all solvers together.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default="strategy.json",
+              show_default=True, help="Strategy to write.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def solve(
+    ctx: click.Context,
+    /,
+    profile_path: Path | None,
+    model_path: Path | None,
+    gpus: int | None,
+    topology_name: str,
+    solvers: tuple[str, ...],
+    time_limit: float,
+    output: Path,
+    as_json: bool,
+    **training: Any,
+) -> None:
+    """Finds a strategy for a profiled model on some devices and proves how good it is.
+
+    \b
+    planner solve --gpus 8 --topology p3.yaml
+    planner solve --profile profiles/gpt2.json --gpus 2 --microbatches 8 --optimizer adam
+
+    Exits with 3 if no strategy fits.
+    """
+    from planner.files import newest_profile, read_profile, write_plan
+    from planner.plan import compare
+
+    chosen = profile_path or newest_profile(Path("profiles"))
+    found = read_profile(chosen)
+    if profile_path is None:
+        click.echo(f"profile {chosen}, the newest in profiles/", err=as_json)
+    problem = problem_for(found, topology_name, gpus, training)
+    loaded = load_for(found, chosen, model_path)
+    with spinner() as say:
+        comparison = compare(problem, solvers or None, time_limit, say)
+    best, partition = comparison.best, None
+    if best is not None and best.plan is not None:
+        plan, partition = finished(best.plan, loaded, output)
+        write_plan(plan, output)
+    written = None if best is None else str(output)
+    if as_json:
+        from planner.report import comparison_json
+
+        count = len(problem.topology.devices)
+        click.echo(json.dumps(comparison_json(comparison, count, written, partition)))
+    else:
+        print_comparison(comparison, output, partition)
+    if best is None:
+        ctx.exit(NO_PLAN)
+
+
+def problem_for(
+    profile: "Profile", topology_name: str, gpus: int | None, training: Mapping[str, Any]
+) -> "Problem":
+    """The problem that the options describe."""
+    from planner.files import device_table, find_topology, read_topology
+    from planner.problem import Objective, Optimizer, Options, Problem, Recompute
+    from planner.strategy import ScheduleName
+    from planner.topology import take
+
+    topology = read_topology(find_topology(topology_name), gpus)
+    topology = topology if gpus is None else take(topology, gpus)
+    own = {kind.name: kind for kind in topology.device_types}
+    options = Options(
+        num_microbatches=num_microbatches(profile, len(topology.devices), training),
+        schedule=ScheduleName(training["schedule"]),
+        optimizer=Optimizer(training["optimizer"]),
+        objective=Objective(training["objective"]),
+        recompute=Recompute(training["recompute"]),
+        device_memory_bytes=training["device_memory"],
+        reserve_bytes=training["reserve"],
+        max_downsets=training["max_downsets"],
+        seed=training["seed"],
+    )
+    measured_on = (device_table() | own).get(profile.device_type)
+    return Problem(profile, topology, options, measured_on)
+
+
+def num_microbatches(profile: "Profile", num_devices: int, training: Mapping[str, Any]) -> int:
+    """M from --microbatches, --global-batch or the default."""
+    samples, given = training["global_batch"], training["microbatches"]
+    if samples is None:
+        return int(given or 4 * num_devices)
+    if given is not None:
+        raise OptionError("give either --microbatches or --global-batch, not both")
+    if samples % profile.microbatch_size:
+        raise OptionError(
+            f"--global-batch {samples} is no multiple of the profile's microbatch of"
+            f" {profile.microbatch_size}; take one, or profile with another --batch"
+        )
+    return int(samples) // profile.microbatch_size
+
+
+def load_for(profile: "Profile", profile_path: Path, model_path: Path | None) -> "Model | None":
+    """The model of a profile, to be annotated; None where it is not at hand."""
+    from planner.model import load
+
+    if model_path is None and profile.model_path is None:
+        return None
+    path = model_path or Path(str(profile.model_path))
+    if model_path is None and not path.is_file():
+        return None
+    model = load(path, dimensions=profile.dimensions)
+    if model.hash != profile.model_hash:
+        raise FileError(
+            f"{profile_path}: made for model {str(profile.model_hash)[:12]}, but {path} is"
+            f" {model.hash[:12]}; run: planner profile {path}"
+        )
+    return model
+
+
+def finished(plan: "Plan", model: "Model | None", output: Path) -> tuple["Plan", str | None]:
+    """The plan with its path to the model, and the path of the annotated model, if there is one."""
+    from dataclasses import replace
+
+    from planner.partition import write_partition
+
+    if model is None:
+        return plan, None
+    plan = replace(plan, model_path=relative(model.path, output.parent))
+    partition = output.with_suffix(".onnx")
+    if partition.resolve() == model.path.resolve():
+        raise OptionError(f"{partition} is the model itself; choose another name with -o")
+    write_partition(model, plan, partition)
+    return plan, str(partition)
+
+
+def print_comparison(comparison: "Comparison", output: Path, partition: str | None) -> None:
+    """The tables and what to do next."""
+    from planner.launch.torchrun import torchrun_command
+    from planner.report import certificate_lines, comparison_table, shortage, stage_table
+
+    show(comparison_table(comparison))
+    best = comparison.best
+    if best is None or best.plan is None:
+        click.echo(f"no strategy fits: {shortage(comparison)}")
+        return
+    plan = best.plan
+    show(stage_table(plan))
+    for line in (*certificate_lines(plan), *(f"note: {note}" for note in plan.notes)):
+        click.echo(line)
+    if partition is None:
+        click.echo(
+            f"wrote {output}; no annotated model, because the model is not at hand (--model)"
+        )
+    else:
+        click.echo(f"wrote {output} and {partition}")
+    count = len(plan.ranks)
+    if count > 1:
+        click.echo(f"run it: {torchrun_command(output, count)}")
+        click.echo(f"    or: planner launch {output} --nproc {count}")
+    else:
+        click.echo(f"run it: planner launch {output}")
+
+
+# -------------------------------------------------------------------------------- launch
+
+
+@main.command()
+@click.argument("strategy", type=click.Path(path_type=Path))
+@click.option("--nproc", type=click.IntRange(1), metavar="N",
+              help="Start N processes with torchrun.")  # fmt: skip
+@click.option("--model", "model_path", type=click.Path(path_type=Path),
+              help="The ONNX file, if it is not where the strategy says.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--lr", "learning_rate", type=float,
+              help="Learning rate.  [default: the optimizer's usual one]")  # fmt: skip
+@click.option("--loss", type=click.Choice(["auto", "cross-entropy", "mse"]), default="auto",
+              show_default=True)  # fmt: skip
+@click.option("--data", metavar="MODULE:FUNCTION",
+              help="Where microbatches come from.  [default: synthetic]")  # fmt: skip
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
+              show_default=True)  # fmt: skip
+@click.option("--threads", type=click.IntRange(1),
+              help="CPU threads per rank.  [default: as profiled]")  # fmt: skip
+@click.option("--seed", type=int, help="Of synthetic data.  [default: the strategy's]")
+@click.option("--trace", type=click.Path(path_type=Path),
+              help="Write a measured iteration, to be opened with Perfetto.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
+@click.pass_context
+def launch(
+    ctx: click.Context, /, strategy: Path, nproc: int | None, as_json: bool, steps: int, **options: Any
+) -> None:
+    """Trains as a STRATEGY says, and shows predicted beside measured times.
+
+    \b
+    torchrun --nproc-per-node 8 --no-python planner launch strategy.json
+    planner launch strategy.json --nproc 8 --steps 20
+
+    \b
+    --data names a function (step, microbatch, inputs) -> (tensors by input name, target), where
+    inputs maps the name of each input of the model to its shape and dtype. Every rank calls it
+    for its own microbatches.
+    """
+    if nproc is not None and "RANK" not in os.environ:
+        from planner.launch.torchrun import start_torchrun
+
+        ctx.exit(start_torchrun(strategy, nproc, forwarded()))
+    from planner.launch.run import launch as run
+    from planner.launch.world import Stopped
+    from planner.report import launch_json, launch_tables, loss_line
+
+    try:
+        with bar("Training") as tick:
+            report = run(
+                strategy,
+                steps=steps,
+                report=lambda line: click.echo(line, err=True),
+                progress=lambda step: tick(step, steps),
+                **options,
+            )
+    except Stopped as error:
+        click.echo(str(error), err=True)
+        ctx.exit(1)
+    if report is None:
+        return
+    if as_json:
+        click.echo(json.dumps(launch_json(report)))
+        return
+    for table in launch_tables(report):
+        show(table)
+    for line in (loss_line(report), *(f"note: {note}" for note in report.notes)):
+        click.echo(line)
+
+
+def forwarded() -> list[str]:
+    """This command's arguments for its ranks: all but --nproc and the strategy."""
+    ctx = click.get_current_context()
+    found: list[str] = []
+    for parameter in ctx.command.params:
+        value = ctx.params.get(parameter.name or "")
+        if parameter.name in ("strategy", "nproc") or value in (None, False):
+            continue
+        found += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
+    return found
+
+
+# -------------------------------------------------------------------------------- printing
+
+
+def relative(path: Path, folder: Path) -> str:
+    """A path as seen from a folder, with forward slashes."""
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """Colour and the terminal's width on a terminal; neither in a pipe."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else PIPED_WIDTH, highlight=False)
+
+
+def show(table: "Table") -> None:
+    """Prints a table."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in table.columns:
+        drawn.add_column(
+            escape(column.lstrip(">")),
+            justify="right" if column.startswith(">") else "left",
+            overflow="fold",
+        )
+    for index, row in enumerate(table.rows):
+        drawn.add_row(*map(escape, row), style="bold green" if index == table.marked else None)
+    console().print(drawn)
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar with the time left; silent where standard output is no terminal."""
+    if not sys.stdout.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def spinner() -> Iterator[Callable[[str], None]]:
+    """Says which solver is at work; silent where standard output is no terminal."""
+    if not sys.stdout.isatty():
+        yield lambda name: None
+        return
+    with console(stderr=True).status("Solving") as status:
+        yield lambda name: status.update(f"Solving: {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""Plans, profiles and launches as rows of plain text and as the machine's JSON."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from planner.plan import Comparison, Row
+from planner.prediction import Plan, Prediction, StagePrediction
+from planner.problem import Status
+from planner.profilers.summary import Summary
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from planner.launch.report import LaunchReport
+    from planner.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table for people.
+
+    Attributes:
+        title: above it.
+        columns: the heads; those of numbers start with ">" and are set to the right.
+        rows: as many cells as columns, each.
+        marked: index of a row to stand out, or None.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    marked: int | None = None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+# -------------------------------------------------------------------------------- solve
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """What all solvers came up with."""
+    best = comparison.best
+    columns = ("solver", ">stages", ">devices", ">iteration", ">samples/s", ">bubble", ">gap",
+               ">peak memory", ">closed form", ">took", "")  # fmt: skip
+    return Table(
+        "Strategies, judged by the simulator",
+        columns,
+        tuple(_row_cells(row, row is best) for row in comparison.rows),
+        marked=None if best is None else comparison.rows.index(best),
+    )
+
+
+def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
+    took = format_seconds(row.solve_s)
+    if row.plan is None:
+        return (row.solver, *[""] * 8, took, row.reason or row.status.value)
+    prediction = row.plan.prediction
+    off = prediction.closed_form_s / prediction.iteration_s - 1
+    return (
+        row.solver,
+        str(len(row.plan.strategy.stages)),
+        str(len(prediction.devices)),
+        format_seconds(prediction.iteration_s),
+        f"{prediction.throughput:.4g}",
+        _percent(prediction.bubble_fraction),
+        _percent(row.plan.certificate.gap),
+        format_bytes(_peak_bytes(prediction)),
+        f"{100 * off:+.1f} %",
+        took,
+        "best" if best else "",
+    )
+
+
+def _peak_bytes(prediction: Prediction) -> int:
+    return max(device.memory.total_bytes for device in prediction.devices)
+
+
+def stage_table(plan: Plan) -> Table:
+    """The stages of a plan."""
+    rows = []
+    for s, stage in enumerate(plan.strategy.stages):
+        times = plan.prediction.stages[s]
+        memory = max(
+            d.memory.total_bytes for d in plan.prediction.devices if d.device in stage.devices
+        )
+        rows.append(
+            (
+                str(s),
+                _devices(stage.devices),
+                str(len(stage.operators)),
+                format_seconds(times.forward_s),
+                format_seconds(times.backward_s),
+                str(stage.warmup),
+                "yes" if stage.recompute else "",
+                format_bytes(memory),
+                f"{stage.operators[0]} .. {stage.operators[-1]}",
+            )
+        )
+    columns = (">stage", "devices", ">operators", ">forward", ">backward", ">in flight",
+               "recompute", ">peak memory", "from .. to")  # fmt: skip
+    return Table("Stages, per microbatch", columns, tuple(rows))
+
+
+def _devices(devices: tuple[int, ...]) -> str:
+    """Indices with runs shortened.
+
+    >>> _devices((0, 1, 2, 5))
+    '0-2 5'
+    """
+    runs: list[list[int]] = []
+    for d in sorted(devices):
+        if runs and d == runs[-1][-1] + 1:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    return " ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def certificate_lines(plan: Plan) -> tuple[str, ...]:
+    """How far from the best a plan is, and in which space it was searched."""
+    certificate = plan.certificate
+    return (
+        f"lower bound {format_seconds(certificate.lower_bound_s)} for the {certificate.objective}"
+        f" over all strategies: this plan is at most {_percent(certificate.gap)} above the best",
+        f"{plan.solver}: {plan.status} over {certificate.space}",
+    )
+
+
+def row_json(row: Row, lower_bound_s: float, num_devices: int) -> dict[str, Any]:
+    """One solver's fields of `solve --json`.
+
+    Args:
+        num_devices: of the topology; `peak_bytes` has one entry for each.
+    """
+    plan = row.plan
+    found: dict[str, Any] = {
+        "solver": row.solver,
+        "status": row.status.value,
+        "reason": row.reason,
+        "solve_s": row.solve_s,
+        "lower_bound_s": lower_bound_s,
+        "iteration_s": None, "bottleneck_s": None, "throughput": None, "bubble_fraction": None,
+        "gap": None, "space_bound_s": None, "peak_bytes": None, "num_stages": None,
+        "stages": None, "reproducible": None,
+    }  # fmt: skip
+    if plan is None:
+        return found
+    prediction = plan.prediction
+    peaks = {d.device: d.memory.total_bytes for d in prediction.devices}
+    return found | {
+        "iteration_s": prediction.iteration_s,
+        "bottleneck_s": prediction.bottleneck_s,
+        "throughput": prediction.throughput,
+        "bubble_fraction": prediction.bubble_fraction,
+        "gap": plan.certificate.gap,
+        "space_bound_s": plan.certificate.space_bound_s,
+        "peak_bytes": [peaks.get(d, 0) for d in range(num_devices)],
+        "num_stages": len(plan.strategy.stages),
+        "stages": [
+            {
+                "devices": list(stage.devices),
+                "num_operators": len(stage.operators),
+                "forward_s": times.forward_s,
+                "backward_s": times.backward_s,
+            }
+            for stage, times in zip(plan.strategy.stages, prediction.stages, strict=True)
+        ],
+        "reproducible": plan.reproducible,
+    }
+
+
+def comparison_json(
+    comparison: Comparison, num_devices: int, strategy: str | None, partition: str | None
+) -> dict[str, Any]:
+    """The object that `solve --json` prints.
+
+    Args:
+        strategy: path of the strategy file, None if none was written.
+        partition: path of the annotated model, None likewise.
+    """
+    rows = [row_json(row, comparison.lower_bound_s, num_devices) for row in comparison.rows]
+    best = comparison.best
+    shown = rows[comparison.rows.index(best)] if best else _nothing(comparison, num_devices)
+    return {
+        **shown,
+        "solve_s": sum(row.solve_s for row in comparison.rows),
+        "strategy": strategy,
+        "partition": partition,
+        "compared": rows,
+    }
+
+
+def _nothing(comparison: Comparison, num_devices: int) -> dict[str, Any]:
+    row = Row("portfolio", comparison.status, None, shortage(comparison), 0.0)
+    return row_json(row, comparison.lower_bound_s, num_devices)
+
+
+def shortage(comparison: Comparison) -> str:
+    """Why there is no plan: the reason of the solver that searched most, which is the last."""
+    reasons = [row.reason for row in comparison.rows if row.reason]
+    return reasons[-1] if reasons else Status.UNKNOWN.value
+
+
+# -------------------------------------------------------------------------------- profile
+
+
+def profile_table(summary: Summary) -> Table:
+    """Time per operator type."""
+    rows = tuple(
+        (
+            row.type,
+            str(row.count),
+            format_seconds(row.time_s),
+            _percent(row.forward_share),
+            _percent(row.backward_share),
+            "" if row.backward_per_forward is None else f"{row.backward_per_forward:.2f}",
+        )
+        for row in summary.rows
+    )
+    columns = ("operator", ">count", ">time", ">of forward", ">of backward", ">backward/forward")
+    return Table("Time per operator type, one microbatch", columns, rows)
+
+
+def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
+    """What a profile holds and how far it can be trusted."""
+    parameters = profile.graph.parameters
+    trained = [p for p in parameters if p.trainable]
+    frozen = [p.name for p in parameters if not p.trainable]
+    lines = [
+        f"{len(profile.operators)} operators, {format_bytes(sum(p.bytes for p in trained))} in"
+        f" {len(trained)} trainable parameters, microbatch of {profile.microbatch_size},"
+        f" {profile.dtype}, {profile.source.value} on {profile.device_type}",
+        f"trainable: {', '.join(p.name for p in trained)}",
+        f"not trainable: {', '.join(frozen) or 'none'}",
+    ]
+    if summary.whole_s is not None and summary.sum_per_whole and summary.drift is not None:
+        lines.append(
+            f"operators one by one take {format_seconds(summary.sum_s)}, the whole step"
+            f" {format_seconds(summary.whole_s)}: ratio {summary.sum_per_whole:.3f};"
+            f" drift from before to after {100 * summary.drift:+.1f} %;"
+            f" spread of repetitions {_percent(profile.spread)}"
+        )
+    return tuple(lines)
+
+
+def profile_warnings(summary: Summary) -> tuple[str, ...]:
+    """Signs that something else ran on the machine."""
+    if summary.drift is not None and abs(summary.drift) > 0.05:
+        return (
+            f"the whole step took {100 * summary.drift:+.1f} % longer afterwards than before: the"
+            " machine was busy, and the times may be wrong by as much; profile again when it"
+            " is quiet",
+        )
+    return ()
+
+
+def profile_json(profile: "Profile", summary: Summary, path: str) -> dict[str, Any]:
+    """The object that `profile --json` prints."""
+    parameters = profile.graph.parameters
+    return {
+        "profile": path,
+        "model_hash": profile.model_hash,
+        "num_operators": len(profile.operators),
+        "microbatch_size": profile.microbatch_size,
+        "dimensions": profile.dimensions,
+        "device_type": profile.device_type,
+        "forward_s": sum(o.forward_s for o in profile.operators),
+        "backward_s": sum(o.backward_s for o in profile.operators),
+        "whole_s": summary.whole_s,
+        "drift": summary.drift,
+        "spread": profile.spread,
+        "parameter_bytes": sum(p.bytes for p in parameters),
+        "trainable": [p.name for p in parameters if p.trainable],
+    }
+
+
+# -------------------------------------------------------------------------------- launch
+
+
+def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
+    """Predicted beside measured: the iteration, each stage, each device."""
+    predicted, measured = report.predicted_iteration_s, report.measured_iteration_s
+    stages = [
+        (f"stage {s} {what}", *_versus(before, after, report.comparable))
+        for s, stage in enumerate(report.stages)
+        for what, before, after in _directions(stage.predicted, stage.measured)
+    ]
+    iteration = ("iteration", *_versus(predicted, measured, report.comparable))
+    devices = [
+        (
+            f"rank {device.rank} on {device.predicted.name}",
+            *(
+                f"{format_seconds(before)} / {format_seconds(after)}"
+                for before, after in (
+                    (device.predicted.compute_s, device.compute_s),
+                    (device.predicted.communication_s, device.communication_s),
+                    (device.predicted.idle_s, device.idle_s),
+                )
+            ),
+            f"{format_bytes(device.predicted.memory.total_bytes)} /"
+            f" {format_bytes(device.peak_bytes)}",
+        )
+        for device in report.devices
+    ]
+    return (
+        Table(
+            "Predicted and measured",
+            ("", ">predicted", ">measured", ">predicted/measured"),
+            (iteration, *stages),
+        ),
+        Table(
+            "Per iteration, predicted / measured",
+            ("", ">compute", ">communication", ">idle", ">peak memory"),
+            tuple(devices),
+        ),
+    )
+
+
+def _directions(
+    predicted: StagePrediction, measured: StagePrediction
+) -> tuple[tuple[str, float, float], ...]:
+    return (
+        ("forward", predicted.forward_s, measured.forward_s),
+        ("backward", predicted.backward_s, measured.backward_s),
+    )
+
+
+def _versus(predicted: float, measured: float, comparable: bool) -> tuple[str, str, str]:
+    ratio = f"{predicted / measured:.3f}" if comparable and measured else "not comparable"
+    return format_seconds(predicted), format_seconds(measured), ratio
+
+
+def loss_line(report: "LaunchReport") -> str:
+    """First and last loss."""
+    return f"{report.steps} steps, loss {report.loss[0]:.4f} -> {report.loss[-1]:.4f}"
+
+
+def launch_json(report: "LaunchReport") -> dict[str, Any]:
+    """The object that `launch --json` prints."""
+    return {
+        "steps": report.steps,
+        "loss": list(report.loss),
+        "measured_iteration_s": report.measured_iteration_s,
+        "predicted_iteration_s": report.predicted_iteration_s,
+        "peak_bytes": list(report.peak_bytes),
+        "comparable": report.comparable,
+        "notes": list(report.notes),
+        "stages": [
+            {
+                "devices": list(stage.devices),
+                "predicted_forward_s": stage.predicted.forward_s,
+                "predicted_backward_s": stage.predicted.backward_s,
+                "measured_forward_s": stage.measured.forward_s,
+                "measured_backward_s": stage.measured.backward_s,
+            }
+            for stage in report.stages
+        ],
+    }
