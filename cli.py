@@ -119,7 +119,7 @@ def profile(
 
     \b
     planner profile resnet50.onnx --batch 8
-    planner profile gpt2.onnx --batch 4 --dim sequence=128 --threads 1
+    planner profile gpt2.onnx --batch 4 --dim seq=128 --threads 1
     """
     from planner.files import write_profile
     from planner.model import load
@@ -367,7 +367,13 @@ def print_comparison(comparison: "Comparison", output: Path, partition: str | No
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
 @click.pass_context
 def launch(
-    ctx: click.Context, /, strategy: Path, nproc: int | None, as_json: bool, steps: int, **options: Any
+    ctx: click.Context,
+    /,
+    strategy: Path,
+    nproc: int | None,
+    as_json: bool,
+    steps: int,
+    **options: Any,
 ) -> None:
     """Trains as a STRATEGY says, and shows predicted beside measured times.
 

@@ -11,23 +11,22 @@ Every node is either known before the model runs, or it stays and its outputs ge
 Shapes that the file declares for its intermediate tensors are not looked at.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir
-from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import NodeProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema, SchemaError
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from planner.canonical import domain_of, own_domain
-from planner.errors import FileError, ModelError, OperatorError
+from planner.errors import ModelError, OperatorError
 from planner.sequences import TensorSequence, gather, identity, read_sequence, sizes_name
+from planner.values import Values, is_float, shape_of, size_bytes
 
 MAX_FOLDED_BYTES = 64 * 2**20
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
@@ -37,43 +36,8 @@ RANDOM_OPERATORS = frozenset({
     "RandomUniformLike",
 })  # fmt: skip
 
-
-class Values(Mapping[str, np.ndarray]):
-    """Initializers and folded constants by name, read when asked for (external data mapped)."""
-
-    def __init__(self, initializers: Iterable[TensorProto], folder: Path) -> None:
-        self._tensors = {t.name: onnx_ir.serde.deserialize_tensor(t, folder) for t in initializers}
-        self._folded: dict[str, np.ndarray] = {}
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name in self._folded:
-            return self._folded[name]
-        tensor = self._tensors[name]
-        try:
-            return tensor.numpy()
-        except (OSError, ValueError) as error:
-            where = getattr(tensor, "path", name)
-            raise FileError(
-                f"{where}: expected the values of {name!r}: {error}; "
-                "put the data file of the model beside it"
-            ) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors | self._folded)
-
-    def __len__(self) -> int:
-        return len(self._tensors) + len(self._folded)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors or name in self._folded
-
-    def folded(self, name: str) -> bool:
-        """Whether it is a folded constant, and no initializer."""
-        return name in self._folded
-
-    def add(self, name: str, value: np.ndarray) -> None:
-        """Hold a folded constant."""
-        self._folded[name] = value
+SHAPE_KEEPING_OPERATORS = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+"""Those for which ONNX 1.23 infers no shape: their output is like their first input."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +52,6 @@ class Folded:
 
     types: Mapping[str, TypeProto]
     nodes: tuple[NodeProto, ...]
-
-
-def shape_of(type_: TypeProto) -> tuple[int, ...]:
-    """The shape of a tensor with static dimensions."""
-    return tuple(dim.dim_value for dim in type_.tensor_type.shape.dim)
-
-
-def dtype_of(type_: TypeProto) -> str:
-    """The element type by its numpy name, as in `graph.ITEM_BYTES`."""
-    return helper.tensor_dtype_to_np_dtype(type_.tensor_type.elem_type).name
-
-
-def is_float(type_: TypeProto) -> bool:
-    """Whether the elements are floating-point numbers."""
-    return "float" in dtype_of(type_)
 
 
 def operator_type(node: NodeProto) -> str:
@@ -316,7 +265,7 @@ class _Pass:
         """What the node makes of its constants; nothing if that is large, random or fails."""
         if node.op_type in RANDOM_OPERATORS:
             return []
-        if any(_size_bytes(type_) > MAX_FOLDED_BYTES for type_ in self.guess(node).values()):
+        if any(size_bytes(type_) > MAX_FOLDED_BYTES for type_ in self.guess(node).values()):
             return []
         inputs = {name: self.values[name] for name in node.input if name}
         try:
@@ -381,6 +330,8 @@ class _Pass:
 
     def inferred(self, node: NodeProto, floats: bool) -> dict[str, TypeProto]:
         """ONNX's inference, given small constants and, if `floats`, small float initializers."""
+        if operator_type(node) in SHAPE_KEEPING_OPERATORS:
+            return {node.output[0]: self.types[node.input[0]]}
         names = [name for name in dict.fromkeys(node.input) if name]
         data = {
             name: numpy_helper.from_array(self.values[name], name)
@@ -428,8 +379,3 @@ def _is_static(type_: TypeProto) -> bool:
         and tensor.HasField("shape")
         and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
     )
-
-
-def _size_bytes(type_: TypeProto) -> int:
-    item = helper.tensor_dtype_to_np_dtype(type_.tensor_type.elem_type).itemsize
-    return int(prod(shape_of(type_)) * item)

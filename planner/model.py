@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from planner import trainable
@@ -28,8 +28,9 @@ from planner.canonical import (
     unique_names,
 )
 from planner.errors import FileError, ModelError
-from planner.folding import Values, dtype_of, fold, is_float, operator_type, shape_of, some
+from planner.folding import fold, operator_type, some
 from planner.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
+from planner.values import Values, dtype_of, is_float, shape_of
 
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
 

@@ -1,5 +1,7 @@
 """Plans, profiles and launches as rows of plain text and as the machine's JSON."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -231,8 +233,8 @@ def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
         f"{len(profile.operators)} operators, {format_bytes(sum(p.bytes for p in trained))} in"
         f" {len(trained)} trainable parameters, microbatch of {profile.microbatch_size},"
         f" {profile.dtype}, {profile.source.value} on {profile.device_type}",
-        f"trainable: {', '.join(p.name for p in trained)}",
-        f"not trainable: {', '.join(frozen) or 'none'}",
+        f"trainable: {_patterns([p.name for p in trained])}",
+        f"not trainable: {_patterns(frozen) or 'none'}",
     ]
     if summary.whole_s is not None and summary.sum_per_whole and summary.drift is not None:
         lines.append(
@@ -242,6 +244,21 @@ def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
             f" spread of repetitions {_percent(profile.spread)}"
         )
     return tuple(lines)
+
+
+def _patterns(names: Sequence[str]) -> str:
+    """Names, those that differ only in numbers together.
+
+    >>> _patterns(["h.0.weight", "h.1.weight", "wte"])
+    'h.*.weight (2), wte'
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    return ", ".join(
+        same[0] if len(same) == 1 else f"{pattern} ({len(same)})"
+        for pattern, same in groups.items()
+    )
 
 
 def profile_warnings(summary: Summary) -> tuple[str, ...]:

@@ -118,19 +118,21 @@ def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
 
 
 def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
-    """The all-reduces at the end of an iteration, in their one global order: replicas of a stage
-    and, for tied parameters, all stages that hold them.
+    """The all-reduces at the end of an iteration, in their one global order: first those among
+    the replicas of a stage, which are ready early, then, for tied parameters, those over several
+    stages, which wait for the slowest.
     """
     stages, users = stage_of(strategy, graph), holders(graph)
-    groups: dict[tuple[int, ...], list[str]] = {}
-    sizes: dict[tuple[int, ...], int] = {}
+    groups: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    sizes: dict[tuple[int, tuple[int, ...]], int] = {}
     for parameter in graph.parameters:
         used_in = {stages[v] for v in users[parameter.name]}
         devices = tuple(sorted({d for s in used_in for d in strategy.stages[s].devices}))
         if parameter.trainable and len(devices) > 1:
-            groups.setdefault(devices, []).append(parameter.name)
-            sizes[devices] = sizes.get(devices, 0) + parameter.bytes
-    return tuple(GradientSum(d, tuple(groups[d]), sizes[d]) for d in sorted(groups))
+            key = (len(used_in), devices)
+            groups.setdefault(key, []).append(parameter.name)
+            sizes[key] = sizes.get(key, 0) + parameter.bytes
+    return tuple(GradientSum(k[1], tuple(groups[k]), sizes[k]) for k in sorted(groups))
 
 
 def used_devices(strategy: Strategy) -> tuple[int, ...]:

@@ -212,6 +212,11 @@ def test_batch_binds_the_first_dimension_of_each_input_unless_it_is_given(loaded
     assert [tensor.shape[0] for tensor in model.graph.tensors[:3]] == [2, 2, 7]
 
 
+def test_batch_binds_a_first_dimension_wherever_else_it_stands(loaded):
+    body = "(float[N, 1] x, float[3, N] z) => (float[N] y) { y = Mul(x, w) }"
+    assert loaded(body, w=floats(1), options={"batch": 2}).graph.tensors[1].shape == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("first", "options", "said"),
     [
@@ -333,8 +338,8 @@ def test_small_float_initializers_help_to_infer_shapes(loaded):
 def test_gather_elements_of_a_longer_table_is_folded(loaded):
     body = """(float[1, 2, 3] x) => (float[1, 2, 3] y) {
         g = GatherElements <axis = 1> (t, i)   a = Gather(w, g)   y = Add(a, x) }"""
-    table = np.arange(0, 16, 2).reshape(1, 8)
-    model = loaded(body, w=floats(20, 3), t=table, i=np.array([[1, 3]]))
+    table = np.arange(0, 80, 2).reshape(1, 40)
+    model = loaded(body, w=floats(80, 3), t=table, i=np.array([[1, 3]]))
     assert model.values["g"].tolist() == [[2, 6]]
 
 
@@ -367,6 +372,29 @@ def test_a_shape_that_depends_on_data_is_an_error_naming_the_tensor(loaded):
 def test_shapes_that_do_not_fit_are_an_error_naming_the_node(loaded):
     with pytest.raises(ModelError, match=r"MatMul_0: MatMul does not take x \[1, 4\], w \[3, 2\]"):
         loaded(LINEAR, w=floats(3, 2), options={"batch": 1})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("y = Conv(x)", "Conv_0: Conv does not take x .* has input size 1 not in range"),
+        ("y = Cast(x)", "Required attribute 'to' is missing"),
+        ("y = Concat <axis = 7> (x, x)", "axis must be in"),
+    ],
+)
+def test_malformed_nodes_are_an_error_naming_the_node(loaded, wrong, said):
+    with pytest.raises(ModelError, match=said):
+        loaded(f"(float[1, 4] x) => (float[1, 4] y) {{ {wrong} }}", w=floats(4))
+
+
+@pytest.mark.parametrize(
+    ("normalization", "opset"),
+    [("MeanVarianceNormalization(a)", 18), ("GroupNormalization <num_groups = 2> (a, s, s)", 21)],
+)
+def test_normalizations_without_inference_keep_the_shape(loaded, normalization, opset):
+    body = f"(float[2, 4, 3] x) => (float[A, B, C] y) {{ a = Mul(x, w) y = {normalization} }}"
+    model = loaded(body, opset, w=floats(1), s=floats(4))
+    assert tensors_by_name(model.graph)["y"].shape == (2, 4, 3)
 
 
 def test_a_batch_size_in_a_reshape_is_an_error(loaded):
@@ -411,6 +439,13 @@ def test_a_split_to_a_sequence_is_one_split(loaded):
     assert first_consumers(model) == {"SequenceAt_2": "Add_5", "SequenceAt_3": "Add_5"}
 
 
+def test_the_last_part_may_be_smaller(loaded):
+    body = """(float[6] x) => (float[2] y) {
+        s = SplitToSequence(x, four)  p = SequenceAt(s, one)  y = Mul(p, w) }"""
+    model = loaded(body, w=floats(2), four=np.array(4), one=np.array(1))
+    assert tensors_by_name(model.graph)["p"].shape == (2,)
+
+
 def test_uneven_parts_keep_their_sizes(loaded):
     body = """(float[2, 6] x) => (float[2, 5] y) {
         s = SplitToSequence <axis = -1> (x, sizes)  p = SequenceAt(s, one)  y = Mul(p, w) }"""
@@ -428,6 +463,21 @@ def test_parts_that_lose_the_axis_are_gathered(loaded):
     assert tensors_by_name(model.graph)["p"].shape == (2,)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "position", "said"),
+    [
+        (np.array([2, 3]), 0, r"SplitToSequence_0: expected sizes that add up to 6, got \[2, 3\]"),
+        (np.array(0), 0, "got 0"),
+        (np.array(3), 2, "SequenceAt_1: expected a position within the 2 tensors of 's', got 2"),
+    ],
+)
+def test_sequences_that_do_not_fit_are_refused(loaded, sizes, position, said):
+    body = """(float[6] x) => (float[3] y) {
+        s = SplitToSequence(x, sizes)  p = SequenceAt(s, i)  y = Mul(p, w) }"""
+    with pytest.raises(ModelError, match=said):
+        loaded(body, w=floats(3), sizes=sizes, i=np.array(position))
+
+
 def test_other_uses_of_sequences_are_refused(loaded):
     body = """(float[3, 2] x) => (float[3, 2] y) {
         s = SplitToSequence(x)  p = ConcatFromSequence <axis = 0> (s)  y = Mul(p, w) }"""
@@ -441,10 +491,10 @@ def test_other_uses_of_sequences_are_refused(loaded):
 def test_a_folded_node_belongs_to_its_first_consumer(loaded):
     body = """(float[N, 4] x) => (float[N, 4] y) {
         s = Shape(x)  t = Identity(s)  a = Mul(x, w)  d = Relu(x)
-        b = Reshape(a, t)  c = Reshape(b, s)  y = Add(c, w) }"""
+        b = Reshape(a, s)  c = Reshape(b, t)  y = Add(c, w) }"""
     model = loaded(body, w=floats(4), options={"batch": 2})
     assert first_consumers(model) == {
-        "Shape_0": "Reshape_4", "Identity_1": "Reshape_4", "Relu_3": "Mul_2",
+        "Shape_0": "Reshape_4", "Identity_1": "Reshape_5", "Relu_3": "Mul_2",
     }  # fmt: skip
 
 
@@ -569,6 +619,14 @@ def test_choices_of_the_user_go_first(loaded):
     weights = {"w": floats(4, 4), "m": mask, "s": np.float32(2), "v": floats(4)}
     options = {"train": ["m", "s"], "freeze": ["w"]}
     assert trained(loaded(body, **weights, options=options)) == {"m", "s", "v"}
+
+
+def test_a_constant_that_is_to_be_trained_is_not_folded_through(loaded):
+    body = """(float[1, 2] x) => (float[1, 2] y) {
+        c = Constant <value = float[2, 2] {1, 2, 3, 4}> ()  t = Transpose(c)  y = MatMul(x, t) }"""
+    model = loaded(body, options={"train": ["c"]})
+    assert types(model) == "Transpose MatMul"
+    assert trained(model) == {"c"}
 
 
 @pytest.mark.parametrize(

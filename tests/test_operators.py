@@ -3,6 +3,7 @@ import re
 import warnings
 from collections import Counter, defaultdict
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -210,7 +211,7 @@ DIFFERENTIABLE = {
     "Add": ("2,3 3", {}),
     "Attention": ("1,2,3,4 1,2,3,4 1,2,3,4", {"version": 23, "is_causal": 1}),
     "AveragePool": ("1,2,5,5", {"kernel_shape": (3, 3), "pads": (0, 1, 1, 2)}),
-    "BatchNormalization": ("2,3,4 3 3 3 3", {}),
+    "BatchNormalization": ("2,3,4 3 3", {"static": {"m": np.zeros(3), "v": np.ones(3)}}),
     "Clip": ("3,4", {}),
     "Conv": ("1,2,5,5 3,2,3,3 3", {"auto_pad": "SAME_UPPER", "strides": (2, 2)}),
     "ConvTranspose": ("1,2,3,3 2,3,3,3 3", {"pads": (0, 1, 1, 0)}),
@@ -387,7 +388,7 @@ def models(draw):
         outputs = [f"t{i}", f"i{i}"] if kind == "TopK" else [f"t{i}"]
         nodes.append(node(kind, inputs + ["k"] * (kind == "TopK"), outputs, f"n{i}"))
         made.append(f"t{i}")
-    tensors = {n: ((3,), "float32") for n in made} | {
+    tensors = dict.fromkeys(made, ((3,), "float32")) | {
         one.outputs[1]: ((3,), "int64") for one in nodes if one.type == "TopK"
     }
     outputs = draw(st.sets(st.sampled_from(made[1:]), min_size=1))
@@ -400,7 +401,7 @@ def test_any_stages_compute_the_whole(model, data):
     cuts = sorted({0, size, *data.draw(st.sets(st.integers(0, size), max_size=3))})
     known = whole = {"x": torch.tensor([0.5, -1.0, 2.0])}
     whole = run(to_torch(model), whole)
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         known = run(to_torch(model, range(start, end)), known)
     assert all(torch.equal(known[name], whole[name]) for name in model.graph.outputs)
 

@@ -1,9 +1,9 @@
 """`measure`: a profile of what PyTorch really does on this machine.
 
-    1. observe    every operator once, in order: stash, views, FLOPs, calls per measurement
-    2. step       the whole model, forward and backward, in one piece
-    3. repeat     a step taken apart, operator by operator (timing.py)
-    4. step       again, because a drift says that the machine was busy
+1. Observe every operator once, in order: stash, views, FLOPs, calls per measurement.
+2. Time the whole model, forward and backward, in one piece.
+3. Time steps that are taken apart, operator by operator (timing.py).
+4. Time the whole model again, because a drift says that the machine was busy.
 """
 
 import platform
@@ -18,7 +18,7 @@ from planner import __version__
 from planner.errors import OptionError
 from planner.graph import FLOAT_DTYPES, Graph, Operator, parameters_by_name, tensors_by_name
 from planner.model import Model
-from planner.profile import OperatorCost, Profile, Source, View, WholeStep
+from planner.profile import OperatorCost, Profile, Source, WholeStep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ def measure(
     """
     import torch
 
-    from planner.operators import parameters, synthetic, to_torch
+    from planner.operators import input_names, output_names, parameters, synthetic, to_torch
     from planner.profilers.timing import Bench, quiet, whole_step_s
     from planner.profilers.unit import units
 
@@ -101,16 +101,15 @@ def measure(
         )
         observed, output = _observe(bench, values, tick)
         gradient = torch.randn_like(output)
-        whole = to_torch(model, values=held, device=device)
+        everything = range(len(graph.operators))
+        whole = to_torch(model, everything, held, device)
         for name in trained:
             held[name].grad = bench.gradients[name]
-        arguments = [values[name] for name in whole.input_names]
-        position = whole.output_names.index(graph.outputs[0])
+        arguments = [values[name] for name in input_names(graph, everything)]
+        position = output_names(graph, everything).index(graph.outputs[0])
 
         def step_s() -> float:
-            return whole_step_s(
-                lambda: whole(*arguments)[position], gradient, device, WHOLE_STEPS
-            )
+            return whole_step_s(lambda: whole(*arguments)[position], gradient, device, WHOLE_STEPS)
 
         before_s = step_s()
         calls = [one.calls for one in observed]
@@ -121,9 +120,7 @@ def measure(
         graph=graph,
         operators=tuple(
             _cost(graph, operator, one, repeated)
-            for operator, one, repeated in zip(
-                graph.operators, observed, per_operator, strict=True
-            )
+            for operator, one, repeated in zip(graph.operators, observed, per_operator, strict=True)
         ),
         views=tuple(view for one in observed for view in one.stash.views),
         model_path=model_path,

@@ -88,9 +88,8 @@ def _by_address(named: Iterable[tuple[str, Tensor]]) -> dict[int, str]:
 
 def _in_own_storage(tensor: Tensor) -> Tensor:
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    copy.set_(
-        tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride()
-    )
+    storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+    copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     return copy.requires_grad_(tensor.requires_grad)
 
 

@@ -34,7 +34,7 @@ MAX_CALLS = 20
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How often an operator is called per measurement."""
+    """How often an operator is called per measurement, forward and backward."""
 
     forward: int
     backward: int
@@ -42,8 +42,12 @@ class Calls:
 
 @dataclass(slots=True)
 class Tape:
-    """What the backward pass of one operator needs: its inputs, and its outputs with their graph
-    (None where it is run again, because one graph is not enough)."""
+    """What the backward pass of one operator needs.
+
+    Attributes:
+        inputs: its leaves.
+        outputs: with their graph; None where it is run again, because one graph is not enough.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...] | None
@@ -70,8 +74,8 @@ def seconds(run: Callable[[], T], device: str) -> tuple[float, T]:
         result = run()
         return perf_counter() - start, result
     with torch.cuda.device(device):
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         begin.record()
         result = run()
@@ -93,7 +97,7 @@ def whole_step_s(
     def step() -> None:
         output = run()
         if output.requires_grad:
-            output.backward(gradient)
+            torch.autograd.backward(output, gradient)
 
     return median([seconds(step, device)[0] for _ in range(repetitions + 1)][1:])
 
@@ -104,28 +108,34 @@ class Bench:
     Attributes:
         units: in topological order.
         gradients: of the weights, by name; they grow in place as they do over microbatches.
+        output: the tensor that the loss is computed from.
+        device: where everything lies.
+        last_use: by tensor, the operator after which nobody reads it.
+        first_use: by weight, the operator after whose backward its gradient is complete.
     """
 
     def __init__(
         self, units: Sequence[Unit], gradients: Mapping[str, Tensor], output: str, device: str
     ) -> None:
-        """`output` is the tensor that the loss is computed from."""
         self.units = units
         self.gradients = gradients
         self.output = output
         self.device = device
         self.last_use = {name: i for i, unit in enumerate(units) for name in unit.inputs}
+        self.first_use = {
+            name: i for i, unit in reversed(list(enumerate(units))) for name in unit.weights
+        }
 
     def calls(self, operator: int, inputs: tuple[Tensor, ...]) -> Calls:
-        """How often to call an operator, from a first look at it."""
+        """How often to call an operator per measurement, from a first look at it."""
         unit = self.units[operator]
         forward_s, outputs = seconds(lambda: unit.forward(*inputs), self.device)
         arriving = {
             name: torch.ones_like(value) for name, value in zip(unit.outputs, outputs, strict=True)
         }
-        backward_s, _ = self._backward(unit, Tape(inputs, outputs), arriving, 1)
+        backward_s, _ = self._backward(operator, Tape(inputs, outputs), arriving, 1)
         if 0 < backward_s < 10 * ENOUGH_S:  # the first one pays for choosing kernels
-            backward_s, _ = self._backward(unit, Tape(inputs, None), arriving, 1)
+            backward_s, _ = self._backward(operator, Tape(inputs, None), arriving, 1)
         return Calls(_calls(forward_s), _calls(backward_s))
 
     def repetition(
@@ -147,10 +157,8 @@ class Bench:
         backward_s = [0.0] * len(self.units)
         arriving = {self.output: gradient}
         for i in reversed(range(len(self.units))):
-            tape = tapes.pop()
-            backward_s[i], leaving = self._backward(
-                self.units[i], tape, arriving, calls[i].backward
-            )
+            time_s, leaving = self._backward(i, tapes.pop(), arriving, calls[i].backward)
+            backward_s[i] = time_s
             for name in self.units[i].outputs:
                 arriving.pop(name, None)
             arriving.update(leaving)
@@ -182,10 +190,14 @@ class Bench:
         return time_s / calls, results[-1]
 
     def _backward(
-        self, unit: Unit, tape: Tape, arriving: Mapping[str, Tensor], calls: int
+        self, operator: int, tape: Tape, arriving: Mapping[str, Tensor], calls: int
     ) -> tuple[float, dict[str, Tensor]]:
-        """The time of one backward pass, and the gradients of the inputs, summed with those that
-        had arrived there. An operator that no gradient reaches takes no time."""
+        """The time of one backward pass, and the gradients that leave it.
+
+        Those are of the inputs, and of weights that operators before it read too; they are summed
+        with what had arrived there. An operator that no gradient reaches takes no time.
+        """
+        unit = self.units[operator]
         copies = [tape.inputs] if tape.outputs else [_copy(tape.inputs) for _ in range(calls)]
         results = [tape.outputs or unit.forward(*copy) for copy in copies]
         pairs = [
@@ -194,31 +206,38 @@ class Bench:
             for name, output in zip(unit.outputs, outputs, strict=True)
             if name in arriving and output.requires_grad
         ]
-        names = [
-            name for name, leaf in zip(unit.inputs, tape.inputs, strict=True) if leaf.requires_grad
+        leaves = [
+            (name, leaf)
+            for copy in copies
+            for name, leaf in zip(unit.inputs, copy, strict=True)
+            if leaf.requires_grad
         ]
-        leaves = [leaf for copy in copies for leaf in copy if leaf.requires_grad]
-        weights = [self.gradients[name] for name in unit.weights]
-        if not pairs or not (leaves or weights):
+        if not pairs or not (leaves or unit.weights):
             return 0.0, {}
         outputs, gradients = zip(*pairs, strict=True)
-        wanted = (*leaves, *unit.weights.values())
-        summands = [arriving.get(name) for name in names] * len(copies)
+        names, wanted = zip(*leaves, *unit.weights.items(), strict=True)
+        summands = [arriving.get(name) for name in names]
+        complete = [
+            (at, self.gradients[name])
+            for at, name in enumerate(names)
+            if self.first_use.get(name) == operator
+        ]
 
         def run() -> list[Tensor | None]:
             found = torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
-            for total, new in zip(weights, found[len(leaves) :], strict=True):
-                if new is not None:
-                    total.add_(new)
-            return [
+            sums = [
                 _sum(old, new, (*gradients, *found))
-                for old, new in zip(summands, found[: len(leaves)], strict=True)
+                for old, new in zip(summands, found, strict=True)
             ]
+            del found
+            for at, total in complete:
+                last, sums[at] = sums[at], None
+                if last is not None:
+                    total.add_(last)
+            return sums
 
         time_s, sums = seconds(run, self.device)
-        leaving = {
-            name: new for name, new in zip(names, sums[: len(names)], strict=True) if new is not None
-        }
+        leaving = {name: new for name, new in zip(names, sums, strict=True) if new is not None}
         return time_s / len(copies), leaving
 
 
@@ -230,10 +249,9 @@ def _copy(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(leaf.detach().requires_grad_(leaf.requires_grad) for leaf in inputs)
 
 
-def _sum(
-    old: Tensor | None, new: Tensor | None, others: Sequence[Tensor | None]
-) -> Tensor | None:
-    """The sum of two gradients of one tensor, in place where autograd would also do it in place.
+def _sum(old: Tensor | None, new: Tensor | None, others: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of two gradients of one tensor, in place where autograd does it in place: not if the
+    one that was there first is a view (as the gradient of a transposed weight is).
 
     Args:
         others: every gradient in sight, `new` too; none may share its storage.
@@ -242,4 +260,4 @@ def _sum(
         return old if new is None else new
     address = new.untyped_storage().data_ptr()
     shared = sum(one is not None and one.untyped_storage().data_ptr() == address for one in others)
-    return old + new if shared > 1 or not new.is_contiguous() else new.add_(old)
+    return old + new if shared > 1 or old._is_view() else new.add_(old)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planner.model import Model
-from planner.operators import to_torch
+from planner.operators import input_names, output_names, to_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ def _unit(model: Model, operator: int, values: Mapping[str, Tensor], device: str
     held = {name: values[name] for name in model.graph.operators[operator].parameters}
     return Unit(
         forward=module.forward,
-        inputs=module.input_names,
-        outputs=module.output_names,
+        inputs=input_names(model.graph, [operator]),
+        outputs=output_names(model.graph, [operator]),
         weights={name: value for name, value in held.items() if value.requires_grad},
         constants=tuple(module.buffers()),
     )

@@ -1,0 +1,56 @@
+# `make help` lists the targets. Each of them makes the virtual environment that it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-all lint type fmt golden bench bench-solve check clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+setup: $(READY) ## make .venv with everything that the project needs
+
+demo: $(READY) ## profile ResNet-50, plan it for 2 processes, train it 10 steps (about 2 minutes)
+	@mkdir -p demo
+	$(BIN)/python -m tests.models resnet50 demo/resnet50.onnx
+	cd demo && ../$(BIN)/planner profile resnet50.onnx --batch 4
+	cd demo && ../$(BIN)/planner solve --gpus 2 --topology local.yaml --microbatches 4
+	cd demo && ../$(BIN)/planner launch strategy.json --nproc 2 --steps 10 --trace trace.json
+
+test: $(READY) ## the tests without the slow ones
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: $(READY) ## all tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## style, imports per layer
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(READY) ## static types
+	$(BIN)/mypy
+
+fmt: $(READY) ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+golden: $(READY) ## write the golden files of the tests anew
+	$(BIN)/python -m pytest tests/test_golden.py --golden
+
+bench: bench-solve ## all benchmarks
+
+bench-solve: $(READY) ## time of `planner solve` on the shipped profiles
+	$(BIN)/python -m tests.bench_solve
+
+check: lint type test ## what has to pass before a change lands
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
