@@ -471,6 +471,56 @@ def test_a_trained_input_is_no_configuration():
     )
 
 
+# ---- single nodes that ONNX's node tests leave out, against ONNX Runtime
+
+TIES = np.repeat(np.arange(40.0), 5).reshape(1, 200)
+LEFT_OUT = [  # operator, version, shape of x or x itself, attributes, further inputs
+    ("Softmax", 11, (2, 3, 4), {"axis": 1}, {}),
+    ("LogSoftmax", 11, (2, 3, 4), {"axis": 1}, {}),
+    ("Hardmax", 11, (2, 3, 4), {"axis": -2}, {}),
+    ("LRN", 13, (1, 6, 2, 2), {"size": 4, "alpha": 0.5}, {}),
+    ("MaxPool", 12, (1, 1, 4, 4), {"kernel_shape": [2, 2], "strides": [3, 3], "ceil_mode": 1,
+                                   "pads": [0, 0, 2, 1]}, {}),
+    ("AveragePool", 11, (1, 1, 4, 4), {"kernel_shape": [2, 2], "strides": [3, 3], "ceil_mode": 1,
+                                       "pads": [0, 0, 2, 1]}, {}),
+    ("TopK", 11, TIES, {}, {"k": np.array([90])}),
+    ("TopK", 9, (2, 5), {"k": 2}, {}),
+    ("Clip", 9, (2, 3), {"min": -0.5}, {}),
+    ("Pad", 9, (2, 3), {"pads": [0, 1, 2, 0], "value": 1.5}, {}),
+    ("Slice", 9, (4, 5), {"starts": [1, -3], "ends": [9, -1]}, {}),
+    ("Split", 11, (4, 5), {"axis": 1, "split": [5]}, {}),
+    ("Squeeze", 11, (1, 4, 1), {"axes": [-1]}, {}),
+    ("Unsqueeze", 11, (4, 2), {"axes": [0, -1]}, {}),
+    ("ReduceSum", 11, (2, 3, 4), {"axes": [-1, 0], "keepdims": 0}, {}),
+    ("Upsample", 9, (1, 1, 2, 3), {}, {"scales": np.array([1, 1, 1.5, 2], np.float32)}),
+    ("Resize", 10, (1, 1, 4, 4), {"mode": "linear"}, {"s": np.array([1, 1, 2, 0.5], np.float32)}),
+    ("Gemm", 9, (2, 3), {"beta": 2.0}, {"b": np.ones((3, 2), np.float32),
+                                        "c": np.ones(2, np.float32)}),
+    ("Div", 13, np.array([-7, 7, -6]), {}, {"b": np.array([2, -2, 4])}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "version", "x", "attributes", "more"), LEFT_OUT)
+def test_computes_what_onnx_runtime_does(kind, version, x, attributes, more):
+    if isinstance(x, tuple):
+        x = np.random.default_rng(0).standard_normal(x)
+    x = x.astype(np.float32) if x.dtype == np.float64 else x
+    outputs = ["y", "i"] if kind == "TopK" else ["y"]
+    graph = helper.make_graph(
+        [helper.make_node(kind, ["x", *more], outputs, **attributes)],
+        "one",
+        [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [numpy_helper.from_array(array, name) for name, array in more.items()],
+    )
+    opset = [helper.make_opsetid("", version)]
+    proto = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    made = dict(zip(outputs, session.run(None, {"x": x}), strict=True))
+    arrays = {"x": x, **more, **made}
+    assert_same(to_torch(case_model(proto, arrays, set(more))), arrays)
+
+
 # ---- whole models against ONNX Runtime
 
 

@@ -13,6 +13,8 @@ from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profile import Source, View, WholeStep, stash_bytes
 from planner.profilers.measured import measure
 from planner.profilers.summary import summary
+from planner.profilers.timing import Bench, Calls
+from planner.profilers.unit import units
 from tests.models import cached
 
 FLOAT = 4  # bytes
@@ -228,13 +230,29 @@ def test_the_stash_of_any_range_of_operators_is_exact(build, tmp_path):
     assert_exact(model, profiled(model), num_ranges=40)
 
 
-@pytest.mark.parametrize("name", ["squeezenet", "resnet50"])
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
 def test_the_stash_of_any_range_of_a_real_network_is_exact(name, tmp_path):
     model = models.load(cached(name, tmp_path), batch=1)
     assert_exact(model, profiled(model))
 
 
 # ---- times and the rest
+
+
+@pytest.mark.parametrize("build", [residual, attention])
+def test_a_step_taken_apart_computes_the_gradients_of_a_whole_step(build, tmp_path):
+    model = build(tmp_path)
+    held = parameters(model, [p.name for p in model.graph.parameters])
+    trained = {p.name: held[p.name] for p in model.graph.parameters if p.trainable}
+    values = synthetic.inputs(model, seed=0, microbatch=0)
+    gradient = synthetic.target(model, loss="mse", seed=0, microbatch=0)
+    (output,) = to_torch(model, values=held)(*values.values())
+    expected = torch.autograd.grad(output, list(trained.values()), gradient)
+    found = {name: torch.zeros_like(value) for name, value in trained.items()}
+    bench = Bench(units(model, held, "cpu"), found, model.graph.outputs[0], "cpu")
+    for calls in (Calls(1, 1), Calls(3, 1)):
+        bench.repetition(values, gradient, [calls] * len(bench.units), lambda: None)
+    torch.testing.assert_close(list(found.values()), [2 * one for one in expected])
 
 
 def test_every_operator_takes_time_and_those_without_gradient_none_backward(tmp_path):

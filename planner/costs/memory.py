@@ -150,10 +150,10 @@ def search_bytes(
     static: float, kept: float, inputs: float, crossing: float, workspace: float, warmup: int
 ) -> float:
     """Peak of a stage without recomputation in closed form, for search: what is static, W
-    microbatches in flight, buffers for the inputs that are being received and for the gradients
-    of what crosses, and the workspace. Compiled by the solver that searches with it.
+    microbatches in flight, two buffers each for the inputs and for the gradients of what crosses
+    (one in use, one on its way), and the workspace. Compiled by the solver that searches with it.
     """
-    return static + warmup * kept + 2 * inputs + crossing + workspace
+    return static + warmup * kept + 2 * inputs + 2 * crossing + workspace
 
 
 def search_recompute_bytes(
@@ -162,7 +162,7 @@ def search_recompute_bytes(
     """The same with recomputation: inputs in flight, and the stash of the one microbatch that is
     being run again.
     """
-    return static + (warmup + 2) * inputs + kept + crossing + workspace
+    return static + (warmup + 2) * inputs + kept + 2 * crossing + workspace
 
 
 def limit_bytes(problem: Problem, used: Collection[int], device: int) -> int:

@@ -50,6 +50,15 @@ class _Observed:
     calls: "Calls"
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Everything that was found out; `times` has forward and backward by operator, repetition."""
+
+    observed: "list[_Observed]"
+    times: list[tuple[tuple[float, float], ...]]
+    whole_step: WholeStep
+
+
 def measure(
     model: Model,
     *,
@@ -78,51 +87,22 @@ def measure(
     """
     import torch
 
-    from planner.operators import input_names, output_names, parameters, synthetic, to_torch
-    from planner.profilers.timing import Bench, quiet, whole_step_s
-    from planner.profilers.unit import units
-
     on_cpu = _check(device, threads, repetitions)
     graph = model.graph
-    trained = [p.name for p in graph.parameters if p.trainable]
     steps = count(1)
-
-    def tick() -> None:
-        progress(next(steps), len(graph.operators) * (1 + repetitions))
-
-    with quiet(threads if on_cpu else None):
-        held = parameters(model, [p.name for p in graph.parameters], device)
-        values = synthetic.inputs(model, seed=seed, microbatch=0, device=device)
-        bench = Bench(
-            units=units(model, held, device),
-            gradients={name: torch.zeros_like(held[name]) for name in trained},
-            output=graph.outputs[0],
-            device=device,
-        )
-        observed, output = _observe(bench, values, tick)
-        gradient = torch.randn_like(output)
-        everything = range(len(graph.operators))
-        whole = to_torch(model, everything, held, device)
-        for name in trained:
-            held[name].grad = bench.gradients[name]
-        arguments = [values[name] for name in input_names(graph, everything)]
-        position = output_names(graph, everything).index(graph.outputs[0])
-
-        def step_s() -> float:
-            return whole_step_s(lambda: whole(*arguments)[position], gradient, device, WHOLE_STEPS)
-
-        before_s = step_s()
-        calls = [one.calls for one in observed]
-        times = [bench.repetition(values, gradient, calls, tick) for _ in range(repetitions)]
-        after_s = step_s()
-    per_operator = list(zip(*times, strict=True))
+    found = _run(
+        model,
+        device,
+        threads if on_cpu else None,
+        repetitions,
+        seed,
+        lambda: progress(next(steps), len(graph.operators) * (1 + repetitions)),
+    )
+    parts = zip(graph.operators, found.observed, found.times, strict=True)
     return Profile(
         graph=graph,
-        operators=tuple(
-            _cost(graph, operator, one, repeated)
-            for operator, one, repeated in zip(graph.operators, observed, per_operator, strict=True)
-        ),
-        views=tuple(view for one in observed for view in one.stash.views),
+        operators=tuple(_cost(graph, *part) for part in parts),
+        views=tuple(view for one in found.observed for view in one.stash.views),
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
@@ -132,9 +112,77 @@ def measure(
         source=Source.MEASURED,
         threads=threads if on_cpu else None,
         repetitions=repetitions,
-        spread=round(median(_spread(repeated) for repeated in per_operator), 4),
-        whole_step=WholeStep(round(before_s, 9), round(after_s, 9)),
+        spread=round(median(map(_spread, found.times)), 4),
+        whole_step=found.whole_step,
         versions=_versions(),
+    )
+
+
+def _run(
+    model: Model,
+    device: str,
+    threads: int | None,
+    repetitions: int,
+    seed: int,
+    tick: Callable[[], None],
+) -> _Run:
+    """The four steps of this module."""
+    import torch
+
+    from planner.operators import parameters, synthetic
+    from planner.profilers.timing import Bench, quiet
+    from planner.profilers.unit import units
+
+    graph = model.graph
+    with quiet(threads):
+        held = parameters(model, [p.name for p in graph.parameters], device)
+        trained = [p.name for p in graph.parameters if p.trainable]
+        bench = Bench(
+            units=units(model, held, device),
+            gradients={name: torch.zeros_like(held[name]) for name in trained},
+            output=graph.outputs[0],
+            device=device,
+        )
+        values = synthetic.inputs(model, seed=seed, microbatch=0, device=device)
+        observed = _observe(bench, values, tick)
+        gradient = synthetic.target(model, loss="mse", seed=seed, microbatch=0, device=device)
+        whole_s = _whole(model, bench, held, values, gradient)
+        before_s = whole_s()
+        calls = [one.calls for one in observed]
+        times = [bench.repetition(values, gradient, calls, tick) for _ in range(repetitions)]
+        after_s = whole_s()
+    return _Run(
+        observed=observed,
+        times=list(zip(*times, strict=True)),
+        whole_step=WholeStep(round(before_s, 9), round(after_s, 9)),
+    )
+
+
+def _whole(
+    model: Model,
+    bench: "Bench",
+    held: "Mapping[str, Tensor]",
+    values: "Mapping[str, Tensor]",
+    gradient: "Tensor",
+) -> Callable[[], float]:
+    """A function that times the whole model in one piece, in s.
+
+    Args:
+        held: parameters by name; their gradients become those of the bench.
+        values: inputs of the graph by name.
+        gradient: of the output.
+    """
+    from planner.operators import input_names, output_names, to_torch
+    from planner.profilers.timing import whole_step_s
+
+    everything = range(len(model.graph.operators))
+    module = to_torch(model, everything, held, bench.device)
+    for name, total in bench.gradients.items():
+        held[name].grad = total
+    inputs = [values[name] for name in input_names(model.graph, everything)]
+    position = output_names(model.graph, everything).index(bench.output)
+    return lambda: whole_step_s(
+        lambda: module(*inputs)[position], gradient, bench.device, WHOLE_STEPS
     )
 
 
@@ -161,8 +209,8 @@ def _check(device: str, threads: int, repetitions: int) -> bool:
 
 def _observe(
     bench: "Bench", inputs: "Mapping[str, Tensor]", tick: Callable[[], None]
-) -> "tuple[list[_Observed], Tensor]":
-    """Every operator in order, and the tensor that the loss is computed from."""
+) -> "list[_Observed]":
+    """What the first run of every operator says, in order."""
     from planner.profilers.stash import observe
 
     alive = dict(inputs)
@@ -177,11 +225,11 @@ def _observe(
             (name, value.detach().requires_grad_(value.requires_grad))
             for name, value in zip(unit.outputs, outputs, strict=True)
         )
-        for name in {*unit.inputs, *unit.outputs} - {bench.output}:
+        for name in {*unit.inputs, *unit.outputs}:
             if bench.last_use.get(name, -1) <= i:
                 del alive[name]
         tick()
-    return found, alive[bench.output]
+    return found
 
 
 def _flops(run: Callable[[], object]) -> int:

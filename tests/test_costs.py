@@ -1,0 +1,280 @@
+"""The cost model on cases that can be worked out by hand, and against the simulator."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.costs.bounds import fractional_s, longest_path_s, lower_bound_s, memory_shortage
+from planner.costs.closed_form import iteration_s
+from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
+from planner.costs.compute import operator_times, slowdown, step_s
+from planner.costs.evaluate import evaluate
+from planner.costs.memory import limit_bytes, stage_memory
+from planner.errors import OptionError
+from planner.graph import Graph, Operator, Parameter, Tensor
+from planner.plan import judge
+from planner.problem import Optimizer, Result, Status
+from planner.profile import OperatorCost, View, stash_bytes
+from planner.simulate.events import simulate
+from planner.solvers.fit import pipeline
+from planner.strategy import ScheduleName
+from planner.topology import Link, take
+from tests.builders import cluster, graph_of, problem_of, profile_of, unit_type
+
+
+def chain_problem(num_stages, num_microbatches, bandwidth=1e15, forward_s=1.0, **options):
+    """One operator per stage and device."""
+    graph = graph_of([[v - 1] if v else [] for v in range(num_stages)], [8] * num_stages)
+    profile = profile_of(graph, [forward_s] * num_stages)
+    topology = cluster([unit_type()] * num_stages, bandwidth)
+    return problem_of(profile, topology, num_microbatches, **options)
+
+
+def straight(problem, **options):
+    """One operator a stage, one device each."""
+    each = [[v] for v in range(len(problem.profile.operators))]
+    return pipeline(problem, each, each, recompute=False, **options)
+
+
+# ------------------------------------------------------------------------------ transfers
+
+
+def test_a_transfer_takes_latency_and_bytes_over_bandwidth():
+    topology = cluster([unit_type()] * 2, bandwidth=1000.0, latency=0.5)
+    # Two links of 0.25 s and 1000 bytes/s each, in cut-through.
+    assert transfer_s(topology, 0, 1, 2000) == pytest.approx(0.5 + 2.0)
+    assert transfer_s(topology, 1, 1, 2000) == 0.0
+
+
+def test_a_path_never_runs_through_another_device():
+    # 0 - 1 - 2 are chained by fast links; from 0 to 2 only the slow host is allowed.
+    topology = cluster([unit_type()] * 3, bandwidth=10.0, links=[(0, 1, 1e6), (1, 2, 1e6)])
+    assert transfer_s(topology, 0, 2, 1000) == pytest.approx(100.0)
+    assert transfer_s(topology, 0, 1, 1000) == pytest.approx(0.001)
+
+
+def test_a_ring_avoids_the_slow_pair():
+    # A square of fast links with slow diagonals: the ring goes round the square.
+    links = [(0, 2, 100.0), (2, 1, 100.0), (1, 3, 100.0), (3, 0, 100.0)]
+    topology = cluster([unit_type()] * 4, bandwidth=1.0, links=links)
+    assert allreduce_s(topology, (0, 1, 2, 3), 400) == ring_allreduce_s(400, 4, 0.0, 100.0)
+    assert allreduce_s(topology, (0, 1), 400) == ring_allreduce_s(400, 2, 0.0, 1.0)
+    assert allreduce_s(topology, (2,), 400) == 0.0
+
+
+def test_directions_of_a_link_may_differ():
+    topology = cluster([unit_type()] * 2, bandwidth=1.0)
+    topology = replace(topology, links=(*topology.links, Link("d0", "d1", 50.0, 0.0)))
+    assert transfer_s(topology, 0, 1, 100) == pytest.approx(2.0)
+    assert transfer_s(topology, 1, 0, 100) == pytest.approx(100.0)
+
+
+# ------------------------------------------------------------------------------ computation
+
+
+def test_times_are_rescaled_by_the_ratio_of_rooflines():
+    # 1e9 FLOP and 1e6 bytes per operator: bound by FLOPs on both types.
+    profile = profile_of(graph_of([[]]), [1.0])
+    slow = unit_type("slow", flops=0.25e12)
+    assert operator_times(profile, slow, unit_type()).forward_s[0] == pytest.approx(4.0)
+    assert operator_times(profile, unit_type(), None).forward_s[0] == 1.0
+
+
+def test_rescaling_by_memory_bandwidth_where_that_binds():
+    profile = profile_of(graph_of([[]]), [1.0])  # 1e6 bytes, 1e9 FLOP
+    narrow = unit_type("narrow", flops=1e15, bandwidth=1e8)  # 10 ms for the bytes, 1 us else
+    assert operator_times(profile, narrow, unit_type()).forward_s[0] == pytest.approx(10.0)
+
+
+def test_an_unknown_source_device_cannot_be_rescaled():
+    profile = profile_of(graph_of([[]]), [1.0])
+    with pytest.raises(OptionError, match="made on 'unit', of which no speed is known"):
+        operator_times(profile, unit_type("other"), None)
+
+
+def test_processes_on_shared_cores_slow_each_other_down():
+    topology = cluster([unit_type()] * 4, cores=2)
+    assert [slowdown(topology, range(n), 0) for n in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
+
+
+def test_a_step_passes_over_parameters_gradients_and_moments():
+    kind = unit_type(bandwidth=100.0)
+    assert step_s(Optimizer.SGD, 1000, kind) == 40.0
+    assert step_s(Optimizer.MOMENTUM, 1000, kind) == 60.0
+    assert step_s(Optimizer.ADAMW, 1000, kind) == 80.0
+
+
+# ------------------------------------------------------------------------------ iteration
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.sampled_from(ScheduleName))
+def test_closed_form_and_simulator_agree_on_equal_stages_with_free_links(stages, m, schedule):
+    problem = chain_problem(stages, m, schedule=schedule)
+    evaluation = evaluate(problem, straight(problem))
+    timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
+    expected = (m + stages - 1) * 3.0
+    assert timeline.iteration_s == pytest.approx(expected, rel=1e-9)
+    assert iteration_s(evaluation.stages, m) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_transfers_that_the_warmup_cannot_hide_slow_the_closed_form_as_the_simulator(extra):
+    # A transfer takes a quarter of a stage's time: 8 bytes at 32 / 3 bytes/s.
+    problem = chain_problem(3, 60, bandwidth=8 / 0.75)
+    evaluation = evaluate(problem, straight(problem, extra=extra))
+    timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
+    closed = iteration_s(evaluation.stages, 60)
+    assert closed == pytest.approx(timeline.iteration_s, rel=0.03)
+    stalls = timeline.iteration_s > 1.05 * 60 * 3.0
+    assert stalls == (extra == 0)
+
+
+def test_a_late_stage_hides_its_sums_behind_the_cooldown_of_earlier_ones():
+    problem = problem_of(
+        profile_of(graph_of([[], [0]], [8, 8], [10, 3000]), [2.0, 1.0]),
+        cluster([unit_type()] * 3, bandwidth=1000.0),
+    )
+    strategy = pipeline(problem, [[0], [1]], [[0], [1, 2]], recompute=False)
+    evaluation = evaluate(problem, strategy)
+    # The sum of 3000 B over two takes 3 s; stage 0's last backward takes 4 s.
+    assert evaluation.costs.sum_s == (3.0,)
+    with_sum = simulate(evaluation.program, evaluation.costs, problem.topology)
+    free = replace(evaluation.costs, sum_s=(0.0,))
+    without = simulate(evaluation.program, free, problem.topology)
+    assert with_sum.iteration_s == without.iteration_s
+
+
+def test_recomputation_pays_the_forward_twice():
+    problem = chain_problem(1, 4)
+    again = pipeline(problem, [[0]], [[0]], recompute=True)
+    assert evaluate(problem, again).stages[0].backward_s == 3.0
+    assert evaluate(problem, straight(problem)).stages[0].backward_s == 2.0
+
+
+# ------------------------------------------------------------------------------ memory
+
+#   x -> a -> b (a view of a's output) -> c, which keeps its input
+VIEWS = Graph(
+    operators=(
+        Operator("a", "Test", ("x",), ("ta",), ("w",)),
+        Operator("b", "Reshape", ("ta",), ("tb",), ()),
+        Operator("c", "Test", ("tb",), ("tc",), ("w",)),
+    ),
+    tensors=(
+        Tensor("x", (10,), "int8", False),
+        Tensor("ta", (100,), "int8", True),
+        Tensor("tb", (60,), "int8", True),
+        Tensor("tc", (7,), "int8", True),
+    ),
+    parameters=(Parameter("w", (1000,), "int8", True),),
+    inputs=("x",),
+    outputs=("tc",),
+)
+
+
+def views_profile():
+    costs = (
+        OperatorCost("a", 1.0, 2.0, 100, 1000, 1, 1, ("x", "ta"), 0),
+        OperatorCost("b", 0.0, 0.0, 60, 0, 1, 1, (), 0),
+        OperatorCost("c", 1.0, 2.0, 7, 1000, 1, 1, ("tb",), 5),
+    )
+    base = profile_of(VIEWS, [1.0, 0.0, 1.0])
+    return replace(base, operators=costs, views=(View("tb", "ta"),))
+
+
+def test_a_stashed_view_counts_as_its_base_where_both_are_on_one_device():
+    profile = views_profile()
+    assert stash_bytes(profile, [0, 1, 2]) == 10 + 100 + 5  # x, ta (tb is a view), private
+    assert stash_bytes(profile, [0]) == 10 + 100
+    assert stash_bytes(profile, [1, 2]) == 100 + 5  # b's input is kept alive by its view
+    assert stash_bytes(profile, [2]) == 60 + 5  # a received copy of tb alone
+
+
+def test_a_stage_keeps_inputs_outputs_stash_and_what_the_loss_keeps():
+    need = stage_memory(views_profile(), [0, 1, 2])
+    assert need.parameter_bytes == need.trainable_bytes == 1000  # tied: held once
+    assert need.kept_bytes == 10 + 100 + 5 + 7 + 7
+    assert need.input_bytes == 10
+    # Backward of a: gradients of its parameters and of its output.
+    assert need.workspace_bytes == 1000 + 100
+
+
+def test_the_peak_of_1f1b_holds_warmup_many_microbatches():
+    problem = chain_problem(2, 8, optimizer=Optimizer.ADAM)
+    evaluation = evaluate(problem, straight(problem))
+    parts = evaluation.memory[0]
+    assert parts.parameter_bytes == 1000
+    assert parts.gradient_bytes == 1000
+    assert parts.optimizer_bytes == 2000
+    # Two in flight, each with the model's input (1000 B) and the stage's output (8 B).
+    assert parts.stash_bytes == 2 * (1000 + 8)
+    # The gradient in use and the one that is on its way.
+    assert parts.buffer_bytes == 2 * 8
+
+
+def test_gpipe_holds_all_microbatches():
+    problem = chain_problem(2, 8, schedule=ScheduleName.GPIPE)
+    assert evaluate(problem, straight(problem)).memory[0].stash_bytes == 8 * (1000 + 8)
+
+
+def test_shared_host_memory_is_divided_among_the_devices_in_use():
+    problem = problem_of(
+        profile_of(graph_of([[]]), [1.0]), cluster([unit_type()] * 4, cores=4, memory=1000)
+    )
+    assert limit_bytes(problem, (0, 1), 0) == 500
+    assert limit_bytes(problem, (0, 1, 2, 3), 0) == 250
+
+
+def test_a_strategy_that_does_not_fit_is_refused_with_the_parts():
+    problem = problem_of(
+        profile_of(graph_of([[]]), [1.0]),
+        cluster([unit_type(memory=2500)]),
+        optimizer=Optimizer.ADAM,
+    )
+    result = Result(Status.FEASIBLE, pipeline(problem, [[0]], [[0]], recompute=False))
+    plan, reason = judge(problem, "test", result, 1.0)
+    assert plan is None
+    assert "the limit is 2.44 KiB (parameters 1000 B, gradients 1000 B, optimizer 1.95" in reason
+
+
+# ------------------------------------------------------------------------------ bounds
+
+
+def test_the_longest_path_goes_there_and_back():
+    # A diamond with a heavy and a light side: 1 + 5 + 1 forwards, twice that backwards.
+    profile = profile_of(graph_of([[], [0], [0], [1, 2]]), [1.0, 5.0, 2.0, 1.0])
+    problem = problem_of(profile, cluster([unit_type()] * 2))
+    assert longest_path_s(problem) == pytest.approx(21.0)
+
+
+def test_the_heaviest_operator_runs_all_microbatches_of_a_device():
+    problem = problem_of(
+        profile_of(graph_of([[], [0]]), [10.0, 0.001]), cluster([unit_type()] * 3), 4
+    )
+    # Four microbatches on three devices: one device runs it twice.
+    assert lower_bound_s(problem) == pytest.approx(60.0)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 3))
+def test_the_fractional_assignment_is_no_more_than_any_share_of_a_mixed_cluster(times, a, b):
+    kinds = [unit_type()] * a + [unit_type("slow", flops=0.25e12)] * b
+    feeds = [[v - 1] if v else [] for v in range(len(times))]
+    problem = problem_of(profile_of(graph_of(feeds), [float(t) for t in times]), cluster(kinds))
+    # All operators have the same ratio of speeds, so the rates add up: a + b / 4.
+    assert fractional_s(problem) == pytest.approx(3 * sum(times) / (a + b / 4))
+
+
+def test_parameters_alone_may_prove_that_nothing_fits():
+    problem = problem_of(profile_of(graph_of([[], [0]]), [1.0, 1.0]),
+                         cluster([unit_type(memory=1500)] * 2))  # fmt: skip
+    assert "alone take 3.91 KiB" in memory_shortage(problem)
+    roomy = problem_of(problem.profile, cluster([unit_type(memory=2500)] * 2))
+    assert memory_shortage(roomy) is None
+
+
+def test_taking_devices_drops_their_links():
+    smaller = take(cluster([unit_type()] * 4), 2)
+    assert [d.name for d in smaller.devices] == ["d0", "d1"]
+    assert {link.source for link in smaller.links} == {"d0", "d1", "host"}
