@@ -478,10 +478,9 @@ LEFT_OUT = [  # operator, version, shape of x or x itself, attributes, further i
     ("Softmax", 11, (2, 3, 4), {"axis": 1}, {}),
     ("LogSoftmax", 11, (2, 3, 4), {"axis": 1}, {}),
     ("Hardmax", 11, (2, 3, 4), {"axis": -2}, {}),
-    ("LRN", 13, (1, 6, 2, 2), {"size": 4, "alpha": 0.5}, {}),
-    ("MaxPool", 12, (1, 1, 4, 4), {"kernel_shape": [2, 2], "strides": [3, 3], "ceil_mode": 1,
+    ("MaxPool", 12, (1, 1, 4, 4), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1,
                                    "pads": [0, 0, 2, 1]}, {}),
-    ("AveragePool", 11, (1, 1, 4, 4), {"kernel_shape": [2, 2], "strides": [3, 3], "ceil_mode": 1,
+    ("AveragePool", 11, (1, 1, 4, 4), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1,
                                        "pads": [0, 0, 2, 1]}, {}),
     ("TopK", 11, TIES, {}, {"k": np.array([90])}),
     ("TopK", 9, (2, 5), {"k": 2}, {}),
@@ -519,6 +518,13 @@ def test_computes_what_onnx_runtime_does(kind, version, x, attributes, more):
     made = dict(zip(outputs, session.run(None, {"x": x}), strict=True))
     arrays = {"x": x, **more, **made}
     assert_same(to_torch(case_model(proto, arrays, set(more))), arrays)
+
+
+def test_an_even_neighbourhood_of_lrn_has_its_larger_half_behind():
+    x = np.arange(1.0, 6.0).reshape(1, 5, 1, 1)
+    (y,) = to_torch(one_of("LRN", {"x": x}, size=4, alpha=4.0, beta=1.0))(as_tensor(x))
+    sums = [14, 30, 54, 50, 41]  # 1 4 9 | 1 4 9 16 | 4 9 16 25 | 9 16 25 | 16 25
+    np.testing.assert_allclose(y.reshape(-1), x.reshape(-1) / (1 + np.array(sums)))
 
 
 # ---- whole models against ONNX Runtime
