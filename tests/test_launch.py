@@ -17,6 +17,8 @@ from planner.launch import run, torchrun, world
 from planner.launch.feed import choose_loss
 from planner.launch.gradients import Gradients, make_optimizer
 from planner.launch.run import launch
+from planner.launch.runtime import StageRunner
+from planner.operators import to_torch
 from planner.problem import Optimizer
 from planner.strategy import GradientSum
 from tests.launch_worker import CASES, LENGTH, WORDS, Case, load_model, make_model, make_plan
@@ -32,6 +34,8 @@ from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from planner.errors import PlannerError
 from planner.launch.run import launch
+from planner.launch.runtime import StageRunner
+from planner.operators import to_torch
 say = lambda line: print(line, file=sys.stderr)
 options = json.loads(sys.argv[3])
 trace = options.pop("trace", None)
@@ -458,6 +462,25 @@ def test_auto_runs_on_what_the_plan_was_made_for(monkeypatch):
     assert world.choose_device("auto", seat, 2, frozenset({"V100"})) == "cuda:1"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert world.choose_device("auto", seat, 2, frozenset({"V100"})) == "cpu"
+
+
+def test_nproc_below_the_devices_starts_nothing(tmp_path):
+    path = write_case(tmp_path, Case((2, 1)))
+    with pytest.raises(LaunchError, match="uses 3 devices, --nproc is 2; run: .* --nproc 3"):
+        torchrun.start_torchrun(path, 2)
+
+
+def test_recomputation_keeps_no_output(tmp_path):
+    make_model(tmp_path / "net.onnx", "float32")
+    model = load_model(tmp_path / "net.onnx")
+    module = to_torch(model)
+    ids, target = torch.ones(2, LENGTH).long(), torch.zeros(2, LENGTH).long()
+    for recompute in (False, True):
+        stage = StageRunner(module, model.graph, recompute, choose_loss(model.graph, "auto"))
+        _, loss = stage.forward(0, {"ids": ids}, target)
+        assert (stage._stash[0].made is None) == recompute
+        stage.backward(0, {})
+        assert stage._stash == {} and loss > 0
 
 
 def test_a_killed_rank_is_named(monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import planner
 from planner.errors import LaunchError
+from planner.files import read_plan
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A checkout and an installed wheel both have cli.py beside the package.
@@ -36,8 +37,15 @@ def start_torchrun(strategy: Path, nproc: int, arguments: Sequence[str] = ()) ->
         ended it all.
 
     Raises:
-        LaunchError: if a rank was killed, and so could not say why.
+        FileError: if the strategy cannot be read.
+        LaunchError: if there are too few processes, or a rank was killed and could not say why.
     """
+    needed = len(read_plan(strategy).ranks)
+    if nproc < needed:
+        raise LaunchError(
+            f"{strategy}: the strategy uses {needed} devices, --nproc is {nproc}; "
+            f"run: planner launch {strategy} --nproc {needed}"
+        )
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -17,9 +17,11 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
-from planner import trainable
-from planner.binding import bind
-from planner.canonical import (
+from planner.errors import FileError, ModelError
+from planner.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
+from planner.model import trainable
+from planner.model.binding import bind
+from planner.model.canonical import (
     content_hash,
     domain_of,
     inlined,
@@ -27,10 +29,8 @@ from planner.canonical import (
     true_inputs,
     unique_names,
 )
-from planner.errors import FileError, ModelError
-from planner.folding import fold, operator_type, some
-from planner.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
-from planner.values import Values, dtype_of, is_float, shape_of
+from planner.model.folding import fold, operator_type, some
+from planner.model.values import Values, dtype_of, is_float, shape_of
 
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
 

@@ -23,10 +23,10 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from planner.canonical import domain_of, own_domain
 from planner.errors import ModelError, OperatorError
-from planner.sequences import TensorSequence, gather, identity, read_sequence, sizes_name
-from planner.values import Values, is_float, shape_of, size_bytes
+from planner.model.canonical import domain_of, own_domain
+from planner.model.sequences import TensorSequence, gather, identity, read_sequence, sizes_name
+from planner.model.values import Values, is_float, shape_of, size_bytes
 
 MAX_FOLDED_BYTES = 64 * 2**20
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference

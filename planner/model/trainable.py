@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto
 
 from planner.errors import ModelError
-from planner.folding import operator_type, some
+from planner.model.folding import operator_type, some
 
 STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
     "Clip": (1, 2), "Dropout": (1, 2), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Upsample": (1,),
