@@ -140,7 +140,7 @@ def test_trains_as_one_process_does(launched, tmp_path):
 
 
 def test_extra_ranks_say_that_they_idle(launched):
-    assert launched[2] == "rank 3 idles: the strategy uses 3 devices\n"
+    assert launched[2] == "rank 3 idles: the strategy needs 3 of the ranks\n"
 
 
 def test_report_has_times_of_every_stage_and_device(launched):
@@ -235,7 +235,7 @@ def test_ranks_beyond_the_strategy_do_nothing(alone, seat):
     seat(3, 4)
     said = []
     assert launch(alone, report=said.append) is None
-    assert said == ["rank 3 idles: the strategy uses 1 devices"]
+    assert said == ["rank 3 idles: the strategy needs 1 of the ranks"]
 
 
 def test_other_ranks_let_the_first_of_their_host_speak(tmp_path, seat, monkeypatch):
@@ -252,7 +252,9 @@ def test_another_model_is_refused_with_both_hashes(tmp_path):
     with pytest.raises(FileError) as error:
         launch(path)
     found = load_model(tmp_path / "net.onnx").hash[:12]
-    assert f"made for model 0123456789ab, but {tmp_path / 'net.onnx'} is {found}" in str(error.value)
+    assert f"made for model 0123456789ab, but {tmp_path / 'net.onnx'} is {found}" in str(
+        error.value
+    )
     assert "run: planner profile" in str(error.value)
 
 
@@ -328,6 +330,14 @@ def test_bad_options_are_one_message(alone, options, message):
 def test_cuda_where_there_is_none_is_refused(alone):
     with pytest.raises(LaunchError, match="torch finds 0; use --device cpu"):
         launch(alone, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_one_gpu_trains_as_a_cpu_does(alone):
+    found = launch(alone, device="cuda", learning_rate=0.3)
+    assert found.loss == pytest.approx(launch(alone, device="cpu", learning_rate=0.3).loss)
+    assert found.peak_bytes[0] > 0 and not found.comparable
 
 
 # --------------------------------------------------------------------------------------- data
@@ -466,7 +476,7 @@ def test_auto_runs_on_what_the_plan_was_made_for(monkeypatch):
 
 def test_nproc_below_the_devices_starts_nothing(tmp_path):
     path = write_case(tmp_path, Case((2, 1)))
-    with pytest.raises(LaunchError, match="uses 3 devices, --nproc is 2; run: .* --nproc 3"):
+    with pytest.raises(LaunchError, match=r"uses 3 devices, --nproc is 2; run: .* --nproc 3"):
         torchrun.start_torchrun(path, 2)
 
 

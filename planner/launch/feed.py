@@ -18,8 +18,6 @@ from planner.graph import Graph, producers, tensors_by_name
 from planner.model import Model
 from planner.operators import synthetic
 
-MAX_LOGITS_RANK_WITH_CLASSES_LAST = 3
-
 
 class LossName(StrEnum):
     """What the first output of the model is compared with its target by."""
@@ -49,7 +47,7 @@ class Loss:
             output = output.float()
         if self.name is LossName.MSE:
             return functional.mse_loss(output, target.to(output.dtype))
-        scores = output.movedim(class_dim(output.ndim), -1).flatten(0, -2)
+        scores = output.movedim(synthetic.class_dim(output.ndim), -1).flatten(0, -2)
         if self.operator == "Softmax":
             smallest = torch.finfo(scores.dtype).tiny
             return functional.nll_loss(scores.clamp_min(smallest).log(), target.flatten())
@@ -63,18 +61,13 @@ class Loss:
         shape = self.output.shape
         if self.name is LossName.MSE:
             return shape
-        classes = class_dim(len(shape))
+        classes = synthetic.class_dim(len(shape))
         return (*shape[:classes], *shape[classes + 1 :])
 
     @property
     def target_dtype(self) -> torch.dtype:
         """Class indices, or numbers such as the output's."""
         return torch.int64 if self.name is LossName.CROSS_ENTROPY else torch_dtype(self.output)
-
-
-def class_dim(rank: int) -> int:
-    """Where the classes of an output lie: last for tokens (rank 3), else on dimension 1."""
-    return 2 if rank == MAX_LOGITS_RANK_WITH_CLASSES_LAST else 1
 
 
 def torch_dtype(tensor: graphs.Tensor) -> torch.dtype:
@@ -99,7 +92,7 @@ def choose_loss(graph: Graph, name: str) -> Loss:
     maker = producers(graph).get(output.name)
     operator = "" if maker is None else graph.operators[maker].type
     shape = output.shape
-    num_classes = shape[class_dim(len(shape))] if len(shape) > 1 else 0
+    num_classes = shape[synthetic.class_dim(len(shape))] if len(shape) > 1 else 0
     if name == "auto":
         name = LossName.CROSS_ENTROPY if num_classes > 1 else LossName.MSE
     if name not in tuple(LossName):

@@ -128,7 +128,7 @@ def launch(
         _check_ranks(plan, strategy_path, seat)
         seat = seat or Seat(0, 1, 0, 1)
         if seat.rank >= len(plan.ranks):
-            report(f"rank {seat.rank} idles: the strategy uses {len(plan.ranks)} devices")
+            report(f"rank {seat.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
             return None
         job = _prepare(plan, strategy_path, model_path, seat, (loss, device))
         _check_settings(settings)

@@ -75,16 +75,16 @@ def _quiet_torchrun() -> Iterator[None]:
     """Silences what torchrun says about ranks that have spoken for themselves, and undoes what it
     does to this process's signals and environment.
     """
-    logger = logging.getLogger("torch.distributed.elastic")
-    level, before = logger.level, {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    disabled = logging.root.manager.disable
     had_threads = "OMP_NUM_THREADS" in os.environ
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its warning
-    logger.setLevel(logging.CRITICAL)
+    logging.disable()  # its loggers have levels of their own
     sys.stdout.flush()
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)
         for number, handler in before.items():
             signal.signal(number, handler)
         if not had_threads:

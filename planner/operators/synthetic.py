@@ -45,7 +45,7 @@ def inputs(model: Model, *, seed: int, microbatch: int, device: str = "cpu") -> 
 def target(model: Model, *, loss: str, seed: int, microbatch: int, device: str = "cpu") -> Tensor:
     """What the model's first output is compared with.
 
-    For "cross-entropy" these are classes, which lie on the last dimension of the output; for "mse"
+    For "cross-entropy" these are classes, which lie on `class_dim` of the output; for "mse"
     standard normal values of its shape.
 
     Raises:
@@ -57,13 +57,19 @@ def target(model: Model, *, loss: str, seed: int, microbatch: int, device: str =
         return _normal(output, generator).to(device)
     if loss != "cross-entropy":
         raise OptionError(f"--loss: expected one of {', '.join(LOSSES)}, got {loss!r}")
-    if not output.shape:
+    others = list(output.shape)
+    if len(others) < 2:
         raise OptionError(
-            f"--loss cross-entropy: expected an output with classes, but {output.name!r} is a "
-            "single number; use mse"
+            f"--loss cross-entropy: expected an output with classes, but {output.name!r} has the "
+            f"shape {output.shape}; use mse"
         )
-    *others, num_classes = output.shape
+    num_classes = others.pop(class_dim(len(others)))
     return torch.randint(num_classes, others, generator=generator).to(device)
+
+
+def class_dim(rank: int) -> int:
+    """Where the classes of an output lie: last for tokens (rank 3), else on dimension 1."""
+    return 2 if rank == 3 else 1
 
 
 def _generator(seed: int, microbatch: int, name: str) -> torch.Generator:

@@ -31,4 +31,4 @@ if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
 
 def njit(function: F) -> F:
     """Compiles a function for the machine, at its first call, and keeps the result."""
-    return cast(F, numba.njit(cache=True)(function))
+    return cast(F, numba.njit(cache=True, error_model="numpy")(function))
