@@ -403,9 +403,12 @@ def launch(
                 progress=lambda step: tick(step, steps),
                 **options,
             )
-    except Stopped as error:
-        click.echo(str(error), err=True)
-        ctx.exit(1)
+    except Stopped:
+        ctx.exit(1)  # the rank that failed has said why
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            raise
+        ctx.exit(130)
     if report is None:
         return
     if as_json:

@@ -5,7 +5,7 @@ parallelism or any other row of the table.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 import planner
@@ -23,6 +23,7 @@ from planner.prediction import (
     StagePrediction,
 )
 from planner.problem import Objective, Problem, Result, Status
+from planner.schedules import default_warmups
 from planner.simulate.events import simulate
 from planner.simulate.timeline import Timeline, communication_s, compute_s, idle_s
 from planner.solvers import SOLVERS
@@ -66,9 +67,15 @@ class Comparison:
 
     @property
     def best(self) -> Row | None:
-        """The row with the best plan; the earlier of two equals."""
+        """The row with the best plan; of equals one that is optimal in its space, then the
+        earlier one.
+        """
         planned = [row for row in self.rows if row.plan is not None]
-        return min(planned, key=lambda row: objective_s(row.plan), default=None)
+        return min(
+            planned,
+            key=lambda row: (objective_s(row.plan), row.status is not Status.OPTIMAL),
+            default=None,
+        )
 
     @property
     def status(self) -> Status:
@@ -142,7 +149,8 @@ def _without_plan(result: Result, reason: str | None) -> Result:
 def judge(
     problem: Problem, solver: str, result: Result, bound_s: float
 ) -> tuple[Plan | None, str | None]:
-    """The plan for a solver's strategy, or None and why it does not fit.
+    """The plan for a solver's strategy, or None and why it does not fit. Where the simulator finds
+    it faster, and it fits, every stage gets one more microbatch in flight than the default.
 
     Args:
         bound_s: the lower bound for the problem's objective.
@@ -153,12 +161,18 @@ def judge(
     strategy = result.strategy
     if strategy is None:
         raise ValueError(f"{solver} has no strategy to judge")
-    evaluation = evaluate(problem, strategy)
-    if evaluation.shortage is not None:
-        return None, evaluation.shortage
-    timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
-    prediction = predict(problem, strategy, evaluation, timeline)
     objective = problem.options.objective
+    verdicts, shortage = [], None
+    for candidate in dict.fromkeys((strategy, deeper(strategy))):
+        evaluation = evaluate(problem, candidate)
+        if evaluation.shortage is None:
+            timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
+            verdicts.append((candidate, predict(problem, candidate, evaluation, timeline)))
+        else:
+            shortage = shortage or evaluation.shortage
+    if not verdicts:
+        return None, shortage
+    strategy, prediction = min(verdicts, key=lambda one: _objective_s(one[1], objective))
     value = _objective_s(prediction, objective)
     certificate = Certificate(
         objective=objective.value,
@@ -168,6 +182,14 @@ def judge(
         space=result.space,
     )
     return _plan(problem, solver, result, strategy, prediction, certificate), None
+
+
+def deeper(strategy: Strategy) -> Strategy:
+    """The same stages, each with one more microbatch in flight than the default."""
+    widths = [stage.num_replicas for stage in strategy.stages]
+    depths = default_warmups(widths, strategy.num_microbatches, 1, strategy.schedule)
+    stages = zip(strategy.stages, depths, strict=True)
+    return replace(strategy, stages=tuple(replace(s, warmup=depth) for s, depth in stages))
 
 
 def predict(

@@ -47,7 +47,9 @@ class OperatorCost:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor that shares the storage of another one, from which the operator made it."""
+    """A tensor that shares the storage of what its operator made it from: a tensor, or a
+    parameter.
+    """
 
     tensor: str
     base: str
@@ -120,7 +122,8 @@ def view_bases(profile: Profile) -> Mapping[str, str]:
 
 
 def storage_owner(profile: Profile, tensor: str, inside: Iterable[int]) -> str:
-    """The tensor that owns the storage of `tensor` where only the operators `inside` run.
+    """The tensor or parameter that owns the storage of `tensor` where only the operators `inside`
+    run.
 
     A view that comes from another device is a copy there, and its own owner.
 
@@ -149,4 +152,5 @@ def stash_bytes(profile: Profile, operators: Iterable[int]) -> int:
         for name in profile.operators[v].stash_tensors
     }
     private = sum(profile.operators[v].stash_private_bytes for v in inside)
-    return private + sum(tensors[name].bytes for name in owners)
+    # What lies in a parameter's storage is there anyway.
+    return private + sum(tensors[name].bytes for name in owners if name in tensors)

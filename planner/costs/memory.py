@@ -74,7 +74,9 @@ def stage_memory(profile: Profile, operators: Iterable[int]) -> StageMemory:
     return StageMemory(
         parameter_bytes=sum(p.bytes for p in held),
         trainable_bytes=sum(p.bytes for p in held if p.trainable),
-        kept_bytes=private + sum(tensors[n].bytes for n in kept) + _loss_bytes(graph, inside),
+        kept_bytes=private
+        + sum(tensors[n].bytes for n in kept if n in tensors)
+        + _loss_bytes(graph, inside),
         input_bytes=sum(tensors[name].bytes for name in inputs),
         workspace_bytes=max(
             _forward_workspace(profile, inside, kept), _backward_workspace(graph, inside)
@@ -100,7 +102,7 @@ def _forward_workspace(profile: Profile, inside: Collection[int], kept: Collecti
     }
     last: dict[str, int] = {}
     for name, owner in owners.items():
-        if owner not in kept:
+        if owner not in kept and owner in tensors:
             last[owner] = max((last.get(owner, -1), *(w for w in read_by[name] if w in inside)))
     dropped = Counter[int]()
     alive = peak = 0

@@ -29,6 +29,7 @@ from planner.launch.torchrun import torchrun_command
 from planner.launch.world import Seat, World, choose_device, find_seat
 from planner.model import Model, load
 from planner.operators import parameters, to_torch
+from planner.partition import check_agreement
 from planner.prediction import Plan
 from planner.problem import Optimizer
 from planner.schedules import Compute, Program, dry_run, program
@@ -184,7 +185,9 @@ def _prepare(
             f"{path}: optimizer: expected one of {', '.join(Optimizer)}, got {plan.optimizer!r}"
         )
     model = _load(plan, path, model_path)
-    # Here strategy.onnx, if it lies beside strategy.json, is compared with the plan.
+    partition = path.with_suffix(".onnx")
+    if seat.local_rank == 0 and partition.is_file() and not partition.samefile(model.path):
+        check_agreement(plan, partition)
     wrong = violations(plan.strategy, model.graph, max(plan.ranks) + 1)
     if wrong:
         raise FileError(

@@ -234,6 +234,8 @@ class _Flow:
         loss = next((name for name in self.outputs if name in self.floats), None)
         if loss is None:
             raise ModelError("expected a float output to compute a loss from, got none")
+        # The loss is computed from the first output.
+        self.outputs.sort(key=lambda name: name != loss)
         self.loss = loss
         self.reaching = trainable.reaching(nodes, loss, self.floats)
 

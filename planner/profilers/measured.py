@@ -214,13 +214,11 @@ def _observe(
     from planner.profilers.stash import observe
 
     alive = dict(inputs)
-    in_parameters: set[str] = set()
     found = []
     for i, unit in enumerate(bench.units):
         flops = _flops(lambda unit=unit: unit.forward(*unit.leaves(alive)))  # type: ignore[misc]
-        outputs, stash = observe(unit, alive, in_parameters)
+        outputs, stash = observe(unit, alive)
         found.append(_Observed(stash, flops, bench.calls(i, unit.leaves(alive))))
-        in_parameters |= stash.held
         alive.update(
             (name, value.detach().requires_grad_(value.requires_grad))
             for name, value in zip(unit.outputs, outputs, strict=True)

@@ -6,7 +6,7 @@ given a storage of its own, strides and all, because two inputs that share one h
 tensor) are two copies where another device sends them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,50 +26,37 @@ class Stash:
     Attributes:
         tensors: inputs and outputs that autograd keeps.
         private_bytes: of the storages that it keeps besides, parameters left out.
-        views: outputs that lie in the storage of an input.
-        held: outputs that lie in the storage of a parameter.
+        views: outputs that lie in the storage of an input or of a parameter.
     """
 
     tensors: tuple[str, ...]
     private_bytes: int
     views: tuple[View, ...]
-    held: frozenset[str]
 
 
-def observe(
-    unit: Unit, values: Mapping[str, Tensor], held: Collection[str]
-) -> tuple[tuple[Tensor, ...], Stash]:
+def observe(unit: Unit, values: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], Stash]:
     """Run the operator once; its outputs and its stash.
 
     Args:
         values: its inputs by name, among others.
-        held: inputs that lie in the storage of a parameter, which nobody has to keep.
     """
     inputs = [_in_own_storage(leaf) for leaf in unit.leaves(values)]
     outputs, kept = _keeping(lambda: unit.forward(*inputs))
-    owners = _by_address(zip(unit.inputs, inputs, strict=True))
-    views = [
-        View(name, owners[_address(output)])
-        for name, output in zip(unit.outputs, outputs, strict=True)
-        if _address(output) in owners
-    ]
-    parameters = {_address(value) for value in (*unit.weights.values(), *unit.constants)}
-    in_parameters = {
-        name
-        for name, output in zip(unit.outputs, outputs, strict=True)
-        if _address(output) in parameters
-    }
-    in_parameters.update(view.tensor for view in views if view.base in held)
-    names = _by_address(
-        (*zip(unit.inputs, inputs, strict=True), *zip(unit.outputs, outputs, strict=True))
-    )
-    saved = [name for address, name in names.items() if address in kept]
-    private = [b for address, b in kept.items() if address not in names.keys() | parameters]
+    named_inputs = list(zip(unit.inputs, inputs, strict=True))
+    named_outputs = list(zip(unit.outputs, outputs, strict=True))
+    bases = _by_address((*named_inputs, *unit.parameters.items()))
+    names = _by_address((*named_inputs, *named_outputs))
+    elsewhere = {_address(value) for value in (*unit.parameters.values(), *unit.constants)}
     return outputs, Stash(
-        tensors=tuple(name for name in saved if name not in in_parameters and name not in held),
-        private_bytes=sum(private),
-        views=tuple(view for view in views if view.base not in held),
-        held=frozenset(in_parameters),
+        tensors=tuple(name for address, name in names.items() if address in kept),
+        private_bytes=sum(
+            b for address, b in kept.items() if address not in names.keys() | elsewhere
+        ),
+        views=tuple(
+            View(name, bases[_address(output)])
+            for name, output in named_outputs
+            if _address(output) in bases
+        ),
     )
 
 

@@ -18,13 +18,15 @@ class Unit:
             which the operator does not pay for as a line of the whole model.
         inputs: names of the tensors that `forward` takes.
         outputs: names of the tensors that it returns.
-        weights: trained parameters by name, which `forward` reads itself.
-        constants: the other values that it reads.
+        parameters: those of the graph by name, which `forward` reads itself.
+        weights: the trained ones of them.
+        constants: all other values that it reads, and the parameters that are not trained.
     """
 
     forward: Callable[..., tuple[Tensor, ...]]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    parameters: Mapping[str, Tensor]
     weights: Mapping[str, Tensor]
     constants: tuple[Tensor, ...]
 
@@ -50,6 +52,7 @@ def _unit(model: Model, operator: int, values: Mapping[str, Tensor], device: str
         forward=module.forward,
         inputs=input_names(model.graph, [operator]),
         outputs=output_names(model.graph, [operator]),
+        parameters=held,
         weights={name: value for name, value in held.items() if value.requires_grad},
         constants=tuple(module.buffers()),
     )

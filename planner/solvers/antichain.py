@@ -205,8 +205,8 @@ def _downset_times(
 def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
     """Tensors and parameters with the blocks that touch them.
 
-    Stashed views count as the storage that they are a view of, wherever it was made: never less
-    than `costs.memory` counts for a stage.
+    Stashed views count as the tensor that they are a view of, wherever it was made, and views of
+    parameters as tensors: never less than `costs.memory` counts for a stage.
     """
     profile, graph = problem.profile, problem.profile.graph
     block_of = {v: b for b, block in enumerate(coarse.blocks) for v in block}
@@ -216,7 +216,8 @@ def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
     kept: dict[str, set[int]] = {name: set() for name in tensors}
     for v in everything:
         for name in profile.operators[v].stash_tensors:
-            kept[storage_owner(profile, name, inside)].add(block_of[v])
+            owner = storage_owner(profile, name, inside)
+            kept[owner if owner in tensors else name].add(block_of[v])
     read = {name: {block_of[v] for v in read_by[name]} for name in tensors}
     made = {n: {block_of[made_by[n]]} if n in made_by else set[int]() for n in tensors}
     needs = [stage_memory(profile, block) for block in coarse.blocks]
