@@ -227,14 +227,20 @@ def test_a_mistake_is_one_message_and_no_file(folder, arguments, said):
     assert unwritten(folder)
 
 
-def test_an_unknown_operator_is_named_with_version_and_nodes(folder):
+@pytest.mark.parametrize(
+    ("operator", "domain", "version"), [("Bernoulli", "", 17), ("Wobble", "com.acme", 3)]
+)
+def test_an_unknown_operator_is_named_with_version_and_nodes(folder, operator, domain, version):
     model = onnx.load("model.onnx")
-    model.graph.node[1].op_type = "StringNormalizer"
+    model.graph.node[1].op_type = operator
+    model.graph.node[1].domain = domain
+    if domain:
+        model.opset_import.append(helper.make_opsetid(domain, version))
     onnx.save(model, "model.onnx")
     message = run("profile", "model.onnx", code=1).output
-    assert "StringNormalizer" in message
-    assert "relu0" in message
-    assert "17" in message or "10" in message
+    for said in (operator, domain, str(version), "relu0"):
+        assert said in message
+    assert unwritten(folder)
 
 
 def test_an_unbound_dimension_says_what_to_give(folder):
