@@ -238,13 +238,18 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("name", nargs="?", choices=MODELS)
     parser.add_argument("out", nargs="?", type=Path, help="such as resnet50.onnx")
+    parser.add_argument("--batch", type=int, help="write the batch into a CNN instead of a name")
     options = parser.parse_args()
     if options.list:
         print("\n".join(MODELS))
     elif options.out is None:
         parser.error("expected NAME OUT.onnx, or --list")
+    elif options.batch is not None and options.name not in LIGHT_MODELS:
+        parser.error(f"--batch is for CNNs: {', '.join(LIGHT_MODELS)}")
     else:
-        options.out.write_bytes(MODELS[options.name]().SerializeToString())
+        build = MODELS[options.name]
+        proto = build() if options.batch is None else build(batch=options.batch)
+        options.out.write_bytes(proto.SerializeToString())
 
 
 if __name__ == "__main__":

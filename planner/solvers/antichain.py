@@ -159,8 +159,8 @@ def _search(
     best, exact = start, True
     for order in _orders(problem):
         for count in _numbers_of_devices(problem):
-            # All of the order's devices may be used, and are slowed down as if they were.
-            used = order[-count:]
+            # All of them may be used, and are slowed down as if they were.
+            used = order[:count]
             widths = np.arange(1, min(count, problem.options.num_microbatches) + 1)
             moves = _moves(problem, count)
             machine = _machine(problem, used, kinds, spare_bytes, ignore_memory=ignore_memory)
