@@ -180,8 +180,10 @@ def profile(
 @click.option("--device-memory", type=SIZE, help='Per device, such as "8 GiB".')
 @click.option("--reserve", type=SIZE, default="1 GiB", show_default=True,
               help="Memory per device that is not to be planned with.")  # fmt: skip
-@click.option("--max-downsets", type=click.IntRange(2), default=400, show_default=True,
-              help="Merge operators until there are so few.")  # fmt: skip
+@click.option("--max-downsets", type=click.IntRange(2), metavar="N",
+              help="Merge operators until there are so few.  [default: some seconds' worth]",
+              )  # fmt: skip
+@click.option("--exact", is_flag=True, help="Merge no operators, however long it takes.")
 @click.option("--time-limit", type=TIME, default="10s", show_default=True,
               help="For all solvers together.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True)
@@ -258,6 +260,7 @@ def problem_for(
         device_memory_bytes=training["device_memory"],
         reserve_bytes=training["reserve"],
         max_downsets=training["max_downsets"],
+        exact=training["exact"],
         seed=training["seed"],
     )
     measured_on = (device_table() | own).get(profile.device_type)

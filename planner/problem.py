@@ -61,8 +61,9 @@ class Options:
         recompute: see `Recompute`.
         device_memory_bytes: limit per device that overrides the topology's; None keeps it.
         reserve_bytes: memory per device that is not the planner's to use.
-        max_downsets: the most downsets that the search looks at; the graph is coarsened to it.
-            None looks at the whole graph.
+        max_downsets: the most downsets that a search looks at; the graph is coarsened to it. None
+            leaves it to the solver, which takes as many as seconds allow.
+        exact: whether the graph must not be coarsened, whatever it costs.
         seed: for everything that draws lots.
     """
 
@@ -73,7 +74,8 @@ class Options:
     recompute: Recompute = Recompute.AUTO
     device_memory_bytes: int | None = None
     reserve_bytes: int = DEFAULT_RESERVE_BYTES
-    max_downsets: int | None = 400
+    max_downsets: int | None = None
+    exact: bool = False
     seed: int = 0
 
 

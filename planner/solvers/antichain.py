@@ -25,8 +25,10 @@ hosts with shared cores the number of devices, is an outer loop. The inner loops
 Tarnawski et al. (NeurIPS 2020), which have neither latency nor warm-up in theirs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -43,6 +45,14 @@ from planner.solvers import antichain_kernels as kernels
 from planner.strategy import ScheduleName, Stage, Strategy
 from planner.topology import chain, device_type
 
+# Without other orders the graph is coarsened to so many downsets, or to fewer where so much work
+# (stages x combinations x widths) would be exceeded: some seconds.
+_DOWNSETS, _FEWEST_DOWNSETS, _WORK = 400, 24, 7e7
+# On more devices than this, the number of replicas of a stage is a power of two or all devices, all
+# stages have the default warm-up depth or all one more, and states keep few labels.
+_ALL_WIDTHS = 8
+# A label is a way to run what lies behind a cut; a state keeps so many that do not beat each other.
+_LABELS, _FEW_LABELS = 32, 4
 # A first search over so few downsets gives the real one something to beat.
 _ROUGH_DOWNSETS = 40
 # Attempts to respect a memory peak that the closed form underrated.
@@ -64,17 +74,20 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: not needed; the work is bounded by the number of downsets.
     """
-    profile, limit = problem.profile, problem.options.max_downsets
+    profile = problem.profile
     weights = [o.forward_s + o.backward_s for o in profile.operators]
     feeds = predecessors(profile.graph)
-    coarse = coarsen(feeds, weights, limit)
+    coarse = coarsen(feeds, weights, _max_downsets(problem))
     rough = coarsen(feeds, weights, min(_ROUGH_DOWNSETS, coarse.num_downsets))
     found = _fitting(problem, rough, coarse)
     space = _space(problem, coarse)
     if found is None:
         reason = _closest_shortage(problem, rough)
         return Result(Status.INFEASIBLE, None, space=space, reason=reason)
-    whole = len(coarse.blocks) == len(profile.operators) and found.exact
+    every_width = len(_widths(problem, len(problem.topology.devices))) == min(
+        len(problem.topology.devices), problem.options.num_microbatches
+    )
+    whole = len(coarse.blocks) == len(profile.operators) and found.exact and every_width
     return Result(
         Status.OPTIMAL if whole else Status.FEASIBLE,
         found.strategy,
@@ -84,11 +97,41 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
 
 def _space(problem: Problem, coarse: Coarsening) -> str:
-    orders = "; ".join(" ".join(map(str, o)) for o in _orders(problem))
+    count = len(problem.topology.devices)
+    orders = " or ".join(_shown(order) for order in _orders(problem))
+    widths = _widths(problem, count)
+    some = "" if len(widths) == widths[-1] else f", {' '.join(map(str, widths))} replicas"
     return (
         f"pipelines of {len(coarse.blocks)} blocks ({coarse.num_downsets} downsets) made of"
-        f" {len(problem.profile.operators)} operators, devices in the order {orders}, closed form"
+        f" {len(problem.profile.operators)} operators, devices in the order {orders}{some}, by the"
+        " closed form"
     )
+
+
+def _shown(order: tuple[int, ...]) -> str:
+    """An order of devices in words, shortened where it is the order of the indices."""
+    natural = order == tuple(range(len(order))) and len(order) > 2
+    return f"0..{len(order) - 1}" if natural else " ".join(map(str, order))
+
+
+def _widths(problem: Problem, count: int) -> tuple[int, ...]:
+    """The numbers of replicas that a stage may have on `count` devices, ascending."""
+    most = min(count, problem.options.num_microbatches)
+    if count <= _ALL_WIDTHS:
+        return tuple(range(1, most + 1))
+    return tuple(sorted({2**i for i in range(most.bit_length())} | {most}))
+
+
+def _max_downsets(problem: Problem) -> int | None:
+    """How many downsets to coarsen to; None for all."""
+    options, count = problem.options, len(problem.topology.devices)
+    if options.exact or options.max_downsets is not None:
+        return options.max_downsets
+    combinations = sum(len(_moves(problem, count, r).k) for r in _rhythms(count))
+    per_pair = combinations * len(_widths(problem, count))
+    rounds = len(_orders(problem)) * len(_numbers_of_devices(problem))
+    affordable = math.isqrt(int(2 * _WORK / (per_pair * rounds)))
+    return max(_FEWEST_DOWNSETS, min(_DOWNSETS, affordable))
 
 
 def _fitting(problem: Problem, rough: Coarsening, coarse: Coarsening) -> _Found | None:
@@ -157,17 +200,18 @@ def _search(
     kinds = _first_of_each_type(problem)
     forward, backward = _downset_times(problem, coarse, [members(m) for m in subsets.masks], kinds)
     best, exact = start, True
-    for order in _orders(problem):
-        for count in _numbers_of_devices(problem):
-            # All of them may be used, and are slowed down as if they were.
-            used = order[:count]
-            widths = np.arange(1, min(count, problem.options.num_microbatches) + 1)
-            moves = _moves(problem, count)
-            machine = _machine(problem, used, kinds, spare_bytes, ignore_memory=ignore_memory)
-            incumbent = best.objective_s if best else np.inf
+    counts = _numbers_of_devices(problem)
+    for order, count in product(_orders(problem), counts):
+        # All of them may be used, and are slowed down as if they were.
+        used = order[:count]
+        machine = _machine(problem, used, kinds, spare_bytes, ignore_memory=ignore_memory)
+        for rhythm in _rhythms(count):
+            moves = _moves(problem, count, rhythm)
             objective, rows, dropped = kernels.search(
                 pairs, cuts, forward, backward, machine, moves, _training(problem, count),
-                widths, count, incumbent,
+                np.array(_widths(problem, count), dtype=np.int64), count,
+                _LABELS if count <= _ALL_WIDTHS else _FEW_LABELS,
+                best.objective_s if best else np.inf,
             )  # fmt: skip
             exact = exact and not dropped
             if len(rows):
@@ -251,38 +295,48 @@ def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
     )
 
 
-def _moves(problem: Problem, count: int) -> kernels.Moves:
+def _rhythms(count: int) -> tuple[tuple[int, ...], ...]:
+    """Which numbers of further microbatches in flight a search lets every stage choose from; one
+    search for each.
+    """
+    return ((0, 1),) if count <= _ALL_WIDTHS else ((0,), (1,))
+
+
+def _moves(problem: Problem, count: int, rhythm: Sequence[int]) -> kernels.Moves:
     """Every (k, r, W) that a pipeline on `count` devices can have, from the last stage on."""
-    num_microbatches = problem.options.num_microbatches
+    widths = _widths(problem, count)
     index = {(0, 0, 0): 0}
     states = [(0, 0, 0)]
     then: list[list[list[int]]] = []
     for state in states:
         row = [[-1, -1] for _ in range(count + 1)]
-        for width in range(1, min(count - state[0], num_microbatches) + 1):
-            for extra, warmup in enumerate(_warmups(problem, state, width)):
+        for width in (r for r in widths if state[0] + r <= count):
+            for choice, warmup in enumerate(_warmups(problem, state, width, rhythm)):
                 following = (state[0] + width, width, warmup)
                 if following not in index:
                     index[following] = len(states)
                     states.append(following)
-                row[width][extra] = index[following]
+                row[width][choice] = index[following]
         then.append(row)
     k, r, w = np.array(states, dtype=np.int64).T.copy()
     return kernels.Moves(k, r, w, np.array(then, dtype=np.int64))
 
 
-def _warmups(problem: Problem, state: tuple[int, int, int], width: int) -> Iterator[int]:
-    """W' of a stage in front of a state: the least that does not stall, then one more."""
+def _warmups(
+    problem: Problem, state: tuple[int, int, int], width: int, rhythm: Sequence[int]
+) -> tuple[int, ...]:
+    """The choices of W' of a stage in front of a state, ascending: the least that does not stall,
+    and more by the rhythm.
+    """
     options = problem.options
     k, r, warmup = state
     most = -(-options.num_microbatches // width)
     if options.schedule is ScheduleName.GPIPE:
-        yield most
-        return
-    least = 1 if k == 0 else min(most, -(-warmup * r // width) + 1)
-    yield least
-    if k > 0 and least < most:
-        yield least + 1
+        return (most,)
+    if k == 0:
+        return (1,)
+    least = -(-warmup * r // width) + 1
+    return tuple(sorted({min(most, least + extra) for extra in rhythm}))
 
 
 def _training(problem: Problem, count: int) -> kernels.Training:

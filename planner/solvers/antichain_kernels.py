@@ -25,9 +25,6 @@ ring_allreduce_s = njit(collectives.ring_allreduce_s)
 search_bytes = njit(memory.search_bytes)
 search_recompute_bytes = njit(memory.search_recompute_bytes)
 
-# A label is a way to run what lies behind a cut; so many that do not beat each other are kept.
-MAX_LABELS = 32
-
 
 class Sets(NamedTuple):
     """Weighted sets of blocks: tensors with who keeps and reads them, parameters with their users.
@@ -231,6 +228,7 @@ def search(
     training: Training,
     widths: Ints,
     num_devices: int,
+    max_labels: int,
     incumbent: float,
 ) -> tuple[float, Ints, bool]:
     """The best pipeline.
@@ -240,6 +238,7 @@ def search(
         backward: (types, n) likewise.
         widths: numbers of replicas that a stage may have, ascending.
         num_devices: K.
+        max_labels: the most labels that a state keeps.
         incumbent: only what is better counts.
 
     Returns:
@@ -256,8 +255,8 @@ def search(
         for kind in range(num_types):
             ahead[i] = min(ahead[i], forward[kind, i] + backward[kind, i])
     count = np.zeros((n, num_moves), np.int64)
-    value = np.zeros((n, num_moves, MAX_LABELS, 3))
-    origin = np.zeros((n, num_moves, MAX_LABELS, 4), np.int64)
+    value = np.zeros((n, num_moves, max_labels, 3))
+    origin = np.zeros((n, num_moves, max_labels, 4), np.int64)
     dropped = False
     best, best_c, best_label = incumbent, -1, -1
     count[n - 1, 0] = 1
@@ -394,7 +393,8 @@ def _insert(
         for y in range(4):
             origin[i, c, kept, y] = origin[i, c, x, y]
         kept += 1
-    slot, full = kept, kept == MAX_LABELS
+    full = bool(kept == value.shape[2])
+    slot = kept
     count[i, c] = kept if full else kept + 1
     if full:
         slot, largest = -1, total + worst + exposed
