@@ -1,9 +1,12 @@
 """The command line: parse, call one function of the library, print. The library prints nothing."""
 
+import errno
 import json
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,7 @@ from planner.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as RichTable
 
     from planner.model import Model
     from planner.plan import Comparison
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from planner.report import Table
 
 NO_PLAN = 3
+STOPPED = 130  # 128 + SIGINT, as shells have it
 # Width of tables where there is no terminal to ask.
 PIPED_WIDTH = 160
 
@@ -53,16 +58,28 @@ class Dimension(click.ParamType[Any]):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Splits at the equals sign."""
         name, _, number = str(value).partition("=")
-        if not name or not number.isdigit() or int(number) < 1:
+        is_number = number.isascii() and number.isdecimal()
+        if not name or not is_number or int(number) < 1:
             return self.fail(f"expected NAME=N such as sequence=128, got {value!r}", param, ctx)
         return name, int(number)
+
+
+def distinct(
+    ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, int], ...]:
+    """Refuses a dimension that is bound twice."""
+    names = [name for name, _ in value]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.BadParameter(f"{name} is given more than once", ctx, param)
+    return value
 
 
 SIZE, TIME = Quantity("size", parse_bytes), Quantity("time", parse_seconds)
 
 
 class Commands(click.Group):
-    """Turns the library's errors into click's, in this one place."""
+    """Turns the library's errors, and the system's, into click's, in this one place."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command."""
@@ -70,6 +87,25 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except PlannerError as error:
             raise click.ClickException(str(error)) from error
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("stopped", err=True)
+            ctx.exit(STOPPED)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # who reads our output has had enough, which click knows
+            abandon_output()
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise click.ClickException(f"{where}{error.strerror or error}") from error
+
+
+def abandon_output() -> None:
+    """Where standard output takes no more, such as on a full disk, keeps Python from trying again
+    when it ends.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,7 +128,8 @@ def main() -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path),
               help="Profile to write.  [default: profiles/MODEL.json]")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), help="Samples per microbatch.")
-@click.option("--dim", "dims", type=Dimension(), multiple=True, help="Bind a symbolic dimension.")
+@click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
+              help="Bind a symbolic dimension.")  # fmt: skip
 @click.option("--train", multiple=True, metavar="NAME", help="Train this initializer.")
 @click.option("--freeze", multiple=True, metavar="NAME", help="Do not train this initializer.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
@@ -127,6 +164,8 @@ def profile(
     from planner.profilers.summary import summary
     from planner.report import profile_json, profile_lines, profile_table, profile_warnings
 
+    path = output or Path("profiles") / f"{model.stem}.json"
+    check_output([path], {"model": model})
     loaded = load(model, batch=batch, dimensions=dict(dims), train=train, freeze=freeze)
     with bar(f"Profiling {model.name}") as tick:
         found = measure(
@@ -138,10 +177,9 @@ def profile(
             seed=seed,
             progress=tick,
         )
-    path = output or Path("profiles") / f"{model.stem}.json"
     write_profile(found, path)
     glance = summary(found)
-    for warning in profile_warnings(glance):
+    for warning in profile_warnings(found, glance):
         click.echo(f"warning: {warning}", err=True)
     if as_json:
         click.echo(json.dumps(profile_json(found, glance, str(path))))
@@ -164,7 +202,8 @@ def profile(
 @click.option("--topology", "topology_name", default="local.yaml", show_default=True,
               help="A file, one in ./topologies, or a preset.")  # fmt: skip
 @click.option("--solver", "solvers", multiple=True, metavar="NAME",
-              help="Ask only this one; may be repeated.  [default: all]")  # fmt: skip
+              help="Ask only this one of single, data-parallel, even, antichain; may be repeated."
+              "  [default: all]")  # fmt: skip
 @click.option("--objective", type=click.Choice(["iteration", "bottleneck", "latency"]),
               default="iteration", show_default=True)  # fmt: skip
 @click.option("--microbatches", type=click.IntRange(1), metavar="M",
@@ -212,14 +251,17 @@ def solve(
 
     Exits with 3 if no strategy fits.
     """
-    from planner.files import newest_profile, read_profile, write_plan
+    from planner.files import find_topology, newest_profile, read_profile, write_plan
     from planner.plan import compare
 
     chosen = profile_path or newest_profile(Path("profiles"))
     found = read_profile(chosen)
     if profile_path is None:
         click.echo(f"profile {chosen}, the newest in profiles/", err=as_json)
-    problem = problem_for(found, topology_name, gpus, training)
+    topology_path = find_topology(topology_name)
+    model = model_path or (None if found.model_path is None else Path(found.model_path))
+    check_strategy_output(output, {"profile": chosen, "topology": topology_path, "model": model})
+    problem = problem_for(found, topology_path, gpus, training)
     loaded = load_for(found, chosen, model_path)
     with spinner() as say:
         comparison = compare(problem, solvers or None, time_limit, say)
@@ -235,20 +277,23 @@ def solve(
         click.echo(json.dumps(comparison_json(comparison, count, written, partition)))
     else:
         print_comparison(comparison, output, partition)
+    left = output.with_suffix(".onnx")
+    if written and partition is None and left.is_file():
+        click.echo(f"note: {left} is of an earlier strategy; delete it", err=as_json)
     if best is None:
         ctx.exit(NO_PLAN)
 
 
 def problem_for(
-    profile: "Profile", topology_name: str, gpus: int | None, training: Mapping[str, Any]
+    profile: "Profile", topology_path: Path, gpus: int | None, training: Mapping[str, Any]
 ) -> "Problem":
     """The problem that the options describe."""
-    from planner.files import device_table, find_topology, read_topology
+    from planner.files import device_table, read_topology
     from planner.problem import Objective, Optimizer, Options, Problem, Recompute
     from planner.strategy import ScheduleName
     from planner.topology import take
 
-    topology = read_topology(find_topology(topology_name), gpus)
+    topology = read_topology(topology_path, gpus)
     topology = topology if gpus is None else take(topology, gpus)
     own = {kind.name: kind for kind in topology.device_types}
     options = Options(
@@ -310,8 +355,6 @@ def finished(plan: "Plan", model: "Model | None", output: Path) -> tuple["Plan",
         return plan, None
     plan = replace(plan, model_path=relative(model.path, output.parent))
     partition = output.with_suffix(".onnx")
-    if partition.resolve() == model.path.resolve():
-        raise OptionError(f"{partition} is the model itself; choose another name with -o")
     write_partition(model, plan, partition)
     return plan, str(partition)
 
@@ -319,16 +362,24 @@ def finished(plan: "Plan", model: "Model | None", output: Path) -> tuple["Plan",
 def print_comparison(comparison: "Comparison", output: Path, partition: str | None) -> None:
     """The tables and what to do next."""
     from planner.launch.torchrun import torchrun_command
-    from planner.report import certificate_lines, comparison_table, shortage, stage_table
+    from planner.report import (
+        certificate_lines,
+        comparison_table,
+        no_plan_lines,
+        reason_lines,
+        stage_table,
+    )
 
     show(comparison_table(comparison))
     best = comparison.best
     if best is None or best.plan is None:
-        click.echo(f"no strategy fits: {shortage(comparison)}")
+        for line in no_plan_lines(comparison):
+            click.echo(line)
         return
     plan = best.plan
     show(stage_table(plan))
-    for line in (*certificate_lines(plan), *(f"note: {note}" for note in plan.notes)):
+    notes = [f"note: {note}" for note in (*plan.notes, *reason_lines(comparison))]
+    for line in (*certificate_lines(plan), *notes):
         click.echo(line)
     if partition is None:
         click.echo(
@@ -336,12 +387,12 @@ def print_comparison(comparison: "Comparison", output: Path, partition: str | No
         )
     else:
         click.echo(f"wrote {output} and {partition}")
-    count = len(plan.ranks)
+    count, quoted = len(plan.ranks), shlex.quote(str(output))
     if count > 1:
         click.echo(f"run it: {torchrun_command(output, count)}")
-        click.echo(f"    or: planner launch {output} --nproc {count}")
+        click.echo(f"    or: planner launch {quoted} --nproc {count}")
     else:
-        click.echo(f"run it: planner launch {output}")
+        click.echo(f"run it: planner launch {quoted}")
 
 
 # -------------------------------------------------------------------------------- launch
@@ -389,6 +440,8 @@ def launch(
     inputs maps the name of each input of the model to its shape and dtype. Every rank calls it
     for its own microbatches.
     """
+    if options["trace"] is not None:
+        check_output([options["trace"]], {"strategy": strategy, "model": options["model_path"]})
     if nproc is not None and "RANK" not in os.environ:
         from planner.launch.torchrun import start_torchrun
 
@@ -411,7 +464,7 @@ def launch(
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             raise
-        ctx.exit(130)
+        ctx.exit(STOPPED)
     if report is None:
         return
     if as_json:
@@ -429,10 +482,41 @@ def forwarded() -> list[str]:
     found: list[str] = []
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
-        if parameter.name in ("strategy", "nproc") or value in (None, False):
+        if parameter.name in ("strategy", "nproc") or value is None or value is False:
             continue
         found += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
     return found
+
+
+# -------------------------------------------------------------------------------- files
+
+
+def check_output(written: Sequence[Path], read: Mapping[str, Path | None]) -> None:
+    """Refuses to overwrite what is read.
+
+    Args:
+        written: the files that will be written.
+        read: the files that are read, by what they are.
+    """
+    for path in written:
+        if path.is_dir():
+            raise OptionError(f"{path} is a folder; name a file in it")
+        for what, other in read.items():
+            if other is not None and path.resolve() == other.resolve():
+                raise OptionError(
+                    f"{path} is the {what} itself, and would be overwritten; choose another name"
+                )
+
+
+def check_strategy_output(output: Path, read: Mapping[str, Path | None]) -> None:
+    """The same for a strategy and for the annotated model beside it."""
+    if output.suffix.lower() == ".onnx":
+        raise OptionError(
+            f"-o {output}: expected a name such as {output.with_suffix('.json')}; the annotated"
+            " model is written beside the strategy and has the ending .onnx"
+        )
+    check_output([output], read)
+    check_output([output.with_suffix(".onnx")], read)
 
 
 # -------------------------------------------------------------------------------- printing
@@ -452,21 +536,47 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def show(table: "Table") -> None:
-    """Prints a table."""
+    """Prints a table; where it is too wide, with heads of several lines, then with fewer columns,
+    so that no number and no name is broken.
+    """
+    screen = console()
+    roomy = screen.options.update(width=10 * PIPED_WIDTH)
+    drawn = draw(table, tall=False)
+    for head in (None, *table.optional):
+        if screen.measure(drawn, options=roomy).minimum <= screen.width:
+            break
+        table = table if head is None else table.without(head)
+        drawn = draw(table, tall=True)
+    screen.print(drawn)
+
+
+def draw(table: "Table", *, tall: bool) -> "RichTable":
+    """A table for rich. Only text after the first column is wrapped.
+
+    Args:
+        tall: whether heads are no wider than what is below them, as far as words allow.
+    """
     from rich import box
     from rich.markup import escape
     from rich.table import Table as RichTable
 
     drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in table.columns:
+    for index, column in enumerate(table.columns):
+        is_number, head = column.startswith(">"), column.lstrip(">")
+        width = max((len(row[index]) for row in table.rows), default=0)
+        if tall:
+            head = textwrap.fill(head, max(1, width), break_long_words=False)
+        whole = is_number or index == 0
         drawn.add_column(
-            escape(column.lstrip(">")),
-            justify="right" if column.startswith(">") else "left",
-            overflow="fold",
+            escape(head),
+            justify="right" if is_number else "left",
+            no_wrap=whole,
+            min_width=max(width, *map(len, head.splitlines() or [""])) if whole else None,
+            overflow="ellipsis" if is_number else "fold",
         )
     for index, row in enumerate(table.rows):
         drawn.add_row(*map(escape, row), style="bold green" if index == table.marked else None)
-    console().print(drawn)
+    return drawn
 
 
 @contextmanager

@@ -5,23 +5,32 @@ with the path of the field; a file is written under another name first and then 
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Self, get_args, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from planner import units
-from planner.errors import FileError, UnitError
+from planner.errors import FileError, TopologyError, UnitError
 from planner.prediction import Plan
 from planner.profile import Profile
-from planner.topology import Device, DeviceType, Host, Level, Link, Topology, problems
+from planner.topology import Device, DeviceType, Host, Level, Link, Topology, problems, routes
 
 PROFILE_FORMAT = "planner-profile/1"
 STRATEGY_FORMAT = "planner-strategy/1"
@@ -33,19 +42,32 @@ DEVICES_FORMAT = "planner-devices/1"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that nobody ever sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Writes a file so that nobody ever sees half of it.
+
+    Raises:
+        FileError: if it cannot be written.
+    """
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(name).chmod(0o666 & ~umask)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except IsADirectoryError:
+        raise FileError(f"{path}: cannot be written: it is a folder; name a file") from None
+    except (FileExistsError, NotADirectoryError):
+        raise FileError(
+            f"{path}: cannot be written: {path.parent} is no folder; name another one"
+        ) from None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 @cache
@@ -104,49 +126,83 @@ def _field(location: tuple[int | str, ...]) -> str:
     return path.lstrip(".")
 
 
+# By pydantic's type of an error.
 _WORDS = {
-    "Field required": "missing",
-    "Extra inputs are not permitted": "unknown field",
-    "Unexpected keyword argument": "unknown field",
+    "missing": "missing",
+    "extra_forbidden": "unknown field",
+    "unexpected_keyword_argument": "unknown field",
+    "model_type": "expected a mapping",
+    "dataclass_type": "expected a mapping",
+    "dict_type": "expected a mapping",
+    "list_type": "expected a list",
+    "tuple_type": "expected a list",
+    "finite_number": "expected a finite number",
 }
+_SELF_SAID = frozenset({"missing", "extra_forbidden", "unexpected_keyword_argument", "value_error"})
+# A message of `__post_init__` that begins with a field of the part.
+_OWN_FIELD = re.compile(r"[a-z_]+[\w.\[\]-]*: ")
+
+
+def _said(value: object) -> str:
+    """A value as messages show it."""
+    kinds = ((dict, "a mapping"), ((list, tuple), "a list"), (type(None), "nothing"))
+    return next((kind for of, kind in kinds if isinstance(value, of)), f"{value!r:.60}")
 
 
 def _complaint(path: Path, error: ValidationError) -> FileError:
     lines = []
     for one in error.errors():
-        found = (
-            "" if one["type"] in ("missing", "extra_forbidden") else f", got {one['input']!r:.60}"
-        )
-        message = one["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-        if one["type"] == "value_error" and ", got " in message:
-            found = ""
-        message = _WORDS.get(message, message)
         place = _field(one["loc"])
-        lines.append(f"{path}: {place + ': ' if place else ''}{message}{found}")
+        found = "" if one["type"] in _SELF_SAID else f", got {_said(one['input'])}"
+        message = one["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        for line in _WORDS.get(one["type"], message).splitlines():
+            joint = "." if one["type"] == "value_error" and _OWN_FIELD.match(line) else ": "
+            lines.append(f"{path}: {place + joint if place else ''}{line}{found}")
     return FileError("\n".join(lines))
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, form: str, advice: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         raise FileError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: cannot be read as text: {error}") from None
+    except IsADirectoryError:
+        raise FileError(
+            f"{path}: expected {form}, this is a folder; give a file in it, or {advice}"
+        ) from None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if not content.strip():
+        raise FileError(f"{path}: expected {form}, the file is empty; {advice}")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise FileError(f"{path}: expected {form}, this is a binary file; {advice}")
+    return text
+
+
+def _without_format(plain: object, path: Path, form: str, advice: str) -> object:
+    """What a file says besides its format, which is checked."""
+    if not isinstance(plain, dict):
+        raise FileError(f"{path}: expected {form}, a mapping, got {_said(plain)}; {advice}")
+    if plain.get("format") != form:
+        raise FileError(
+            f"{path}: format: expected {form!r}, got {_said(plain.get('format'))}; {advice}"
+        )
+    return {name: value for name, value in plain.items() if name != "format"}
 
 
 def _read(kind: Any, form: str, path: Path, made_by: str) -> Any:
     """An artefact from its JSON file."""
-    content = _text(path)
+    advice = f"make one with: {made_by}"
+    content = _text(path, form, advice)
     try:
         plain = json.loads(content)
-    except json.JSONDecodeError as error:
-        raise FileError(f"{path}: expected {form}, this is no JSON: {error}") from None
-    found = plain.pop("format", None) if isinstance(plain, dict) else None
-    if found != form:
-        raise FileError(
-            f"{path}: format: expected {form!r}, got {found!r}; make it with: {made_by}"
-        )
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: expected {form}, this is no JSON: {error}; {advice}") from None
+    plain = _without_format(plain, path, form, advice)
     try:
         return _adapter(kind).validate_json(json.dumps(plain))
     except ValidationError as error:
@@ -188,25 +244,43 @@ def newest_profile(folder: Path) -> Path:
 # -------------------------------------------------------------------------------- topologies
 
 
-def _unit(parse: Callable[[str], Any]) -> BeforeValidator:
-    def convert(value: object) -> Any:
+def _unit(parse: Callable[[str], float]) -> Callable[[object], float]:
+    def convert(value: object) -> float:
         try:
-            return parse(str(value) if isinstance(value, int | float) else value)  # type: ignore[arg-type]
-        except (UnitError, TypeError) as error:
+            return parse(value if isinstance(value, str) else _said(value))
+        except UnitError as error:
             raise ValueError(str(error)) from None
 
-    return BeforeValidator(convert)
+    return convert
 
 
-def _or_auto(parse: Callable[[str], Any]) -> BeforeValidator:
-    inner = _unit(parse)
-    return BeforeValidator(lambda value: value if value == "auto" else inner.func(value))  # type: ignore[call-arg]
+def _above_0(parse: Callable[[str], float]) -> Callable[[object], float]:
+    def convert(value: object) -> float:
+        found = _unit(parse)(value)
+        if found <= 0:
+            raise ValueError(f"expected more than 0, got {value!r}")
+        return found
+
+    return convert
 
 
-Bytes = Annotated[int, _unit(units.parse_bytes)]
-Rate = Annotated[float, _unit(units.parse_rate)]
-Seconds = Annotated[float, _unit(units.parse_seconds)]
-Flops = Annotated[float, _unit(units.parse_flops)]
+def _or_auto(convert: Callable[[object], float]) -> BeforeValidator:
+    return BeforeValidator(lambda value: value if value == "auto" else convert(value))
+
+
+def _number_of(what: str) -> Callable[[object], int]:
+    def convert(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"expected a whole number of {what} or auto, got {_said(value)}")
+        return value
+
+    return convert
+
+
+Bytes = Annotated[int, BeforeValidator(_above_0(units.parse_bytes))]
+Rate = Annotated[float, BeforeValidator(_above_0(units.parse_rate))]
+Seconds = Annotated[float, BeforeValidator(_unit(units.parse_seconds))]
+Flops = Annotated[float, BeforeValidator(_above_0(units.parse_flops))]
 
 
 class _Schema(BaseModel):
@@ -219,14 +293,19 @@ class _DeviceType(_Schema):
     memory_bandwidth: Rate
     source: str
 
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        self.named("")
+        return self
+
     def named(self, name: str) -> DeviceType:
         return DeviceType(name, self.memory, self.flops, self.memory_bandwidth, self.source)
 
 
 class _Host(_Schema):
     name: str = "host0"
-    cores: int | str | None = None
-    memory: Annotated[int | str | None, _or_auto(units.parse_bytes)] = None
+    cores: Annotated[int | str | None, _or_auto(_number_of("cores"))] = None
+    memory: Annotated[int | str | None, _or_auto(_above_0(units.parse_bytes))] = None
 
     def resolved(self, name: str | None = None) -> Host:
         return Host(
@@ -263,7 +342,7 @@ class _Link(_Schema):
 
 class _Level(_Schema):
     name: str
-    count: int | str
+    count: Annotated[int | str, _or_auto(_number_of("members"))]
     bandwidth: Rate
     latency: Seconds
 
@@ -279,6 +358,10 @@ class _Topology(_Schema):
     device: str | None = None
     host: _Host | None = None
     levels: list[_Level] = []
+
+
+# What `levels` makes up, so that a file with levels may not give it.
+_EXPLICIT_ONLY = ("devices", "hosts", "switches", "links")
 
 
 class _DeviceTable(_Schema):
@@ -302,15 +385,17 @@ def shipped(folder: str) -> Path:
 
 
 def _yaml(schema: type[_Schema], form: str, path: Path) -> Any:
-    content = _text(path)
+    advice = "see the presets in topologies/ for examples"
+    content = _text(path, form, advice)
     try:
         plain = YAML(typ="safe", pure=True).load(content)
     except MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise FileError(f"{path}: {where}this is no YAML: {error.problem}") from None
-    found = plain.pop("format", None) if isinstance(plain, dict) else None
-    if found != form:
-        raise FileError(f"{path}: format: expected {form!r}, got {found!r}")
+    except (YAMLError, ValueError, RecursionError) as error:
+        why = str(error).splitlines()[0]
+        raise FileError(f"{path}: this is no YAML: {why}") from None
+    plain = _without_format(plain, path, form, advice)
     try:
         return schema.model_validate(plain)
     except ValidationError as error:
@@ -353,9 +438,15 @@ def read_topology(path: Path, num_devices: int | None = None) -> Topology:
         FileError: if it is missing or malformed, all problems at once.
     """
     schema: _Topology = _yaml(_Topology, TOPOLOGY_FORMAT, path)
-    if bool(schema.levels) == bool(schema.devices):
+    expected = "expected either `levels` with `device`, or `devices` with `links`"
+    if not schema.levels and not schema.devices:
+        raise FileError(f"{path}: {expected}, got neither")
+    given, ruler = schema.model_fields_set, "levels" if schema.levels else "devices"
+    against = _EXPLICIT_ONLY if schema.levels else ("device", "host")
+    clashing = [name for name in against if name in given]
+    if clashing:
         raise FileError(
-            f"{path}: expected either `levels` with `device`, or `devices` with `links`"
+            f"{path}: {', '.join(clashing)}: {expected}, got {ruler}; leave out what is not meant"
         )
     try:
         found = _from_levels(schema, num_devices) if schema.levels else _explicit(schema)
@@ -364,6 +455,11 @@ def read_topology(path: Path, num_devices: int | None = None) -> Topology:
     wrong = problems(found)
     if wrong:
         raise FileError("\n".join(f"{path}: {one}" for one in wrong))
+    if not schema.levels:
+        try:
+            routes(found)
+        except TopologyError as error:
+            raise FileError(f"{path}: {error}") from None
     return found
 
 
@@ -403,13 +499,13 @@ def _from_levels(schema: _Topology, num_devices: int | None) -> Topology:
     """
     if schema.device is None:
         raise ValueError("device: missing; `levels` needs the type of all devices")
+    if schema.host is not None and "name" in schema.host.model_fields_set:
+        raise ValueError("host.name: unknown field; `levels` names its hosts itself")
+    # Devices are named after the innermost level.
+    host_name = "machine" if schema.levels[0].name == "host" else "host"
     levels = []
-    for i, level in enumerate(schema.levels):
-        count = (num_devices or available_cores()) if level.count == "auto" else level.count
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(
-                f"levels[{i}].count: expected a number of members or auto, got {level.count!r}"
-            )
+    for level in schema.levels:
+        count = (num_devices or available_cores()) if level.count == "auto" else int(level.count)
         levels.append(Level(level.name, count, level.bandwidth, level.latency))
     hosts: list[Host] = []
     devices: list[Device] = []
@@ -424,7 +520,7 @@ def _from_levels(schema: _Topology, num_devices: int | None) -> Topology:
             )
             return devices[-1].name
         if depth == 0:
-            hosts.append((schema.host or _Host()).resolved(f"host{len(hosts)}"))
+            hosts.append((schema.host or _Host()).resolved(f"{host_name}{len(hosts)}"))
             vertex = hosts[-1].name
         else:
             vertex = f"switch{prefix}"

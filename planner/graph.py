@@ -4,18 +4,33 @@ A graph knows names, shapes and who feeds whom. It knows no times (`profile.py`)
 (`model.py`). Folded constants and shape arithmetic are not in it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-
-import networkx as nx
 
 ITEM_BYTES: Mapping[str, float] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
     "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
 FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+MAX_BYTES = 10**15
+"""No tensor and no operator has more; it keeps every sum within 64 bits."""
+
+
+def _check(shape: tuple[int, ...], dtype: str) -> None:
+    problems = []
+    if dtype not in ITEM_BYTES:
+        problems.append(f"dtype: expected one of {', '.join(ITEM_BYTES)}, got {dtype!r}")
+    if any(size < 0 for size in shape):
+        problems.append(f"shape: expected sizes of at least 0, got {list(shape)}")
+    elif prod(shape) > MAX_BYTES:
+        problems.append(f"shape: expected at most {MAX_BYTES:.0e} elements, got {list(shape)}")
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def _size_bytes(shape: tuple[int, ...], dtype: str) -> int:
@@ -32,12 +47,18 @@ class Tensor:
         dtype: a key of `ITEM_BYTES`.
         gradient: whether a gradient flows back over it: it is a float, depends on a trainable
             parameter, and reaches the loss differentiably.
+
+    Raises:
+        ValueError: if the shape or the dtype is none.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     gradient: bool
+
+    def __post_init__(self) -> None:
+        _check(self.shape, self.dtype)
 
     @property
     def bytes(self) -> int:
@@ -52,12 +73,18 @@ class Parameter:
     Attributes:
         name: the initializer's name in the model (or the folded tensor's).
         trainable: whether it is trained; the others have no gradient and no optimizer state.
+
+    Raises:
+        ValueError: if the shape or the dtype is none.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     trainable: bool
+
+    def __post_init__(self) -> None:
+        _check(self.shape, self.dtype)
 
     @property
     def bytes(self) -> int:
@@ -96,7 +123,7 @@ class Graph:
         outputs: tensors that the model returns; the loss is computed from the first one.
 
     Raises:
-        ValueError: if names repeat, are unknown, or operators are out of order.
+        ValueError: if names repeat, are unknown, operators are out of order, or there is no output.
     """
 
     operators: tuple[Operator, ...]
@@ -112,20 +139,24 @@ class Graph:
             ("parameter", [p.name for p in self.parameters]),
         ):
             if len(set(names)) < len(names):
-                raise ValueError(f"a name of an {what} appears twice")
+                twice = sorted(name for name, times in Counter(names).items() if times > 1)
+                raise ValueError(f"{what}s: expected each name once, got {twice[0]!r} twice")
         tensors = {t.name for t in self.tensors}
         parameters = {p.name for p in self.parameters}
         ready = set(self.inputs)
         for operator in self.operators:
             if not ready.issuperset(operator.inputs):
                 raise ValueError(
-                    f"{operator.name} reads {set(operator.inputs) - ready} before it is made"
+                    f"{operator.name} reads {sorted(set(operator.inputs) - ready)}"
+                    " before it is made"
                 )
             if not parameters.issuperset(operator.parameters):
                 raise ValueError(f"{operator.name} reads an unknown parameter")
             ready.update(operator.outputs)
         if ready != tensors:
             raise ValueError(f"tensors without a maker or undescribed: {sorted(ready ^ tensors)}")
+        if not self.outputs:
+            raise ValueError("outputs: expected the tensor of the loss, got none")
         if not ready.issuperset(self.outputs):
             raise ValueError("an output of the graph is no tensor of it")
 
@@ -179,16 +210,3 @@ def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
         tuple(sorted({made_by[name] for name in operator.inputs if name in made_by}))
         for operator in graph.operators
     )
-
-
-def to_networkx(graph: Graph) -> "nx.DiGraph[int]":
-    """The operators by index, an edge wherever a tensor flows."""
-    found: nx.DiGraph[int] = nx.DiGraph()
-    found.add_nodes_from(range(len(graph.operators)))
-    found.add_edges_from((u, v) for v, feeds in enumerate(predecessors(graph)) for u in feeds)
-    return found
-
-
-def total_bytes(sized: Iterable[Tensor | Parameter]) -> int:
-    """The sum of the sizes."""
-    return sum(one.bytes for one in sized)

@@ -27,11 +27,13 @@ from planner.schedules import default_warmups
 from planner.simulate.events import simulate
 from planner.simulate.timeline import Timeline, communication_s, compute_s, idle_s
 from planner.solvers import SOLVERS
-from planner.strategy import Strategy, crossings, used_devices
+from planner.strategy import ScheduleName, Strategy, crossings, used_devices
 from planner.topology import host_order
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01
+# Of a solver whose turn did not come.
+OUT_OF_TIME = "not asked: the time limit was reached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +62,22 @@ class Comparison:
     Attributes:
         rows: in the order of the asking.
         lower_bound_s: for the objective, over all strategies.
+        proved_infeasible: whether no strategy can fit, whoever looks for it.
     """
 
     rows: tuple[Row, ...]
     lower_bound_s: float
+    proved_infeasible: bool
 
     @property
     def best(self) -> Row | None:
-        """The row with the best plan; of equals one that is optimal in its space, then the
-        earlier one.
+        """The row with the best plan; of equals the one with the shorter iteration, then one that
+        is optimal in its space, then the earlier one.
         """
         planned = [row for row in self.rows if row.plan is not None]
         return min(
             planned,
-            key=lambda row: (objective_s(row.plan), row.status is not Status.OPTIMAL),
+            key=_rank,
             default=None,
         )
 
@@ -82,14 +86,18 @@ class Comparison:
         """Of the whole comparison: the best row's, or why there is none."""
         if self.best is not None:
             return self.best.status
-        known = all(row.status is Status.INFEASIBLE for row in self.rows)
-        return Status.INFEASIBLE if known else Status.UNKNOWN
+        return Status.INFEASIBLE if self.proved_infeasible else Status.UNKNOWN
 
 
-def objective_s(plan: Plan | None) -> float:
+def _rank(row: Row) -> tuple[float, float, bool]:
+    if row.plan is None:
+        raise ValueError(f"{row.solver} has no plan")
+    optimal = row.status is Status.OPTIMAL
+    return objective_s(row.plan), row.plan.prediction.iteration_s, not optimal
+
+
+def objective_s(plan: Plan) -> float:
     """The figure of a plan that its objective minimises, in s."""
-    if plan is None:
-        raise ValueError("there is no plan")
     return _objective_s(plan.prediction, Objective(plan.certificate.objective))
 
 
@@ -126,20 +134,35 @@ def compare(
     shortage = memory_shortage(problem)
     rows: list[Row] = []
     for name in names or SOLVERS:
-        progress(name)
+        left_s = time_limit_s - (time.monotonic() - begin)
         if shortage is not None:
             rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0))
-            continue
-        start = time.monotonic()
-        result = SOLVERS[name](problem, max(0.0, time_limit_s - (start - begin)))
-        plan = None
-        if result.strategy is not None:
-            plan, reason = judge(problem, name, result, bound)
-            result = result if plan else _without_plan(result, reason)
-        rows.append(Row(name, result.status, plan, result.reason, time.monotonic() - start))
-        if plan is not None and plan.certificate.gap <= GOOD_ENOUGH:
-            break
-    return Comparison(tuple(rows), bound)
+        elif any(row.plan and row.plan.certificate.gap <= GOOD_ENOUGH for row in rows):
+            reason = f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
+            rows.append(Row(name, Status.UNKNOWN, None, reason, 0.0))
+        elif left_s <= 0 and rows:
+            rows.append(Row(name, Status.UNKNOWN, None, OUT_OF_TIME, 0.0))
+        else:
+            progress(name)
+            rows.append(_row(problem, name, left_s, bound))
+    if any(row.reason == OUT_OF_TIME for row in rows):
+        rows = [_not_reproducible(row) for row in rows]
+    return Comparison(tuple(rows), bound, shortage is not None)
+
+
+def _row(problem: Problem, name: str, time_limit_s: float, bound_s: float) -> Row:
+    """One solver's answer, judged."""
+    start = time.monotonic()
+    result = SOLVERS[name](problem, time_limit_s)
+    plan = None
+    if result.strategy is not None:
+        plan, reason = judge(problem, name, result, bound_s)
+        result = result if plan else _without_plan(result, reason)
+    return Row(name, result.status, plan, result.reason, time.monotonic() - start)
+
+
+def _not_reproducible(row: Row) -> Row:
+    return row if row.plan is None else replace(row, plan=replace(row.plan, reproducible=False))
 
 
 def _without_plan(result: Result, reason: str | None) -> Result:
@@ -202,11 +225,15 @@ def predict(
     computing = sum(compute_s(timeline, d) for d in used)
     return Prediction(
         iteration_s=timeline.iteration_s,
-        bottleneck_s=bottleneck_s(evaluation.stages, num_microbatches),
+        bottleneck_s=bottleneck_s(evaluation.stages),
         latency_s=latency_s(evaluation.stages),
         throughput=num_microbatches * problem.profile.microbatch_size / timeline.iteration_s,
         bubble_fraction=1.0 - computing / (len(used) * timeline.iteration_s),
-        closed_form_s=iteration_s(evaluation.stages, num_microbatches),
+        closed_form_s=iteration_s(
+            evaluation.stages,
+            num_microbatches,
+            phases=strategy.schedule is ScheduleName.GPIPE,
+        ),
         stages=tuple(StagePrediction(s.forward_s, s.backward_s) for s in evaluation.stages),
         devices=tuple(
             DevicePrediction(

@@ -1,11 +1,22 @@
 """`Profile`: a graph with what each operator costs on one type of device, and how that is known."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from planner.graph import Graph, producers, tensors_by_name
+from planner.graph import (
+    FLOAT_DTYPES,
+    MAX_BYTES,
+    Graph,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
+
+MAX_SECONDS = 1e9
+MAX_FLOPS = 10**30
 
 
 class Source(StrEnum):
@@ -15,6 +26,21 @@ class Source(StrEnum):
     ANALYTIC = "analytic"
     RESCALED = "rescaled"
     IMPORTED = "imported"
+
+
+def _outside(
+    fields: Iterable[tuple[str, float]], least: float, most: float = math.inf
+) -> Iterator[str]:
+    for name, value in fields:
+        if not least <= value <= most:
+            limit = f" and at most {most:.0e}" if most < math.inf else ""
+            yield f"{name}: expected at least {least}{limit}, got {value!r:.30}"
+
+
+def _raise(problems: Iterable[str]) -> None:
+    found = "\n".join(problems)
+    if found:
+        raise ValueError(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +58,9 @@ class OperatorCost:
         stash_tensors: names of its own inputs and outputs that autograd keeps for the backward
             pass. A view is named itself; `Profile.views` says what it is a view of.
         stash_private_bytes: what autograd keeps besides, parameters left out.
+
+    Raises:
+        ValueError: if a figure is negative or absurdly large.
     """
 
     name: str
@@ -43,6 +72,22 @@ class OperatorCost:
     bytes_moved: int
     stash_tensors: tuple[str, ...]
     stash_private_bytes: int
+
+    def __post_init__(self) -> None:
+        times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
+        sizes = (
+            ("output_bytes", self.output_bytes),
+            ("parameter_bytes", self.parameter_bytes),
+            ("bytes_moved", self.bytes_moved),
+            ("stash_private_bytes", self.stash_private_bytes),
+        )
+        _raise(
+            (
+                *_outside(times, 0, MAX_SECONDS),
+                *_outside(sizes, 0, MAX_BYTES),
+                *_outside((("flops", self.flops),), 0, MAX_FLOPS),
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +112,10 @@ class WholeStep:
     before_s: float
     after_s: float
 
+    def __post_init__(self) -> None:
+        times = (("before_s", self.before_s), ("after_s", self.after_s))
+        _raise(_outside(times, 0, MAX_SECONDS))
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -89,6 +138,9 @@ class Profile:
         spread: median over the operators of (slowest - fastest) / median of the repetitions.
         whole_step: None where nothing was measured.
         versions: of the software that made it.
+
+    Raises:
+        ValueError: if a figure is out of range or contradicts the graph; all of them.
     """
 
     graph: Graph
@@ -109,7 +161,71 @@ class Profile:
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
-            raise ValueError("the costs of a profile do not follow the operators of its graph")
+            raise ValueError(
+                "operators: expected one per operator of the graph, by its name and in its order,"
+                " got others"
+            )
+        _raise((*self._figures(), *self._stashes(), *self._views(), *self._sizes()))
+
+    def _figures(self) -> Iterator[str]:
+        if self.dtype not in FLOAT_DTYPES:
+            known = ", ".join(sorted(FLOAT_DTYPES))
+            yield f"dtype: expected one of {known}, got {self.dtype!r}"
+        yield from _outside((("microbatch_size", self.microbatch_size),), 1)
+        yield from _outside(((f"dimensions.{k}", v) for k, v in self.dimensions.items()), 1)
+        if self.threads is not None:
+            yield from _outside((("threads", self.threads),), 1)
+        yield from _outside((("repetitions", self.repetitions), ("spread", self.spread)), 0)
+
+    def _stashes(self) -> Iterator[str]:
+        for i, (cost, operator) in enumerate(
+            zip(self.operators, self.graph.operators, strict=True)
+        ):
+            for name in cost.stash_tensors:
+                if name not in operator.inputs and name not in operator.outputs:
+                    yield (
+                        f"operators[{i}].stash_tensors: expected inputs and outputs of"
+                        f" {operator.name!r}, got {name!r}"
+                    )
+
+    def _views(self) -> Iterator[str]:
+        made_by = producers(self.graph)
+        seen = set()
+        for i, view in enumerate(self.views):
+            if view.tensor in seen:
+                yield f"views[{i}].tensor: expected each tensor once, got {view.tensor!r} again"
+            seen.add(view.tensor)
+            if view.tensor not in made_by:
+                yield f"views[{i}].tensor: expected an operator's output, got {view.tensor!r}"
+                continue
+            operator = self.graph.operators[made_by[view.tensor]]
+            if view.base not in operator.inputs and view.base not in operator.parameters:
+                yield (
+                    f"views[{i}].base: expected an input or parameter of {operator.name!r},"
+                    f" got {view.base!r}"
+                )
+
+    def _sizes(self) -> Iterator[str]:
+        if self.source is not Source.MEASURED:
+            return
+        tensors, parameters = tensors_by_name(self.graph), parameters_by_name(self.graph)
+        for i, (cost, operator) in enumerate(
+            zip(self.operators, self.graph.operators, strict=True)
+        ):
+            for field, said, due in (
+                (
+                    "output_bytes",
+                    cost.output_bytes,
+                    sum(tensors[n].bytes for n in operator.outputs),
+                ),
+                (
+                    "parameter_bytes",
+                    cost.parameter_bytes,
+                    sum(parameters[n].bytes for n in operator.parameters),
+                ),
+            ):
+                if said != due:
+                    yield f"operators[{i}].{field}: expected {due} as in the graph, got {said}"
 
     def __hash__(self) -> int:
         return hash((self.model_hash, self.device_type, len(self.operators)))

@@ -1,12 +1,13 @@
 """Plans, profiles and launches as rows of plain text and as the machine's JSON."""
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.plan import Comparison, Row
-from planner.prediction import Plan, Prediction, StagePrediction
+from planner.prediction import MemoryParts, Plan, Prediction, StagePrediction
 from planner.problem import Status
 from planner.profilers.summary import Summary
 from planner.units import format_bytes, format_seconds
@@ -14,6 +15,11 @@ from planner.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from planner.launch.report import LaunchReport
     from planner.profile import Profile
+
+
+PEAK_MEMORY = ">peak memory (without reserve / of the process)"
+# Repetitions that differ by more, as a share of their median, say little.
+LARGE_SPREAD = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +31,37 @@ class Table:
         columns: the heads; those of numbers start with ">" and are set to the right.
         rows: as many cells as columns, each.
         marked: index of a row to stand out, or None.
+        optional: heads of columns that may be left out where there is no room, the first one
+            first.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     marked: int | None = None
+    optional: tuple[str, ...] = ()
+
+    def without(self, head: str) -> "Table":
+        """The same table without a column."""
+        kept = [i for i, column in enumerate(self.columns) if column != head]
+        return replace(
+            self,
+            columns=tuple(self.columns[i] for i in kept),
+            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
+        )
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def _count(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> _count(1, "step"), _count(2, "step")
+    ('1 step', '2 steps')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 # -------------------------------------------------------------------------------- solve
@@ -50,13 +77,15 @@ def comparison_table(comparison: Comparison) -> Table:
         columns,
         tuple(_row_cells(row, row is best) for row in comparison.rows),
         marked=None if best is None else comparison.rows.index(best),
+        optional=(">closed form", ">took", ">bubble", ">gap", ">devices", ">peak memory"),
     )
 
 
 def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
     took = format_seconds(row.solve_s)
     if row.plan is None:
-        return (row.solver, *[""] * 8, took, row.reason or row.status.value)
+        short = "does not fit" if row.status is Status.INFEASIBLE else "no plan"
+        return (row.solver, *[""] * 8, took, short)
     prediction = row.plan.prediction
     off = prediction.closed_form_s / prediction.iteration_s - 1
     return (
@@ -64,7 +93,7 @@ def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
         str(len(row.plan.strategy.stages)),
         str(len(prediction.devices)),
         format_seconds(prediction.iteration_s),
-        f"{prediction.throughput:.4g}",
+        _throughput(prediction.throughput),
         _percent(prediction.bubble_fraction),
         _percent(row.plan.certificate.gap),
         format_bytes(_peak_bytes(prediction)),
@@ -72,6 +101,15 @@ def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
         took,
         "best" if best else "",
     )
+
+
+def _throughput(samples_per_s: float) -> str:
+    """Four digits, or all of a larger number.
+
+    >>> _throughput(11780.4), _throughput(1.23456)
+    ('11780', '1.235')
+    """
+    return f"{samples_per_s:.0f}" if samples_per_s >= 1000 else f"{samples_per_s:.4g}"
 
 
 def _peak_bytes(prediction: Prediction) -> int:
@@ -101,7 +139,8 @@ def stage_table(plan: Plan) -> Table:
         )
     columns = (">stage", "devices", ">operators", ">forward", ">backward", ">in flight",
                "recompute", ">peak memory", "from .. to")  # fmt: skip
-    return Table("Stages, per microbatch", columns, tuple(rows))
+    optional = ("from .. to", "recompute", ">in flight", ">operators")
+    return Table("Stages, per microbatch", columns, tuple(rows), optional=optional)
 
 
 def _devices(devices: tuple[int, ...]) -> str:
@@ -204,6 +243,28 @@ def shortage(comparison: Comparison) -> str:
     return reasons[-1] if reasons else Status.UNKNOWN.value
 
 
+def reason_lines(comparison: Comparison) -> tuple[str, ...]:
+    """Why some solvers have no plan; each reason once, after the solvers that gave it."""
+    solvers: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.plan is None:
+            solvers.setdefault(row.reason or row.status.value, []).append(row.solver)
+    return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
+
+
+def no_plan_lines(comparison: Comparison) -> tuple[str, ...]:
+    """Why there is no plan at all, and what the user can change."""
+    reasons = reason_lines(comparison)
+    if len(reasons) == 1:
+        reasons = (shortage(comparison),)
+    return (
+        "no strategy fits:",
+        *(f"  {reason}" for reason in reasons),
+        "what can be changed: a smaller --reserve, more --device-memory, another --optimizer, a"
+        " smaller --batch when profiling, more devices",
+    )
+
+
 # -------------------------------------------------------------------------------- profile
 
 
@@ -221,7 +282,8 @@ def profile_table(summary: Summary) -> Table:
         for row in summary.rows
     )
     columns = ("operator", ">count", ">time", ">of forward", ">of backward", ">backward/forward")
-    return Table("Time per operator type, one microbatch", columns, rows)
+    optional = (">backward/forward", ">count")
+    return Table("Time per operator type, one microbatch", columns, rows, optional=optional)
 
 
 def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
@@ -230,8 +292,9 @@ def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
     trained = [p for p in parameters if p.trainable]
     frozen = [p.name for p in parameters if not p.trainable]
     lines = [
-        f"{len(profile.operators)} operators, {format_bytes(sum(p.bytes for p in trained))} in"
-        f" {len(trained)} trainable parameters, microbatch of {profile.microbatch_size},"
+        f"{_count(len(profile.operators), 'operator')},"
+        f" {format_bytes(sum(p.bytes for p in trained))} in"
+        f" {_count(len(trained), 'trainable parameter')}, microbatch of {profile.microbatch_size},"
         f" {profile.dtype}, {profile.source.value} on {profile.device_type}",
         f"trainable: {_patterns([p.name for p in trained])}",
         f"not trainable: {_patterns(frozen) or 'none'}",
@@ -261,15 +324,22 @@ def _patterns(names: Sequence[str]) -> str:
     )
 
 
-def profile_warnings(summary: Summary) -> tuple[str, ...]:
+def profile_warnings(profile: "Profile", summary: Summary) -> tuple[str, ...]:
     """Signs that something else ran on the machine."""
+    found = []
     if summary.drift is not None and abs(summary.drift) > 0.05:
-        return (
-            f"the whole step took {100 * summary.drift:+.1f} % longer afterwards than before: the"
+        how = "longer" if summary.drift > 0 else "shorter"
+        found.append(
+            f"the whole step took {_percent(abs(summary.drift))} {how} afterwards than before: the"
             " machine was busy, and the times may be wrong by as much; profile again when it"
-            " is quiet",
+            " is quiet"
         )
-    return ()
+    if profile.spread > LARGE_SPREAD:
+        found.append(
+            f"repetitions of the same operator differ by {_percent(profile.spread)}: the times are"
+            " uncertain; profile again when the machine is quiet, or with more --repetitions"
+        )
+    return tuple(found)
 
 
 def profile_json(profile: "Profile", summary: Summary, path: str) -> dict[str, Any]:
@@ -315,7 +385,7 @@ def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
                     (device.predicted.idle_s, device.idle_s),
                 )
             ),
-            f"{format_bytes(device.predicted.memory.total_bytes)} /"
+            f"{format_bytes(_without_reserve(device.predicted.memory))} /"
             f" {format_bytes(device.peak_bytes)}",
         )
         for device in report.devices
@@ -328,10 +398,16 @@ def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
         ),
         Table(
             "Per iteration, predicted / measured",
-            ("", ">compute", ">communication", ">idle", ">peak memory"),
+            ("", ">compute", ">communication", ">idle", PEAK_MEMORY),
             tuple(devices),
+            optional=(">idle", ">communication"),
         ),
     )
+
+
+def _without_reserve(memory: MemoryParts) -> int:
+    """What was planned with; measured peaks know of no reserve."""
+    return memory.total_bytes - memory.reserve_bytes
 
 
 def _directions(
@@ -350,14 +426,14 @@ def _versus(predicted: float, measured: float, comparable: bool) -> tuple[str, s
 
 def loss_line(report: "LaunchReport") -> str:
     """First and last loss."""
-    return f"{report.steps} steps, loss {report.loss[0]:.4f} -> {report.loss[-1]:.4f}"
+    return f"{_count(report.steps, 'step')}, loss {report.loss[0]:.4f} -> {report.loss[-1]:.4f}"
 
 
 def launch_json(report: "LaunchReport") -> dict[str, Any]:
     """The object that `launch --json` prints."""
     return {
         "steps": report.steps,
-        "loss": list(report.loss),
+        "loss": [loss if math.isfinite(loss) else None for loss in report.loss],
         "measured_iteration_s": report.measured_iteration_s,
         "predicted_iteration_s": report.predicted_iteration_s,
         "peak_bytes": list(report.peak_bytes),

@@ -3,7 +3,8 @@
 It answers which links a transfer takes and how wide they are; times come from `costs/`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, permutations
@@ -26,6 +27,9 @@ class DeviceType:
         flops: peak FLOP per s by dtype.
         memory_bandwidth_bytes_per_s: of the device's own memory.
         source: where the figures come from.
+
+    Raises:
+        ValueError: if a figure is not above 0, or float32's speed is missing.
     """
 
     name: str
@@ -33,6 +37,19 @@ class DeviceType:
     flops: dict[str, float]
     memory_bandwidth_bytes_per_s: float
     source: str
+
+    def __post_init__(self) -> None:
+        speeds = (
+            ("memory_bytes", self.memory_bytes),
+            *((f"flops.{dtype}", value) for dtype, value in self.flops.items()),
+            ("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s),
+        )
+        wrong = [f"{name}: expected more than 0, got {v}" for name, v in speeds if not v > 0]
+        if "float32" not in self.flops:
+            known = ", ".join(self.flops) or "none"
+            wrong.append(f"flops: expected float32 among the dtypes, got {known}")
+        if wrong:
+            raise ValueError("\n".join(wrong))
 
     def peak_flops(self, dtype: str) -> float:
         """Peak FLOP per s for a dtype; float32's for one that is not listed."""
@@ -120,6 +137,13 @@ def device_type(topology: Topology, device: int) -> DeviceType:
     return next(one for one in topology.device_types if one.name == name)
 
 
+def _width_of(part: Link | Level) -> Iterator[str]:
+    if not part.bandwidth_bytes_per_s > 0:
+        yield f"bandwidth: expected more than 0 B/s, got {part.bandwidth_bytes_per_s:g}"
+    if not part.latency_s >= 0:
+        yield f"latency: expected at least 0 s, got {part.latency_s:g}"
+
+
 def problems(topology: Topology) -> tuple[str, ...]:
     """Everything that is wrong with a topology; empty if it is sound."""
     found = []
@@ -137,16 +161,30 @@ def problems(topology: Topology) -> tuple[str, ...]:
             )
         if device.host not in {h.name for h in topology.hosts}:
             found.append(f"devices[{i}].host: unknown host {device.host!r}")
-    for i, link in enumerate(topology.links):
-        for end, vertex in (("source", link.source), ("target", link.target)):
-            if vertex not in vertices:
-                found.append(f"links[{i}].{end}: unknown device, host or switch {vertex!r}")
-        if link.bandwidth_bytes_per_s <= 0 or link.latency_s < 0:
-            found.append(f"links[{i}]: the bandwidth must be above 0 and the latency at least 0")
-    ends = [(link.source, link.target) for link in topology.links]
+    narrow = [
+        f"levels[{i}].{wrong}"
+        for i, level in enumerate(topology.levels)
+        for wrong in _width_of(level)
+    ]
+    found += narrow
+    # A link of `between` is there in both directions: what holds for both is said once.
+    said = []
+    for link in topology.links:
+        where = f"links: {link.source} -> {link.target}"
+        said += [
+            f"links: unknown device, host or switch {vertex!r}"
+            for vertex in (link.source, link.target)
+            if vertex not in vertices
+        ]
+        if link.source == link.target:
+            said.append(f"links: {link.source} is linked to itself; leave that link out")
+        if not narrow:
+            said += [f"{where}: {wrong}" for wrong in _width_of(link)]
+    found += dict.fromkeys(said)
+    ends = Counter((link.source, link.target) for link in topology.links)
     found += [
         f"links: {a} -> {b} is there twice"
-        for a, b in sorted({e for e in ends if ends.count(e) > 1})
+        for a, b in sorted(e for e, times in ends.items() if times > 1 and e[0] != e[1])
     ]
     if not topology.devices:
         found.append("devices: there is none")
@@ -154,7 +192,9 @@ def problems(topology: Topology) -> tuple[str, ...]:
 
 
 def take(topology: Topology, num_devices: int) -> Topology:
-    """The same cluster with its first devices only.
+    """The same cluster with its first devices only, and the hosts that have one of them.
+
+    A host that has none is a switch now where it joins others.
 
     Raises:
         TopologyError: if there are fewer.
@@ -166,8 +206,36 @@ def take(topology: Topology, num_devices: int) -> Topology:
         )
     gone = {d.name for d in topology.devices[num_devices:]}
     kept = topology.devices[:num_devices]
-    links = tuple(link for link in topology.links if not {link.source, link.target} & gone)
-    return replace(topology, devices=kept, links=links)
+    busy = {d.host for d in kept}
+    switches = list(topology.switches)
+    links = [link for link in topology.links if not {link.source, link.target} & gone]
+    for host in topology.hosts:
+        if host.name in busy:
+            continue
+        own = [link for link in links if host.name in (link.source, link.target)]
+        if len({end for link in own for end in (link.source, link.target)}) > 2:
+            switches.append(host.name)
+        else:
+            links = [link for link in links if link not in own]
+    return replace(
+        topology,
+        hosts=tuple(h for h in topology.hosts if h.name in busy),
+        devices=kept,
+        switches=tuple(switches),
+        links=tuple(links),
+        levels=_levels_of(topology.levels, num_devices),
+    )
+
+
+def _levels_of(levels: tuple[Level, ...], num_devices: int) -> tuple[Level, ...]:
+    """The hierarchy of the first devices of one; empty where they are none."""
+    inner = 1
+    for j, level in enumerate(levels):
+        count, rest = divmod(num_devices, inner)
+        if rest == 0 and count <= level.count:
+            return (*levels[:j], replace(level, count=count)) if count > 1 or j == 0 else levels[:j]
+        inner *= level.count
+    return ()
 
 
 @lru_cache(maxsize=8)
@@ -229,7 +297,8 @@ def _width(topology: Topology, p: int, q: int) -> float:
     return min(bandwidth_bytes_per_s(topology, p, q), bandwidth_bytes_per_s(topology, q, p))
 
 
-# Up to this many devices, all orders of a chain or ring are tried (7! = 5040 at most).
+# Up to this many devices, all orders are tried, of mirror images one: 8! / 2 = 20160 for a chain,
+# 7! / 2 = 2520 for a ring.
 _ALL_ORDERS = 8
 
 
@@ -259,9 +328,12 @@ def chain(topology: Topology, devices: tuple[int, ...], *, closed: bool = False)
     if len(devices) <= _ALL_ORDERS:
         first = min(devices)
         rest = sorted(set(devices) - {first})
-        # A ring may start anywhere; a chain may not, but its mirror image is as good.
+        # A ring may start anywhere, a chain may not. Mirror images are as good as each other:
+        # the one of the lower indices is tried.
         orders = (
-            ((first, *o) for o in permutations(rest)) if closed else permutations(sorted(devices))
+            ((first, *o) for o in permutations(rest) if o[0] < o[-1])
+            if closed
+            else (o for o in permutations(sorted(devices)) if o[0] < o[-1])
         )
         return min(orders, key=badness)
     return min((_nearest(width, start, devices) for start in devices), key=badness)

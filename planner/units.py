@@ -4,6 +4,7 @@ computes with them (bytes, bytes/s, s). A bare number where a unit is due is an 
 
 import re
 from collections.abc import Mapping
+from math import inf
 
 from planner.errors import UnitError
 
@@ -37,7 +38,10 @@ def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> fl
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in units:
         raise UnitError(f"expected {what} such as {example!r}, got {text!r}")
-    return float(match[1]) * units[match[2]]
+    value = float(match[1]) * units[match[2]]
+    if value == inf:
+        raise UnitError(f"expected {what} such as {example!r}, got {text!r}, which is too large")
+    return value
 
 
 def parse_bytes(text: str) -> int:
@@ -118,14 +122,3 @@ def format_seconds(time_s: float) -> str:
     ('3.21 ms', '75 s')
     """
     return _scaled(time_s, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
-
-
-def format_rate(bytes_per_s: float) -> str:
-    """A bandwidth for people, in decimal units.
-
-    >>> format_rate(21.7e9)
-    '21.7 GB/s'
-    """
-    return _scaled(
-        bytes_per_s, ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s"), (1, "B/s"))
-    )

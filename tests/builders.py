@@ -32,14 +32,18 @@ def graph_of(feeds, tensor_bytes=None, parameter_bytes=None):
     )  # fmt: skip
 
 
-def profile_of(graph, forward_s, backward_s=None, stash=True):
-    """A profile of the graph; the backward takes twice the forward unless said."""
+def profile_of(graph, forward_s, backward_s=None, stash=True, work=None):
+    """A profile of the graph; the backward takes twice the forward unless said.
+
+    work: per operator (flops, bytes moved), which decide how it is rescaled.
+    """
+    work = work or [(10**9, 10**6)] * len(forward_s)
     backward_s = backward_s or [2 * f for f in forward_s]
     return Profile(
         graph=graph,
         operators=tuple(
-            OperatorCost(o.name, f, b, 0, 0, 10**9, 10**6, o.outputs if stash else (), 0)
-            for o, f, b in zip(graph.operators, forward_s, backward_s, strict=True)
+            OperatorCost(o.name, f, b, 0, 0, *w, o.outputs if stash else (), 0)
+            for o, f, b, w in zip(graph.operators, forward_s, backward_s, work, strict=True)
         ),
         views=(),
         model_path=None,
@@ -79,6 +83,8 @@ def cluster(types, bandwidth=1e9, latency=0.0, links=(), cores=None, memory=None
     )
 
 
-def problem_of(profile, topology, num_microbatches=4, **options):
+def problem_of(profile, topology, num_microbatches=4, measured_on=None, **options):
     options = {"reserve_bytes": 0, **options}
-    return Problem(profile, topology, Options(num_microbatches, **options), unit_type())
+    return Problem(
+        profile, topology, Options(num_microbatches, **options), measured_on or unit_type()
+    )

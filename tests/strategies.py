@@ -28,8 +28,15 @@ def problems(draw, max_nodes=6, max_devices=4):
         draw(st.lists(sizes, min_size=size, max_size=size)),
         draw(st.lists(sizes, min_size=size, max_size=size)),
     )
-    profile = profile_of(graph, draw(st.lists(times, min_size=size, max_size=size)))
-    kinds = [unit_type(), unit_type("slow", flops=0.5e12)]
+    # Bound by computation or by memory: one type is faster at this, the other at that.
+    bound = st.sampled_from([(10**9, 1), (1, 10**6)])
+    profile = profile_of(
+        graph,
+        draw(st.lists(times, min_size=size, max_size=size)),
+        draw(st.lists(times, min_size=size, max_size=size)),
+        work=draw(st.lists(bound, min_size=size, max_size=size)),
+    )
+    kinds = [unit_type(bandwidth=1e9), unit_type("other", flops=4e12, bandwidth=0.25e9)]
     count = draw(st.integers(1, max_devices))
     types = draw(st.lists(st.sampled_from(kinds), min_size=count, max_size=count))
     topology = cluster(types, draw(st.sampled_from([1e8, 1e9, 1e12])), draw(st.just(1e-5)))
@@ -37,6 +44,7 @@ def problems(draw, max_nodes=6, max_devices=4):
         profile,
         topology,
         num_microbatches=draw(st.integers(1, 5)),
+        measured_on=unit_type(bandwidth=1e9),
         objective=draw(st.sampled_from(Objective)),
         schedule=draw(st.sampled_from(ScheduleName)),
     )

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -14,6 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import cli
 from planner.files import read_plan, shipped
+from planner.profilers.summary import Summary
+from planner.report import Table, profile_warnings
+from planner.solvers import SOLVERS
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = sorted(cli.main.commands)
@@ -117,6 +121,11 @@ def test_solve_never_imports_torch(folder):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.stdout == "False\n"
+
+
+def test_the_help_of_solve_names_all_solvers():
+    options = {parameter.name: parameter for parameter in cli.main.commands["solve"].params}
+    assert f"one of {', '.join(SOLVERS)};" in options["solvers"].help
 
 
 # ------------------------------------------------------------------------------ the commands
@@ -307,6 +316,10 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
     arguments = ["solve", "--topology", "pair.yaml", "--reserve", "0 B", "--device-memory"]
     message = run(*arguments, "1 KiB", code=3).output
     assert "no strategy fits" in message
+    assert message.count("alone take") == 1
+    assert message.count("does not fit") == len(SOLVERS)
+    for option in ("--reserve", "--device-memory", "--optimizer", "--batch", "more devices"):
+        assert option in message.split("what can be changed")[1]
     found = json.loads(run(*arguments, "1 KiB", "--json", code=3).stdout)
     assert found["status"] == "infeasible"
     assert "alone take" in found["reason"]
@@ -336,3 +349,131 @@ def test_every_shipped_profile_solves_on_every_preset(name, tmp_path, monkeypatc
         arguments = ["--profile", str(shipped("profiles") / name), "--topology", preset]
         found = json.loads(run("solve", *arguments, "--gpus", "2", "--json").stdout)
         assert found["gap"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["profile", "model.onnx", "-o", "sub/../model.onnx"], "is the model itself"),
+        (["solve", "-o", "profiles/model.json"], "is the profile itself"),
+        (["solve", "-o", "pair.yaml"], "is the topology itself"),
+        (["solve", "-o", "model.json"], "model.onnx is the model itself"),
+        (["solve", "-o", "plan.ONNX"], "expected a name such as plan.json"),
+        (["solve", "-o", "."], "is a folder"),
+        (["launch", "model.onnx", "--trace", "model.onnx"], "is the strategy itself"),
+    ],
+)
+def test_no_output_overwrites_what_is_read(folder, monkeypatch, arguments, said):
+    (folder / "sub").mkdir()
+    run("profile", "model.onnx")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr("planner.profilers.measured.measure", lambda *_, **__: pytest.fail())
+    monkeypatch.setattr("planner.plan.compare", lambda *_: pytest.fail())
+    more = ["--topology", "pair.yaml"] if arguments[0] == "solve" else []
+    assert said in run(*arguments, *more, code=1).output
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("number", ["²", "0", "-1", "x", ""])
+def test_a_dimension_needs_a_number(folder, number):
+    assert "expected NAME=N" in run("profile", "model.onnx", "--dim", f"N={number}", code=2).output
+
+
+def test_a_dimension_is_bound_once(folder):
+    message = run("profile", "model.onnx", "--dim", "N=3", "--dim", "N=4", code=2).output
+    assert "N is given more than once" in message
+
+
+def test_ranks_get_options_that_are_zero(folder, monkeypatch):
+    got = []
+    monkeypatch.setattr(
+        "planner.launch.torchrun.start_torchrun", lambda _, __, more: got.extend(more) or 0
+    )
+    monkeypatch.delenv("RANK", raising=False)
+    run("launch", "s.json", "--nproc", "2", "--lr", "0", "--seed", "0", "--json")
+    assert got[got.index("--lr") + 1] == "0.0"
+    assert got[got.index("--seed") + 1] == "0"
+    assert "--json" in got and "--trace" not in got
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["profile", "model.onnx"], "planner.model.load"),
+        (["solve"], "planner.files.newest_profile"),
+        (["launch", "strategy.json"], "planner.launch.run.launch"),
+    ],
+)
+def test_control_c_is_one_word_and_exits_with_130(folder, monkeypatch, arguments, where):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(where, interrupted)
+    assert run(*arguments, code=130).output == "stopped\n"
+
+
+def test_an_output_that_cannot_be_written_is_one_line(folder):
+    message = run("profile", "model.onnx", "-o", "pair.yaml/model.json", code=1).output
+    assert re.fullmatch(r"(?s).*Error: pair\.yaml: (File exists|Not a directory)\n", message)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(folder):
+    run("profile", "model.onnx")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "cli.py"), "solve", "--topology", "pair.yaml"],
+            cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
+
+
+def test_an_annotated_model_of_an_earlier_strategy_is_noted(folder):
+    run("profile", "model.onnx")
+    run("solve", "--topology", "pair.yaml")
+    (folder / "model.onnx").unlink()
+    note = "note: strategy.onnx is of an earlier strategy; delete it"
+    assert note in run("solve", "--topology", "pair.yaml").output
+    done = run("solve", "--topology", "pair.yaml", "--json")
+    assert json.loads(done.stdout)["partition"] is None
+    assert note in done.stderr
+
+
+def test_commands_to_run_are_quoted_for_a_shell(folder):
+    run("profile", "model.onnx")
+    done = run("solve", "--topology", "pair.yaml", "--solver", "even", "-o", "my plan.json")
+    assert "planner launch 'my plan.json'\n" in done.output
+    assert "planner launch 'my plan.json' --nproc 2\n" in done.output
+
+
+@pytest.mark.parametrize("width", [160, 80, 60])
+def test_a_narrow_table_breaks_no_number_and_no_name(capsys, monkeypatch, width):
+    monkeypatch.setattr(cli, "PIPED_WIDTH", width)
+    cells = ("data-parallel", "12.3 ms", "123 ms", "1234 ms", "does not fit into the memory")
+    columns = ("solver", ">iteration", ">peak memory", ">closed form of it all", "why it is so")
+    cli.show(Table("T", columns, (cells,), optional=(">closed form of it all", ">peak memory")))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    assert {*["data-parallel", "12.3", "does", "not", "fit", "into", "the", "memory"]} <= {
+        *shown.split()
+    }
+    assert "12.3 ms" in shown
+
+
+def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "PIPED_WIDTH", 30)
+    table = Table("", ("a", ">b", ">c"), (("x" * 12, "1" * 9, "2" * 9),), optional=(">b",))
+    cli.show(table)
+    shown = capsys.readouterr().out
+    assert "1" not in shown
+    assert "2" * 9 in shown
+
+
+def test_warnings_say_in_which_direction_times_drift_and_how_far_they_spread():
+    slower, faster = (Summary((), 1.0, 1.0, drift) for drift in (0.1, -0.428))
+    quiet, noisy = SimpleNamespace(spread=0.0), SimpleNamespace(spread=0.3)
+    assert "took 10.0 % longer afterwards" in profile_warnings(quiet, slower)[0]
+    assert "took 42.8 % shorter afterwards" in profile_warnings(quiet, faster)[0]
+    assert "differ by 30.0 %" in profile_warnings(noisy, faster)[1]
+    assert profile_warnings(quiet, Summary((), 1.0, 1.0, 0.0)) == ()

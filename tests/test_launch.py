@@ -14,12 +14,13 @@ from planner.errors import FileError, LaunchError, OptionError
 from planner.files import write_plan
 from planner.graph import Graph, Operator, Tensor
 from planner.launch import run, torchrun, world
-from planner.launch.feed import choose_loss
+from planner.launch.feed import Loss, choose_loss
 from planner.launch.gradients import Gradients, make_optimizer
 from planner.launch.run import launch
 from planner.launch.runtime import StageRunner
 from planner.operators import to_torch
 from planner.problem import Optimizer
+from planner.report import launch_json, launch_tables
 from planner.strategy import GradientSum
 from tests.launch_worker import CASES, LENGTH, WORDS, Case, load_model, make_model, make_plan
 
@@ -214,6 +215,27 @@ def test_one_device_trains_without_torchrun(tmp_path, optimizer):
     assert found.comparable and found.notes == ()
 
 
+def test_commands_are_shown_as_a_shell_takes_them():
+    assert torchrun.torchrun_command(Path("my plan.json"), 2).endswith("launch 'my plan.json'")
+
+
+def test_a_loss_that_is_not_finite_is_noted_and_null_in_json(alone, monkeypatch):
+    monkeypatch.setattr(Loss, "__call__", lambda loss, output, target: output.sum() * torch.nan)
+    found = launch(alone, steps=2)
+    assert found.notes == ("the loss is not finite",)
+    assert launch_json(found)["loss"] == [None, None]
+
+
+def test_memory_is_compared_without_the_reserve(alone):
+    found = launch(alone, steps=1)
+    device = found.devices[0]
+    memory = replace(device.predicted.memory, reserve_bytes=1 << 40)
+    predicted = replace(device.predicted, memory=memory)
+    table = launch_tables(replace(found, devices=(replace(device, predicted=predicted),)))[1]
+    assert "without reserve" in table.columns[-1]
+    assert "TiB" not in table.rows[0][-1]
+
+
 def test_outside_torchrun_both_ways_are_shown(tmp_path):
     path = write_case(tmp_path, Case((2, 1)))
     with pytest.raises(LaunchError) as error:
@@ -267,7 +289,7 @@ def test_model_option_goes_before_the_plan(tmp_path, alone):
 
 def test_a_plan_without_a_model_asks_for_one(tmp_path):
     path = write_case(tmp_path, Case((1,)), model_path=None)
-    with pytest.raises(LaunchError, match="--model"):
+    with pytest.raises(LaunchError, match="names no model; give --model FILE"):
         launch(path)
 
 
@@ -304,7 +326,7 @@ def test_another_type_of_device_is_not_comparable(tmp_path):
 
 def test_other_threads_than_the_profile_are_noted(alone):
     assert launch(alone, steps=2, threads=2).notes == (
-        "profiled with 1 threads, run with 2 per rank (--threads)",
+        "profiled with 1 thread, run with 2 per rank (--threads)",
     )
 
 
@@ -313,6 +335,9 @@ def test_other_threads_than_the_profile_are_noted(alone):
     [
         ({"steps": 0}, "--steps: expected at least 1, got 0"),
         ({"threads": 0}, "--threads: expected at least 1, got 0"),
+        ({"learning_rate": -1.0}, "--lr: expected a finite number of at least 0, got -1.0"),
+        ({"learning_rate": float("nan")}, "--lr: expected a finite number"),
+        ({"learning_rate": float("inf")}, "--lr: expected a finite number"),
         ({"loss": "hinge"}, "--loss: expected one of auto, cross-entropy, mse, got 'hinge'"),
         ({"device": "tpu"}, "--device: expected auto, cpu or cuda, got 'tpu'"),
         ({"data": "nothing"}, "--data: expected module:function, got 'nothing'"),
@@ -369,7 +394,12 @@ def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):
         (({}, 0), "input 'ids': expected a tensor of shape (2, 3) and torch.int64, got NoneType"),
         (({"ids": torch.ones(3, 3)}, 0), "got shape (3, 3) and torch.float32"),
         (({"ids": torch.ones(2, 3).long()}, torch.ones(2)), "target: expected a tensor of shape"),
-        (1, "TypeError"),
+        (None, "step 0, microbatch 0: expected ({input: tensor}, target), got NoneType"),
+        ((1, 2), "expected ({input: tensor}, target), got (int, int)"),
+        (
+            ({"ids": torch.zeros(2, 3).long()}, torch.full((2, 3), -1)),
+            "mine:data: step 0, microbatch 0: target: expected class indices from 0 to",
+        ),
         (
             ({"ids": torch.full((2, 3), WORDS)}, torch.zeros(2, 3).long()),
             "at 0F0: IndexError: index out of range",

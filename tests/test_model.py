@@ -80,7 +80,7 @@ def test_a_linear_model_becomes_one_operator(loaded):
     [
         (None, "found no file"),
         (b"not a model at all", "a file that is none"),
-        (b"", "without operators"),
+        (b"", "the file is empty"),
         (ModelProto(ir_version=8).SerializeToString(), "without operators"),
         (proto(LINEAR, w=W).SerializeToString()[:-9], "only part of one"),
     ],
@@ -192,8 +192,8 @@ def test_all_unbound_dimensions_are_listed_with_the_option_to_give(loaded):
         loaded(body, w=floats(1))
     lines = [line.split("model.onnx: ")[1] for line in str(error.value).splitlines()]
     assert lines == [
-        "dimension 'N' of x[0], z[0] has no size; give --batch N",
-        "dimension 'seq' of x[1] has no size; give --dim seq=N",
+        "dimension 'N' of x[0], z[0] has no size; give --batch with a number, such as --batch 8",
+        "dimension 'seq' of x[1] has no size; give --dim with a number, such as --dim seq=128",
         "dimension 'x.2' of x[2] has no size; give --dim x.2=N",
     ]
 

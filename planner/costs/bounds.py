@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.costs.compute import OperatorTimes, times_on
-from planner.costs.memory import limit_bytes, static_bytes
+from planner.costs.memory import own_limit_bytes, static_bytes
 from planner.graph import predecessors, producers, tensors_by_name
 from planner.problem import Objective, Problem
+from planner.topology import Host
 from planner.units import format_bytes
 
 
@@ -134,10 +135,8 @@ def memory_shortage(problem: Problem) -> str | None:
     """Why the model cannot fit however it is split, or None: its parameters, gradients and
     optimizer state alone, each held once, against all memory that there is.
     """
-    everyone = range(len(problem.topology.devices))
-    room = sum(
-        max(0, limit_bytes(problem, everyone, d) - problem.options.reserve_bytes) for d in everyone
-    )
+    reserve = problem.options.reserve_bytes
+    room = sum(_room_bytes(problem, host) for host in problem.topology.hosts)
     parameters = problem.profile.graph.parameters
     need = static_bytes(
         sum(p.bytes for p in parameters),
@@ -148,6 +147,22 @@ def memory_shortage(problem: Problem) -> str | None:
         return None
     return (
         f"parameters, gradients and optimizer state alone take {format_bytes(need)}; all devices"
-        f" together have {format_bytes(room)} beside the reserve of"
-        f" {format_bytes(problem.options.reserve_bytes)} each"
+        f" together have {format_bytes(room)} beside the reserve of {format_bytes(reserve)} each"
+    )
+
+
+def _room_bytes(problem: Problem, host: Host) -> int:
+    """The most memory beside the reserves that any choice of a host's devices has: where they
+    share the host's memory, fewer of them pay fewer reserves.
+    """
+    own = sorted(
+        (own_limit_bytes(problem, i) for i, d in enumerate(problem.topology.devices)
+         if d.host == host.name), reverse=True,
+    )  # fmt: skip
+    reserve = problem.options.reserve_bytes
+    if host.memory_bytes is None:
+        return sum(max(0, limit - reserve) for limit in own)
+    return max(
+        (min(sum(own[:n]), host.memory_bytes) - n * reserve for n in range(len(own) + 1)),
+        default=0,
     )

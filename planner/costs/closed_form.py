@@ -13,7 +13,11 @@ and the optimizer's step. M microbatches.
 
 l_s is the round trip of a microbatch from stage s on: no more than W_s are on their way, so one
 replica starts a new one at most every l_s / W_s. This is how transfers that the schedule cannot
-hide slow a pipeline down. With all microbatches in flight the term falls away.
+hide slow a pipeline down. With all microbatches in flight the term falls away. It overrates
+pipelines whose slowest stage is an early one, whose round trips hide behind its warm-up.
+
+GPipe runs all forwards before the backwards, and the slowest stage may be another one there and
+back: its second term is max_s (ceil(M / R_s) - 1) max(f_s, c_s) plus the same with b_s and g_s.
 
 The sums run from the last stage to the first, so `extend` puts one more stage in front.
 """
@@ -48,6 +52,7 @@ class StageCost:
 def extend(
     total: float,
     worst: float,
+    worst_back: float,
     exposed: float,
     forward: float,
     backward: float,
@@ -57,12 +62,14 @@ def extend(
     rounds: int,
     warmup: int,
     weight: float,
-) -> tuple[float, float, float]:
+    phases: bool,
+) -> tuple[float, float, float, float]:
     """Puts one more stage in front of a pipeline. Compiled by the solver that searches with it.
 
     Args:
         total: round trip of a microbatch through the stages so far, in s.
-        worst: max over them of weight x period, in s.
+        worst: max over them of weight x period, in s; with phases, of the forward's.
+        worst_back: with phases, of the backward's period; else 0.
         exposed: time from the last backward of the first of them to the end, in s.
         forward: f of the new stage.
         backward: b of the new stage.
@@ -70,54 +77,59 @@ def extend(
         back: g of the new stage.
         tail: a of the new stage.
         rounds: ceil(M / R), microbatches per replica of the new stage.
-        warmup: W of the new stage.
+        warmup: W of the new stage; `rounds` sets no limit to what is in flight.
         weight: what its period counts: rounds - 1 for the iteration, 1 / R for the bottleneck.
+        phases: whether all forwards run before all backwards (GPipe).
 
     Returns:
-        total, worst and exposed with the new stage.
+        total, worst, worst_back and exposed with the new stage.
     """
     total = total + forward + backward + send + back
-    period = max(forward + backward, send, back)
-    if warmup < rounds:
-        period = max(period, total / warmup)
-    worst = max(worst, weight * period)
+    if phases:
+        worst = max(worst, weight * max(forward, send))
+        worst_back = max(worst_back, weight * max(backward, back))
+    else:
+        period = max(forward + backward, send, back)
+        if warmup < rounds:
+            period = max(period, total / warmup)
+        worst = max(worst, weight * period)
     exposed = max(tail, exposed - backward - back)
-    return total, worst, exposed
+    return total, worst, worst_back, exposed
 
 
-def _fold(
-    stages: Sequence[StageCost], num_microbatches: int, *, bottleneck: bool
-) -> tuple[float, float, float]:
-    total = worst = exposed = 0.0
-    for stage in reversed(stages):
-        rounds = -(-num_microbatches // stage.num_replicas)
-        total, worst, exposed = extend(
-            total, worst, exposed,
-            stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
-            rounds, stage.warmup, 1 / stage.num_replicas if bottleneck else rounds - 1,
-        )  # fmt: skip
-    return total, worst, exposed
-
-
-def iteration_s(stages: Sequence[StageCost], num_microbatches: int) -> float:
+def iteration_s(stages: Sequence[StageCost], num_microbatches: int, *, phases: bool) -> float:
     """Time of one iteration of M microbatches, in s.
 
     Args:
         stages: in the order of the flow.
         num_microbatches: M.
+        phases: whether all forwards run before all backwards (GPipe).
 
     >>> one = StageCost(1.0, 2.0, 0.0, 0.0, 0.0, num_replicas=1, warmup=2)
-    >>> iteration_s([one, one], 4)
+    >>> iteration_s([one, one], 4, phases=False)
     15.0
     """
-    return sum(_fold(stages, num_microbatches, bottleneck=False))
+    total = worst = worst_back = exposed = 0.0
+    for stage in reversed(stages):
+        rounds = -(-num_microbatches // stage.num_replicas)
+        total, worst, worst_back, exposed = extend(
+            total, worst, worst_back, exposed,
+            stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
+            rounds, stage.warmup, rounds - 1, phases,
+        )  # fmt: skip
+    return total + worst + worst_back + exposed
 
 
-def bottleneck_s(stages: Sequence[StageCost], num_microbatches: int) -> float:
-    """Time between two microbatches in the steady state: the largest p_s / R_s, in s."""
-    return _fold(stages, num_microbatches, bottleneck=True)[1]
+def bottleneck_s(stages: Sequence[StageCost]) -> float:
+    """The largest stage time per microbatch over the stage's replicas, in s: the time between two
+    microbatches in the steady state, if enough of them are in flight. Transfers overlap with the
+    computation.
+    """
+    return max(
+        max(s.forward_s + s.backward_s, s.send_s, s.return_s) / s.num_replicas for s in stages
+    )
 
 
 def latency_s(stages: Sequence[StageCost]) -> float:
     """Forward and backward of one microbatch alone, in s."""
-    return _fold(stages, 1, bottleneck=False)[0]
+    return sum(s.forward_s + s.backward_s + s.send_s + s.return_s for s in stages)

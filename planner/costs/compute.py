@@ -67,12 +67,17 @@ def operator_times(
             f"the profile was made on {profile.device_type!r}, of which no speed is known, so it"
             f" cannot be rescaled to {kind.name}; describe it under `device_types` of the topology"
         )
-    ratio = np.array(
-        [
-            roofline_s(o, kind, profile.dtype) / (roofline_s(o, measured_on, profile.dtype) or 1.0)
-            for o in profile.operators
-        ]
-    )
+    here = np.array([roofline_s(o, measured_on, profile.dtype) for o in profile.operators])
+    there = np.array([roofline_s(o, kind, profile.dtype) for o in profile.operators])
+    unknown = (here == 0) & (forward + backward > 0)
+    if unknown.any():
+        name = profile.operators[int(np.flatnonzero(unknown)[0])].name
+        raise OptionError(
+            f"the profile says neither FLOPs nor bytes of {int(unknown.sum())} operators, such as"
+            f" {name}, so their times cannot be rescaled from {profile.device_type} to"
+            f" {kind.name}; use a topology of {profile.device_type} devices"
+        )
+    ratio = np.divide(there, here, out=np.ones_like(here), where=here > 0)
     return OperatorTimes(forward * ratio, backward * ratio)
 
 

@@ -29,14 +29,17 @@ class StageMemory:
         trainable_bytes: the trained part of them: the size of the gradients and of one moment.
         kept_bytes: alive from the forward to the backward of one microbatch: what autograd
             stashes, the stage's inputs and outputs, and what the loss keeps.
-        input_bytes: the stage's inputs alone: what is kept if the forward is run again.
+        boundary_bytes: the stage's inputs and the outputs that others read: what is kept if the
+            forward is run again, because an output stays until it has been sent.
+        returned_bytes: gradients that go back to earlier stages, until they have been sent.
         workspace_bytes: activations and gradients that live only inside one pass.
     """
 
     parameter_bytes: int
     trainable_bytes: int
     kept_bytes: int
-    input_bytes: int
+    boundary_bytes: int
+    returned_bytes: int
     workspace_bytes: int
 
 
@@ -77,7 +80,8 @@ def stage_memory(profile: Profile, operators: Iterable[int]) -> StageMemory:
         kept_bytes=private
         + sum(tensors[n].bytes for n in kept if n in tensors)
         + _loss_bytes(graph, inside),
-        input_bytes=sum(tensors[name].bytes for name in inputs),
+        boundary_bytes=sum(tensors[n].bytes for n in {*inputs, *used_outside(graph, inside)}),
+        returned_bytes=sum(tensors[name].bytes for name in inputs if tensors[name].gradient),
         workspace_bytes=max(
             _forward_workspace(profile, inside, kept), _backward_workspace(graph, inside)
         ),
@@ -149,22 +153,37 @@ def static_bytes(parameter_bytes: int, trainable_bytes: int, optimizer: Optimize
 
 
 def search_bytes(
-    static: float, kept: float, inputs: float, crossing: float, workspace: float, warmup: int
+    static: float, kept: float, entering: float, leaving: float, workspace: float, warmup: int
 ) -> float:
     """Peak of a stage without recomputation in closed form, for search: what is static, W
-    microbatches in flight, two buffers each for the inputs and for the gradients of what crosses
-    (one in use, one on its way), and the workspace. Compiled by the solver that searches with it.
+    microbatches in flight with their inputs and outputs, one more set of inputs on its way, two of
+    the gradients of what leaves (one in use, one on its way), one of gradients that go back, and
+    the workspace. Compiled by the solver that searches with it.
+
+    Args:
+        entering: bytes of the tensors that come from earlier stages.
+        leaving: bytes of the gradients of what crosses the cut behind the stage.
     """
-    return static + warmup * kept + 2 * inputs + 2 * crossing + workspace
+    return static + warmup * kept + 2 * entering + 2 * leaving + workspace
 
 
 def search_recompute_bytes(
-    static: float, kept: float, inputs: float, crossing: float, workspace: float, warmup: int
-) -> float:
-    """The same with recomputation: inputs in flight, and the stash of the one microbatch that is
-    being run again.
+    static: float, kept: float, inputs: float, entering: float, leaving: float, workspace: float,
+    warmup: int,
+) -> float:  # fmt: skip
+    """The same with recomputation: only inputs and outputs are in flight, and the stash of the one
+    microbatch that is being run again.
+
+    Args:
+        inputs: bytes of all inputs of the stage and of what crosses the cut behind it.
     """
-    return static + (warmup + 2) * inputs + kept + 2 * crossing + workspace
+    return static + warmup * inputs + kept + 2 * entering + 2 * leaving + workspace
+
+
+def own_limit_bytes(problem: Problem, device: int) -> int:
+    """The memory of a device: the option's if it is given, else its type's."""
+    given = problem.options.device_memory_bytes
+    return device_type(problem.topology, device).memory_bytes if given is None else given
 
 
 def limit_bytes(problem: Problem, used: Collection[int], device: int) -> int:
@@ -172,7 +191,7 @@ def limit_bytes(problem: Problem, used: Collection[int], device: int) -> int:
     the option's, and no more than its share where its host's memory is shared.
     """
     topology = problem.topology
-    own = problem.options.device_memory_bytes or device_type(topology, device).memory_bytes
+    own = own_limit_bytes(problem, device)
     name = topology.devices[device].host
     host = next(h for h in topology.hosts if h.name == name)
     if host.memory_bytes is None:
@@ -203,7 +222,7 @@ def peak_memory(
         reserve_bytes=problem.options.reserve_bytes,
     )
     posted: list[Receive] = []
-    buffers = kept = 0
+    buffers = kept = returned = 0
     peak = base
     for action in actions:
         workspace = again = 0
@@ -213,7 +232,7 @@ def peak_memory(
         elif isinstance(action, Compute):
             stage = stages[action.stage]
             recompute = strategy.stages[action.stage].recompute
-            inflight = stage.input_bytes if recompute else stage.kept_bytes
+            inflight = stage.boundary_bytes if recompute else stage.kept_bytes
             arrived = [r for r in posted if waits(action, r)]
             posted = [r for r in posted if not waits(action, r)]
             used = sum(tensors[r.tensor].bytes for r in arrived)
@@ -226,11 +245,12 @@ def peak_memory(
                 again = stage.kept_bytes
         now = MemoryParts(
             base.parameter_bytes, base.gradient_bytes, base.optimizer_bytes,
-            kept + again, buffers, workspace, base.reserve_bytes,
+            kept + again, buffers + returned, workspace, base.reserve_bytes,
         )  # fmt: skip
         if now.total_bytes > peak.total_bytes:
             peak = now
         if isinstance(action, Compute) and action.direction is Direction.BACKWARD:
             buffers -= used
             kept -= inflight
+            returned = stage.returned_bytes
     return peak

@@ -18,6 +18,8 @@ from planner.graph import Graph, producers, tensors_by_name
 from planner.model import Model
 from planner.operators import synthetic
 
+IGNORED_CLASS = -100  # which torch's losses leave out
+
 
 class LossName(StrEnum):
     """What the first output of the model is compared with its target by."""
@@ -63,6 +65,11 @@ class Loss:
             return shape
         classes = synthetic.class_dim(len(shape))
         return (*shape[:classes], *shape[classes + 1 :])
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes a cross-entropy tells apart."""
+        return self.output.shape[synthetic.class_dim(len(self.output.shape))]
 
     @property
     def target_dtype(self) -> torch.dtype:
@@ -177,14 +184,21 @@ def user_feed(name: str, graph: Graph, loss: Loss, needs: Needs, device: str) ->
     def feed(step: int, microbatch: int) -> Batch:
         where = f"--data {name}: step {step}, microbatch {microbatch}"
         try:
-            inputs, target = function(step, microbatch, dict(wanted))
+            made: object = function(step, microbatch, dict(wanted))
         except Exception as error:
             raise LaunchError(f"{where}: {type(error).__name__}: {error}") from error
+        if not (isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[0], Mapping)):
+            raise LaunchError(
+                f"{where}: expected ({{input: tensor}}, target), got {_described(made)}"
+            )
+        inputs, target = made
         found = {
             n: _checked(f"{where}: input {n!r}", inputs.get(n), *wanted[n])
             for n in sorted(needs.inputs)
         }
         goal = _checked(f"{where}: target", target, loss.target_shape, loss.target_dtype)
+        if loss.name is LossName.CROSS_ENTROPY:
+            _check_classes(f"{where}: target", goal, loss.num_classes)
         return Batch({n: t.to(device) for n, t in found.items()}, goal.to(device))
 
     return feed
@@ -218,3 +232,19 @@ def _checked(where: str, value: object, shape: tuple[int, ...], dtype: torch.dty
     if tuple(value.shape) != shape or value.dtype != dtype:
         raise LaunchError(f"{where}: {expected}, got shape {tuple(value.shape)} and {value.dtype}")
     return value
+
+
+def _check_classes(where: str, target: Tensor, num_classes: int) -> None:
+    wrong = target[((target < 0) | (target >= num_classes)) & (target != IGNORED_CLASS)]
+    if wrong.numel():
+        raise LaunchError(
+            f"{where}: expected class indices from 0 to {num_classes - 1}, or {IGNORED_CLASS} for "
+            f"elements to be left out, got {wrong[0].item()}"
+        )
+
+
+def _described(value: object) -> str:
+    """A value's type, for a pair those of its items."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join(type(item).__name__ for item in value)})"
+    return type(value).__name__

@@ -1,5 +1,6 @@
 """`LaunchReport`: what a launch measured, beside what the plan predicted."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -115,16 +116,17 @@ def make_report(plan: Plan, graph: Graph, findings: Sequence[Findings]) -> Launc
     typical = min(kept, key=lambda i: (abs(iterations_s[i] - measured_s), i))
     timeline = measured_timeline(graph, {f.device: f.records[typical] for f in findings})
     notes = _incomparable(plan, findings)
+    loss = tuple(sum(each) for each in zip(*(f.loss for f in findings), strict=True))
     return LaunchReport(
         steps=steps,
-        loss=tuple(sum(each) for each in zip(*(f.loss for f in findings), strict=True)),
+        loss=loss,
         measured_iteration_s=measured_s,
         predicted_iteration_s=plan.prediction.iteration_s,
         stages=tuple(_stage(plan, s, findings, kept) for s in range(len(plan.strategy.stages))),
         devices=tuple(_device(plan, rank, f, timeline) for rank, f in enumerate(findings)),
         timeline=timeline,
         comparable=not notes,
-        notes=(*notes, *_threads(plan, findings), *_short(steps)),
+        notes=(*notes, *_threads(plan, findings), *_short(steps), *_diverged(loss)),
     )
 
 
@@ -224,7 +226,12 @@ def _threads(plan: Plan, findings: Sequence[Findings]) -> list[str]:
     used = findings[0].threads
     if findings[0].type != "cpu" or plan.threads in (None, used):
         return []
-    return [f"profiled with {plan.threads} threads, run with {used} per rank (--threads)"]
+    threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
+    return [f"profiled with {threads}, run with {used} per rank (--threads)"]
+
+
+def _diverged(loss: tuple[float, ...]) -> list[str]:
+    return [] if all(map(math.isfinite, loss)) else ["the loss is not finite"]
 
 
 def _short(steps: int) -> list[str]:

@@ -1,5 +1,7 @@
 """strategy.json -> this process's part of the training, and what it measured."""
 
+import math
+import shlex
 import sys
 import time
 from collections import deque
@@ -154,12 +156,13 @@ def _check_ranks(plan: Plan, path: Path, seat: Seat | None) -> None:
         raise LaunchError(
             f"{path}: the strategy uses {needed} devices, and this is one process; run one of\n"
             f"  {torchrun_command(path, needed)}\n"
-            f"  planner launch {path} --nproc {needed}"
+            f"  planner launch {shlex.quote(str(path))} --nproc {needed}"
         )
     if seat is not None and seat.world_size < needed:
         raise LaunchError(
-            f"{path}: the strategy uses {needed} devices, torchrun started {seat.world_size} "
-            f"processes; run: {torchrun_command(path, needed)}"
+            f"{path}: the strategy uses {needed} devices, torchrun started "
+            f"{'1 process' if seat.world_size == 1 else f'{seat.world_size} processes'}; "
+            f"run: {torchrun_command(path, needed)}"
         )
 
 
@@ -168,6 +171,9 @@ def _check_settings(settings: Settings) -> None:
         raise OptionError(f"--steps: expected at least 1, got {settings.steps}")
     if settings.threads is not None and settings.threads < 1:
         raise OptionError(f"--threads: expected at least 1, got {settings.threads}")
+    rate = settings.learning_rate
+    if rate is not None and not 0 <= rate < math.inf:
+        raise OptionError(f"--lr: expected a finite number of at least 0, got {rate}")
     if settings.data is not None:
         import_data(settings.data)
 
@@ -206,7 +212,7 @@ def _prepare(
 def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     """The model that the plan was made for, trained as the profile said."""
     if model_path is None and plan.model_path is None:
-        raise LaunchError(f"{path}: names no model (its profile was imported); give --model FILE")
+        raise LaunchError(f"{path}: names no model; give --model FILE")
     found = model_path or path.parent / str(plan.model_path)
     model = load(found, dimensions=plan.dimensions)
     if plan.model_hash not in (None, model.hash):

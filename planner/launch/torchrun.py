@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,8 @@ CLI = Path(planner.__file__).resolve().parents[1] / "cli.py"
 
 def torchrun_command(strategy: Path, num_ranks: int) -> str:
     """What starts the ranks of a strategy, to be shown to the user."""
-    return f"torchrun --nproc-per-node {num_ranks} --no-python planner launch {strategy}"
+    path = shlex.quote(str(strategy))
+    return f"torchrun --nproc-per-node {num_ranks} --no-python planner launch {path}"
 
 
 def start_torchrun(strategy: Path, nproc: int, arguments: Sequence[str] = ()) -> int:
@@ -44,7 +46,7 @@ def start_torchrun(strategy: Path, nproc: int, arguments: Sequence[str] = ()) ->
     if nproc < needed:
         raise LaunchError(
             f"{strategy}: the strategy uses {needed} devices, --nproc is {nproc}; "
-            f"run: planner launch {strategy} --nproc {needed}"
+            f"run: planner launch {shlex.quote(str(strategy))} --nproc {needed}"
         )
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException

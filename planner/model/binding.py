@@ -114,8 +114,12 @@ def _unbound(
         if name not in bound:
             where = ", ".join(f"{tensor}[{axis}]" for tensor, axis in places)
             first = any(axis == 0 for _, axis in places)
-            option = "--batch N" if first else f"--dim {name}=N"
-            yield f"dimension {name!r} of {where} has no size; give {option}"
+            option = "--batch" if first else "--dim"
+            example = "--batch 8" if first else f"--dim {name}=128"
+            yield (
+                f"dimension {name!r} of {where} has no size; give {option} with a number,"
+                f" such as {example}"
+            )
 
 
 def _not_positive(batch: int | None, sizes: Mapping[str, int]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from planner.errors import FileError, ModelError
-from planner.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
+from planner.graph import ITEM_BYTES, MAX_BYTES, Graph, Operator, Parameter, Tensor
 from planner.model import trainable
 from planner.model.binding import bind
 from planner.model.canonical import (
@@ -118,9 +118,14 @@ def load(
 
 def _read(path: Path) -> ModelProto:
     try:
-        proto = ModelProto.FromString(path.read_bytes())
+        content = path.read_bytes()
+        proto = ModelProto.FromString(content)
     except FileNotFoundError:
         raise FileError(f"{path}: expected an ONNX model, found no file; check the path") from None
+    except IsADirectoryError:
+        raise FileError(
+            f"{path}: expected an ONNX model, this is a folder; give the .onnx file in it"
+        ) from None
     except OSError as error:
         raise FileError(f"{path}: expected an ONNX model, got: {error.strerror}") from None
     except DecodeError:
@@ -128,6 +133,10 @@ def _read(path: Path) -> ModelProto:
             f"{path}: expected an ONNX model, got a file that is none, or only part of one; "
             "export the model again"
         ) from None
+    if not content:
+        raise FileError(
+            f"{path}: expected an ONNX model, the file is empty; export the model again"
+        )
     if not proto.graph.node:
         raise FileError(
             f"{path}: expected an ONNX model, got one without operators; export the model again"
@@ -311,7 +320,13 @@ class _Flow:
                 f"{name}: expected a dtype among {', '.join(ITEM_BYTES)}, got {dtype}; "
                 "convert the model"
             )
-        return shape_of(self.types[name]), dtype
+        shape = shape_of(self.types[name])
+        if prod(shape) > MAX_BYTES:
+            raise ModelError(
+                f"{name}: expected at most {MAX_BYTES:.0e} elements, got {list(shape)};"
+                " give smaller dimensions"
+            )
+        return shape, dtype
 
 
 def first_consumers(model: Model) -> Mapping[str, str]:

@@ -28,7 +28,7 @@ Tarnawski et al. (NeurIPS 2020), which have neither latency nor warm-up in their
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, permutations, product
 
 import numpy as np
 
@@ -53,6 +53,8 @@ _DOWNSETS, _FEWEST_DOWNSETS, _WORK = 400, 24, 7e7
 _ALL_WIDTHS = 8
 # A label is a way to run what lies behind a cut; a state keeps so many that do not beat each other.
 _LABELS, _FEW_LABELS = 32, 4
+# Orders of distinct device types that are tried.
+_TYPE_ORDERS = 6
 # A first search over so few downsets gives the real one something to beat.
 _ROUGH_DOWNSETS = 40
 # Attempts to respect a memory peak that the closed form underrated.
@@ -82,14 +84,14 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     found = _fitting(problem, rough, coarse)
     space = _space(problem, coarse)
     if found is None:
-        reason = _closest_shortage(problem, rough)
-        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
-    every_width = len(_widths(problem, len(problem.topology.devices))) == min(
-        len(problem.topology.devices), problem.options.num_microbatches
-    )
-    whole = len(coarse.blocks) == len(profile.operators) and found.exact and every_width
+        # The closed form of memory is an estimate from above: no proof that nothing fits.
+        return _whatever_fits(problem, rough, space)
+    if not found.exact:
+        space += "; some ways to run a state were dropped, or memory was judged with a margin"
+    count = len(problem.topology.devices)
+    everything = len(coarse.blocks) == len(profile.operators) and count <= _ALL_WIDTHS
     return Result(
-        Status.OPTIMAL if whole else Status.FEASIBLE,
+        Status.OPTIMAL if everything and found.exact else Status.FEASIBLE,
         found.strategy,
         bound_s=found.objective_s if found.exact else None,
         space=space,
@@ -99,12 +101,16 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 def _space(problem: Problem, coarse: Coarsening) -> str:
     count = len(problem.topology.devices)
     orders = " or ".join(_shown(order) for order in _orders(problem))
-    widths = _widths(problem, count)
-    some = "" if len(widths) == widths[-1] else f", {' '.join(map(str, widths))} replicas"
+    some = ""
+    if count > _ALL_WIDTHS:
+        some = (
+            f", {' '.join(map(str, _widths(problem, count)))} replicas, all stages with the default"
+            " warm-up depth or all with one more"
+        )
     return (
         f"pipelines of {len(coarse.blocks)} blocks ({coarse.num_downsets} downsets) made of"
         f" {len(problem.profile.operators)} operators, devices in the order {orders}{some}, by the"
-        " closed form"
+        " closed forms of time and memory"
     )
 
 
@@ -146,7 +152,7 @@ def _fitting(problem: Problem, rough: Coarsening, coarse: Coarsening) -> _Found 
             return None
         evaluation = evaluate(problem, found.strategy)
         if evaluation.shortage is None:
-            return found
+            return replace(found, exact=found.exact and spare == 0)
         used = evaluation.memory.keys()
         spare += max(
             parts.total_bytes - limit_bytes(problem, used, device)
@@ -155,24 +161,32 @@ def _fitting(problem: Problem, rough: Coarsening, coarse: Coarsening) -> _Found 
     return None
 
 
-def _closest_shortage(problem: Problem, rough: Coarsening) -> str:
-    """Why nothing fits: what the best pipeline that ignores memory would need."""
-    options = replace(problem.options, device_memory_bytes=2**62)
-    ignoring = _search(replace(problem, options=options), rough, None, 0, ignore_memory=True)
+def _whatever_fits(problem: Problem, rough: Coarsening, space: str) -> Result:
+    """The best pipeline that ignores memory, if it fits after all; else why not."""
+    ignoring = _search(problem, rough, None, 0, ignore_memory=True)
     assert ignoring is not None, "without a memory limit one stage on one device is a pipeline"
     shortage = evaluate(problem, ignoring.strategy).shortage
-    return (shortage or "no pipeline fits") + "; try more devices, --recompute or smaller batches"
+    if shortage is None:
+        return Result(Status.FEASIBLE, ignoring.strategy, space=space)
+    return Result(Status.UNKNOWN, None, space=space, reason=shortage)
 
 
 def _orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Linear orders of the devices to try: by index and by links, and backwards where devices
-    differ.
+    """Linear orders of the devices to try: by index and by links; where devices differ, also
+    backwards, and type by type in every order of the types.
     """
     topology = problem.topology
     natural = tuple(range(len(topology.devices)))
     orders = [natural, chain(topology, natural)]
-    if len({d.type for d in topology.devices}) > 1:
+    types = sorted({d.type for d in topology.devices})
+    if len(types) > 1:
         orders += [order[::-1] for order in orders]
+        of_type = {
+            kind: chain(topology, tuple(i for i in natural if topology.devices[i].type == kind))
+            for kind in types
+        }
+        for some in islice(permutations(types), _TYPE_ORDERS):
+            orders.append(tuple(i for kind in some for i in of_type[kind]))
     return tuple(dict.fromkeys(orders))
 
 
@@ -198,7 +212,8 @@ def _search(
     pairs = kernels.pair_bytes(subsets.masks, sets)
     cuts = kernels.cut_bytes(subsets.masks, sets)
     kinds = _first_of_each_type(problem)
-    forward, backward = _downset_times(problem, coarse, [members(m) for m in subsets.masks], kinds)
+    inside = [members(mask) for mask in subsets.masks]
+    forward, backward, ahead = _downset_times(problem, coarse, inside, kinds)
     best, exact = start, True
     counts = _numbers_of_devices(problem)
     for order, count in product(_orders(problem), counts):
@@ -208,7 +223,7 @@ def _search(
         for rhythm in _rhythms(count):
             moves = _moves(problem, count, rhythm)
             objective, rows, dropped = kernels.search(
-                pairs, cuts, forward, backward, machine, moves, _training(problem, count),
+                pairs, cuts, forward, backward, ahead, machine, moves, _training(problem, count),
                 np.array(_widths(problem, count), dtype=np.int64), count,
                 _LABELS if count <= _ALL_WIDTHS else _FEW_LABELS,
                 best.objective_s if best else np.inf,
@@ -233,17 +248,20 @@ def _downset_times(
     coarse: Coarsening,
     inside: Sequence[Sequence[int]],
     kinds: Mapping[str, int],
-) -> tuple[kernels.Floats, kernels.Floats]:
-    """(types, n) forward and backward of every downset of blocks, in s."""
-    forward = np.zeros((len(kinds), len(inside)))
-    backward = np.zeros((len(kinds), len(inside)))
-    for row, device in enumerate(kinds.values()):
-        times = times_on(problem, device)
-        f = np.array([times.forward_s[list(block)].sum() for block in coarse.blocks])
-        b = np.array([times.backward_s[list(block)].sum() for block in coarse.blocks])
-        forward[row] = [f[list(blocks)].sum() for blocks in inside]
-        backward[row] = [b[list(blocks)].sum() for blocks in inside]
-    return forward, backward
+) -> tuple[kernels.Floats, kernels.Floats, kernels.Floats]:
+    """(types, n) forward and backward of every downset of blocks, and (n,) both with every
+    operator on the type where it is fastest, in s.
+    """
+    times = [times_on(problem, device) for device in kinds.values()]
+    fastest = np.min([t.forward_s + t.backward_s for t in times], axis=0)
+
+    def of_downsets(per_operator: kernels.Floats) -> kernels.Floats:
+        blocks = np.array([per_operator[list(block)].sum() for block in coarse.blocks])
+        return np.array([blocks[list(members)].sum() for members in inside])
+
+    forward = np.array([of_downsets(t.forward_s) for t in times])
+    backward = np.array([of_downsets(t.backward_s) for t in times])
+    return forward, backward, of_downsets(fastest)
 
 
 def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
@@ -356,6 +374,7 @@ def _training(problem: Problem, count: int) -> kernels.Training:
         exposed=1.0 if options.objective is Objective.ITERATION else 0.0,
         may_keep=options.recompute is not Recompute.FULL,
         may_recompute=options.recompute is not Recompute.NONE,
+        phases=options.schedule is ScheduleName.GPIPE and options.objective is Objective.ITERATION,
     )
 
 
@@ -375,8 +394,9 @@ def _machine(
     there = np.zeros((2, *shape, count + 1))
     back = np.zeros((2, *shape, count + 1))
     reserve = problem.options.reserve_bytes
+    widths = _widths(problem, count)
     for k in range(1, count + 1):
-        for r in range(1, k + 1):
+        for r in (r for r in widths if r <= k):
             stage = order[count - k : count - k + r]
             for row, kind in enumerate(kinds):
                 slow = [slowdown(topology, order, d) for d in stage
@@ -390,7 +410,7 @@ def _machine(
             )
             if r > 1:
                 ring_latency[k, r], ring_rate[k, r] = ring_links(topology, tuple(sorted(stage)))
-            for width in range(1, count - k + 1):
+            for width in (w for w in widths if w <= count - k):
                 front = order[count - k - width : count - k]
                 there[:, k, r, width] = slowest_link(topology, front, stage)
                 back[:, k, r, width] = slowest_link(topology, stage, front)

@@ -55,11 +55,22 @@ class Sets(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Bytes of the stage D_j minus D_i, (n, n) each, where D_i is inside D_j."""
+    """Bytes of the stage D_j minus D_i, (n, n) each, where D_i is inside D_j.
+
+    Attributes:
+        inside: whether it is.
+        kept: from forward to backward of one microbatch.
+        inputs: what the stage reads from outside.
+        entering: what of it earlier stages make.
+        held: parameters.
+        trained: those that are trained.
+        workspace: the largest of its blocks.
+    """
 
     inside: npt.NDArray[np.bool_]
     kept: Floats
     inputs: Floats
+    entering: Floats
     held: Floats
     trained: Floats
     workspace: Floats
@@ -128,6 +139,7 @@ class Training(NamedTuple):
         exposed: weight of the exposed end.
         may_keep: whether a stage may stash.
         may_recompute: whether it may run its forward twice.
+        phases: whether all forwards run before all backwards.
     """
 
     num_microbatches: int
@@ -137,6 +149,7 @@ class Training(NamedTuple):
     exposed: float
     may_keep: bool
     may_recompute: bool
+    phases: bool
 
 
 @njit
@@ -168,7 +181,7 @@ def pair_bytes(masks: Masks, sets: Sets) -> Pairs:
     """
     n, words = masks.shape
     inside = np.zeros((n, n), np.bool_)
-    kept, inputs = np.zeros((n, n)), np.zeros((n, n))
+    kept, inputs, entering = np.zeros((n, n)), np.zeros((n, n)), np.zeros((n, n))
     held, trained, workspace = np.zeros((n, n)), np.zeros((n, n)), np.zeros((n, n))
     stage = np.zeros(words, np.uint64)
     for i in range(n):
@@ -185,6 +198,9 @@ def pair_bytes(masks: Masks, sets: Sets) -> Pairs:
                 enters = not own and meets(sets.read, t, stage)
                 if enters:
                     inputs[i, j] += sets.size[t]
+                    for w in range(words):
+                        if sets.made[t, w]:
+                            entering[i, j] += sets.size[t]
                 stashed = meets(sets.kept, t, stage)
                 if stashed or enters or (own and leaves(sets.read, t, masks, j)):
                     kept[i, j] += sets.size[t]
@@ -196,7 +212,7 @@ def pair_bytes(masks: Masks, sets: Sets) -> Pairs:
                 if stage[b // 64] >> np.uint64(b % 64) & np.uint64(1):
                     kept[i, j] += sets.private[b]
                     workspace[i, j] = max(workspace[i, j], sets.workspace[b])
-    return Pairs(inside, kept, inputs, held, trained, workspace)
+    return Pairs(inside, kept, inputs, entering, held, trained, workspace)
 
 
 @njit
@@ -223,6 +239,7 @@ def search(
     cuts: Cuts,
     forward: Floats,
     backward: Floats,
+    ahead: Floats,
     machine: Machine,
     moves: Moves,
     training: Training,
@@ -236,6 +253,7 @@ def search(
     Args:
         forward: (types, n) time of the forward of each downset, in s.
         backward: (types, n) likewise.
+        ahead: (n,) both, each operator where it is fastest: what a downset costs at least, in s.
         widths: numbers of replicas that a stage may have, ascending.
         num_devices: K.
         max_labels: the most labels that a state keeps.
@@ -248,14 +266,8 @@ def search(
     """
     n, num_moves = pairs.inside.shape[0], moves.k.shape[0]
     num_types = forward.shape[0]
-    # The work of a downset where it is fastest: a bound for what is still to come.
-    ahead = np.zeros(n)
-    for i in range(n):
-        ahead[i] = np.inf
-        for kind in range(num_types):
-            ahead[i] = min(ahead[i], forward[kind, i] + backward[kind, i])
     count = np.zeros((n, num_moves), np.int64)
-    value = np.zeros((n, num_moves, max_labels, 3))
+    value = np.zeros((n, num_moves, max_labels, 4))
     origin = np.zeros((n, num_moves, max_labels, 4), np.int64)
     dropped = False
     best, best_c, best_label = incumbent, -1, -1
@@ -303,7 +315,7 @@ def search(
                             limit = machine.limit[k + width, width]
                             again = 0
                             need = search_bytes(
-                                static, pairs.kept[i, j], pairs.inputs[i, j],
+                                static, pairs.kept[i, j], pairs.entering[i, j],
                                 cuts.gradient_bytes[j], pairs.workspace[i, j], warmup,
                             )  # fmt: skip
                             if not training.may_keep or need > limit:
@@ -311,20 +323,26 @@ def search(
                                     continue
                                 again = 1
                                 need = search_recompute_bytes(
-                                    static, pairs.kept[i, j], pairs.inputs[i, j],
-                                    cuts.gradient_bytes[j], pairs.workspace[i, j], warmup,
+                                    static, pairs.kept[i, j], pairs.inputs[i, j] + cuts.bytes[j],
+                                    pairs.entering[i, j], cuts.gradient_bytes[j],
+                                    pairs.workspace[i, j], warmup,
                                 )  # fmt: skip
                                 if need > limit:
                                     continue
-                            total, worst, exposed = extend(
+                            # A bottleneck is asked for as if enough were in flight.
+                            limited = warmup if training.total > 0.0 else rounds
+                            total, worst, worst_back, exposed = extend(
                                 value[j, c, label, 0], value[j, c, label, 1],
-                                value[j, c, label, 2],
+                                value[j, c, label, 2], value[j, c, label, 3],
                                 f, b + again * f, send, back, tail,
-                                rounds, warmup, training.weight[width],
+                                rounds, limited, training.weight[width], training.phases,
                             )  # fmt: skip
                             if i == 0:
                                 objective = (
-                                    training.total * total + worst + training.exposed * exposed
+                                    training.total * total
+                                    + worst
+                                    + worst_back
+                                    + training.exposed * exposed
                                 )
                                 if objective < best:
                                     best = objective
@@ -347,11 +365,12 @@ def search(
                                 spread = max(0.0, (m - left) / left) * ahead[i]
                             elif training.total == 0.0:
                                 spread = ahead[i] / left
-                            if rest + max(worst, spread) >= best:
+                            if rest + max(worst + worst_back, spread) >= best:
                                 continue
                             full = _insert(
                                 count, value, origin, i, then,
-                                total, worst, exposed, training, j, c, label, again,
+                                total, worst, worst_back, exposed, training.exposed == 0.0,
+                                j, c, label, again,
                             )  # fmt: skip
                             dropped = dropped or full
     return best, _stages(origin, best_c, best_label, n), dropped
@@ -366,8 +385,9 @@ def _insert(
     c: int,
     total: float,
     worst: float,
+    worst_back: float,
     exposed: float,
-    training: Training,
+    blind: bool,
     from_j: int,
     from_c: int,
     from_label: int,
@@ -376,35 +396,39 @@ def _insert(
     """Adds a label unless another is as good in everything; drops those that it beats. True if
     the labels were full, so that the worst of them had to go.
 
-    A criterion of no weight in the objective decides nothing. The round trip always does, because
-    it bounds the periods of stages in front.
+    Args:
+        blind: whether the exposed end decides nothing. The round trip always does, because it
+            bounds the periods of stages in front.
     """
     kept = 0
     for x in range(count[i, c]):
         no_better = value[i, c, x, 0] <= total and value[i, c, x, 1] <= worst
-        if no_better and (training.exposed == 0.0 or value[i, c, x, 2] <= exposed):
+        no_better = no_better and value[i, c, x, 2] <= worst_back
+        if no_better and (blind or value[i, c, x, 3] <= exposed):
             return False
     for x in range(count[i, c]):
         beaten = total <= value[i, c, x, 0] and worst <= value[i, c, x, 1]
-        if beaten and (training.exposed == 0.0 or exposed <= value[i, c, x, 2]):
+        beaten = beaten and worst_back <= value[i, c, x, 2]
+        if beaten and (blind or exposed <= value[i, c, x, 3]):
             continue
-        for y in range(3):
-            value[i, c, kept, y] = value[i, c, x, y]
         for y in range(4):
+            value[i, c, kept, y] = value[i, c, x, y]
             origin[i, c, kept, y] = origin[i, c, x, y]
         kept += 1
     full = bool(kept == value.shape[2])
     slot = kept
     count[i, c] = kept if full else kept + 1
     if full:
-        slot, largest = -1, total + worst + exposed
+        slot, largest = -1, total + worst + worst_back + exposed
         for x in range(kept):
-            objective = value[i, c, x, 0] + value[i, c, x, 1] + value[i, c, x, 2]
+            objective = value[i, c, x, 0] + value[i, c, x, 1]
+            objective += value[i, c, x, 2] + value[i, c, x, 3]
             if objective > largest:
                 slot, largest = x, objective
         if slot < 0:
             return True
-    value[i, c, slot, 0], value[i, c, slot, 1], value[i, c, slot, 2] = total, worst, exposed
+    value[i, c, slot, 0], value[i, c, slot, 1] = total, worst
+    value[i, c, slot, 2], value[i, c, slot, 3] = worst_back, exposed
     origin[i, c, slot, 0], origin[i, c, slot, 1] = from_j, from_c
     origin[i, c, slot, 2], origin[i, c, slot, 3] = from_label, again
     return full

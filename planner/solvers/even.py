@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from planner.graph import parameters_by_name
 from planner.problem import Problem, Result
-from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
+from planner.solvers.fit import fastest_first, first_that_fits, pipeline, recompute_choices
 from planner.strategy import Strategy
 from planner.topology import chain
 
@@ -26,14 +26,14 @@ def _candidates(problem: Problem) -> Iterator[Strategy]:
     """All devices first, then fewer; with one more microbatch in flight first, which hides
     transfers, then without.
     """
-    devices = chain(problem.topology, tuple(range(len(problem.topology.devices))))
-    starts = _layer_starts(problem)
+    fastest, starts = fastest_first(problem), _layer_starts(problem)
     for recompute in recompute_choices(problem):
-        for count in range(min(len(devices), len(starts)), 0, -1):
+        for count in range(min(len(fastest), len(starts)), 0, -1):
+            devices = chain(problem.topology, tuple(sorted(fastest[:count])))
             cuts = [starts[len(starts) * s // count] for s in range(1, count)]
             bounds = [0, *cuts, len(problem.profile.operators)]
             stages = [range(a, b) for a, b in pairwise(bounds)]
-            where = [[device] for device in devices[:count]]
+            where = [[device] for device in devices]
             for extra in (1, 0):
                 yield pipeline(problem, stages, where, recompute=recompute, extra=extra)
 

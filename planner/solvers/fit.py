@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.problem import Problem, Recompute, Result, Status
 from planner.schedules import default_warmups
@@ -16,6 +17,16 @@ def recompute_choices(problem: Problem) -> tuple[bool, ...]:
         case Recompute.FULL:
             return (True,)
     return (False, True)
+
+
+def fastest_first(problem: Problem) -> tuple[int, ...]:
+    """The devices by the time of the whole model on one of them, then by index."""
+
+    def total_s(device: int) -> float:
+        times = times_on(problem, device)
+        return float(times.forward_s.sum() + times.backward_s.sum())
+
+    return tuple(sorted(range(len(problem.topology.devices)), key=lambda d: (total_s(d), d)))
 
 
 def pipeline(

@@ -1,0 +1,248 @@
+"""Files: every mistake is a `FileError` that names the file and the field."""
+
+import json
+
+import pytest
+
+from planner import units
+from planner.errors import FileError, UnitError
+from planner.files import (
+    find_topology,
+    read_profile,
+    read_topology,
+    to_plain,
+    write_atomically,
+    write_profile,
+)
+from planner.model.load import load
+from tests.builders import graph_of, profile_of
+
+EXPLICIT = """
+format: planner-topology/1
+name: pair
+hosts: [{name: host0, cores: CORES, memory: MEMORY}]
+devices: [{name: a, type: MINE, host: host0}, {name: b, type: MINE, host: host0}]
+links: [{between: [a, b], bandwidth: WIDTH, latency: 5 us}]
+device_types:
+  MINE: {memory: SIZE, flops: {DTYPE: SPEED}, memory_bandwidth: RATE, source: made up}
+"""
+SOUND = {
+    "CORES": "2", "MEMORY": "auto", "WIDTH": "1 GB/s", "SIZE": "16 GiB", "DTYPE": "float32",
+    "SPEED": "1 TFLOP/s", "RATE": "600 GB/s",
+}  # fmt: skip
+LEVELS = """
+format: planner-topology/1
+name: regular
+device: cpu
+levels: [{name: NAME, count: COUNT, bandwidth: 1 GB/s, latency: 5 us}]
+"""
+WORDS = "expected a whole number of cores or auto, got"
+
+
+def explicit(**changes):
+    text = EXPLICIT
+    for name, value in (SOUND | changes).items():
+        text = text.replace(name, value)
+    return text
+
+
+def levels(name="process", count="2", more=""):
+    return LEVELS.replace("NAME", name).replace("COUNT", count) + more
+
+
+def complaint(folder, content, read=read_topology, name="t.yaml"):
+    """What is said of a file, without its path."""
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(FileError) as caught:
+        read(path)
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(f"{path}: ") for line in lines)
+    return "\n".join(line.removeprefix(f"{path}: ") for line in lines)
+
+
+def test_sound_topologies_are_read(tmp_path):
+    (tmp_path / "t.yaml").write_text(explicit())
+    assert read_topology(tmp_path / "t.yaml").hosts[0].cores == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"CORES": "0"}, f"hosts[0].cores: {WORDS} 0"),
+        ({"CORES": "many"}, f"hosts[0].cores: {WORDS} 'many'"),
+        ({"CORES": "-2"}, f"hosts[0].cores: {WORDS} -2"),
+        ({"MEMORY": "0 B"}, "hosts[0].memory: expected more than 0, got '0 B'"),
+        ({"MEMORY": "[1]"}, "hosts[0].memory: expected a size such as '80 GiB', got 'a list'"),
+        ({"WIDTH": "0 GB/s"}, "links[0].bandwidth: expected more than 0, got '0 GB/s'"),
+        ({"SIZE": "0 B"}, "device_types.MINE.memory: expected more than 0, got '0 B'"),
+        ({"SPEED": "0 FLOP/s"},
+         "device_types.MINE.flops.float32: expected more than 0, got '0 FLOP/s'"),
+        ({"RATE": "0 GB/s"},
+         "device_types.MINE.memory_bandwidth: expected more than 0, got '0 GB/s'"),
+        ({"DTYPE": "float16"},
+         "device_types.MINE.flops: expected float32 among the dtypes, got float16"),
+        ({"CORES": "0", "SIZE": "1e400 GiB"},
+         "device_types.MINE.memory: expected a size such as '80 GiB', got '1e400 GiB', which is"
+         f" too large\nhosts[0].cores: {WORDS} 0"),
+    ],
+)  # fmt: skip
+def test_the_field_of_a_wrong_figure_is_named(tmp_path, changes, said):
+    assert complaint(tmp_path, explicit(**changes)) == said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "expected planner-topology/1, the file is empty"),
+        ("- 1\n", "expected planner-topology/1, a mapping, got a list"),
+        ("name: x\n", "format: expected 'planner-topology/1', got nothing"),
+        ("name: \x07\n", "this is no YAML"),
+        ("when: 2024-13-45\n", "this is no YAML"),
+        (b"\xff\xfe\x00", "this is a binary file"),
+        (levels(count="2.5"),
+         "levels[0].count: expected a whole number of members or auto, got 2.5"),
+        (levels(more="device_types: [1]"), "device_types: expected a mapping, got a list"),
+        (levels(more="links: []\nhosts: []"), "hosts, links: expected either `levels`"),
+        (levels(more="host: {name: mine}"), "host.name: unknown field"),
+        (explicit() + "host: {cores: 2}\n", "host: expected either `levels`"),
+        (explicit().replace("between: [a, b]", "from: a, to: b"), "no path leads from b to a"),
+        (explicit().replace("[a, b]", "[a, a]"), "links: a is linked to itself"),
+    ],
+)  # fmt: skip
+def test_a_topology_that_is_none(tmp_path, content, said):
+    found = complaint(tmp_path, content)
+    assert said in found
+    assert len(found.splitlines()) == 1
+
+
+def test_a_level_may_be_called_host(tmp_path):
+    (tmp_path / "t.yaml").write_text(levels("host"))
+    found = read_topology(tmp_path / "t.yaml")
+    assert [d.name for d in found.devices] == ["host0", "host1"]
+    assert [h.name for h in found.hosts] == ["machine0"]
+
+
+@pytest.mark.parametrize("preset", ["p3", "p3-8xlarge", "local"])
+def test_presets_are_sound(preset):
+    assert read_topology(find_topology(preset), 2).devices
+
+
+# ------------------------------------------------------------------------------------ profiles
+
+
+def plain_profile():
+    graph = graph_of([[], [0]])
+    return {"format": "planner-profile/1", **to_plain(profile_of(graph, [1.0, 2.0]))}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("dtype",), "float33", "dtype: expected one of bfloat16"),
+        (("microbatch_size",), 0, "microbatch_size: expected at least 1, got 0"),
+        (("dimensions",), {"seq": 0}, "dimensions.seq: expected at least 1, got 0"),
+        (("graph", "outputs"), [], "graph.outputs: expected the tensor of the loss, got none"),
+        (("graph", "inputs"), {"a": 1}, "graph.inputs: expected a list, got a mapping"),
+        (("graph", "tensors", 1, "dtype"), "int7", "graph.tensors[1].dtype: expected one of bool"),
+        (("graph", "tensors", 1, "shape"), [-1],
+         "graph.tensors[1].shape: expected sizes of at least 0, got [-1]"),
+        (("graph", "parameters", 0, "shape"), [10**400], "graph.parameters[0].shape: expected at"),
+        (("operators", 0, "forward_s"), -1.0,
+         "operators[0].forward_s: expected at least 0 and at most 1e+09, got -1.0"),
+        (("operators", 0, "backward_s"), 1e308,
+         "operators[0].backward_s: expected at least 0 and at most 1e+09, got 1e+308"),
+        (("operators", 1, "flops"), -1, "operators[1].flops: expected at least 0"),
+        (("operators", 1, "bytes_moved"), -1, "operators[1].bytes_moved: expected at least 0"),
+        (("operators", 1, "stash_tensors"), ["x"],
+         "operators[1].stash_tensors: expected inputs and outputs of 'op1', got 'x'"),
+        (("views",), [{"tensor": "x", "base": "t0"}],
+         "views[0].tensor: expected an operator's output, got 'x'"),
+        (("views",), [{"tensor": "t1", "base": "w0"}],
+         "views[0].base: expected an input or parameter of 'op1', got 'w0'"),
+        (("operators",), [], "operators: expected one per operator"),
+    ],
+)  # fmt: skip
+def test_the_field_of_a_wrong_profile_is_named(tmp_path, place, value, said):
+    plain = plain_profile()
+    inner = plain
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    found = complaint(tmp_path, json.dumps(plain), read_profile, "p.json")
+    assert found.startswith(said)
+    assert len(found.splitlines()) == 1
+
+
+def test_all_problems_of_a_profile_are_said_at_once(tmp_path):
+    plain = plain_profile() | {"dtype": "x", "microbatch_size": -1}
+    assert len(complaint(tmp_path, json.dumps(plain), read_profile).splitlines()) == 2
+
+
+def test_sizes_of_a_measured_profile_agree_with_its_graph(tmp_path):
+    plain = plain_profile() | {"source": "measured"}
+    for cost in plain["operators"]:
+        cost |= {"output_bytes": 1000, "parameter_bytes": 1000}
+    (tmp_path / "p.json").write_text(json.dumps(plain))
+    profile = read_profile(tmp_path / "p.json")
+    write_profile(profile, tmp_path / "q.json")
+    assert read_profile(tmp_path / "q.json") == profile
+    plain["operators"][1]["parameter_bytes"] = 7
+    found = complaint(tmp_path, json.dumps(plain), read_profile)
+    assert found == "operators[1].parameter_bytes: expected 1000 as in the graph, got 7"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x08\x07\x00\xff", "this is a binary file"),
+        (b"", "the file is empty"),
+        (b"{", "this is no JSON"),
+        (b"[" * 100_000, "this is no JSON"),
+        (b"[]", "a mapping, got a list"),
+    ],
+)
+def test_a_profile_of_the_wrong_kind(tmp_path, content, said):
+    found = complaint(tmp_path, content, read_profile)
+    assert said in found
+    assert "make one with: planner profile MODEL.onnx" in found
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(FileError, match="this is a folder; give a file in it"):
+        read_profile(tmp_path)
+    with pytest.raises(FileError, match=r"this is a folder; give the \.onnx file in it"):
+        load(tmp_path)
+
+
+def test_an_empty_model_is_said_to_be_empty(tmp_path):
+    (tmp_path / "m.onnx").touch()
+    with pytest.raises(FileError, match="the file is empty"):
+        load(tmp_path / "m.onnx")
+
+
+# ------------------------------------------------------------------------------- writing, units
+
+
+def test_what_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for target in ("file/x.json", "file/y/x.json", "folder"):
+        with pytest.raises(FileError, match=f"{target}: cannot be written: .*; name a"):
+            write_atomically(tmp_path / target, b"")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (units.parse_bytes, "1e400 GiB"),
+        (units.parse_bytes, "1e308 GiB"),
+        (units.parse_seconds, "1e400 s"),
+        (units.parse_rate, "1e400 GB/s"),
+        (units.parse_flops, "1e300 PFLOP/s"),
+    ],
+)
+def test_a_quantity_is_finite(parse, text):
+    with pytest.raises(UnitError, match="too large"):
+        parse(text)
