@@ -201,6 +201,7 @@ def _stage_list(
     """Forwards, backwards and transfers of one replica of stage s."""
     stage = strategy.stages[s]
     mine = range(replica, strategy.num_microbatches, stage.num_replicas)
+    crossing = [one for one in crossing if s == one.source or s in one.targets]
     order = SCHEDULES[strategy.schedule](len(mine), stage.warmup)
     computes = [Compute(direction, s, mine[k]) for direction, k in order]
     posted_before: dict[int, list[Receive]] = {}

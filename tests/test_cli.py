@@ -415,7 +415,7 @@ def test_control_c_is_one_word_and_exits_with_130(folder, monkeypatch, arguments
 
 def test_an_output_that_cannot_be_written_is_one_line(folder):
     message = run("profile", "model.onnx", "-o", "pair.yaml/model.json", code=1).output
-    assert re.fullmatch(r"(?s).*Error: pair\.yaml: (File exists|Not a directory)\n", message)
+    assert re.fullmatch(r"Error: pair\.yaml.+\n", message)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -95,7 +95,7 @@ def test_a_file_that_is_no_model_is_one_message(tmp_path, content, said):
 
 
 def test_a_folder_is_no_model(tmp_path):
-    with pytest.raises(FileError, match="Is a directory"):
+    with pytest.raises(FileError, match="this is a folder"):
         load(tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_all_unbound_dimensions_are_listed_with_the_option_to_give(loaded):
     assert lines == [
         "dimension 'N' of x[0], z[0] has no size; give --batch with a number, such as --batch 8",
         "dimension 'seq' of x[1] has no size; give --dim with a number, such as --dim seq=128",
-        "dimension 'x.2' of x[2] has no size; give --dim x.2=N",
+        "dimension 'x.2' of x[2] has no size; give --dim with a number, such as --dim x.2=128",
     ]
 
 
