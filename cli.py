@@ -202,7 +202,7 @@ def profile(
 @click.option("--topology", "topology_name", default="local.yaml", show_default=True,
               help="A file, one in ./topologies, or a preset.")  # fmt: skip
 @click.option("--solver", "solvers", multiple=True, metavar="NAME",
-              help="Ask only this one of single, data-parallel, even, antichain; may be repeated."
+              help="Ask only this one of single, data-parallel, antichain, even; may be repeated."
               "  [default: all]")  # fmt: skip
 @click.option("--objective", type=click.Choice(["iteration", "bottleneck", "latency"]),
               default="iteration", show_default=True)  # fmt: skip

@@ -302,7 +302,7 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
         notes.append(f"{len(used)} processes share the cores: computation is {slow:.3g}x slower")
     spare = len(topology.devices) - len(used)
     if spare:
-        notes.append(f"{spare} of {len(topology.devices)} devices are not used")
+        notes.append(f"{len(used)} of {len(topology.devices)} devices are used")
     return tuple(notes)
 
 

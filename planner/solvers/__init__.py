@@ -25,6 +25,6 @@ def _from(module: str) -> Solver:
 SOLVERS: Mapping[str, Solver] = {
     "single": _from("single"),
     "data-parallel": _from("data_parallel"),
-    "even": _from("even"),
     "antichain": _from("antichain"),
+    "even": _from("even"),
 }
