@@ -251,7 +251,8 @@ def solve(
 
     Exits with 3 if no strategy fits.
     """
-    from planner.files import find_topology, newest_profile, read_profile, write_plan
+    from planner.clusters import find_topology
+    from planner.files import newest_profile, read_profile, write_plan
     from planner.plan import compare
 
     chosen = profile_path or newest_profile(Path("profiles"))
@@ -288,7 +289,7 @@ def problem_for(
     profile: "Profile", topology_path: Path, gpus: int | None, training: Mapping[str, Any]
 ) -> "Problem":
     """The problem that the options describe."""
-    from planner.files import device_table, read_topology
+    from planner.clusters import device_table, read_topology
     from planner.problem import Objective, Optimizer, Options, Problem, Recompute
     from planner.strategy import ScheduleName
     from planner.topology import take

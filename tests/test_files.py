@@ -5,11 +5,10 @@ import json
 import pytest
 
 from planner import units
+from planner.clusters import find_topology, read_topology
 from planner.errors import FileError, UnitError
 from planner.files import (
-    find_topology,
     read_profile,
-    read_topology,
     to_plain,
     write_atomically,
     write_profile,

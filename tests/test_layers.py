@@ -12,7 +12,7 @@ LAYERS = {
     "errors": 0, "units": 0, "__init__": 0,
     "graph": 1, "topology": 1,
     "profile": 2, "strategy": 2, "order": 2, "prediction": 3,
-    "schedules": 3, "problem": 3, "files": 3, "coarsen": 3,
+    "schedules": 3, "problem": 3, "files": 3, "clusters": 3, "coarsen": 3,
     "model": 3,
     "costs": 4, "operators": 4,
     "profilers": 5, "solvers": 5, "simulate": 5,

@@ -5,7 +5,7 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from planner.files import find_topology, read_topology
+from planner.clusters import find_topology, read_topology
 from planner.topology import Level, Link, bandwidth_bytes_per_s, chain, problems, routes, take
 from tests.builders import cluster, unit_type
 
