@@ -9,10 +9,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = {
-    "errors": 0, "units": 0, "__init__": 0,
+    "errors": 0, "units": 0, "jit": 0, "__init__": 0,
     "graph": 1, "topology": 1,
     "profile": 2, "strategy": 2, "order": 2, "prediction": 3,
-    "schedules": 3, "problem": 3, "files": 3, "clusters": 3, "coarsen": 3,
+    "formats": 3, "schedules": 3, "problem": 3, "files": 3, "clusters": 3, "coarsen": 3,
     "model": 3,
     "costs": 4, "operators": 4,
     "profilers": 5, "solvers": 5, "simulate": 5,
@@ -26,7 +26,7 @@ HEAVY = {
     "onnxruntime": (),
     "ortools": (),
     "gurobipy": (),
-    "numba": ("planner/solvers/jit.py",),
+    "numba": ("planner/jit.py",),
     "rich": (),
     "click": ("cli.py",),
 }

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.costs import closed_form, collectives, memory
-from planner.solvers.jit import njit
+from planner.jit import njit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

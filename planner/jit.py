@@ -12,13 +12,20 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+# Folders and files whose functions are compiled, or compiled into others.
+_COMPILED = frozenset({"costs", "solvers", "order.py"})
+
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PLANNER = Path(__file__).resolve().parent.parent
+_PLANNER = Path(__file__).resolve().parent
 
 
 def _cache_folder() -> Path:
-    sources = sorted([*_PLANNER.glob("costs/*.py"), *_PLANNER.glob("solvers/*.py")])
+    sources = sorted(
+        path
+        for path in _PLANNER.rglob("*.py")
+        if path.parent.name in _COMPILED or path.name in _COMPILED
+    )
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "planner" / f"numba-{numba.__version__}-{digest}"
