@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shlex
 import sys
@@ -15,12 +16,13 @@ import click
 
 from planner import __version__
 from planner.errors import FileError, OptionError, PlannerError, UnitError
-from planner.units import parse_bytes, parse_seconds
+from planner.units import parse_bytes, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
+    from planner.costs.pipedream import PipeDreamReport
     from planner.model import Model
     from planner.plan import Comparison
     from planner.prediction import Plan
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from planner.report import Table
 
 NO_PLAN = 3
+# Cost models that plan for graphs of their own, with solvers of their own.
+FOREIGN = ("dnn-partitioning", "piper")
+# What PipeDream's --memory-constraint means there.
+PIPEDREAM_MEMORY_BYTES = 16_000_000_000
 STOPPED = 130  # 128 + SIGINT, as shells have it
 # Width of tables where there is no terminal to ask.
 PIPED_WIDTH = 160
@@ -64,6 +70,22 @@ class Dimension(click.ParamType[Any]):
         return name, int(number)
 
 
+class Batches(click.ParamType[Any]):
+    """One size of a microbatch or several, such as 1,2,4."""
+
+    name = "N[,N...]"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The sizes, ascending."""
+        if not isinstance(value, str):
+            return value
+        texts = value.split(",")
+        good = all(text.isascii() and text.isdecimal() and int(text) > 0 for text in texts)
+        if not good or len({int(text) for text in texts}) < len(texts):
+            return self.fail(f"expected a size such as 8, or 4,8,16, got {value!r}", param, ctx)
+        return tuple(sorted(int(text) for text in texts))
+
+
 def distinct(
     ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[str, int], ...]:
@@ -75,7 +97,24 @@ def distinct(
     return value
 
 
+def parse_ratio(text: str) -> float:
+    """A number above 0.
+
+    Raises:
+        UnitError: if it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UnitError(f"expected a number above 0 such as 2, got {text!r}")
+    return value
+
+
 SIZE, TIME = Quantity("size", parse_bytes), Quantity("time", parse_seconds)
+RATE = Quantity("rate", parse_rate)
+RATIO = Quantity("ratio", parse_ratio)
 
 
 class Commands(click.Group):
@@ -127,7 +166,9 @@ def main() -> None:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path),
               help="Profile to write.  [default: profiles/MODEL.json]")  # fmt: skip
-@click.option("--batch", type=click.IntRange(1), help="Samples per microbatch.")
+@click.option("--batch", "batches", type=Batches(), default=(None,),
+              help="Samples per microbatch; of several sizes, such as 1,2,4, solve takes the best.",
+              )  # fmt: skip
 @click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
               help="Bind a symbolic dimension.")  # fmt: skip
 @click.option("--train", multiple=True, metavar="NAME", help="Train this initializer.")
@@ -142,7 +183,7 @@ def main() -> None:
 def profile(
     model: Path,
     output: Path | None,
-    batch: int | None,
+    batches: tuple[int | None, ...],
     dims: tuple[tuple[str, int], ...],
     train: tuple[str, ...],
     freeze: tuple[str, ...],
@@ -156,9 +197,10 @@ def profile(
 
     \b
     planner profile resnet50.onnx --batch 8
+    planner profile resnet50.onnx --batch 4,8,16
     planner profile gpt2.onnx --batch 4 --dim seq=128 --threads 1
     """
-    from planner.files import write_profile
+    from planner.files import write_profiles
     from planner.model import load
     from planner.profilers.measured import measure
     from planner.profilers.summary import summary
@@ -166,27 +208,38 @@ def profile(
 
     path = output or Path("profiles") / f"{model.stem}.json"
     check_output([path], {"model": model})
-    loaded = load(model, batch=batch, dimensions=dict(dims), train=train, freeze=freeze)
-    with bar(f"Profiling {model.name}") as tick:
-        found = measure(
-            loaded,
-            model_path=relative(model, Path()),
-            device=device,
-            threads=threads,
-            repetitions=repetitions,
-            seed=seed,
-            progress=tick,
-        )
-    write_profile(found, path)
-    glance = summary(found)
-    for warning in profile_warnings(found, glance):
-        click.echo(f"warning: {warning}", err=True)
+    found = []
+    for batch in batches:
+        loaded = load(model, batch=batch, dimensions=dict(dims), train=train, freeze=freeze)
+        size = f", microbatch of {batch}" if len(batches) > 1 else ""
+        with bar(f"Profiling {model.name}{size}") as tick:
+            found.append(
+                measure(
+                    loaded,
+                    model_path=relative(model, Path()),
+                    device=device,
+                    threads=threads,
+                    repetitions=repetitions,
+                    seed=seed,
+                    progress=tick,
+                )
+            )
+    write_profiles(found, path)
+    glances = [summary(one) for one in found]
+    for one, glance in zip(found, glances, strict=True):
+        for warning in profile_warnings(one, glance):
+            click.echo(f"warning: {warning}", err=True)
     if as_json:
-        click.echo(json.dumps(profile_json(found, glance, str(path))))
+        *others, plain = (
+            profile_json(one, glance, str(path)) for one, glance in zip(found, glances, strict=True)
+        )
+        click.echo(json.dumps({**plain, "others": others} if others else plain))
         return
-    show(profile_table(glance))
-    for line in (*profile_lines(found, glance), f"wrote {path}"):
-        click.echo(line)
+    for one, glance in zip(found, glances, strict=True):
+        show(profile_table(glance))
+        for line in profile_lines(one, glance):
+            click.echo(line)
+    click.echo(f"wrote {path}")
 
 
 # -------------------------------------------------------------------------------- solve
@@ -202,12 +255,18 @@ def profile(
 @click.option("--topology", "topology_name", default="local.yaml", show_default=True,
               help="A file, one in ./topologies, or a preset.")  # fmt: skip
 @click.option("--solver", "solvers", multiple=True, metavar="NAME",
-              help="Ask only this one of single, data-parallel, antichain, even; may be repeated."
-              "  [default: all]")  # fmt: skip
+              help="Ask only this one of single, data-parallel, even, pipedream, antichain; may be"
+              " repeated.  [default: all]")  # fmt: skip
+@click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
+              default="planner", show_default=True, help="Whose figures decide.")  # fmt: skip
+@click.option("--bandwidth", type=RATE,
+              help='Of Piper: between devices, such as "25 GiB/s".  [default: the file\'s]',
+              )  # fmt: skip
 @click.option("--objective", type=click.Choice(["iteration", "bottleneck", "latency"]),
               default="iteration", show_default=True)  # fmt: skip
 @click.option("--microbatches", type=click.IntRange(1), metavar="M",
-              help="Per iteration.  [default: 4 per device]")  # fmt: skip
+              help="Per iteration, of the profile's largest size.  [default: 4 per device]",
+              )  # fmt: skip
 @click.option("--global-batch", type=click.IntRange(1), metavar="B",
               help="Samples per iteration, instead of --microbatches.")  # fmt: skip
 @click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b",
@@ -223,6 +282,16 @@ def profile(
               help="Merge operators until there are so few.  [default: some seconds' worth]",
               )  # fmt: skip
 @click.option("--exact", is_flag=True, help="Merge no operators, however long it takes.")
+@click.option("--straight-pipeline", is_flag=True,
+              help="Of PipeDream: replicate no stage.")  # fmt: skip
+@click.option("--memory-constraint", is_flag=True,
+              help="Of PipeDream: limit its stash to --device-memory.  [16 GB without it]",
+              )  # fmt: skip
+@click.option("--fewer-machines", is_flag=True,
+              help="Of PipeDream: leave machines out where that is faster.")  # fmt: skip
+@click.option("--activation-compression", type=RATIO, metavar="R",
+              help="Of PipeDream: count transfers, of activations compressed R times; 1 for not"
+              " at all.")  # fmt: skip
 @click.option("--time-limit", type=TIME, default="10s", show_default=True,
               help="For all solvers together.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True)
@@ -238,6 +307,7 @@ def solve(
     gpus: int | None,
     topology_name: str,
     solvers: tuple[str, ...],
+    cost_model: str,
     time_limit: float,
     output: Path,
     as_json: bool,
@@ -248,36 +318,55 @@ def solve(
     \b
     planner solve --gpus 8 --topology p3.yaml
     planner solve --profile profiles/gpt2.json --gpus 2 --microbatches 8 --optimizer adam
+    planner solve --profile vgg16.txt --topology levels.yaml --cost-model pipedream
+    planner solve --profile bert.json --gpus 512 --cost-model piper --bandwidth "25 GiB/s"
 
     Exits with 3 if no strategy fits.
     """
     from planner.clusters import find_topology
-    from planner.files import newest_profile, read_profile, write_plan
-    from planner.plan import compare
+    from planner.files import newest_profile, write_plan
+    from planner.formats import read_any_profiles
+    from planner.plan import compare_sizes, under_pipedream
 
+    if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
+        raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
+    if cost_model in FOREIGN and solvers:
+        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    if training.pop("bandwidth") is not None and cost_model != "piper":
+        raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
     chosen = profile_path or newest_profile(Path("profiles"))
-    found = read_profile(chosen)
+    if cost_model in FOREIGN:
+        ctx.exit(under_foreign_model(chosen, topology_name))
+    profiles = read_any_profiles(chosen)
+    found = profiles[-1]
     if profile_path is None:
         click.echo(f"profile {chosen}, the newest in profiles/", err=as_json)
     topology_path = find_topology(topology_name)
     model = model_path or (None if found.model_path is None else Path(found.model_path))
     check_strategy_output(output, {"profile": chosen, "topology": topology_path, "model": model})
-    problem = problem_for(found, topology_path, gpus, training)
+    problems = problems_for(profiles, topology_path, gpus, training)
+    problem = problems[-1]
     loaded = load_for(found, chosen, model_path)
     with spinner() as say:
-        comparison = compare(problem, solvers or None, time_limit, say)
+        if cost_model == "pipedream":
+            say(cost_model)
+            comparison = under_pipedream(problem)
+        else:
+            comparison = compare_sizes(problems, solvers or None, time_limit, say)
     best, partition = comparison.best, None
     if best is not None and best.plan is not None:
+        if loaded is not None and best.microbatch_size != found.microbatch_size:
+            sized = next(p for p in profiles if p.microbatch_size == best.microbatch_size)
+            loaded = load_for(sized, chosen, model_path)
         plan, partition = finished(best.plan, loaded, output)
         write_plan(plan, output)
     written = None if best is None else str(output)
+    report = pipedream_report(problems, comparison, (*solvers, cost_model))
     if as_json:
-        from planner.report import comparison_json
-
-        count = len(problem.topology.devices)
-        click.echo(json.dumps(comparison_json(comparison, count, written, partition)))
+        plain = solve_json(comparison, problem, report, cost_model, written, partition)
+        click.echo(json.dumps(plain))
     else:
-        print_comparison(comparison, output, partition)
+        print_comparison(comparison, output, partition, report, cost_model)
     left = output.with_suffix(".onnx")
     if written and partition is None and left.is_file():
         click.echo(f"note: {left} is of an earlier strategy; delete it", err=as_json)
@@ -285,20 +374,105 @@ def solve(
         ctx.exit(NO_PLAN)
 
 
-def problem_for(
-    profile: "Profile", topology_path: Path, gpus: int | None, training: Mapping[str, Any]
-) -> "Problem":
-    """The problem that the options describe."""
+def under_foreign_model(chosen: Path, topology_name: str) -> int:
+    """`solve` under dnn-partitioning's or Piper's cost model; the exit code."""
+    from planner.clusters import find_topology
+    from planner.foreign import (
+        ForeignModel,
+        ForeignOptions,
+        foreign_json,
+        solve_foreign,
+        solve_profile,
+    )
+    from planner.formats import DNN_PARTITIONING, PIPER, detect, read_any_profiles
+    from planner.formats.dnn_partitioning import read_dnn_partitioning
+    from planner.formats.piper import read_piper
+    from planner.problem import Recompute
+    from planner.report import foreign_lines, foreign_stage_table, foreign_table
+
+    given = click.get_current_context().params
+    model = ForeignModel(given["cost_model"])
+    options = ForeignOptions(
+        num_devices=given["gpus"],
+        memory_bytes=given["device_memory"],
+        batch=given["global_batch"],
+        bandwidth_bytes_per_s=given["bandwidth"],
+        recompute=Recompute(given["recompute"]),
+        max_downsets=given["max_downsets"],
+        exact=given["exact"],
+    )
+    form = detect(chosen)
+    if form == DNN_PARTITIONING and model is ForeignModel.DNN_PARTITIONING:
+        found = solve_foreign(read_dnn_partitioning(chosen), options)
+    elif form == PIPER and model is ForeignModel.PIPER:
+        found = solve_foreign(read_piper(chosen), options)
+    else:
+        path = find_topology(topology_name)
+        problems = problems_for(read_any_profiles(chosen), path, given["gpus"], given)
+        found = solve_profile(problems[-1], model, options)
+    if given["as_json"]:
+        click.echo(json.dumps(foreign_json(found)))
+    else:
+        show(foreign_table(found))
+        if found.best.stages:
+            show(foreign_stage_table(found))
+        for line in foreign_lines(found):
+            click.echo(line)
+    return 0 if found.best.stages else NO_PLAN
+
+
+def pipedream_report(
+    problems: "Sequence[Problem]", comparison: "Comparison", asked: Sequence[str]
+) -> "PipeDreamReport | None":
+    """What PipeDream's optimizer says of its plan, if it was asked by name and has one."""
+    if "pipedream" not in asked:
+        return None
+    from planner.solvers.pipedream import optimum
+
+    sizes = {row.microbatch_size for row in comparison.rows if row.solver == "pipedream"}
+    chosen = [one for one in problems if one.profile.microbatch_size in sizes] or problems
+    return optimum(chosen[-1]).report
+
+
+def solve_json(
+    comparison: "Comparison",
+    problem: "Problem",
+    report: "PipeDreamReport | None",
+    cost_model: str,
+    written: str | None,
+    partition: str | None,
+) -> dict[str, Any]:
+    """The object that `solve --json` prints."""
+    from planner.report import comparison_json, pipedream_json, under_foreign_model
+
+    plain = comparison_json(comparison, len(problem.topology.devices), written, partition)
+    if cost_model != "planner":
+        plain = under_foreign_model(plain, None if report is None else report.objective_s)
+    return {**plain, "pipedream": None if report is None else pipedream_json(report)}
+
+
+def problems_for(
+    profiles: Sequence["Profile"],
+    topology_path: Path,
+    gpus: int | None,
+    training: Mapping[str, Any],
+) -> tuple["Problem", ...]:
+    """The problems that the options describe, one for each size of the microbatch, all with the
+    same samples per iteration.
+    """
+    from dataclasses import replace
+
     from planner.clusters import device_table, read_topology
-    from planner.problem import Objective, Optimizer, Options, Problem, Recompute
+    from planner.problem import Objective, Optimizer, Options, PipeDream, Problem, Recompute
     from planner.strategy import ScheduleName
     from planner.topology import take
 
     topology = read_topology(topology_path, gpus)
     topology = topology if gpus is None else take(topology, gpus)
     own = {kind.name: kind for kind in topology.device_types}
+    memory = training["device_memory"] or PIPEDREAM_MEMORY_BYTES
     options = Options(
-        num_microbatches=num_microbatches(profile, len(topology.devices), training),
+        num_microbatches=1,
         schedule=ScheduleName(training["schedule"]),
         optimizer=Optimizer(training["optimizer"]),
         objective=Objective(training["objective"]),
@@ -308,35 +482,50 @@ def problem_for(
         max_downsets=training["max_downsets"],
         exact=training["exact"],
         seed=training["seed"],
+        pipedream=PipeDream(
+            straight_pipeline=training["straight_pipeline"],
+            memory_bytes=memory if training["memory_constraint"] else None,
+            fewer_machines=training["fewer_machines"],
+            compression=training["activation_compression"],
+        ),
     )
-    measured_on = (device_table() | own).get(profile.device_type)
-    return Problem(profile, topology, options, measured_on)
+    measured_on = (device_table() | own).get(profiles[-1].device_type)
+    counts = nums_microbatches(profiles, len(topology.devices), training)
+    return tuple(
+        Problem(profile, topology, replace(options, num_microbatches=count), measured_on)
+        for profile, count in zip(profiles, counts, strict=True)
+        if count is not None
+    )
 
 
-def num_microbatches(profile: "Profile", num_devices: int, training: Mapping[str, Any]) -> int:
-    """M from --microbatches, --global-batch or the default."""
+def nums_microbatches(
+    profiles: Sequence["Profile"], num_devices: int, training: Mapping[str, Any]
+) -> list[int | None]:
+    """M for each size of the microbatch, from --microbatches (of the largest), --global-batch or
+    the default; None for sizes that do not divide the samples.
+    """
     samples, given = training["global_batch"], training["microbatches"]
-    if samples is None:
-        return int(given or 4 * num_devices)
-    if given is not None:
+    if samples is not None and given is not None:
         raise OptionError("give either --microbatches or --global-batch, not both")
-    if samples % profile.microbatch_size:
+    sizes = [profile.microbatch_size for profile in profiles]
+    samples = samples or (given or 4 * num_devices) * sizes[-1]
+    if all(samples % size for size in sizes):
         raise OptionError(
             f"--global-batch {samples} is no multiple of the profile's microbatch of"
-            f" {profile.microbatch_size}; take one, or profile with another --batch"
+            f" {' or '.join(map(str, sizes))}; take one, or profile with another --batch"
         )
-    return int(samples) // profile.microbatch_size
+    return [None if samples % size else samples // size for size in sizes]
 
 
 def load_for(profile: "Profile", profile_path: Path, model_path: Path | None) -> "Model | None":
     """The model of a profile, to be annotated; None where it is not at hand."""
-    from planner.model import load
-
     if model_path is None and profile.model_path is None:
         return None
     path = model_path or Path(str(profile.model_path))
     if model_path is None and not path.is_file():
         return None
+    from planner.model import load
+
     model = load(path, dimensions=profile.dimensions)
     if model.hash != profile.model_hash:
         raise FileError(
@@ -348,19 +537,34 @@ def load_for(profile: "Profile", profile_path: Path, model_path: Path | None) ->
 
 def finished(plan: "Plan", model: "Model | None", output: Path) -> tuple["Plan", str | None]:
     """The plan with its path to the model, and the path of the annotated model, if there is one."""
+    if model is None:
+        return plan, None
     from dataclasses import replace
 
     from planner.partition import write_partition
 
-    if model is None:
-        return plan, None
     plan = replace(plan, model_path=relative(model.path, output.parent))
     partition = output.with_suffix(".onnx")
     write_partition(model, plan, partition)
     return plan, str(partition)
 
 
-def print_comparison(comparison: "Comparison", output: Path, partition: str | None) -> None:
+def print_pipedream(report: "PipeDreamReport") -> None:
+    """PipeDream's own figures."""
+    from planner.report import pipedream_lines, pipedream_table
+
+    show(pipedream_table(report))
+    for line in pipedream_lines(report):
+        click.echo(line)
+
+
+def print_comparison(
+    comparison: "Comparison",
+    output: Path,
+    partition: str | None,
+    report: "PipeDreamReport | None",
+    cost_model: str,
+) -> None:
     """The tables and what to do next."""
     from planner.launch.torchrun import torchrun_command
     from planner.report import (
@@ -371,16 +575,21 @@ def print_comparison(comparison: "Comparison", output: Path, partition: str | No
         stage_table,
     )
 
-    show(comparison_table(comparison))
+    if cost_model == "planner":
+        show(comparison_table(comparison))
+    if report is not None:
+        print_pipedream(report)
     best = comparison.best
     if best is None or best.plan is None:
-        for line in no_plan_lines(comparison):
+        advice = no_plan_lines if cost_model == "planner" else reason_lines
+        for line in advice(comparison):
             click.echo(line)
         return
     plan = best.plan
     show(stage_table(plan))
     notes = [f"note: {note}" for note in (*plan.notes, *reason_lines(comparison))]
-    for line in (*certificate_lines(plan), *notes):
+    certificate = certificate_lines(plan) if cost_model == "planner" else ()
+    for line in (*certificate, *notes):
         click.echo(line)
     if partition is None:
         click.echo(
@@ -487,6 +696,43 @@ def forwarded() -> list[str]:
             continue
         found += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
     return found
+
+
+# -------------------------------------------------------------------------------- convert
+
+
+@main.command()
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--to", "form", type=click.Choice(["pipedream", "planner"]),
+              help="The format to write.  [default: planner where OUT ends in .json]",
+              )  # fmt: skip
+@click.option("--profile", "profile_path", type=click.Path(path_type=Path),
+              help="What a strategy was made for.  [default: OUT, if it is a graph.txt, else the"
+              " newest in ./profiles]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def convert(
+    source: Path, target: Path, form: str | None, profile_path: Path | None, as_json: bool
+) -> None:
+    """Writes a profile IN as OUT in another format, or a strategy IN as PipeDream's graph with the
+    stage of every node, OUT, and a picture of it for Graphviz beside it.
+
+    \b
+    planner convert vgg16.txt profiles/vgg16.json
+    planner convert profiles/resnet50.json resnet50.txt --to pipedream
+    planner convert strategy.json graph.txt --to pipedream
+
+    IN may be a profile of the planner, PipeDream's graph.txt, or dnn-partitioning's or Piper's
+    JSON: its content decides, not its name.
+    """
+    from planner.formats.convert import convert as run
+
+    check_output([target], {})
+    written = [str(path) for path in run(source, target, form, profile_path)]
+    if as_json:
+        click.echo(json.dumps({"written": written}))
+    else:
+        click.echo(f"wrote {' and '.join(written)}")
 
 
 # -------------------------------------------------------------------------------- files

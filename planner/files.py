@@ -8,19 +8,22 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Hashable, Sequence
 from dataclasses import is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from planner.errors import FileError
 from planner.prediction import Plan
-from planner.profile import Profile
+from planner.profile import Profile, ProfileSet
 
 PROFILE_FORMAT = "planner-profile/1"
+PROFILE_SET_FORMAT = "planner-profile-set/1"
 STRATEGY_FORMAT = "planner-strategy/1"
 
 
@@ -82,7 +85,8 @@ def to_plain(artefact: Any) -> dict[str, Any]:
     return plain
 
 
-def artefact_hash(artefact: object) -> str:
+@lru_cache(maxsize=16)
+def artefact_hash(artefact: Hashable) -> str:
     """sha256 of an artefact's canonical JSON."""
     text = json.dumps(to_plain(artefact), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -96,6 +100,14 @@ def _write(artefact: object, form: str, path: Path) -> None:
 def write_profile(profile: Profile, path: Path) -> None:
     """Writes a profile as JSON."""
     _write(profile, PROFILE_FORMAT, path)
+
+
+def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
+    """Writes the profiles of one model as JSON, ascending by the size of their microbatches."""
+    if len(profiles) == 1:
+        write_profile(profiles[0], path)
+    else:
+        _write(ProfileSet(tuple(profiles)), PROFILE_SET_FORMAT, path)
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -196,7 +208,7 @@ def _read(kind: Any, form: str, path: Path, made_by: str) -> Any:
         raise FileError(f"{path}: expected {form}, this is no JSON: {error}; {advice}") from None
     plain = without_format(plain, path, form, advice)
     try:
-        return _adapter(kind).validate_json(json.dumps(plain))
+        return _adapter(kind).validate_json(to_json(plain, inf_nan_mode="constants"))
     except ValidationError as error:
         raise complaint(path, error) from None
 
@@ -208,6 +220,17 @@ def read_profile(path: Path) -> Profile:
         FileError: if it is missing, no profile, or malformed.
     """
     found: Profile = _read(Profile, PROFILE_FORMAT, path, "planner profile MODEL.onnx")
+    return found
+
+
+def read_profile_set(path: Path) -> ProfileSet:
+    """The profiles in a JSON file with several of them.
+
+    Raises:
+        FileError: if it is missing, no such file, or malformed.
+    """
+    advice = "planner profile MODEL.onnx --batch 1,2,4"
+    found: ProfileSet = _read(ProfileSet, PROFILE_SET_FORMAT, path, advice)
     return found
 
 

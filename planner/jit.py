@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numba
 
 # Folders and files whose functions are compiled, or compiled into others.
-_COMPILED = frozenset({"costs", "solvers", "order.py"})
+_COMPILED = frozenset({"costs", "solvers", "simulate", "order.py", "schedules_kernels.py"})
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,3 +39,12 @@ if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
 def njit(function: F) -> F:
     """Compiles a function for the machine, at its first call, and keeps the result."""
     return cast(F, numba.njit(cache=True, error_model="numpy")(function))
+
+
+def inner(function: F) -> F:
+    """The same for a function that only compiled ones call: it takes less to compile, and Python
+    cannot call it.
+    """
+    # These two options are missing in numba's own type stubs.
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast(F, numba.njit(cache=True, error_model="numpy", **options)(function))

@@ -11,7 +11,7 @@ from importlib import metadata
 import planner
 from planner.costs.bounds import lower_bound_s, memory_shortage
 from planner.costs.closed_form import bottleneck_s, iteration_s, latency_s
-from planner.costs.compute import rescaled, slowdown
+from planner.costs.compute import fits_any_device, rescaled, slowdowns
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.errors import OptionError
 from planner.files import artefact_hash
@@ -24,14 +24,16 @@ from planner.prediction import (
 )
 from planner.problem import Objective, Problem, Result, Status
 from planner.schedules import default_warmups
-from planner.simulate.events import simulate
-from planner.simulate.timeline import Timeline, communication_s, compute_s, idle_s
+from planner.simulate.events import run
+from planner.simulate.timeline import Times, shares_s
 from planner.solvers import SOLVERS
 from planner.strategy import ScheduleName, Strategy, crossings, used_devices
 from planner.topology import host_order
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01
+# Variants of a solver's strategy are simulated up to so many actions together: some seconds.
+MOST_ACTIONS = 4_000_000
 # Of a solver whose turn did not come.
 OUT_OF_TIME = "not asked: the time limit was reached"
 
@@ -46,6 +48,7 @@ class Row:
         plan: judged; None if it has none that fits.
         reason: why there is none.
         solve_s: how long it took.
+        microbatch_size: samples in a microbatch.
     """
 
     solver: str
@@ -53,6 +56,7 @@ class Row:
     plan: Plan | None
     reason: str | None
     solve_s: float
+    microbatch_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,16 @@ def _rank(row: Row) -> tuple[float, float, bool]:
     if row.plan is None:
         raise ValueError(f"{row.solver} has no plan")
     optimal = row.status is Status.OPTIMAL
-    return objective_s(row.plan), row.plan.prediction.iteration_s, not optimal
+    objective = objective_s(row.plan) / _samples(row.plan)
+    return objective, row.plan.prediction.iteration_s, not optimal
+
+
+def _samples(plan: Plan) -> int:
+    """What an objective is divided by to compare microbatches of different sizes: a bottleneck is
+    per microbatch, iterations have the same samples.
+    """
+    bottleneck = plan.certificate.objective == Objective.BOTTLENECK.value
+    return plan.microbatch_size if bottleneck else 1
 
 
 def objective_s(plan: Plan) -> float:
@@ -131,23 +144,64 @@ def compare(
         raise OptionError(f"unknown solver {unknown[0]!r}; known: {', '.join(SOLVERS)}")
     begin = time.monotonic()
     bound = lower_bound_s(problem)
-    shortage = memory_shortage(problem)
+    shortage, size = memory_shortage(problem), problem.profile.microbatch_size
     rows: list[Row] = []
     for name in names or SOLVERS:
         left_s = time_limit_s - (time.monotonic() - begin)
         if shortage is not None:
-            rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0))
+            rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0, size))
         elif any(row.plan and row.plan.certificate.gap <= GOOD_ENOUGH for row in rows):
             reason = f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
-            rows.append(Row(name, Status.UNKNOWN, None, reason, 0.0))
+            rows.append(Row(name, Status.UNKNOWN, None, reason, 0.0, size))
         elif left_s <= 0 and rows:
-            rows.append(Row(name, Status.UNKNOWN, None, OUT_OF_TIME, 0.0))
+            rows.append(Row(name, Status.UNKNOWN, None, OUT_OF_TIME, 0.0, size))
         else:
             progress(name)
-            rows.append(_row(problem, name, left_s, bound))
+            known = tuple(row.plan.strategy for row in rows if row.plan is not None)
+            rows.append(_row(replace(problem, known=known), name, left_s, bound))
     if any(row.reason == OUT_OF_TIME for row in rows):
         rows = [_not_reproducible(row) for row in rows]
     return Comparison(tuple(rows), bound, shortage is not None)
+
+
+def compare_sizes(
+    problems: Sequence[Problem],
+    names: Sequence[str] | None = None,
+    time_limit_s: float = 10.0,
+    progress: Callable[[str], None] = lambda solver: None,
+) -> Comparison:
+    """The same for microbatches of several sizes, of which the best is taken. The lower bound and
+    the gaps are over all of them.
+
+    Args:
+        problems: the same model, devices and samples per iteration, by size of the microbatch.
+        time_limit_s: for all together.
+    """
+    begin, found = time.monotonic(), []
+    for index, problem in enumerate(problems):
+        left_s = time_limit_s - (time.monotonic() - begin)
+        found.append(compare(problem, names, left_s / (len(problems) - index), progress))
+    if len(found) == 1:
+        return found[0]
+    rows = tuple(row for one in found for row in one.rows)
+    bottleneck = problems[0].options.objective is Objective.BOTTLENECK
+    samples = [p.profile.microbatch_size if bottleneck else 1 for p in problems]
+    bound_s = min(one.lower_bound_s / n for one, n in zip(found, samples, strict=True))
+    return Comparison(
+        tuple(_bounded(row, bound_s) for row in rows),
+        bound_s * min(samples),
+        all(one.proved_infeasible for one in found),
+    )
+
+
+def _bounded(row: Row, bound_s: float) -> Row:
+    """The row with a gap to a bound per `_samples`."""
+    if row.plan is None:
+        return row
+    own_s = bound_s * _samples(row.plan)
+    gap = objective_s(row.plan) / own_s - 1 if own_s > 0 else 0.0
+    certificate = replace(row.plan.certificate, lower_bound_s=own_s, gap=gap)
+    return replace(row, plan=replace(row.plan, certificate=certificate))
 
 
 def _row(problem: Problem, name: str, time_limit_s: float, bound_s: float) -> Row:
@@ -158,7 +212,8 @@ def _row(problem: Problem, name: str, time_limit_s: float, bound_s: float) -> Ro
     if result.strategy is not None:
         plan, reason = judge(problem, name, result, bound_s)
         result = result if plan else _without_plan(result, reason)
-    return Row(name, result.status, plan, result.reason, time.monotonic() - start)
+    took_s, size = time.monotonic() - start, problem.profile.microbatch_size
+    return Row(name, result.status, plan, result.reason, took_s, size)
 
 
 def _not_reproducible(row: Row) -> Row:
@@ -173,7 +228,9 @@ def judge(
     problem: Problem, solver: str, result: Result, bound_s: float
 ) -> tuple[Plan | None, str | None]:
     """The plan for a solver's strategy, or None and why it does not fit. Where the simulator finds
-    it faster, and it fits, every stage gets one more microbatch in flight than the default.
+    them faster, and they fit, another strategy of the solver is taken, or one more microbatch in
+    flight per stage than the default; no more of them than a budget of actions allows, which a
+    note says.
 
     Args:
         bound_s: the lower bound for the problem's objective.
@@ -185,26 +242,73 @@ def judge(
     if strategy is None:
         raise ValueError(f"{solver} has no strategy to judge")
     objective = problem.options.objective
-    verdicts, shortage = [], None
-    for candidate in dict.fromkeys((strategy, deeper(strategy))):
+    verdicts: list[tuple[Strategy, Prediction]] = []
+    shortage = None
+    tried = (strategy, *result.others)
+    candidates = tuple(dict.fromkeys((*tried, *map(deeper, tried))))
+    simulated = left_out = size = 0
+    for candidate in candidates:
+        # They are about as long as the one before.
+        if verdicts and simulated + size > MOST_ACTIONS:
+            left_out += 1
+            continue
         evaluation = evaluate(problem, candidate)
         if evaluation.shortage is None:
-            timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
-            verdicts.append((candidate, predict(problem, candidate, evaluation, timeline)))
+            size = len(evaluation.program.code)
+            simulated += size
+            times = run(evaluation.program, evaluation.costs, problem.topology)
+            verdicts.append((candidate, predict(problem, candidate, evaluation, times)))
         else:
             shortage = shortage or evaluation.shortage
     if not verdicts:
         return None, shortage
     strategy, prediction = min(verdicts, key=lambda one: _objective_s(one[1], objective))
+    certificate = _certificate(problem, result, prediction, bound_s)
+    plan = _plan(problem, solver, result, strategy, prediction, certificate)
+    if left_out:
+        note = (
+            f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated:"
+            f" an iteration has {size} actions"
+        )
+        plan = replace(plan, notes=(*plan.notes, note))
+    return plan, None
+
+
+def _certificate(
+    problem: Problem, result: Result, prediction: Prediction, bound_s: float
+) -> Certificate:
+    objective = problem.options.objective
     value = _objective_s(prediction, objective)
-    certificate = Certificate(
+    return Certificate(
         objective=objective.value,
         lower_bound_s=bound_s,
         gap=(value - bound_s) / bound_s if bound_s > 0 else 0.0,
         space_bound_s=result.bound_s,
         space=result.space,
     )
-    return _plan(problem, solver, result, strategy, prediction, certificate), None
+
+
+def under_pipedream(problem: Problem) -> Comparison:
+    """PipeDream's plan alone, as its own cost model judges it. The plan is priced and simulated
+    like every other one, but kept if it does not fit by the planner's count, which a note says.
+    """
+    from planner.solvers.pipedream import solve_alone  # compiled: loaded when it is asked
+
+    start, bound_s = time.monotonic(), lower_bound_s(problem)
+    name, result, plan = "pipedream", solve_alone(problem), None
+    if result.strategy is not None:
+        evaluation = evaluate(problem, result.strategy)
+        times = run(evaluation.program, evaluation.costs, problem.topology)
+        prediction = predict(problem, result.strategy, evaluation, times)
+        certificate = _certificate(problem, result, prediction, bound_s)
+        plan = _plan(problem, name, result, result.strategy, prediction, certificate)
+        notes = ["chosen by PipeDream's cost model; the prediction is the planner's"]
+        if evaluation.shortage is not None:
+            notes.append(f"it does not fit by the planner's count: {evaluation.shortage}")
+        plan = replace(plan, notes=(*plan.notes, *notes))
+    took_s, size = time.monotonic() - start, problem.profile.microbatch_size
+    row = Row(name, result.status, plan, result.reason, took_s, size)
+    return Comparison((row,), bound_s, result.status is Status.INFEASIBLE)
 
 
 def deeper(strategy: Strategy) -> Strategy:
@@ -216,19 +320,19 @@ def deeper(strategy: Strategy) -> Strategy:
 
 
 def predict(
-    problem: Problem, strategy: Strategy, evaluation: Evaluation, timeline: Timeline
+    problem: Problem, strategy: Strategy, evaluation: Evaluation, times: Times
 ) -> Prediction:
     """What the simulator says of a strategy."""
     used = used_devices(strategy)
     devices = problem.topology.devices
     num_microbatches = strategy.num_microbatches
-    computing = sum(compute_s(timeline, d) for d in used)
+    computing, communicating, idle = (share.tolist() for share in shares_s(times))
     return Prediction(
-        iteration_s=timeline.iteration_s,
+        iteration_s=times.iteration_s,
         bottleneck_s=bottleneck_s(evaluation.stages),
         latency_s=latency_s(evaluation.stages),
-        throughput=num_microbatches * problem.profile.microbatch_size / timeline.iteration_s,
-        bubble_fraction=1.0 - computing / (len(used) * timeline.iteration_s),
+        throughput=num_microbatches * problem.profile.microbatch_size / times.iteration_s,
+        bubble_fraction=1.0 - sum(computing) / (len(used) * times.iteration_s),
         closed_form_s=iteration_s(
             evaluation.stages,
             num_microbatches,
@@ -240,12 +344,14 @@ def predict(
                 device=d,
                 name=devices[d].name,
                 type=devices[d].type,
-                compute_s=compute_s(timeline, d),
-                communication_s=communication_s(timeline, d),
-                idle_s=idle_s(timeline, d),
+                compute_s=compute_s,
+                communication_s=communication_s,
+                idle_s=idle_s,
                 memory=evaluation.memory[d],
             )
-            for d in used
+            for d, compute_s, communication_s, idle_s in zip(
+                used, computing, communicating, idle, strict=True
+            )
         ),
     )
 
@@ -297,7 +403,12 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
             f"times were {profile.source.value} on {profile.device_type} and rescaled to"
             f" {', '.join(scaled)} by roofline"
         )
-    slow = max(slowdown(topology, used, d) for d in used)
+    if fits_any_device(profile):
+        notes.append(
+            "times are imported, and the file does not say from which device: they are taken as"
+            f" they are on {', '.join(sorted(types))}"
+        )
+    slow = max(slowdowns(topology, used).values())
     if slow > 1:
         notes.append(f"{len(used)} processes share the cores: computation is {slow:.3g}x slower")
     spare = len(topology.devices) - len(used)
@@ -310,5 +421,5 @@ def versions() -> dict[str, str]:
     """The software that a plan depends on."""
     return {
         "planner": planner.__version__,
-        **{name: metadata.version(name) for name in ("networkx", "numba", "numpy")},
+        **{name: metadata.version(name) for name in ("numba", "numpy")},
     }

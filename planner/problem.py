@@ -50,6 +50,33 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PipeDream:
+    """Switches of PipeDream's optimizer.
+
+    Attributes:
+        straight_pipeline: whether no stage is replicated.
+        memory_bytes: limit to its own count of stashed activations and parameters; None asks for
+            none.
+        fewer_machines: whether machines may be left out where that is faster.
+        compression: by how much activations are compressed before they are sent, 1 for not at
+            all; None leaves transfers out.
+
+    Raises:
+        ValueError: if the limit or the compression is not above 0.
+    """
+
+    straight_pipeline: bool = False
+    memory_bytes: int | None = None
+    fewer_machines: bool = False
+    compression: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("memory_bytes", self.memory_bytes), ("compression", self.compression)):
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name}: expected more than 0, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """How the model is trained and how the search is limited.
 
@@ -65,6 +92,7 @@ class Options:
             leaves it to the solver, which takes as many as seconds allow.
         exact: whether the graph must not be coarsened, whatever it costs.
         seed: for everything that draws lots.
+        pipedream: switches of the solver of that name.
     """
 
     num_microbatches: int
@@ -77,6 +105,7 @@ class Options:
     max_downsets: int | None = None
     exact: bool = False
     seed: int = 0
+    pipedream: PipeDream = PipeDream()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +117,14 @@ class Problem:
         topology: the devices that there are; all may be used.
         options: how to train and to search.
         measured_on: the type of device that the profile was made on; None if it is not known.
+        known: strategies that fit, for a search to start from and to beat.
     """
 
     profile: Profile
     topology: Topology
     options: Options
     measured_on: DeviceType | None = None
+    known: tuple[Strategy, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.profile, self.topology, self.options))
@@ -110,6 +141,8 @@ class Result:
         space: the space that status and bound speak of.
         reason: why there is no strategy.
         reproducible: False where the wall clock cut the search.
+        others: strategies that are nearly as good by the solver's own objective; the judge may
+            find one of them better.
     """
 
     status: Status
@@ -118,6 +151,7 @@ class Result:
     space: str = ""
     reason: str | None = None
     reproducible: bool = True
+    others: tuple[Strategy, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.strategy is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):

@@ -231,6 +231,29 @@ class Profile:
         return hash((self.model_hash, self.device_type, len(self.operators)))
 
 
+@dataclass(frozen=True, slots=True)
+class ProfileSet:
+    """Profiles of one model for microbatches of several sizes.
+
+    Attributes:
+        profiles: ascending by size.
+
+    Raises:
+        ValueError: if they are not of one model on one device, or sizes are not ascending.
+    """
+
+    profiles: tuple[Profile, ...]
+
+    def __post_init__(self) -> None:
+        sizes = [profile.microbatch_size for profile in self.profiles]
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError(f"profiles: expected ascending microbatch sizes, got {sizes}")
+        same = ("model_hash", "device_type", "dtype", "source")
+        for name in same:
+            if len({getattr(profile, name) for profile in self.profiles}) > 1:
+                raise ValueError(f"profiles: expected one {name} for all")
+
+
 @lru_cache(maxsize=16)
 def view_bases(profile: Profile) -> Mapping[str, str]:
     """What each view was made from; other tensors are left out."""

@@ -13,6 +13,8 @@ from planner.profilers.summary import Summary
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from planner.costs.pipedream import PipeDreamReport
+    from planner.foreign import ForeignComparison
     from planner.launch.report import LaunchReport
     from planner.profile import Profile
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 PEAK_MEMORY = ">peak memory (without reserve / of the process)"
 # Repetitions that differ by more, as a share of their median, say little.
 LARGE_SPREAD = 0.25
+# Of a table of stages.
+MOST_ROWS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +74,29 @@ def _count(number: int, what: str) -> str:
 def comparison_table(comparison: Comparison) -> Table:
     """What all solvers came up with."""
     best = comparison.best
-    columns = ("solver", ">stages", ">devices", ">iteration", ">samples/s", ">bubble", ">gap",
-               ">peak memory", ">closed form", ">took", "")  # fmt: skip
-    return Table(
+    sizes = {row.microbatch_size for row in comparison.rows}
+    columns = ("solver", ">microbatch", ">stages", ">devices", ">iteration", ">samples/s",
+               ">bubble", ">gap", ">peak memory", ">closed form", ">took", "")  # fmt: skip
+    table = Table(
         "Strategies, judged by the simulator",
         columns,
         tuple(_row_cells(row, row is best) for row in comparison.rows),
         marked=None if best is None else comparison.rows.index(best),
         optional=(">closed form", ">took", ">bubble", ">gap", ">devices", ">peak memory"),
     )
+    return table if len(sizes) > 1 else table.without(">microbatch")
 
 
 def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
     took = format_seconds(row.solve_s)
     if row.plan is None:
         short = "does not fit" if row.status is Status.INFEASIBLE else "no plan"
-        return (row.solver, *[""] * 8, took, short)
+        return (row.solver, str(row.microbatch_size), *[""] * 8, took, short)
     prediction = row.plan.prediction
     off = prediction.closed_form_s / prediction.iteration_s - 1
     return (
         row.solver,
+        str(row.microbatch_size),
         str(len(row.plan.strategy.stages)),
         str(len(prediction.devices)),
         format_seconds(prediction.iteration_s),
@@ -117,13 +124,12 @@ def _peak_bytes(prediction: Prediction) -> int:
 
 
 def stage_table(plan: Plan) -> Table:
-    """The stages of a plan."""
-    rows = []
+    """The stages of a plan; of many, the first and the last ones."""
+    rows: list[tuple[str, ...]] = []
+    peaks = {d.device: d.memory.total_bytes for d in plan.prediction.devices}
     for s, stage in enumerate(plan.strategy.stages):
         times = plan.prediction.stages[s]
-        memory = max(
-            d.memory.total_bytes for d in plan.prediction.devices if d.device in stage.devices
-        )
+        memory = max(peaks[device] for device in stage.devices)
         rows.append(
             (
                 str(s),
@@ -140,7 +146,12 @@ def stage_table(plan: Plan) -> Table:
     columns = (">stage", "devices", ">operators", ">forward", ">backward", ">in flight",
                "recompute", ">peak memory", "from .. to")  # fmt: skip
     optional = ("from .. to", "recompute", ">in flight", ">operators")
-    return Table("Stages, per microbatch", columns, tuple(rows), optional=optional)
+    title = "Stages, per microbatch"
+    if len(rows) > MOST_ROWS:
+        ends = MOST_ROWS // 2
+        title += f" (the first and the last {ends} of {len(rows)}; the strategy file has all)"
+        rows = [*rows[:ends], ("..", *[""] * (len(columns) - 1)), *rows[-ends:]]
+    return Table(title, columns, tuple(rows), optional=optional)
 
 
 def _devices(devices: tuple[int, ...]) -> str:
@@ -180,6 +191,7 @@ def row_json(row: Row, lower_bound_s: float, num_devices: int) -> dict[str, Any]
         "status": row.status.value,
         "reason": row.reason,
         "solve_s": row.solve_s,
+        "microbatch_size": row.microbatch_size,
         "lower_bound_s": lower_bound_s,
         "iteration_s": None, "bottleneck_s": None, "throughput": None, "bubble_fraction": None,
         "gap": None, "space_bound_s": None, "peak_bytes": None, "num_stages": None,
@@ -233,7 +245,8 @@ def comparison_json(
 
 
 def _nothing(comparison: Comparison, num_devices: int) -> dict[str, Any]:
-    row = Row("portfolio", comparison.status, None, shortage(comparison), 0.0)
+    size = comparison.rows[-1].microbatch_size
+    row = Row("portfolio", comparison.status, None, shortage(comparison), 0.0, size)
     return row_json(row, comparison.lower_bound_s, num_devices)
 
 
@@ -450,3 +463,135 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
             for stage in report.stages
         ],
     }
+
+
+# -------------------------------------------------------------------------------- PipeDream
+
+
+def pipedream_table(report: "PipeDreamReport") -> Table:
+    """The stages as PipeDream's cost model sees them."""
+    rows = tuple(
+        (
+            str(s),
+            _devices(stage.devices),
+            " x ".join(map(str, stage.replicas)),
+            str(stage.num_operators),
+            format_seconds(stage.compute_s),
+            format_seconds(stage.synchronisation_s),
+            format_seconds(stage.transfer_s),
+            str(stage.in_flight),
+            " ".join(stage.antichain),
+        )
+        for s, stage in enumerate(report.stages)
+    )
+    transfer = ">transfer" if report.transfers_counted else ">transfer (not counted)"
+    columns = (">stage", "devices", "replicas", ">operators", ">compute", ">synchronisation",
+               transfer, ">in flight", "split before antichain")  # fmt: skip
+    optional = ("split before antichain", ">operators", ">in flight")
+    return Table("PipeDream's stages, per minibatch", columns, rows, optional=optional)
+
+
+def pipedream_lines(report: "PipeDreamReport") -> tuple[str, ...]:
+    """PipeDream's times, speed-ups and unused machines."""
+    unused = _devices(report.unused_devices) or "none"
+    return (
+        f"PipeDream's cost model, per minibatch: pipeline {format_seconds(report.objective_s)},"
+        f" data parallelism {format_seconds(report.data_parallel_s)},"
+        f" one machine {format_seconds(report.single_s)}",
+        f"speed-up of the pipeline over one machine {report.pipeline_speedup:.4g},"
+        f" of data parallelism over one machine {report.data_parallel_speedup:.4g},"
+        f" of the pipeline over data parallelism {report.advantage:.4g}",
+        f"{_count(report.num_states, 'state')}; devices not used: {unused}",
+    )
+
+
+def pipedream_json(report: "PipeDreamReport") -> dict[str, Any]:
+    """The object `pipedream` of `solve --json`."""
+    return {
+        "objective_s": report.objective_s,
+        "single_s": report.single_s,
+        "data_parallel_s": report.data_parallel_s,
+        "pipeline_speedup": report.pipeline_speedup,
+        "data_parallel_speedup": report.data_parallel_speedup,
+        "pipeline_over_data_parallel": report.advantage,
+        "transfers_counted": report.transfers_counted,
+        "num_states": report.num_states,
+        "unused_devices": list(report.unused_devices),
+        "stages": [
+            {
+                "devices": list(stage.devices),
+                "num_operators": stage.num_operators,
+                "replicas": list(stage.replicas),
+                "compute_s": stage.compute_s,
+                "synchronisation_s": stage.synchronisation_s,
+                "transfer_s": stage.transfer_s,
+                "antichain": list(stage.antichain),
+                "in_flight": stage.in_flight,
+            }
+            for stage in report.stages
+        ],
+    }
+
+
+# What only the planner's own cost model knows.
+_FOREIGN_NULLS = ("iteration_s", "throughput", "bubble_fraction", "gap", "lower_bound_s",
+                  "space_bound_s")  # fmt: skip
+
+
+def under_foreign_model(plain: dict[str, Any], objective_s: float | None) -> dict[str, Any]:
+    """The object of `solve --json` under a foreign cost model: `bottleneck_s` is its objective,
+    and what it does not know is null.
+
+    Args:
+        plain: as `comparison_json` makes it, of one row.
+    """
+    changed = {**dict.fromkeys(_FOREIGN_NULLS), "bottleneck_s": objective_s}
+    rows = [{**row, **changed} for row in plain["compared"]]
+    return {**plain, **changed, "compared": rows}
+
+
+def foreign_table(comparison: "ForeignComparison") -> Table:
+    """What the solvers under a foreign cost model came up with."""
+    rows = tuple(
+        (
+            row.solver,
+            row.status.value,
+            str(len(row.stages) or ""),
+            str(sum(len(stage.devices) for stage in row.stages) or ""),
+            "" if row.bottleneck_s is None else format_seconds(row.bottleneck_s),
+            format_seconds(row.solve_s),
+        )
+        for row in comparison.rows
+    )
+    marked = comparison.rows.index(comparison.best) if comparison.best.stages else None
+    columns = ("solver", "status", ">stages", ">devices", ">bottleneck", ">took")
+    return Table(f"Plans, by {comparison.model.value}'s cost model", columns, rows, marked)
+
+
+def foreign_stage_table(comparison: "ForeignComparison") -> Table:
+    """The stages of the best plan."""
+    rows = tuple(
+        (
+            str(s),
+            _devices(stage.devices),
+            str(len(stage.operators)),
+            format_seconds(stage.forward_s + stage.backward_s),
+            format_seconds(stage.communication_s),
+            format_seconds(stage.load_s),
+            format_bytes(stage.memory_bytes),
+            stage.how,
+            f"{stage.operators[0]} .. {stage.operators[-1]}",
+        )
+        for s, stage in enumerate(comparison.best.stages)
+    )
+    columns = (">stage", "devices", ">operators", ">computation", ">communication", ">load",
+               ">memory", "how", "from .. to")  # fmt: skip
+    return Table("Stages", columns, rows, optional=("from .. to", ">computation", ">operators"))
+
+
+def foreign_lines(comparison: "ForeignComparison") -> tuple[str, ...]:
+    """Why solvers have no plan, and what the user should know."""
+    return (
+        *(f"{row.solver}: {row.reason}" for row in comparison.rows if row.reason),
+        *(f"note: {note}" for note in comparison.notes),
+    )

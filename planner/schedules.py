@@ -25,8 +25,12 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
+from functools import lru_cache
 from urllib.parse import quote, unquote
+
+import numpy as np
+import numpy.typing as npt
 
 from planner.graph import Graph
 from planner.strategy import (
@@ -38,6 +42,8 @@ from planner.strategy import (
     gradient_sums,
     used_devices,
 )
+
+Ints = npt.NDArray[np.int64]
 
 
 class Direction(StrEnum):
@@ -101,17 +107,146 @@ class Step:
 Action = Compute | Send | Receive | AllReduce | Step
 
 
+class Kind(IntEnum):
+    """What an action is, in arrays."""
+
+    COMPUTE = 0
+    SEND = 1
+    RECEIVE = 2
+    SUM = 3
+    STEP = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Code:
+    """Action lists as arrays, one after the other: there can be millions of actions.
+
+    Attributes:
+        devices: (D,) the device of each list, ascending.
+        start: (D + 1,) where each list begins, and the last one ends.
+        kind: (n,) a `Kind`.
+        backward: (n,) whether the direction is backward.
+        stage: (n,) of computations, sends and receives.
+        microbatch: (n,) likewise.
+        tensor: (n,) of sends and receives, an index into `tensors`; of a sum, the sum.
+        peer: (n,) of sends and receives, the device at the other end.
+        tensors: names.
+    """
+
+    devices: Ints
+    start: Ints
+    kind: npt.NDArray[np.int8]
+    backward: npt.NDArray[np.bool_]
+    stage: Ints
+    microbatch: Ints
+    tensor: Ints
+    peer: Ints
+    tensors: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def owner(self) -> Ints:
+        """(n,) the position of each action's device in `devices`."""
+        return np.repeat(np.arange(len(self.devices)), np.diff(self.start))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lists(Mapping[int, tuple[Action, ...]]):
+    """Arrays read as lists of actions, by device."""
+
+    code: Code
+
+    def __getitem__(self, device: int) -> tuple[Action, ...]:
+        (found,) = np.flatnonzero(self.code.devices == device)[:1].tolist() or [None]
+        if found is None:
+            raise KeyError(device)
+        return decode(self.code, range(self.code.start[found], self.code.start[found + 1]))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.code.devices.tolist())
+
+    def __len__(self) -> int:
+        return len(self.code.devices)
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What all devices do in one iteration.
 
     Attributes:
-        lists: per used device, its actions in order.
+        lists: per used device, its actions in order; each sum once in the list of each member.
         sums: the all-reduces, in their global order.
     """
 
     lists: Mapping[int, tuple[Action, ...]]
     sums: tuple[GradientSum, ...]
+
+    @property
+    def code(self) -> Code:
+        """The lists as arrays."""
+        return self.lists.code if isinstance(self.lists, Lists) else encode(self.lists)
+
+    @property
+    def members(self) -> Ints:
+        """How many devices come to each sum."""
+        return np.array([len(one.devices) for one in self.sums], dtype=np.int64)
+
+
+def encode(lists: Mapping[int, Sequence[Action]]) -> Code:
+    """Lists of actions as arrays, by device."""
+    numbers: dict[str, int] = {}
+    rows = []
+    for device in sorted(lists):
+        for action in lists[device]:
+            match action:
+                case Compute(direction, stage, m):
+                    rows.append((Kind.COMPUTE, direction is Direction.BACKWARD, stage, m, 0, 0))
+                case Send(direction, stage, m, name, peer) | Receive(
+                    direction, stage, m, name, peer
+                ):
+                    kind = Kind.SEND if isinstance(action, Send) else Kind.RECEIVE
+                    tensor = numbers.setdefault(name, len(numbers))
+                    back = direction is Direction.BACKWARD
+                    rows.append((kind, back, stage, m, tensor, peer))
+                case AllReduce(index):
+                    rows.append((Kind.SUM, False, 0, 0, index, 0))
+                case Step():
+                    rows.append((Kind.STEP, False, 0, 0, 0, 0))
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T.copy()
+    return Code(
+        np.array(sorted(lists), dtype=np.int64),
+        np.cumsum([0, *(len(lists[device]) for device in sorted(lists))]),
+        columns[0].astype(np.int8), columns[1].astype(bool), columns[2], columns[3], columns[4],
+        columns[5], tuple(numbers),
+    )  # fmt: skip
+
+
+def decode(code: Code, some: Sequence[int] | Ints) -> tuple[Action, ...]:
+    """Actions from their arrays.
+
+    Args:
+        some: indices of the actions.
+    """
+    where = np.asarray(some, dtype=np.int64)
+    columns = (code.kind, code.backward, code.stage, code.microbatch, code.tensor, code.peer)
+    found: list[Action] = []
+    for kind, backward, stage, m, tensor, peer in zip(
+        *(column[where].tolist() for column in columns), strict=True
+    ):
+        direction = Direction.BACKWARD if backward else Direction.FORWARD
+        match kind:
+            case Kind.COMPUTE:
+                found.append(Compute(direction, stage, m))
+            case Kind.SEND:
+                found.append(Send(direction, stage, m, code.tensors[tensor], peer))
+            case Kind.RECEIVE:
+                found.append(Receive(direction, stage, m, code.tensors[tensor], peer))
+            case Kind.SUM:
+                found.append(AllReduce(tensor))
+            case Kind.STEP:
+                found.append(Step())
+    return tuple(found)
 
 
 def gpipe(num_microbatches: int, warmup: int) -> Iterator[tuple[Direction, int]]:
@@ -186,62 +321,204 @@ def program(strategy: Strategy, graph: Graph) -> Program:
     """
     crossing = crossings(strategy, graph)
     sums = gradient_sums(strategy, graph)
-    lists = {}
+    used = np.array(used_devices(strategy), dtype=np.int64)
+    position = {device: d for d, device in enumerate(used.tolist())}
+    most = max(stage.num_replicas for stage in strategy.stages)
+    replicas = np.zeros((len(strategy.stages), most), dtype=np.int64)
     for s, stage in enumerate(strategy.stages):
-        for replica, device in enumerate(stage.devices):
-            body = _stage_list(strategy, s, replica, crossing)
-            tail = [AllReduce(i) for i, one in enumerate(sums) if device in one.devices]
-            lists[device] = (*body, *tail, Step())
-    return Program({device: lists[device] for device in used_devices(strategy)}, sums)
+        replicas[s, : stage.num_replicas] = stage.devices
+    width = np.array([stage.num_replicas for stage in strategy.stages])
+    # Replicas with equally many microbatches have the same list but for these and the peers.
+    blocks = []
+    lengths = np.zeros(len(used), dtype=np.int64)
+    for s, stage in enumerate(strategy.stages):
+        rounds, more = divmod(strategy.num_microbatches, stage.num_replicas)
+        tail = [i for i, one in enumerate(sums) if stage.devices[0] in one.devices]
+        for count, which in ((rounds + 1, range(more)), (rounds, range(more, stage.num_replicas))):
+            if which:
+                pattern = _pattern(strategy, s, count, crossing, tail)
+                where = np.array([position[stage.devices[replica]] for replica in which])
+                blocks.append((pattern, s, np.array(which), where))
+                lengths[where] = len(pattern)
+    start = np.concatenate([[0], np.cumsum(lengths)])
+    total = int(start[-1])
+    kind, backward = np.empty(total, dtype=np.int8), np.empty(total, dtype=bool)
+    stages, microbatch, tensor, peer = (np.zeros(total, dtype=np.int64) for _ in range(4))
+    for pattern, s, some, where in blocks:
+        at = start[where][:, None] + np.arange(len(pattern))
+        m = some[:, None] + pattern.turn * width[s]
+        kind[at], backward[at], tensor[at] = pattern.kind, pattern.backward, pattern.tensor
+        stages[at] = np.where(pattern.kind <= Kind.RECEIVE, s, 0)
+        microbatch[at] = np.where(pattern.kind <= Kind.RECEIVE, m, 0)
+        far = replicas[pattern.peer_stage, m % width[pattern.peer_stage]]
+        peer[at] = np.where(_is_transfer(pattern.kind), far, 0)
+    names = tuple(one.tensor for one in crossing)
+    code = Code(used, start, kind, backward, stages, microbatch, tensor, peer, names)
+    return Program(Lists(code), sums)
 
 
-def _stage_list(
-    strategy: Strategy, s: int, replica: int, crossing: Sequence[Crossing]
-) -> list[Action]:
-    """Forwards, backwards and transfers of one replica of stage s."""
-    stage = strategy.stages[s]
-    mine = range(replica, strategy.num_microbatches, stage.num_replicas)
-    crossing = [one for one in crossing if s == one.source or s in one.targets]
-    order = SCHEDULES[strategy.schedule](len(mine), stage.warmup)
-    computes = [Compute(direction, s, mine[k]) for direction, k in order]
-    posted_before: dict[int, list[Receive]] = {}
-    last_of: dict[Direction, int] = {}
-    for i, compute in enumerate(computes):
-        # One action of the same kind ahead; the first backward has only forwards before it.
-        at = last_of.get(compute.direction, max(i - 1, 0))
-        last_of[compute.direction] = i
-        posted_before.setdefault(at, []).extend(_receives(strategy, compute, crossing))
-    actions: list[Action] = []
-    for i, compute in enumerate(computes):
-        actions += [*posted_before.get(i, ()), compute, *_sends(strategy, compute, crossing)]
-    return actions
+def _is_transfer(kind: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = (kind == Kind.SEND) | (kind == Kind.RECEIVE)
+    return found
 
 
-def _device(strategy: Strategy, s: int, microbatch: int) -> int:
-    devices = strategy.stages[s].devices
-    return devices[microbatch % len(devices)]
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """The list of any replica of a stage that has so many microbatches; (n,) each.
+
+    Attributes:
+        kind, backward, tensor: as in `Code`.
+        turn: which of the replica's microbatches, from 0 on.
+        peer_stage: the stage at the other end.
+    """
+
+    kind: npt.NDArray[np.int8]
+    backward: npt.NDArray[np.bool_]
+    turn: Ints
+    tensor: Ints
+    peer_stage: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
 
 
-def _receives(
-    strategy: Strategy, compute: Compute, crossing: Sequence[Crossing]
-) -> Iterator[Receive]:
-    s, m, direction = compute.stage, compute.microbatch, compute.direction
-    for one in crossing:
-        if direction is Direction.FORWARD and s in one.targets:
-            yield Receive(direction, s, m, one.tensor, _device(strategy, one.source, m))
-        if direction is Direction.BACKWARD and s == one.source and one.gradient:
-            for target in one.targets:
-                yield Receive(direction, s, m, one.tensor, _device(strategy, target, m))
+def _pattern(
+    strategy: Strategy, s: int, count: int, crossing: Sequence[Crossing], tail: Sequence[int]
+) -> _Pattern:
+    """Forwards, backwards and transfers of a replica of stage s, then its sums and the step.
+
+    Args:
+        count: its microbatches.
+        tail: its sums.
+    """
+    order = list(SCHEDULES[strategy.schedule](count, strategy.stages[s].warmup))
+    back = np.array([direction is Direction.BACKWARD for direction, _ in order])
+    turn = np.array([k for _, k in order], dtype=np.int64)
+    slots = np.arange(len(order))
+    # Receives are posted one action of their kind ahead; the first backward has only forwards
+    # before it.
+    posted = np.empty(len(order), dtype=np.int64)
+    for backward in (False, True):
+        same = np.flatnonzero(back == backward)
+        posted[same[1:]] = same[:-1]
+        posted[same[:1]] = np.maximum(same[:1] - 1, 0)
+    # (slot, 0 before its action or 2 after it, computation, position), and what the action is.
+    keys = [np.stack([slots, np.ones_like(slots), slots, np.zeros_like(slots)])]
+    parts = [(Kind.COMPUTE, slots, 0, 0)]
+    for kind, at, phase in ((Kind.RECEIVE, posted, 0), (Kind.SEND, slots, 2)):
+        for backward in (False, True):
+            own = np.flatnonzero(back == backward)
+            ends = _ends(s, crossing, entering=(kind is Kind.RECEIVE) != backward)
+            for j, (tensor, other) in enumerate(ends):
+                if crossing[tensor].gradient or not backward:
+                    place = at[own], np.full_like(own, phase), own, np.full_like(own, j)
+                    keys.append(np.stack(place))
+                    parts.append((kind, own, tensor, other))
+    sizes = [len(own) for _, own, _, _ in parts]
+    of = np.concatenate([own for _, own, _, _ in parts])
+    slot, phase_of, computation, j_of = np.concatenate(keys, axis=1)
+    by_place = np.lexsort((j_of, computation, phase_of, slot))
+    ending = len(tail) + 1
+
+    def column(values: Sequence[int], end: Sequence[int]) -> Ints:
+        return np.concatenate([np.repeat(values, sizes)[by_place], end])
+
+    return _Pattern(
+        column([kind for kind, *_ in parts], [*[Kind.SUM] * len(tail), Kind.STEP]).astype(np.int8),
+        np.concatenate([back[of][by_place], np.zeros(ending, dtype=bool)]),
+        np.concatenate([turn[of][by_place], np.zeros(ending, dtype=np.int64)]),
+        column([tensor for *_, tensor, _ in parts], [*tail, 0]),
+        column([other for *_, other in parts], [0] * ending),
+    )
 
 
-def _sends(strategy: Strategy, compute: Compute, crossing: Sequence[Crossing]) -> Iterator[Send]:
-    s, m, direction = compute.stage, compute.microbatch, compute.direction
-    for one in crossing:
-        if direction is Direction.FORWARD and s == one.source:
-            for target in one.targets:
-                yield Send(direction, s, m, one.tensor, _device(strategy, target, m))
-        if direction is Direction.BACKWARD and s in one.targets and one.gradient:
-            yield Send(direction, s, m, one.tensor, _device(strategy, one.source, m))
+def _ends(s: int, crossing: Sequence[Crossing], *, entering: bool) -> list[tuple[int, int]]:
+    """(tensor, stage at its other end) of what comes into stage s, or of what leaves it, in the
+    order of the crossings.
+    """
+    if entering:
+        return [(i, one.source) for i, one in enumerate(crossing) if s in one.targets]
+    return [(i, t) for i, one in enumerate(crossing) if s == one.source for t in one.targets]
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Which actions of some lists belong together.
+
+    Attributes:
+        key: (n,) a number for each computation of a device, the same for the receives that it
+            waits for; of a sum, the sum.
+        num_keys: how many there are.
+        pair: (n,) of sends and receives, the ordered pair of devices.
+        source: (P,) of a pair, the position of the device that sends.
+        target: (P,) the one that receives.
+        receives: the receives, by pair, in the order of their lists.
+        first: (P + 1,) where the receives of a pair begin.
+        sound: whether every send has its receive, in the same order.
+    """
+
+    key: Ints
+    num_keys: int
+    pair: Ints
+    source: Ints
+    target: Ints
+    receives: Ints
+    first: Ints
+    sound: bool
+
+
+@lru_cache(maxsize=2)
+def wire(code: Code) -> Wiring:
+    """Finds what belongs together in some lists."""
+    owner, count = code.owner(), len(code.devices)
+    computing = (code.kind == Kind.COMPUTE) | (code.kind == Kind.RECEIVE)
+    key = np.where(code.kind == Kind.SUM, code.tensor, 0)
+    stages, turns = (int(one.max(initial=0)) + 1 for one in (code.stage, code.microbatch))
+    mine, _ = _numbered(owner[computing] * stages + code.stage[computing], count * stages)
+    names = (2 * mine + code.backward[computing]) * turns + code.microbatch[computing]
+    key[computing], num_keys = _numbered(names, 2 * turns * (int(mine.max(initial=0)) + 1))
+    moving = np.flatnonzero(_is_transfer(code.kind))
+    position = np.full(int(max(code.devices.max(), code.peer.max(initial=0))) + 1, count)
+    position[code.devices] = np.arange(count)
+    here, there = owner[moving], position[code.peer[moving]]
+    sending = code.kind[moving] == Kind.SEND
+    ends = np.where(sending, here, there) * (count + 1) + np.where(sending, there, here)
+    pair = np.zeros(len(code), dtype=np.int64)
+    pair[moving], num_pairs = _numbered(ends, (count + 1) ** 2)
+    pairs = np.zeros(num_pairs, dtype=np.int64)
+    pairs[pair[moving]] = ends
+    lists = []
+    for end in (Kind.SEND, Kind.RECEIVE):
+        own = np.flatnonzero(code.kind == end)
+        # Short integers are sorted in linear time.
+        short = pair[own].astype(np.uint16 if num_pairs < 2**16 else np.int64)
+        lists.append(own[np.argsort(short, kind="stable")])
+    sends, receives = lists
+    sound = len(sends) == len(receives) and all(
+        np.array_equal(one[sends], one[receives])
+        for one in (pair, code.backward, code.microbatch, code.tensor)
+    )
+    first = np.concatenate([[0], np.cumsum(np.bincount(pair[receives], minlength=len(pairs)))])
+    return Wiring(
+        key, num_keys, pair, pairs // (count + 1), pairs % (count + 1), receives, first, sound
+    )
+
+
+def _numbered(names: Ints, limit: int) -> tuple[Ints, int]:
+    """(n,) numbers from 0 on for equal values, ascending with them, and how many there are.
+
+    Args:
+        names: (n,) from 0 to below the limit.
+    """
+    if limit > 16 * len(names):
+        known, found = np.unique(names, return_inverse=True)
+        return found, len(known)
+    there = np.zeros(limit, dtype=bool)
+    there[names] = True
+    values = np.flatnonzero(there)
+    number = np.empty(limit, dtype=np.int64)
+    number[values] = np.arange(len(values))
+    return number[names], len(values)
 
 
 def dry_run(lists: Program) -> str | None:
@@ -251,6 +528,20 @@ def dry_run(lists: Program) -> str | None:
     The order in which devices take turns does not matter: each action waits for certain others,
     and no two ever compete.
     """
+    from planner import schedules_kernels as kernels
+
+    code = lists.code
+    wiring = wire(code)
+    if wiring.sound and kernels.ends(
+        code.start, code.kind, wiring.key, wiring.num_keys, wiring.pair, wiring.target,
+        wiring.receives, wiring.first, lists.members,
+    ):  # fmt: skip
+        return None
+    return _what_blocks(lists)
+
+
+def _what_blocks(lists: Program) -> str | None:
+    """The same, action by action and in words."""
     state = _DryRun(lists)
     moved = True
     while moved:

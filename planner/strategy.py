@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from planner.graph import Graph, consumers, holders, producers, tensors_by_name
 
@@ -103,6 +104,7 @@ def stage_of(strategy: Strategy, graph: Graph) -> tuple[int, ...]:
     return tuple(stages[operator.name] for operator in graph.operators)
 
 
+@lru_cache(maxsize=8)
 def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
     """The tensors that cross stages, in the order in which they are made."""
     stages, read_by, tensors = stage_of(strategy, graph), consumers(graph), tensors_by_name(graph)
@@ -125,9 +127,13 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
     stages, users = stage_of(strategy, graph), holders(graph)
     groups: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     sizes: dict[tuple[int, tuple[int, ...]], int] = {}
+    known: dict[frozenset[int], tuple[int, ...]] = {}
     for parameter in graph.parameters:
-        used_in = {stages[v] for v in users[parameter.name]}
-        devices = tuple(sorted({d for s in used_in for d in strategy.stages[s].devices}))
+        used_in = frozenset(stages[v] for v in users[parameter.name])
+        if used_in not in known:
+            together = {d for s in used_in for d in strategy.stages[s].devices}
+            known[used_in] = tuple(sorted(together))
+        devices = known[used_in]
         if parameter.trainable and len(devices) > 1:
             key = (len(used_in), devices)
             groups.setdefault(key, []).append(parameter.name)

@@ -6,10 +6,13 @@ It answers which links a transfer takes and how wide they are; times come from `
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import pairwise, permutations
+from functools import cache, lru_cache
+from heapq import heappop, heappush
+from itertools import permutations
+from typing import Any
 
-import networkx as nx
+import numpy as np
+import numpy.typing as npt
 
 from planner.errors import TopologyError
 
@@ -128,13 +131,19 @@ class Topology:
     notes: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
-        return hash((self.name, self.devices, len(self.links)))
+        return hash((self.name, len(self.devices), len(self.links)))
 
 
 def device_type(topology: Topology, device: int) -> DeviceType:
     """The type of a device."""
     name = topology.devices[device].type
     return next(one for one in topology.device_types if one.name == name)
+
+
+@lru_cache(maxsize=8)
+def hosts_by_name(topology: Topology) -> Mapping[str, Host]:
+    """The hosts by name."""
+    return {host.name: host for host in topology.hosts}
 
 
 def _width_of(part: Link | Level) -> Iterator[str]:
@@ -149,17 +158,16 @@ def problems(topology: Topology) -> tuple[str, ...]:
     found = []
     names = [d.name for d in topology.devices] + list(topology.switches)
     names += [h.name for h in topology.hosts]
-    found += [
-        f"{n}: the name is used twice" for n in sorted({n for n in names if names.count(n) > 1})
-    ]
+    found += [f"{n}: the name is used twice" for n, k in sorted(Counter(names).items()) if k > 1]
     vertices, types = set(names), {t.name for t in topology.device_types}
+    hosts = {host.name for host in topology.hosts}
     for i, device in enumerate(topology.devices):
         if device.type not in types:
             found.append(
                 f"devices[{i}].type: unknown device type {device.type!r};"
                 f" known: {', '.join(sorted(types))}"
             )
-        if device.host not in {h.name for h in topology.hosts}:
+        if device.host not in hosts:
             found.append(f"devices[{i}].host: unknown host {device.host!r}")
     narrow = [
         f"levels[{i}].{wrong}"
@@ -238,52 +246,232 @@ def _levels_of(levels: tuple[Level, ...], num_devices: int) -> tuple[Level, ...]
     return ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Routes(Mapping[tuple[int, int], tuple[int, ...]]):
+    """Per ordered pair of devices, the indices of the links that a transfer takes.
+
+    A path leaves its device, crosses the core (hosts and switches) and enters the other device, or
+    is one link from device to device. The core's shortest paths are kept; a pair's path is put
+    together when it is asked for, and its latency and bandwidth stand in tables.
+
+    Attributes:
+        latency_s: (K, K) sum of the latencies of the links, in s; 0 on the diagonal.
+        bandwidth_bytes_per_s: (K, K) bandwidth of the narrowest link; inf on the diagonal.
+    """
+
+    latency_s: npt.NDArray[np.float64]
+    bandwidth_bytes_per_s: npt.NDArray[np.float64]
+    # (K, K) the link that enters the target, and the one that leaves the source.
+    _last: npt.NDArray[np.int64]
+    _first: npt.NDArray[np.int64]
+    # Per vertex of the core that a path starts at, the link before each vertex of the core.
+    _before: tuple[Mapping[str, int], ...]
+    # Position in the core by name, and where each link leads from and to.
+    _core: Mapping[str, int]
+    _links: tuple[Link, ...]
+
+    def __getitem__(self, pair: tuple[int, int]) -> tuple[int, ...]:
+        p, q = pair
+        if p == q or not (0 <= p < len(self.latency_s) and 0 <= q < len(self.latency_s)):
+            raise KeyError(pair)
+        first, last = int(self._first[p, q]), int(self._last[p, q])
+        if first == last:
+            return (first,)
+        start, vertex = self._links[first].target, self._links[last].source
+        path = [last]
+        while vertex != start:
+            path.append(self._before[self._core[start]][vertex])
+            vertex = self._links[path[-1]].source
+        return (first, *reversed(path))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return permutations(range(len(self.latency_s)), 2)
+
+    def __len__(self) -> int:
+        return len(self.latency_s) * (len(self.latency_s) - 1)
+
+
 @lru_cache(maxsize=8)
-def routes(topology: Topology) -> Mapping[tuple[int, int], tuple[int, ...]]:
-    """Per ordered pair of devices, the indices of the links that a transfer takes: the fastest
-    path for a message of `ROUTED_BYTES` that runs through no other device.
+def routes(topology: Topology) -> Routes:
+    """Per ordered pair of devices, the fastest path for a message of `ROUTED_BYTES` that runs
+    through no other device; of equally fast ones, a link from device to device, else that of the
+    first links.
+
+    Takes O(C L log C + K^2 P) for C hosts and switches, L links and P links into a device.
 
     Raises:
         TopologyError: if two devices are not connected.
     """
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(d.name for d in topology.devices)
+    names = {device.name: p for p, device in enumerate(topology.devices)}
+    vertices = dict.fromkeys(v for link in topology.links for v in (link.source, link.target))
+    core = {v: c for c, v in enumerate(v for v in vertices if v not in names)}
+    out, into, direct = _links_of_devices(topology, names)
+    trees = [_shortest_paths(topology, core, start) for start in core]
+    count = len(names)
+    # From each device to each vertex of the core, and on from there to each device.
+    to_core = _Table.empty((count, len(core)))
+    for p, i in out:
+        link, tree = topology.links[i], trees[core[topology.links[i].target]]
+        to_core.offer(
+            p, link.latency_s + tree.latency_s, np.minimum(link.bandwidth_bytes_per_s, tree.width),
+            _time_s(link) + tree.time_s, i, i,
+        )  # fmt: skip
+    found = _Table.empty((count, count))
+    for p, q, i in direct:
+        link = topology.links[i]
+        found.offer((p, q), link.latency_s, link.bandwidth_bytes_per_s, _time_s(link), i, i)
+    for q, i in into:
+        link, c = topology.links[i], core[topology.links[i].source]
+        found.offer(
+            (slice(None), q), to_core.latency_s[:, c] + link.latency_s,
+            np.minimum(to_core.width[:, c], link.bandwidth_bytes_per_s),
+            to_core.time_s[:, c] + _time_s(link), to_core.first[:, c], i,
+        )  # fmt: skip
+    np.fill_diagonal(found.latency_s, 0.0)
+    np.fill_diagonal(found.width, np.inf)
+    np.fill_diagonal(found.time_s, 0.0)
+    if np.isinf(found.time_s).any():
+        p, q = np.argwhere(np.isinf(found.time_s))[0]
+        raise TopologyError(
+            f"topology {topology.name}: no path leads from {topology.devices[p].name} to"
+            f" {topology.devices[q].name}; add a link, or a switch that both are linked to"
+        )
+    for table in (found.latency_s, found.width):
+        table.setflags(write=False)
+    return Routes(
+        found.latency_s, found.width, found.last, found.first,
+        tuple(tree.before for tree in trees), core, topology.links,
+    )  # fmt: skip
+
+
+def _time_s(link: Link) -> float:
+    return link.latency_s + ROUTED_BYTES / link.bandwidth_bytes_per_s
+
+
+def _links_of_devices(
+    topology: Topology, names: Mapping[str, int]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int, int]]]:
+    """(device, link) of the links out of devices and into them, (p, q, link) of those between two,
+    by the index of the link.
+    """
+    out, into, direct = [], [], []
     for i, link in enumerate(topology.links):
-        time_s = link.latency_s + ROUTED_BYTES / link.bandwidth_bytes_per_s
-        graph.add_edge(link.source, link.target, index=i, time_s=time_s)
-    names = {d.name for d in topology.devices}
-    found = {}
-    for p, source in enumerate(topology.devices):
+        if link.source in names and link.target in names:
+            direct.append((names[link.source], names[link.target], i))
+        elif link.source in names:
+            out.append((names[link.source], i))
+        elif link.target in names:
+            into.append((names[link.target], i))
+    return out, into, direct
 
-        def weight(
-            u: str, v: str, edge: Mapping[str, float], start: str = source.name
-        ) -> float | None:
-            return edge["time_s"] if u == start or u not in names else None
 
-        paths = nx.single_source_dijkstra_path(graph, source.name, weight=weight)
-        for q, target in enumerate(topology.devices):
-            if q == p:
-                continue
-            if target.name not in paths:
-                raise TopologyError(
-                    f"topology {topology.name}: no path leads from {source.name} to {target.name};"
-                    " add a link, or a switch that both are linked to"
-                )
-            path = paths[target.name]
-            found[p, q] = tuple(graph.edges[u, v]["index"] for u, v in pairwise(path))
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The best path so far for each pair of a source and a target; arrays of one shape.
+
+    Attributes:
+        latency_s: of the path; width: its least bandwidth; time_s: by which paths are compared.
+        first: index of its first link; last: of the link that enters the target.
+    """
+
+    latency_s: npt.NDArray[np.float64]
+    width: npt.NDArray[np.float64]
+    time_s: npt.NDArray[np.float64]
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int]) -> "_Table":
+        """Without any path."""
+        latency_s, width, time_s = (np.full(shape, np.inf) for _ in range(3))
+        return cls(latency_s, width, time_s, np.full(shape, -1), np.full(shape, -1))
+
+    def offer(
+        self,
+        where: Any,
+        latency_s: Any,
+        width: Any,
+        time_s: Any,
+        first: Any,
+        last: Any,
+    ) -> None:
+        """Takes other paths for the pairs at `where`, as far as they are faster."""
+        faster = np.asarray(time_s) < self.time_s[where]
+        for table, value in (
+            (self.latency_s, latency_s), (self.width, width), (self.first, first),
+            (self.last, last), (self.time_s, time_s),
+        ):  # fmt: skip
+            table[where] = np.where(faster, value, table[where])
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """The fastest paths from one vertex of the core to the others.
+
+    Attributes:
+        latency_s: (C,) of the path; inf where there is none.
+        width: (C,) its least bandwidth in bytes/s; inf at the start itself.
+        time_s: (C,) by which paths are compared.
+        before: the last link of the path to each vertex that is reached, by name.
+    """
+
+    latency_s: npt.NDArray[np.float64]
+    width: npt.NDArray[np.float64]
+    time_s: npt.NDArray[np.float64]
+    before: Mapping[str, int]
+
+
+def _shortest_paths(topology: Topology, core: Mapping[str, int], start: str) -> _Tree:
+    """Dijkstra's algorithm over hosts and switches."""
+    leaving = _core_links(topology)
+    latency, width, time = (np.full(len(core), np.inf) for _ in range(3))
+    latency[core[start]] = time[core[start]] = 0.0
+    before: dict[str, int] = {}
+    ahead, done = [(0.0, core[start], start)], set[str]()
+    while ahead:
+        time_s, c, vertex = heappop(ahead)
+        if vertex in done:
+            continue
+        done.add(vertex)
+        for i in leaving.get(vertex, ()):
+            link = topology.links[i]
+            d = core[link.target]
+            if time_s + _time_s(link) < time[d]:
+                time[d] = time_s + _time_s(link)
+                latency[d] = latency[c] + link.latency_s
+                width[d] = min(width[c], link.bandwidth_bytes_per_s)
+                before[link.target] = i
+                heappush(ahead, (time[d], d, link.target))
+    return _Tree(latency, width, time, before)
+
+
+@lru_cache(maxsize=8)
+def _core_links(topology: Topology) -> Mapping[str, list[int]]:
+    """The links from each host and switch to others."""
+    names = {device.name for device in topology.devices}
+    found: dict[str, list[int]] = {}
+    for i, link in enumerate(topology.links):
+        if link.source not in names and link.target not in names:
+            found.setdefault(link.source, []).append(i)
     return found
 
 
-@lru_cache(maxsize=65536)
+def pair_widths(topology: Topology) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Latency in s and bandwidth in bytes/s of every ordered pair of devices: two (K, K) tables
+    that cannot be written to, 0 and inf on the diagonal.
+    """
+    found = routes(topology)
+    return found.latency_s, found.bandwidth_bytes_per_s
+
+
 def bandwidth_bytes_per_s(topology: Topology, p: int, q: int) -> float:
     """Bandwidth of the narrowest link between two devices, in this direction."""
-    return min(topology.links[i].bandwidth_bytes_per_s for i in routes(topology)[p, q])
+    return float(routes(topology).bandwidth_bytes_per_s[p, q])
 
 
-@lru_cache(maxsize=65536)
 def latency_s(topology: Topology, p: int, q: int) -> float:
     """Sum of the latencies of the links between two devices, in this direction, in s."""
-    return sum(topology.links[i].latency_s for i in routes(topology)[p, q])
+    return float(routes(topology).latency_s[p, q])
 
 
 def host_order(topology: Topology, devices: Sequence[int]) -> tuple[int, ...]:
@@ -292,14 +480,12 @@ def host_order(topology: Topology, devices: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(devices, key=lambda d: (hosts[topology.devices[d].host], d)))
 
 
-def _width(topology: Topology, p: int, q: int) -> float:
-    """Bandwidth of a pair in its narrower direction."""
-    return min(bandwidth_bytes_per_s(topology, p, q), bandwidth_bytes_per_s(topology, q, p))
-
-
 # Up to this many devices, all orders are tried, of mirror images one: 8! / 2 = 20160 for a chain,
 # 7! / 2 = 2520 for a ring.
 _ALL_ORDERS = 8
+# Beyond that, so many steps from neighbour to neighbour are taken: up to 64 devices from every
+# start, more devices from fewer.
+_STEPS = 4096
 
 
 @lru_cache(maxsize=4096)
@@ -308,42 +494,54 @@ def chain(topology: Topology, devices: tuple[int, ...], *, closed: bool = False)
     neighbour of the first (a ring).
 
     The narrowest pair of neighbours is as wide as can be, then their times for one byte add up to
-    as little as can be; exact up to 8 devices, else each device is followed by its widest
-    neighbour. Ties go to the lowest indices.
+    as little as can be; exact up to 8 devices. Of more, it is the best of the order by hosts and
+    of those that follow each device by its widest neighbour, from up to 64 starts that are spread
+    over the devices. Ties go to the lowest indices.
 
     Args:
         devices: indices, any number.
     """
     if len(devices) < 3:
         return devices
-    width = {(p, q): _width(topology, p, q) for p in devices for q in devices if p != q}
-
-    def badness(order: tuple[int, ...]) -> tuple[float, float, tuple[int, ...]]:
-        ends = (*order, order[0]) if closed else order
-        pairs = list(pairwise(ends))
-        # Rounded, so that the order of summation cannot decide.
-        total = float(f"{sum(1 / width[pair] for pair in pairs):.9e}")
-        return -min(width[pair] for pair in pairs), total, order
-
+    ascending = np.array(sorted(devices))
+    there = routes(topology).bandwidth_bytes_per_s[np.ix_(ascending, ascending)]
+    width = np.minimum(there, there.T)
     if len(devices) <= _ALL_ORDERS:
-        first = min(devices)
-        rest = sorted(set(devices) - {first})
-        # A ring may start anywhere, a chain may not. Mirror images are as good as each other:
-        # the one of the lower indices is tried.
-        orders = (
-            ((first, *o) for o in permutations(rest) if o[0] < o[-1])
-            if closed
-            else (o for o in permutations(sorted(devices)) if o[0] < o[-1])
-        )
-        return min(orders, key=badness)
-    return min((_nearest(width, start, devices) for start in devices), key=badness)
+        orders = _all_orders(len(devices), closed)
+    else:
+        starts = max(1, min(len(devices), _STEPS // len(devices)))
+        position = {device: i for i, device in enumerate(ascending.tolist())}
+        orders = np.array([
+            [position[device] for device in host_order(topology, devices)],
+            *(_nearest(width, len(devices) * i // starts) for i in range(starts)),
+        ])  # fmt: skip
+    widths = width[orders, np.roll(orders, -1, axis=1)]
+    widths = widths if closed else widths[:, :-1]
+    narrowest = widths.min(axis=1)
+    orders, widths = (one[narrowest == narrowest.max()] for one in (orders, widths))
+    total = (1 / widths).sum(axis=1)
+    # Nine digits, so that the order of summation cannot decide.
+    near = np.flatnonzero(total <= total.min() * (1 + 1e-8))
+    best = min(near, key=lambda i: (float(f"{total[i]:.9e}"), orders[i].tolist()))
+    return tuple(ascending[orders[best]].tolist())
 
 
-def _nearest(
-    width: Mapping[tuple[int, int], float], start: int, devices: Sequence[int]
-) -> tuple[int, ...]:
-    order, left = [start], set(devices) - {start}
-    while left:
-        order.append(max(sorted(left), key=lambda q: width[order[-1], q]))
-        left.remove(order[-1])
-    return tuple(order)
+@cache
+def _all_orders(count: int, closed: bool) -> npt.NDArray[np.int64]:
+    """(n, count) the orders of few positions. A ring may start anywhere, a chain may not; mirror
+    images are as good as each other, and the one of the lower indices is there.
+    """
+    if closed:
+        rest = permutations(range(1, count))
+        return np.array([(0, *order) for order in rest if order[0] < order[-1]])
+    return np.array([order for order in permutations(range(count)) if order[0] < order[-1]])
+
+
+def _nearest(width: npt.NDArray[np.float64], start: int) -> list[int]:
+    """Positions from a start on, each followed by the widest neighbour that is left."""
+    order, left = [start], np.ones(len(width), dtype=bool)
+    left[start] = False
+    for _ in range(len(width) - 1):
+        order.append(int(np.where(left, width[order[-1]], -1.0).argmax()))
+        left[order[-1]] = False
+    return order

@@ -1,9 +1,12 @@
 """Small graphs, profiles, topologies and problems, made by hand."""
 
+from dataclasses import replace
+from math import prod
+
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.problem import Options, Problem
 from planner.profile import OperatorCost, Profile, Source
-from planner.topology import Device, DeviceType, Host, Link, Topology
+from planner.topology import Device, DeviceType, Host, Level, Link, Topology
 
 KB = 1000
 
@@ -81,6 +84,18 @@ def cluster(types, bandwidth=1e9, latency=0.0, links=(), cores=None, memory=None
             Link(*pair, rate, latency / 2) for a, b, rate in ends for pair in ((a, b), (b, a))
         ),
     )
+
+
+def hierarchy(counts, bandwidths=(1e9,), kind=None):
+    """A regular hierarchy of equal devices, innermost level first, whose links are those of a
+    `cluster` of the first bandwidth.
+    """
+    levels = tuple(
+        Level(f"level{i}", count, bandwidth, 0.0)
+        for i, (count, bandwidth) in enumerate(zip(counts, bandwidths, strict=True))
+    )
+    flat = cluster([kind or unit_type()] * prod(counts), bandwidths[0])
+    return replace(flat, levels=levels)
 
 
 def problem_of(profile, topology, num_microbatches=4, measured_on=None, **options):

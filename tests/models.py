@@ -1,4 +1,5 @@
-"""Real models for tests, benchmarks and the demo: nine light CNNs of the onnx package, GPT-2, BERT.
+"""Models for tests, benchmarks and the demo: nine light CNNs of the onnx package, GPT-2, BERT, and
+a transformer of any depth.
 
     python -m tests.models --list
     python -m tests.models resnet50 resnet50.onnx
@@ -17,7 +18,7 @@ from zlib import crc32
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 _LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 _RESIDUAL_SCALE = 0.5  # of a branch before it is added, so that 16 blocks keep the variance
@@ -199,6 +200,116 @@ def _exported(architecture: Callable[..., object], config: object, seed: int) ->
         return program.model_proto
 
 
+def deep_transformer(
+    layers: int = 200, width: int = 1024, sequence: int = 512, vocabulary: int = 32_000
+) -> ModelProto:
+    """A decoder with pre-norm blocks of 50 elementary operators each, to see what scales.
+
+    The weights are external data in `deep-transformer.data`, which nobody has to write: planning
+    reads their shapes only.
+
+    Args:
+        layers: blocks; 200 make 10,000 operators.
+        width: of the hidden state, 64 per head.
+        sequence: tokens in a sample.
+        vocabulary: number of tokens.
+    """
+    flow = _Flow()
+    hidden = flow.add("Gather", flow.weight("embedding", vocabulary, width), "tokens")
+    mask = flow.constant("mask", np.triu(np.full((sequence, sequence), -1e4, np.float32), 1))
+    for layer in range(layers):
+        flow.scope = f"h.{layer}."
+        hidden = flow.add("Add", hidden, _attention(flow, _normed(flow, hidden, "ln1", width),
+                                                    mask, width, sequence))  # fmt: skip
+        inner = _linear(flow, _normed(flow, hidden, "ln2", width), "up", width, 4 * width)
+        gate = flow.add("Erf", flow.add("Div", inner, flow.constant("root2", np.float32(2**0.5))))
+        gate = flow.add("Mul", inner, flow.add("Add", gate, flow.constant("one", np.float32(1))))
+        gate = flow.add("Mul", gate, flow.constant("half", np.float32(0.5)))
+        hidden = flow.add("Add", hidden, _linear(flow, gate, "down", 4 * width, width))
+    flow.scope = ""
+    logits = flow.add("MatMul", hidden, flow.weight("head", width, vocabulary))
+    return flow.model(
+        helper.make_tensor_value_info("tokens", onnx.TensorProto.INT64, ["batch", sequence]),
+        helper.make_tensor_value_info(
+            logits, onnx.TensorProto.FLOAT, ["batch", sequence, vocabulary]
+        ),
+    )
+
+
+class _Flow:
+    """A graph that grows operator by operator; names carry the scope."""
+
+    def __init__(self) -> None:
+        self.scope = ""
+        self.nodes: list[NodeProto] = []
+        self.held: dict[str, onnx.TensorProto] = {}
+        self.offset = 0
+
+    def add(self, kind: str, *inputs: str, **attributes: object) -> str:
+        """One more operator; its output."""
+        name = f"{self.scope}{kind}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [name], name, **attributes))
+        return name
+
+    def weight(self, name: str, *shape: int) -> str:
+        """A float parameter in the external file."""
+        tensor = onnx.TensorProto(
+            name=self.scope + name, dims=shape, data_type=onnx.TensorProto.FLOAT,
+            data_location=onnx.TensorProto.EXTERNAL,
+        )  # fmt: skip
+        length = 4 * int(np.prod(shape))
+        for key, value in (
+            ("location", "deep-transformer.data"), ("offset", self.offset), ("length", length),
+        ):  # fmt: skip
+            tensor.external_data.add(key=key, value=str(value))
+        self.offset += length
+        self.held[tensor.name] = tensor
+        return tensor.name
+
+    def constant(self, name: str, value: np.ndarray | np.generic) -> str:
+        """A value that all scopes share."""
+        self.held.setdefault(name, numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def model(self, given: onnx.ValueInfoProto, result: onnx.ValueInfoProto) -> ModelProto:
+        """All of it."""
+        graph = helper.make_graph(
+            self.nodes, "deep-transformer", [given], [result], list(self.held.values())
+        )
+        return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def _normed(flow: _Flow, hidden: str, name: str, width: int) -> str:
+    """Layer normalization in nine operators."""
+    axes = flow.constant("last", np.array([-1]))
+    off = flow.add("Sub", hidden, flow.add("ReduceMean", hidden, axes))
+    square = flow.add("ReduceMean", flow.add("Mul", off, off), axes)
+    scale = flow.add("Sqrt", flow.add("Add", square, flow.constant("tiny", np.float32(1e-5))))
+    scaled = flow.add("Mul", flow.add("Div", off, scale), flow.weight(f"{name}.weight", width))
+    return flow.add("Add", scaled, flow.weight(f"{name}.bias", width))
+
+
+def _linear(flow: _Flow, hidden: str, name: str, width_in: int, width_out: int) -> str:
+    product = flow.add("MatMul", hidden, flow.weight(f"{name}.weight", width_in, width_out))
+    return flow.add("Add", product, flow.weight(f"{name}.bias", width_out))
+
+
+def _attention(flow: _Flow, hidden: str, mask: str, width: int, sequence: int) -> str:
+    """Causal self-attention in 21 operators."""
+    split = flow.constant("split", np.array([-1, sequence, width // 64, 64]))
+    joined = flow.constant("joined", np.array([-1, sequence, width]))
+    query, key, value = (
+        flow.add("Transpose", flow.add("Reshape", _linear(flow, hidden, name, width, width), split),
+                 perm=perm)
+        for name, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3]))
+    )  # fmt: skip
+    scores = flow.add("MatMul", query, key)
+    scores = flow.add("Mul", scores, flow.constant("eighth", np.float32(1 / 8)))
+    shares = flow.add("Softmax", flow.add("Add", scores, mask), axis=-1)
+    mixed = flow.add("Transpose", flow.add("MatMul", shares, value), perm=[0, 2, 1, 3])
+    return _linear(flow, flow.add("Reshape", mixed, joined), "o", width, width)
+
+
 MODELS: Mapping[str, Callable[[], ModelProto]] = {
     "resnet50": partial(light, "resnet50"),
     "inception_v1": partial(light, "inception_v1"),
@@ -212,6 +323,7 @@ MODELS: Mapping[str, Callable[[], ModelProto]] = {
     "gpt2": gpt2,
     "bert": bert,
 }
+SYNTHETIC: Mapping[str, Callable[[], ModelProto]] = {"deep-transformer": deep_transformer}
 LIGHT_MODELS = tuple(name for name in MODELS if name not in ("gpt2", "bert"))
 
 
@@ -234,20 +346,21 @@ def cached(name: str, folder: Path, build: Callable[[], ModelProto] | None = Non
 
 def main() -> None:
     """Write one model to a file, or list them."""
+    known = {**MODELS, **SYNTHETIC}
     parser = argparse.ArgumentParser(description="Write one of the test models to a file.")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
-    parser.add_argument("name", nargs="?", choices=MODELS)
+    parser.add_argument("name", nargs="?", choices=known)
     parser.add_argument("out", nargs="?", type=Path, help="such as resnet50.onnx")
     parser.add_argument("--batch", type=int, help="write the batch into a CNN instead of a name")
     options = parser.parse_args()
     if options.list:
-        print("\n".join(MODELS))
+        print("\n".join(known))
     elif options.out is None:
         parser.error("expected NAME OUT.onnx, or --list")
     elif options.batch is not None and options.name not in LIGHT_MODELS:
         parser.error(f"--batch is for CNNs: {', '.join(LIGHT_MODELS)}")
     else:
-        build = MODELS[options.name]
+        build = known[options.name]
         proto = build() if options.batch is None else build(batch=options.batch)
         options.out.write_bytes(proto.SerializeToString())
 

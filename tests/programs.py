@@ -88,6 +88,22 @@ def star(out, into, latencies_s=None):
     return _cluster(names, ("switch",), up + down)
 
 
+def hosts(num_hosts, num_devices, inner=100.0, outer=10.0):
+    """Hosts of equally many devices; each is on one switch by a link of its own both ways."""
+    names = [f"gpu{i}" for i in range(num_hosts * num_devices)]
+    ends = [(name, f"host{i // num_devices}", inner) for i, name in enumerate(names)]
+    ends += [(f"host{h}", "core", outer) for h in range(num_hosts)]
+    links = [Link(*pair, width, 0.01) for a, b, width in ends for pair in ((a, b), (b, a))]
+    return Topology(
+        "hosts",
+        (ANY_TYPE,),
+        tuple(Host(f"host{h}") for h in range(num_hosts)),
+        tuple(Device(name, "any", host) for name, host, _ in ends[: len(names)]),
+        ("core",),
+        tuple(links),
+    )
+
+
 def _cluster(names, switches, links):
     devices = tuple(Device(name, "any", "host") for name in names)
     return Topology("test", (ANY_TYPE,), (Host("host"),), devices, switches, tuple(links))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.costs.bounds import fractional_s, longest_path_s, lower_bound_s, memory_shortage
-from planner.costs.closed_form import iteration_s
+from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
 from planner.costs.compute import operator_times, slowdown, step_s
 from planner.costs.evaluate import evaluate
@@ -147,6 +147,24 @@ def test_transfers_that_the_warmup_cannot_hide_slow_the_closed_form_as_the_simul
     assert closed == pytest.approx(timeline.iteration_s, rel=0.03)
     stalls = timeline.iteration_s > 1.05 * 60 * 3.0
     assert stalls == (extra == 0)
+
+
+@pytest.mark.parametrize("widths", [(4, 1), (1, 4), (3, 2), (2, 2)])
+def test_transfers_take_as_long_as_on_the_side_with_fewer_replicas(widths):
+    # 8 bytes take 4 s there and 4 s back, two stages of 0.3 s each: the links are the bottleneck.
+    problem = problem_of(
+        profile_of(graph_of([[], [0]], [8, 8], [8, 8]), [0.1, 0.1]),
+        cluster([unit_type()] * sum(widths), bandwidth=2.0),
+        num_microbatches=24,
+    )
+    devices = list(range(sum(widths)))
+    where = [devices[: widths[0]], devices[widths[0] :]]
+    strategy = pipeline(problem, [[0], [1]], where, recompute=False, extra=3)
+    evaluation = evaluate(problem, strategy)
+    timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
+    closed = iteration_s(evaluation.stages, 24, phases=False)
+    assert closed == pytest.approx(timeline.iteration_s, rel=0.25)
+    assert bottleneck_s(evaluation.stages) == pytest.approx(4.0 / min(widths))
 
 
 def test_a_late_stage_hides_its_sums_behind_the_cooldown_of_earlier_ones():

@@ -2,9 +2,7 @@
 
 import networkx as nx
 from hypothesis import given
-from hypothesis import strategies as st
 
-from planner.coarsen import coarsen
 from planner.order import antichain, count_downsets, downsets, members, pack
 from tests.strategies import dags
 
@@ -65,26 +63,3 @@ def test_counting_stops_at_the_limit():
 
 def test_pack_and_members_are_inverse():
     assert [members(m) for m in pack([[0, 63, 64], []], 70)] == [[0, 63, 64], []]
-
-
-@given(dags(max_nodes=12), st.integers(2, 20), st.data())
-def test_coarsening_partitions_the_nodes_into_a_dag_within_the_budget(feeds, budget, data):
-    weights = data.draw(st.lists(st.floats(0, 9), min_size=len(feeds), max_size=len(feeds)))
-    coarse = coarsen(feeds, weights, budget)
-    assert sorted(v for block in coarse.blocks for v in block) == list(range(len(feeds)))
-    assert coarse.num_downsets == count_downsets(coarse.predecessors) <= budget
-    block_of = {v: b for b, block in enumerate(coarse.blocks) for v in block}
-    edges = {(block_of[u], block_of[v]) for v, us in enumerate(feeds) for u in us}
-    expected = {(a, b) for a, b in edges if a != b}
-    assert {(a, b) for b, us in enumerate(coarse.predecessors) for a in us} == expected
-    assert all(a < b for a, b in expected)
-
-
-def test_without_a_budget_nothing_is_merged():
-    feeds = [[], [0], [0], [1, 2]]
-    assert coarsen(feeds, [1.0] * 4, None).blocks == ((0,), (1,), (2,), (3,))
-
-
-def test_cheap_nodes_are_merged_before_heavy_ones():
-    feeds = [[], [0], [1], [2]]  # a chain; 0.1 and 0.2 go together
-    assert coarsen(feeds, [5.0, 0.1, 0.2, 5.0], 4).blocks == ((0,), (1, 2), (3,))

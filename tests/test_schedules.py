@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,11 +12,14 @@ from planner.schedules import (
     Receive,
     Send,
     Step,
+    decode,
     default_warmups,
     dry_run,
+    encode,
     parse,
     program,
     text,
+    wire,
 )
 from tests.programs import chain, split, split_graphs, written
 
@@ -85,6 +89,25 @@ def test_the_text_of_an_action_parses_back(action):
 def test_other_words_are_no_actions(word):
     with pytest.raises(ValueError, match="is no action"):
         parse(word)
+
+
+@given(split_graphs(max_warmup=4))
+def test_lists_and_their_arrays_say_the_same(case):
+    graph, strategy = case
+    lists = program(strategy, graph)
+    again = encode(dict(lists.lists))
+    assert decode(again, range(len(again))) == decode(lists.code, range(len(lists.code)))
+    assert list(lists.lists) == again.devices.tolist()
+    with pytest.raises(KeyError):
+        lists.lists[99]
+
+
+def test_what_a_transfer_waits_for_is_found_in_the_arrays():
+    found = wire(program(split(chain(2), [1], [1, 1], 2), chain(2)).code)
+    assert found.sound
+    assert (found.source.tolist(), found.target.tolist()) == ([0, 1], [1, 0])
+    assert np.diff(found.first).tolist() == [2, 2]
+    assert not wire(written("0F0 0>1:0:x 0>1:0:y", "1<0:0:y 1<0:0:x 1F0").code).sound
 
 
 @given(split_graphs())

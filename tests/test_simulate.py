@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from planner.costs.actions import ActionCosts
 from planner.schedules import AllReduce, Compute, Direction, Send, Step, dry_run, program, text
-from planner.simulate.events import simulate
-from planner.simulate.links import Links, fair_rates
+from planner.simulate.events import run, simulate
 from planner.simulate.timeline import (
     Event,
     Flow,
@@ -17,11 +16,14 @@ from planner.simulate.timeline import (
     communication_s,
     compute_s,
     idle_s,
+    shares_s,
 )
 from planner.simulate.trace import chrome_trace, write_trace
 from planner.strategy import crossings
 from planner.topology import routes
-from tests.programs import chain, mesh, split, split_graphs, star, written
+from tests import slow_simulator
+from tests.programs import chain, hosts, mesh, split, split_graphs, star, written
+from tests.slow_simulator import Links, fair_rates
 
 FREE = 1e30
 
@@ -321,6 +323,61 @@ def test_compute_communication_and_idle_time_make_up_the_iteration(case):
 @given(split_graphs())
 def test_the_same_input_gives_the_same_timeline(case):
     assert simulated(case)[1] == simulated(case)[1]
+
+
+# Against the simulator in plain Python.
+
+
+@st.composite
+def timed_cases(draw):
+    """A program with costs that often coincide, on a mesh or on a star of narrow links."""
+    graph, strategy = draw(split_graphs(max_warmup=4))
+    lists = program(strategy, graph)
+    size = max(lists.lists) + 1
+    some = st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0, 2.0, 3.0])
+    width = st.sampled_from([0.3, 1.0, 2.0, 3.0, 7.0])
+    each = [draw(st.lists(one, min_size=size, max_size=size)) for one in (width, width, some)]
+    topology = star(*each) if draw(st.booleans()) else mesh(size, draw(width), draw(some))
+    equal = costs(lists)
+    found = ActionCosts(
+        {key: draw(some) for key in sorted(equal.forward_s)},
+        {key: draw(some) for key in sorted(equal.backward_s)},
+        {name: draw(st.sampled_from([0, 1, 4, 9])) for name in sorted(equal.tensor_bytes)},
+        tuple(draw(some) for _ in lists.sums),
+        {device: draw(some) for device in lists.lists},
+    )
+    return lists, found, topology
+
+
+def or_error(simulator, case):
+    try:
+        return simulator(*case)
+    except ValueError as error:
+        return str(error)
+
+
+@settings(max_examples=300)
+@given(timed_cases())
+def test_every_time_equals_that_of_the_simulator_in_plain_python(case):
+    found = or_error(simulate, case)
+    assert found == or_error(slow_simulator.simulate, case)
+    if isinstance(found, Timeline):
+        devices = sorted(case[0].lists)
+        for all_of_it, one in zip(
+            shares_s(run(*case)), (compute_s, communication_s, idle_s), strict=True
+        ):
+            assert all_of_it.tolist() == [one(found, device) for device in devices]
+
+
+def test_a_cluster_of_64_devices_that_shares_network_cards_equals_it_too():
+    # 4 stages of 16 replicas; 8 devices share one link into and one out of their host.
+    graph = chain(4)
+    lists = program(split(graph, [1, 2, 3], [16] * 4, 192, warmups=[6, 5, 3, 1]), graph)
+    case = lists, costs(lists, 1.0, 2.1, sum_s=3.0, step_s=0.1), hosts(8, 8)
+    found = simulate(*case)
+    assert found == slow_simulator.simulate(*case)
+    assert len(found.flows) == 2 * 3 * 192
+    assert max(flow.end_s - flow.start_s for flow in found.flows) > 2 * (4 / 10.0)
 
 
 # Timeline and trace.

@@ -1,13 +1,29 @@
-"""Topologies: what is wrong with one, its first devices, chains and rings."""
+"""Topologies: what is wrong with one, its first devices, routes, chains and rings."""
 
+import time
 from dataclasses import replace
 from itertools import pairwise, permutations
 
+import networkx as nx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner.clusters import find_topology, read_topology
-from planner.topology import Level, Link, bandwidth_bytes_per_s, chain, problems, routes, take
+from planner.errors import TopologyError
+from planner.topology import (
+    ROUTED_BYTES,
+    Level,
+    Link,
+    bandwidth_bytes_per_s,
+    chain,
+    pair_widths,
+    problems,
+    routes,
+    take,
+)
 from tests.builders import cluster, unit_type
+from tests.programs import hosts
 
 REGULAR = """
 format: planner-topology/1
@@ -93,3 +109,74 @@ def test_no_order_is_better_than_the_chain(closed):
         return -min(widths), round(sum(1 / w for w in widths), 18), order
 
     assert chain(mesh, devices, closed=closed) == min(permutations(devices), key=badness)
+
+
+@st.composite
+def link_graphs(draw):
+    """Up to 5 devices, 3 hosts and switches, and any links among them; each device is on a host."""
+    count = draw(st.integers(2, 5))
+    vertices = [f"d{i}" for i in range(count)] + ["host", "a", "b"]
+    widths, latencies = st.sampled_from([1e6, 2e6, 3e6, 1e7]), st.sampled_from([0.0, 0.25, 0.3])
+    pairs = st.tuples(st.sampled_from(vertices), st.sampled_from(vertices))
+    ends = draw(st.sets(pairs.filter(lambda pair: pair[0] != pair[1]), max_size=20))
+    ends |= {pair for v in vertices[:count] for pair in ((v, "host"), ("host", v))}
+    links = [Link(a, b, draw(widths), draw(latencies)) for a, b in sorted(ends)]
+    return replace(cluster([unit_type()] * count), switches=("a", "b"), links=tuple(links))
+
+
+@given(link_graphs())
+def test_routes_are_as_fast_as_those_of_networkx_and_run_through_no_device(topology):
+    graph = nx.DiGraph()
+    for link in topology.links:
+        time_s = link.latency_s + ROUTED_BYTES / link.bandwidth_bytes_per_s
+        graph.add_edge(link.source, link.target, time_s=time_s)
+    devices = {device.name for device in topology.devices}
+    found, (latency, width) = routes(topology), pair_widths(topology)
+    assert len(found) == len(dict(found)) == len(devices) * (len(devices) - 1)
+    for (p, q), path in found.items():
+        ends = topology.devices[p].name, topology.devices[q].name
+        links = [topology.links[i] for i in path]
+        assert (links[0].source, links[-1].target) == ends
+        assert all(a.target == b.source not in devices for a, b in pairwise(links))
+        allowed = graph.subgraph({*set(graph) - devices, *ends})
+        least_s = nx.dijkstra_path_length(allowed, *ends, weight="time_s")
+        taken_s = sum(one.latency_s + ROUTED_BYTES / one.bandwidth_bytes_per_s for one in links)
+        assert taken_s == pytest.approx(least_s, rel=1e-12)
+        assert latency[p, q] == pytest.approx(sum(one.latency_s for one in links), abs=1e-12)
+        assert width[p, q] == min(one.bandwidth_bytes_per_s for one in links)
+
+
+def test_a_pair_without_a_path_is_an_error_that_names_it():
+    both = cluster([unit_type()] * 2)
+    one_way = replace(both, links=tuple(link for link in both.links if link.target != "d0"))
+    with pytest.raises(TopologyError, match="no path leads from d1 to d0; add a link"):
+        routes(one_way)
+
+
+def test_tables_of_pairs_cannot_be_written_to():
+    for table in pair_widths(cluster([unit_type()] * 2)):
+        with pytest.raises(ValueError, match="read-only"):
+            table[0, 1] = 0.0
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_long_chain_stays_on_each_host_until_all_its_devices_are_in_it(closed):
+    # Devices are dealt to the hosts in turn, so the order by index would leave the host each time.
+    topology = hosts(16, 8)
+    dealt = tuple(topology.devices[8 * (i % 16) + i // 16] for i in range(128))
+    topology = replace(topology, devices=dealt)
+    order = chain(topology, tuple(range(128)), closed=closed)
+    assert sorted(order) == list(range(128))
+    ends = [*order, order[0]] if closed else order
+    changes = sum(dealt[p].host != dealt[q].host for p, q in pairwise(ends))
+    assert changes == (16 if closed else 15)
+
+
+def test_routes_and_a_ring_over_1024_devices_take_a_moment():
+    topology = hosts(128, 8)
+    start = time.process_time()
+    latency, width = pair_widths(topology)
+    assert chain(topology, tuple(range(1024)), closed=True) == tuple(range(1024))
+    assert time.process_time() - start < 3
+    assert (width[0, 7], width[0, 8]) == (100.0, 10.0)
+    assert latency[0, 1023] == pytest.approx(0.04)

@@ -6,10 +6,14 @@ stage s, and g_s for the gradients that come back over it; a_s seconds for the s
 and the optimizer's step. M microbatches.
 
     iteration = sum_s (f_s + b_s + c_s + g_s)                 the first microbatch, there and back
-              + max_s (ceil(M / R_s) - 1) p_s                 the others, at the slowest stage
+              + max_s max((ceil(M / R_s) - 1) p_s, q_s)       the others, at the slowest stage
               + max_s (a_s - sum_{r < s} (b_r + g_{r}))       the exposed end
 
-    p_s = max(f_s + b_s, c_s, g_s, l_s / W_s)
+    p_s = max(f_s + b_s, l_s / W_s)
+    q_s = (ceil(M / min(R_s, R_{s+1})) - 1) max(c_s, g_s)
+
+q_s is the time of the transfers over the cut behind stage s: a device sends or receives one tensor
+at a time in each direction, so the side with fewer replicas takes longer.
 
 l_s is the round trip of a microbatch from stage s on: no more than W_s are on their way, so one
 replica starts a new one at most every l_s / W_s. This is how transfers that the schedule cannot
@@ -17,13 +21,16 @@ hide slow a pipeline down. With all microbatches in flight the term falls away. 
 pipelines whose slowest stage is an early one, whose round trips hide behind its warm-up.
 
 GPipe runs all forwards before the backwards, and the slowest stage may be another one there and
-back: its second term is max_s (ceil(M / R_s) - 1) max(f_s, c_s) plus the same with b_s and g_s.
+back: its second term is such a maximum with f_s and c_s plus another one with b_s and g_s.
 
 The sums run from the last stage to the first, so `extend` puts one more stage in front.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from planner.problem import Objective
+from planner.strategy import ScheduleName
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ def extend(
     rounds: int,
     warmup: int,
     weight: float,
+    weight_behind: float,
     phases: bool,
 ) -> tuple[float, float, float, float]:
     """Puts one more stage in front of a pipeline. Compiled by the solver that searches with it.
@@ -79,20 +87,22 @@ def extend(
         rounds: ceil(M / R), microbatches per replica of the new stage.
         warmup: W of the new stage; `rounds` sets no limit to what is in flight.
         weight: what its period counts: rounds - 1 for the iteration, 1 / R for the bottleneck.
+        weight_behind: the same of the stage behind it, 0 if there is none.
         phases: whether all forwards run before all backwards (GPipe).
 
     Returns:
         total, worst, worst_back and exposed with the new stage.
     """
     total = total + forward + backward + send + back
+    crossing = max(weight, weight_behind)
     if phases:
-        worst = max(worst, weight * max(forward, send))
-        worst_back = max(worst_back, weight * max(backward, back))
+        worst = max(worst, weight * forward, crossing * send)
+        worst_back = max(worst_back, weight * backward, crossing * back)
     else:
-        period = max(forward + backward, send, back)
+        period = forward + backward
         if warmup < rounds:
             period = max(period, total / warmup)
-        worst = max(worst, weight * period)
+        worst = max(worst, weight * period, crossing * max(send, back))
     exposed = max(tail, exposed - backward - back)
     return total, worst, worst_back, exposed
 
@@ -109,24 +119,51 @@ def iteration_s(stages: Sequence[StageCost], num_microbatches: int, *, phases: b
     >>> iteration_s([one, one], 4, phases=False)
     15.0
     """
-    total = worst = worst_back = exposed = 0.0
+    total = worst = worst_back = exposed = behind = 0.0
     for stage in reversed(stages):
         rounds = -(-num_microbatches // stage.num_replicas)
         total, worst, worst_back, exposed = extend(
             total, worst, worst_back, exposed,
             stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
-            rounds, stage.warmup, rounds - 1, phases,
+            rounds, stage.warmup, rounds - 1, behind, phases,
         )  # fmt: skip
+        behind = rounds - 1
     return total + worst + worst_back + exposed
+
+
+def objective_s(
+    stages: Sequence[StageCost],
+    num_microbatches: int,
+    objective: Objective,
+    schedule: ScheduleName,
+) -> float:
+    """What a pipeline costs by the closed form of an objective, in s.
+
+    Args:
+        stages: in the order of the flow.
+        num_microbatches: M.
+    """
+    match objective:
+        case Objective.ITERATION:
+            phases = schedule is ScheduleName.GPIPE
+            return iteration_s(stages, num_microbatches, phases=phases)
+        case Objective.BOTTLENECK:
+            return bottleneck_s(stages)
+    return latency_s(stages)
 
 
 def bottleneck_s(stages: Sequence[StageCost]) -> float:
     """The largest stage time per microbatch over the stage's replicas, in s: the time between two
     microbatches in the steady state, if enough of them are in flight. Transfers overlap with the
-    computation.
+    computation, and are divided by the replicas of the side that has fewer.
     """
+    behind = [stage.num_replicas for stage in stages[1:]]
     return max(
-        max(s.forward_s + s.backward_s, s.send_s, s.return_s) / s.num_replicas for s in stages
+        max(
+            (s.forward_s + s.backward_s) / s.num_replicas,
+            max(s.send_s, s.return_s) / min(s.num_replicas, ahead),
+        )
+        for s, ahead in zip(stages, [*behind, stages[-1].num_replicas], strict=True)
     )
 
 

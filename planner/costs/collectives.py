@@ -1,8 +1,11 @@
 """Time of transfers and all-reduces on a topology."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
-from planner.topology import Topology, bandwidth_bytes_per_s, chain, latency_s
+import numpy as np
+
+from planner.topology import Topology, bandwidth_bytes_per_s, chain, latency_s, pair_widths
 
 
 def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
@@ -19,15 +22,14 @@ def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) ->
 
 
 def slowest_link(
-    topology: Topology, sources: tuple[int, ...], targets: tuple[int, ...]
+    topology: Topology, sources: Sequence[int], targets: Sequence[int]
 ) -> tuple[float, float]:
     """The largest latency in s and the smallest bandwidth in bytes/s from any of the sources to
     any of the targets; (0, inf) where no two differ.
     """
-    pairs = [(p, q) for p in sources for q in targets if p != q]
-    latency = max((latency_s(topology, p, q) for p, q in pairs), default=0.0)
-    rate = min((bandwidth_bytes_per_s(topology, p, q) for p, q in pairs), default=float("inf"))
-    return latency, rate
+    latency, width = pair_widths(topology)
+    pairs = np.ix_(np.asarray(sources, dtype=np.intp), np.asarray(targets, dtype=np.intp))
+    return float(latency[pairs].max(initial=0.0)), float(width[pairs].min(initial=np.inf))
 
 
 @lru_cache(maxsize=65536)
@@ -36,11 +38,9 @@ def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, flo
     best ring through the devices (see `topology.chain`).
     """
     ring = chain(topology, devices, closed=True)
-    hops = list(zip(ring, (*ring[1:], ring[0]), strict=True))
-    return (
-        max(latency_s(topology, p, q) for p, q in hops),
-        min(bandwidth_bytes_per_s(topology, p, q) for p, q in hops),
-    )
+    latency, width = pair_widths(topology)
+    hops = list(ring), [*ring[1:], ring[0]]
+    return float(latency[hops].max()), float(width[hops].min())
 
 
 def ring_allreduce_s(size_bytes: float, num_ranks: int, latency: float, bandwidth: float) -> float:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from planner.errors import OptionError
 from planner.problem import Optimizer, Problem
-from planner.profile import OperatorCost, Profile
+from planner.profile import OperatorCost, Profile, Source
 from planner.topology import DeviceType, Topology, device_type
 
 
@@ -39,8 +39,17 @@ def roofline_s(cost: OperatorCost, kind: DeviceType, dtype: str) -> float:
     )
 
 
+def fits_any_device(profile: Profile) -> bool:
+    """Whether nothing is known of the device that the profile's times are for, so that they are
+    taken as they are on every one: imported formats do not say it.
+    """
+    return profile.source is Source.IMPORTED and profile.device_type == Source.IMPORTED.value
+
+
 def rescaled(profile: Profile, topology: Topology) -> tuple[str, ...]:
     """The device types of a topology for which the profile's times are rescaled."""
+    if fits_any_device(profile):
+        return ()
     return tuple(k.name for k in topology.device_types if k.name != profile.device_type)
 
 
@@ -49,7 +58,7 @@ def operator_times(
     profile: Profile, kind: DeviceType, measured_on: DeviceType | None
 ) -> OperatorTimes:
     """Times of the operators on a type of device: the profile's own, or, on another type, times
-    the ratio of the rooflines.
+    the ratio of the rooflines. Where the profile's device is unknown for good, its own everywhere.
 
     Args:
         kind: the type of device to know the times of.
@@ -60,7 +69,7 @@ def operator_times(
     """
     forward = np.array([o.forward_s for o in profile.operators])
     backward = np.array([o.backward_s for o in profile.operators])
-    if kind.name == profile.device_type:
+    if kind.name == profile.device_type or fits_any_device(profile):
         return OperatorTimes(forward, backward)
     if measured_on is None:
         raise OptionError(
@@ -81,14 +90,20 @@ def operator_times(
     return OperatorTimes(forward * ratio, backward * ratio)
 
 
-def slowdown(topology: Topology, used: Iterable[int], device: int) -> float:
-    """How much slower a device computes because its host's cores are shared: max(1, n / cores)
-    for n used devices on the host; 1 where devices have their own processors.
+def slowdowns(topology: Topology, used: Iterable[int]) -> dict[int, float]:
+    """How much slower each used device computes because its host's cores are shared:
+    max(1, n / cores) for n used devices on the host; 1 where devices have their own processors.
     """
-    host = topology.devices[device].host
-    cores = next(h.cores for h in topology.hosts if h.name == host)
-    busy = Counter(topology.devices[d].host for d in used)[host]
-    return 1.0 if cores is None else max(1.0, busy / cores)
+    devices, running = topology.devices, tuple(used)
+    busy = Counter(devices[d].host for d in running)
+    cores = {host.name: host.cores for host in topology.hosts if host.name in busy}
+    slow = {host: max(1.0, busy[host] / n) if n is not None else 1.0 for host, n in cores.items()}
+    return {d: slow[devices[d].host] for d in running}
+
+
+def slowdown(topology: Topology, used: Iterable[int], device: int) -> float:
+    """The same for one of the used devices."""
+    return slowdowns(topology, used)[device]
 
 
 def times_on(problem: Problem, device: int) -> OperatorTimes:

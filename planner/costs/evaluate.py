@@ -2,21 +2,24 @@
 simulator's verdict.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from planner.costs.actions import ActionCosts
 from planner.costs.closed_form import StageCost
 from planner.costs.collectives import allreduce_s, slowest_link
-from planner.costs.compute import slowdown, step_s, times_on
+from planner.costs.compute import slowdowns, step_s, times_on
 from planner.costs.memory import StageMemory, limit_bytes, peak_memory, stage_memory
 from planner.graph import tensors_by_name
 from planner.prediction import MemoryParts
 from planner.problem import Problem
 from planner.schedules import Program, dry_run, program
 from planner.strategy import (
+    GradientSum,
     Strategy,
     crossings,
+    gradient_sums,
     operator_indices,
     used_devices,
     violations,
@@ -44,8 +47,9 @@ class Evaluation:
     shortage: str | None
 
 
+@lru_cache(maxsize=2)
 def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
-    """Prices a strategy.
+    """Prices a strategy. What a solver has evaluated last, the judge need not evaluate again.
 
     Raises:
         ValueError: if its structure is wrong or its schedule blocks, which is a solver's mistake.
@@ -61,50 +65,71 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     indices = operator_indices(graph)
     inside = [[indices[name] for name in stage.operators] for stage in strategy.stages]
     needs = [stage_memory(problem.profile, operators) for operators in inside]
-    costs = _action_costs(problem, strategy, lists, inside, needs)
+    costs = _action_costs(problem, strategy, lists.sums, inside, needs)
     memory = _memory(problem, strategy, lists, needs)
     return Evaluation(
         program=lists,
         costs=costs,
-        stages=_stage_costs(problem, strategy, lists, costs),
+        stages=_stage_costs(problem, strategy, lists.sums, costs),
         memory=memory,
         shortage=_shortage(problem, strategy, memory),
     )
 
 
+def stage_costs(problem: Problem, strategy: Strategy) -> tuple[StageCost, ...]:
+    """The stages of a sound strategy as the closed form sees them, without its action lists."""
+    graph = problem.profile.graph
+    indices, sums = operator_indices(graph), gradient_sums(strategy, graph)
+    inside = [[indices[name] for name in stage.operators] for stage in strategy.stages]
+    needs = [stage_memory(problem.profile, operators) for operators in inside]
+    costs = _action_costs(problem, strategy, sums, inside, needs)
+    return _stage_costs(problem, strategy, sums, costs)
+
+
 def _action_costs(
     problem: Problem,
     strategy: Strategy,
-    lists: Program,
+    sums: Sequence[GradientSum],
     inside: list[list[int]],
     needs: list[StageMemory],
 ) -> ActionCosts:
     graph, topology = problem.profile.graph, problem.topology
-    used = used_devices(strategy)
+    slow = slowdowns(topology, used_devices(strategy))
     forward, backward, step = {}, {}, {}
     for s, stage in enumerate(strategy.stages):
+        # Forward, backward and step by device type.
+        alone: dict[str, tuple[float, float, float]] = {}
         for device in stage.devices:
-            times, slow = times_on(problem, device), slowdown(topology, used, device)
-            f = float(times.forward_s[inside[s]].sum()) * slow
-            b = float(times.backward_s[inside[s]].sum()) * slow
+            kind = topology.devices[device].type
+            if kind not in alone:
+                times = times_on(problem, device)
+                alone[kind] = (
+                    float(times.forward_s[inside[s]].sum()),
+                    float(times.backward_s[inside[s]].sum()),
+                    step_s(
+                        problem.options.optimizer,
+                        needs[s].trainable_bytes,
+                        device_type(topology, device),
+                    ),
+                )
+            f, b, step[device] = (slow[device] * time_s for time_s in alone[kind])
             forward[s, device], backward[s, device] = f, b + (f if stage.recompute else 0.0)
-            step[device] = slow * step_s(
-                problem.options.optimizer, needs[s].trainable_bytes, device_type(topology, device)
-            )
     tensors = tensors_by_name(graph)
     return ActionCosts(
         forward_s=forward,
         backward_s=backward,
         tensor_bytes={c.tensor: tensors[c.tensor].bytes for c in crossings(strategy, graph)},
-        sum_s=tuple(allreduce_s(topology, one.devices, one.bytes) for one in lists.sums),
+        sum_s=tuple(allreduce_s(topology, one.devices, one.bytes) for one in sums),
         step_s=step,
     )
 
 
 def _stage_costs(
-    problem: Problem, strategy: Strategy, lists: Program, costs: ActionCosts
+    problem: Problem, strategy: Strategy, sums: Sequence[GradientSum], costs: ActionCosts
 ) -> tuple[StageCost, ...]:
     crossing = crossings(strategy, problem.profile.graph)
+    # A sum has all devices of a stage or none.
+    members = [frozenset(one.devices) for one in sums]
     found = []
     for s, stage in enumerate(strategy.stages):
         send = back = 0.0
@@ -115,18 +140,14 @@ def _stage_costs(
             send = sum(latency + c.bytes / rate for c in over)
             latency, rate = slowest_link(problem.topology, ahead, stage.devices)
             back = sum(latency + c.bytes / rate for c in over if c.gradient)
-        sums = [
-            costs.sum_s[i]
-            for i, one in enumerate(lists.sums)
-            if set(one.devices).intersection(stage.devices)
-        ]
+        own = [costs.sum_s[i] for i in range(len(sums)) if stage.devices[0] in members[i]]
         found.append(
             StageCost(
                 forward_s=max(costs.forward_s[s, d] for d in stage.devices),
                 backward_s=max(costs.backward_s[s, d] for d in stage.devices),
                 send_s=send,
                 return_s=back,
-                tail_s=sum(sums) + max(costs.step_s[d] for d in stage.devices),
+                tail_s=sum(own) + max(costs.step_s[d] for d in stage.devices),
                 num_replicas=stage.num_replicas,
                 warmup=stage.warmup,
             )
@@ -138,15 +159,19 @@ def _memory(
     problem: Problem, strategy: Strategy, lists: Program, needs: list[StageMemory]
 ) -> Mapping[int, MemoryParts]:
     """The peak of every used device; replicas differ by their share of the microbatches."""
-    return {
-        device: peak_memory(
-            problem,
-            strategy,
-            actions,
-            {s: needs[s] for s, stage in enumerate(strategy.stages) if device in stage.devices},
-        )
-        for device, actions in lists.lists.items()
-    }
+    code = lists.code
+    position = {device: d for d, device in enumerate(code.devices.tolist())}
+    found = {}
+    for s, stage in enumerate(strategy.stages):
+        # One for each length of a list: those of the same length differ in numbers only.
+        peaks: dict[int, MemoryParts] = {}
+        for device in stage.devices:
+            d = position[device]
+            length = int(code.start[d + 1] - code.start[d])
+            if length not in peaks:
+                peaks[length] = peak_memory(problem, strategy, code, d, {s: needs[s]})
+            found[device] = peaks[length]
+    return {device: found[device] for device in position}
 
 
 def _shortage(
@@ -155,10 +180,10 @@ def _shortage(
     """The tightest device that is over its limit, in words for the user."""
     used = used_devices(strategy)
     over = [
-        (memory[d].total_bytes - limit_bytes(problem, used, d), s, d)
+        (memory[d].total_bytes - limit, s, d)
         for s, stage in enumerate(strategy.stages)
         for d in stage.devices
-        if memory[d].total_bytes > limit_bytes(problem, used, d)
+        if memory[d].total_bytes > (limit := limit_bytes(problem, used, d))
     ]
     if not over:
         return None

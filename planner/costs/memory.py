@@ -1,13 +1,14 @@
 """Bytes on a device: what a stage takes, and the peak that an action list reaches."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from planner.graph import (
     Graph,
     consumers,
-    holders,
     parameters_by_name,
     producers,
     tensors_by_name,
@@ -15,9 +16,9 @@ from planner.graph import (
 from planner.prediction import MemoryParts
 from planner.problem import Optimizer, Problem
 from planner.profile import Profile, storage_owner
-from planner.schedules import Action, Compute, Direction, Receive, waits
+from planner.schedules import Code, Ints, Kind
 from planner.strategy import Strategy
-from planner.topology import device_type
+from planner.topology import device_type, hosts_by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,15 @@ def used_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
 def stage_memory(profile: Profile, operators: Iterable[int]) -> StageMemory:
     """What one replica of a stage with these operators needs."""
     graph, inside = profile.graph, frozenset(operators)
-    tensors, users = tensors_by_name(graph), holders(graph)
-    held = [p for p in graph.parameters if any(v in inside for v in users[p.name])]
-    inputs = read_from_outside(graph, inside)
+    tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
+    held = [parameters[name] for name in {n for v in inside for n in graph.operators[v].parameters}]
+    inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
     kept = {
         storage_owner(profile, name, inside)
         for v in inside
         for name in profile.operators[v].stash_tensors
     }
-    kept |= {storage_owner(profile, n, inside) for n in (*inputs, *used_outside(graph, inside))}
+    kept |= {storage_owner(profile, n, inside) for n in (*inputs, *made)}
     private = sum(profile.operators[v].stash_private_bytes for v in inside)
     return StageMemory(
         parameter_bytes=sum(p.bytes for p in held),
@@ -80,7 +81,7 @@ def stage_memory(profile: Profile, operators: Iterable[int]) -> StageMemory:
         kept_bytes=private
         + sum(tensors[n].bytes for n in kept if n in tensors)
         + _loss_bytes(graph, inside),
-        boundary_bytes=sum(tensors[n].bytes for n in {*inputs, *used_outside(graph, inside)}),
+        boundary_bytes=sum(tensors[n].bytes for n in {*inputs, *made}),
         returned_bytes=sum(tensors[name].bytes for name in inputs if tensors[name].gradient),
         workspace_bytes=max(
             _forward_workspace(profile, inside, kept), _backward_workspace(graph, inside)
@@ -193,64 +194,92 @@ def limit_bytes(problem: Problem, used: Collection[int], device: int) -> int:
     topology = problem.topology
     own = own_limit_bytes(problem, device)
     name = topology.devices[device].host
-    host = next(h for h in topology.hosts if h.name == name)
-    if host.memory_bytes is None:
+    memory_bytes = hosts_by_name(topology)[name].memory_bytes
+    if memory_bytes is None:
         return own
     sharing = sum(topology.devices[d].host == name for d in {*used, device})
-    return min(own, host.memory_bytes // sharing)
+    return min(own, memory_bytes // sharing)
 
 
 def peak_memory(
     problem: Problem,
     strategy: Strategy,
-    actions: Sequence[Action],
+    code: Code,
+    device: int,
     stages: Mapping[int, StageMemory],
 ) -> MemoryParts:
-    """The peak of one device, read off its action list.
+    """The peak of one device, read off its action list: the first of equal ones.
 
     Args:
-        actions: the device's list.
+        code: the lists of all devices.
+        device: its position among them.
         stages: what the stages on the device need, by index.
     """
-    tensors = tensors_by_name(problem.profile.graph)
-    moments = problem.options.optimizer.num_moments
     trainable = sum(one.trainable_bytes for one in stages.values())
     base = MemoryParts(
         parameter_bytes=sum(one.parameter_bytes for one in stages.values()),
         gradient_bytes=trainable,
-        optimizer_bytes=moments * trainable,
+        optimizer_bytes=problem.options.optimizer.num_moments * trainable,
         reserve_bytes=problem.options.reserve_bytes,
     )
-    posted: list[Receive] = []
-    buffers = kept = returned = 0
-    peak = base
-    for action in actions:
-        workspace = again = 0
-        if isinstance(action, Receive):
-            posted.append(action)
-            buffers += tensors[action.tensor].bytes
-        elif isinstance(action, Compute):
-            stage = stages[action.stage]
-            recompute = strategy.stages[action.stage].recompute
-            inflight = stage.boundary_bytes if recompute else stage.kept_bytes
-            arrived = [r for r in posted if waits(action, r)]
-            posted = [r for r in posted if not waits(action, r)]
-            used = sum(tensors[r.tensor].bytes for r in arrived)
-            workspace = stage.workspace_bytes
-            if action.direction is Direction.FORWARD:
-                # What arrived becomes one of the inputs that are kept.
-                buffers -= used
-                kept += inflight
-            elif recompute:
-                again = stage.kept_bytes
-        now = MemoryParts(
-            base.parameter_bytes, base.gradient_bytes, base.optimizer_bytes,
-            kept + again, buffers + returned, workspace, base.reserve_bytes,
-        )  # fmt: skip
-        if now.total_bytes > peak.total_bytes:
-            peak = now
-        if isinstance(action, Compute) and action.direction is Direction.BACKWARD:
-            buffers -= used
-            kept -= inflight
-            returned = stage.returned_bytes
-    return peak
+    kept, buffers, workspace = _use_bytes(problem, strategy, code, device, stages)
+    use = kept + buffers + workspace
+    fullest = int(use.argmax()) if len(use) else 0
+    if not len(use) or use[fullest] <= 0:
+        return base
+    return replace(
+        base,
+        stash_bytes=int(kept[fullest]),
+        buffer_bytes=int(buffers[fullest]),
+        workspace_bytes=int(workspace[fullest]),
+    )
+
+
+def _use_bytes(
+    problem: Problem,
+    strategy: Strategy,
+    code: Code,
+    device: int,
+    stages: Mapping[int, StageMemory],
+) -> tuple[Ints, Ints, Ints]:
+    """(n,) stash, buffers and workspace of a device during each action of its list."""
+    mine = slice(code.start[device], code.start[device + 1])
+    kind, backward, stage = code.kind[mine], code.backward[mine], code.stage[mine]
+    tensors = tensors_by_name(problem.profile.graph)
+    size = np.array([tensors[name].bytes for name in code.tensors], dtype=np.int64)
+    receives, computes = kind == Kind.RECEIVE, kind == Kind.COMPUTE
+    forward, back = computes & ~backward, computes & backward
+
+    def of_stage(value: Callable[[int], int]) -> Ints:
+        """(n,) a figure of the stage of each computation, 0 elsewhere."""
+        table = np.zeros(int(stage.max(initial=0)) + 1, dtype=np.int64)
+        for s in stages:
+            table[s] = value(s)
+        return np.where(computes, table[stage], 0)
+
+    again = {s: strategy.stages[s].recompute for s in stages}
+    inflight = of_stage(lambda s: stages[s].boundary_bytes if again[s] else stages[s].kept_bytes)
+    rerun = of_stage(lambda s: stages[s].kept_bytes if again[s] else 0)
+    workspace = of_stage(lambda s: stages[s].workspace_bytes)
+    sent_back = of_stage(lambda s: stages[s].returned_bytes)
+    came = np.zeros(len(kind), dtype=np.int64)
+    came[receives] = size[code.tensor[mine][receives]]
+    # What has come for a computation leaves the buffers with it.
+    turn = (2 * stage + backward) * (int(code.microbatch[mine].max(initial=0)) + 1)
+    _, number = np.unique(turn + code.microbatch[mine], return_inverse=True)
+    used = np.zeros(len(kind), dtype=np.int64)
+    np.add.at(used, number[receives], came[receives])
+    used = np.where(computes, used[number], 0)
+    # A forward turns what came into inputs that are kept; a backward frees it when it has ended.
+    buffers = np.cumsum(came - np.where(forward, used, 0)) - _before(np.where(back, used, 0))
+    kept = np.cumsum(np.where(forward, inflight, 0)) - _before(np.where(back, inflight, 0))
+    # The gradients that went back last are there until the next ones do.
+    latest = np.maximum.accumulate(np.where(back, np.arange(len(kind)), -1))
+    latest = np.concatenate([[-1], latest[:-1]])
+    returned = np.where(latest >= 0, sent_back[latest], 0)
+    return kept + np.where(back, rerun, 0), buffers + returned, workspace
+
+
+def _before(changes: Ints) -> Ints:
+    """(n,) the sum of all changes before each."""
+    return np.cumsum(changes) - changes

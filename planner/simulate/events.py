@@ -3,33 +3,23 @@
 The rules are those of `schedules.py`: each device runs its list in order; computations, sums and
 steps occupy it; sends and receives do not. A transfer starts when both its ends have posted it and
 the one before it of the same ordered pair of devices has ended. It waits for the latency of its
-route without taking bandwidth, then moves its bytes at a max-min fair rate (`links.py`), beside
-whatever the devices compute. A sum of gradients starts when its last member has come to it.
+route without taking bandwidth, then moves its bytes at a max-min fair rate, beside whatever the
+devices compute. A sum of gradients starts when its last member has come to it.
 
 Events at the same time are taken in the order of devices, then in that in which they were foreseen.
+The loop is compiled (`events_kernels.py`), because there can be millions of actions.
 """
 
-from collections import deque
-from heapq import heappop, heappush
+from math import nan
+from typing import Any
+
+import numpy as np
 
 from planner.costs.actions import ActionCosts
-from planner.schedules import (
-    Action,
-    AllReduce,
-    Compute,
-    Direction,
-    Program,
-    Receive,
-    Send,
-    Step,
-    dry_run,
-)
-from planner.simulate.links import Links
-from planner.simulate.timeline import Event, Flow, Timeline
-from planner.topology import Topology, latency_s, routes
-
-# A computation, or the one that a receive is for: whether forward, stage, microbatch.
-_Key = tuple[bool, int, int]
+from planner.schedules import Code, Kind, Program, Wiring, dry_run, wire
+from planner.simulate import events_kernels as kernels
+from planner.simulate.timeline import Floats, Timeline, Times, timeline_of
+from planner.topology import Topology, routes
 
 
 def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeline:
@@ -42,190 +32,102 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
     Raises:
         ValueError: if the lists block each other; with what `dry_run` says.
     """
-    simulation = _Simulation(program, costs, topology)
-    if not simulation.run():
+    return timeline_of(run(program, costs, topology))
+
+
+def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
+    """The same as times of the actions, in arrays. Arguments and errors as of `simulate`."""
+    code = program.code
+    wiring = wire(code)
+    world = _world(code, wiring, program.members, _amounts(code, costs), topology)
+    if not wiring.sound or not kernels.run(world):
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
-    events = sorted(simulation.events, key=lambda e: (e.start_s, e.device))
-    flows = sorted(simulation.flows, key=lambda f: (f.start_s, f.source, f.target))
-    last_s = max((one.end_s for many in (events, flows) for one in many), default=0.0)
-    return Timeline(last_s, tuple(events), tuple(flows))
+    start_s, end_s = world.actions["start_s"].copy(), world.actions["end_s"].copy()
+    if np.isnan(end_s).any():
+        raise ValueError("an action of the program has no cost")
+    return Times(
+        code=code,
+        start_s=start_s,
+        end_s=end_s,
+        tensor_bytes=tuple(costs.tensor_bytes.get(name, 0) for name in code.tensors),
+        iteration_s=float(end_s.max(initial=0.0)),
+    )
 
 
-class _Pair:
-    """An ordered pair of devices, and what either end has posted and not begun to transfer."""
-
-    __slots__ = ("busy", "latency_s", "receives", "route", "sends", "source", "target")
-
-    def __init__(self, topology: Topology, source: int, target: int) -> None:
-        self.source, self.target = source, target
-        self.route = routes(topology)[source, target]
-        self.latency_s = latency_s(topology, source, target)
-        self.sends: deque[Send] = deque()
-        self.receives: deque[Receive] = deque()
-        self.busy = False
-
-
-class _Transfer:
-    """A transfer under way: `left` bytes from time `since_s` on, at `rate`; 0 in its latency."""
-
-    __slots__ = ("end_s", "left", "pair", "rate", "receive", "since_s", "start_s")
-
-    def __init__(self, pair: _Pair, receive: Receive, size_bytes: int, now_s: float) -> None:
-        self.pair, self.receive = pair, receive
-        self.start_s = self.since_s = now_s
-        self.left: float = size_bytes
-        self.rate = 0.0
-        self.end_s = now_s + pair.latency_s
+def _amounts(code: Code, costs: ActionCosts) -> Floats:
+    """(n,) the time of each action in s, or the bytes of a receive; nan where it is not known."""
+    owner = code.owner()
+    position = {device: d for d, device in enumerate(code.devices.tolist())}
+    amount = np.full(len(code), nan)
+    for backward, known in ((False, costs.forward_s), (True, costs.backward_s)):
+        table = np.full((len(position), int(code.stage.max(initial=0)) + 1), nan)
+        for (stage, device), time_s in known.items():
+            if device in position and stage < table.shape[1]:
+                table[position[device], stage] = time_s
+        own = (code.kind == Kind.COMPUTE) & (code.backward == backward)
+        amount[own] = table[owner[own], code.stage[own]]
+    for kind, values, of in (
+        (Kind.RECEIVE, [costs.tensor_bytes.get(name, nan) for name in code.tensors], code.tensor),
+        (Kind.SUM, costs.sum_s, code.tensor),
+        (Kind.STEP, [costs.step_s.get(device, nan) for device in position], owner),
+    ):
+        own = code.kind == kind
+        if own.any():
+            amount[own] = np.array(values, dtype=float)[of[own]]
+    return amount
 
 
-class _Simulation:
-    """The state between two events; a device stands at the action that it runs or waits for."""
+def _world(
+    code: Code, wiring: Wiring, members: kernels.Ints, amount: Floats, topology: Topology
+) -> kernels.World:
+    """Everything before the first event."""
+    known = routes(topology)
+    pairs = np.stack([code.devices[wiring.source], code.devices[wiring.target]])
+    paths = [known[p, q] for p, q in pairs.T.tolist()]
+    bounds = np.cumsum([0, *map(len, paths)])
+    num_pairs, num_links = len(paths), len(topology.links)
 
-    def __init__(self, program: Program, costs: ActionCosts, topology: Topology) -> None:
-        self.program, self.costs, self.topology = program, costs, topology
-        self.now_s = 0.0
-        self.events: list[Event] = []
-        self.flows: list[Flow] = []
-        self.links = Links([link.bandwidth_bytes_per_s for link in topology.links])
-        self.position = dict.fromkeys(program.lists, 0)
-        self.missing: dict[int, dict[_Key, int]] = {device: {} for device in program.lists}
-        self.waits_for: dict[int, _Key | None] = dict.fromkeys(program.lists)
-        self.members: dict[int, list[int]] = {}
-        self.pairs: dict[tuple[int, int], _Pair] = {}
-        self.transfers: dict[int, _Transfer] = {}
-        # (time in s, device, order, transfer); no transfer where the device ends its action.
-        self.queue: list[tuple[float, int, int, int | None]] = []
-        self.order = 0
+    def numbers(size: int) -> kernels.Ints:
+        return np.zeros(size, dtype=np.int64)
 
-    def run(self) -> bool:
-        """Runs to the end; whether it is one in which nothing is left over."""
-        for device in self.program.lists:
-            self._advance(device)
-        while self.queue or self.links.stale:
-            if self.links.stale and (not self.queue or self.queue[0][0] > self.now_s):
-                self._share()
-                continue
-            time_s, device, _, number = heappop(self.queue)
-            if number is None:
-                self.now_s = time_s
-                self.position[device] += 1
-                self._advance(device)
-            # Else foreseen at a rate that has changed since.
-            elif number in self.transfers and self.transfers[number].end_s == time_s:
-                self.now_s = time_s
-                self._proceed(number, self.transfers[number])
-        ended = all(self.position[d] == len(one) for d, one in self.program.lists.items())
-        return ended and not any(pair.sends or pair.receives for pair in self.pairs.values())
-
-    def _foresee(self, time_s: float, device: int, number: int | None) -> None:
-        self.order += 1
-        heappush(self.queue, (time_s, device, self.order, number))
-
-    def _advance(self, device: int) -> None:
-        """Takes a device to its next action that needs time; begins it if nothing is missing."""
-        actions, position = self.program.lists[device], self.position[device]
-        while position < len(actions) and type(actions[position]) in (Send, Receive):
-            self._post(device, actions[position])
-            position += 1
-        self.position[device] = position
-        if position == len(actions):
-            return
-        match actions[position]:
-            case Compute() as compute:
-                self._compute(device, compute)
-            case AllReduce(index) as action:
-                members = self.members.setdefault(index, [])
-                members.append(device)
-                if len(members) == len(self.program.sums[index].devices):
-                    for member in members:
-                        self._occupy(member, action, self.costs.sum_s[index])
-            case Step() as action:
-                self._occupy(device, action, self.costs.step_s[device])
-
-    def _compute(self, device: int, action: Compute) -> None:
-        forward = action.direction is Direction.FORWARD
-        key = forward, action.stage, action.microbatch
-        if self.missing[device].get(key):
-            self.waits_for[device] = key
-        else:
-            time_s = self.costs.forward_s if forward else self.costs.backward_s
-            self._occupy(device, action, time_s[action.stage, device])
-
-    def _occupy(self, device: int, action: Action, time_s: float) -> None:
-        end_s = self.now_s + time_s
-        self.events.append(Event(device, action, self.now_s, end_s))
-        self._foresee(end_s, device, None)
-
-    def _post(self, device: int, action: Action) -> None:
-        if isinstance(action, Send):
-            pair = self._pair(device, action.device)
-            pair.sends.append(action)
-        elif isinstance(action, Receive):
-            pair = self._pair(action.device, device)
-            pair.receives.append(action)
-            key = _key(action)
-            self.missing[device][key] = self.missing[device].get(key, 0) + 1
-        self._match(pair)
-
-    def _pair(self, source: int, target: int) -> _Pair:
-        pair = self.pairs.get((source, target))
-        if pair is None:
-            pair = self.pairs[source, target] = _Pair(self.topology, source, target)
-        return pair
-
-    def _match(self, pair: _Pair) -> None:
-        """Begins the next transfer of a pair if both ends have posted it and none runs."""
-        if pair.busy or not pair.sends or not pair.receives:
-            return
-        send, receive = pair.sends.popleft(), pair.receives.popleft()
-        if (send.tensor, send.microbatch, send.direction) != (
-            receive.tensor, receive.microbatch, receive.direction
-        ):  # fmt: skip
-            raise ValueError(f"the schedule blocks: {dry_run(self.program)}")
-        pair.busy = True
-        transfer = _Transfer(pair, receive, self.costs.tensor_bytes[send.tensor], self.now_s)
-        number = self.order
-        self.transfers[number] = transfer
-        self._foresee(transfer.end_s, pair.source, number)
-
-    def _proceed(self, number: int, transfer: _Transfer) -> None:
-        """The end of a transfer's latency, or its own."""
-        pair = transfer.pair
-        if transfer.rate == 0:
-            self.links.add(number, pair.route)
-            return
-        self.links.remove(number)
-        del self.transfers[number]
-        pair.busy = False
-        self._match(pair)
-        self._arrive(transfer)
-
-    def _share(self) -> None:
-        """Gives transfers their new rates and foresees their ends."""
-        for number, rate in self.links.new_rates().items():
-            transfer = self.transfers[number]
-            if rate != transfer.rate:
-                moved = transfer.rate * (self.now_s - transfer.since_s)
-                transfer.left = max(transfer.left - moved, 0.0)
-                transfer.since_s, transfer.rate = self.now_s, rate
-                transfer.end_s = self.now_s + transfer.left / rate
-                self._foresee(transfer.end_s, transfer.pair.target, number)
-
-    def _arrive(self, transfer: _Transfer) -> None:
-        """Hands a tensor to the computation that it is for, which may wait for it."""
-        pair, receive = transfer.pair, transfer.receive
-        self.flows.append(
-            Flow(
-                pair.source, pair.target, receive.direction, receive.microbatch, receive.tensor,
-                transfer.start_s, self.now_s, self.costs.tensor_bytes[receive.tensor],
-            )
-        )  # fmt: skip
-        key = _key(receive)
-        self.missing[pair.target][key] -= 1
-        if not self.missing[pair.target][key] and self.waits_for[pair.target] == key:
-            self.waits_for[pair.target] = None
-            self._advance(pair.target)
+    return kernels.World(
+        devices=_records(
+            kernels.DEVICE, len(code.devices),
+            at=code.start[:-1], end=code.start[1:], waits=-1,
+        ),
+        actions=_records(
+            kernels.ACTION, len(code),
+            kind=code.kind, key=wiring.key, pair=wiring.pair, amount=amount,
+        ),
+        pairs=_records(
+            kernels.PAIR, num_pairs,
+            source=wiring.source, target=wiring.target, first=wiring.first[:-1],
+            hop=bounds[:-1], end_hop=bounds[1:], latency=known.latency_s[pairs[0], pairs[1]],
+            number=-1, place=-1,
+        ),
+        hops=_records(
+            kernels.HOP, int(bounds[-1]),
+            link=[link for path in paths for link in path],
+            pair=np.repeat(np.arange(num_pairs), np.diff(bounds)),
+        ),
+        links=_records(
+            kernels.LINK, num_links,
+            width=[link.bandwidth_bytes_per_s for link in topology.links], head=-1,
+        ),
+        sums=_records(kernels.SUMMING, len(members), members=members),
+        clock=_records(kernels.CLOCK, 1),
+        missing=numbers(wiring.num_keys),
+        receives=wiring.receives,
+        touched=numbers(2 * num_pairs),
+        some=numbers(num_pairs),
+        reached=numbers(num_links),
+        rated=numbers(num_pairs),
+    )  # fmt: skip
 
 
-def _key(receive: Receive) -> _Key:
-    return receive.direction is Direction.FORWARD, receive.stage, receive.microbatch
+def _records(form: "np.dtype[np.void]", size: int, /, **fields: Any) -> kernels.Records:
+    """An array of records that are zero where nothing is said of a field."""
+    found = np.zeros(size, dtype=form)
+    for name, values in fields.items():
+        found[name] = values
+    return found

@@ -7,9 +7,14 @@ measurement are compared and drawn by the same code.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from planner.schedules import Action, AllReduce, Direction
+import numpy as np
+import numpy.typing as npt
+
+from planner.schedules import Action, AllReduce, Code, Direction, Kind, decode
 
 Interval = tuple[float, float]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +124,89 @@ def _covered_s(intervals: Iterable[Interval], iteration_s: float) -> float:
             covered += end - start
             reached = end
     return covered
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """One iteration of the actions of a program, in arrays: what a `Timeline` is made from, where
+    one is looked at.
+
+    Attributes:
+        code: the actions.
+        start_s: (n,) of each action; of a receive, the start of the transfer. Sends have none.
+        end_s: (n,) likewise.
+        tensor_bytes: size of each tensor of the code.
+        iteration_s: from the first start, at 0, to the last end.
+    """
+
+    code: Code
+    start_s: Floats
+    end_s: Floats
+    tensor_bytes: tuple[int, ...]
+    iteration_s: float
+
+
+def timeline_of(times: Times) -> Timeline:
+    """Events and transfers, one by one."""
+    code, owner = times.code, times.code.owner()
+    occupying = np.flatnonzero((code.kind != Kind.SEND) & (code.kind != Kind.RECEIVE))
+    occupying = occupying[np.lexsort((code.devices[owner[occupying]], times.start_s[occupying]))]
+    received = np.flatnonzero(code.kind == Kind.RECEIVE)
+    target = code.devices[owner[received]]
+    by_start = np.lexsort((target, code.peer[received], times.start_s[received]))
+    received, target = received[by_start], target[by_start]
+
+    def span(some: Ints) -> Iterable[Interval]:
+        return zip(times.start_s[some].tolist(), times.end_s[some].tolist(), strict=True)
+
+    events = tuple(
+        Event(device, action, start_s, end_s)
+        for device, action, (start_s, end_s) in zip(
+            code.devices[owner[occupying]].tolist(), decode(code, occupying), span(occupying),
+            strict=True,
+        )
+    )  # fmt: skip
+    flows = tuple(
+        Flow(
+            source, device, Direction.BACKWARD if backward else Direction.FORWARD, microbatch,
+            code.tensors[tensor], start_s, end_s, times.tensor_bytes[tensor],
+        )
+        for source, device, backward, microbatch, tensor, (start_s, end_s) in zip(
+            code.peer[received].tolist(), target.tolist(), code.backward[received].tolist(),
+            code.microbatch[received].tolist(), code.tensor[received].tolist(), span(received),
+            strict=True,
+        )
+    )  # fmt: skip
+    return Timeline(times.iteration_s, events, flows)
+
+
+def shares_s(times: Times) -> tuple[Floats, Floats, Floats]:
+    """(D,) each: `compute_s`, `communication_s` and `idle_s` of all devices at once."""
+    code, owner = times.code, times.code.owner()
+    received = np.flatnonzero(code.kind == Kind.RECEIVE)
+    position = np.zeros(int(code.devices.max()) + 1, dtype=np.int64)
+    position[code.devices] = np.arange(len(code.devices))
+    # What keeps a device busy: its own actions, and transfers from it.
+    own = np.flatnonzero(code.kind != Kind.SEND)
+    some = np.concatenate([own, received])
+    devices = np.concatenate([owner[own], position[code.peer[received]]])
+    # Short integers are sorted in linear time.
+    short = devices.astype(np.uint16 if len(code.devices) < 2**16 else np.int64)
+    some = some[np.argsort(short, kind="stable")]
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(devices, minlength=len(code.devices)))])
+    computes = (code.kind == Kind.COMPUTE) | (code.kind == Kind.STEP)
+    compute, busy = np.zeros(len(code.devices)), np.zeros(len(code.devices))
+    for d in range(len(code.devices)):
+        mine = some[bounds[d] : bounds[d + 1]]
+        for found, which in ((compute, mine[computes[mine]]), (busy, mine)):
+            found[d] = _length_s(times.start_s[which], times.end_s[which], times.iteration_s)
+    return compute, busy - compute, times.iteration_s - busy
+
+
+def _length_s(start_s: Floats, end_s: Floats, iteration_s: float) -> float:
+    """`_covered_s` in arrays, addition by addition."""
+    by_start = np.lexsort((end_s, start_s))
+    start_s, end_s = start_s[by_start], np.minimum(end_s[by_start], iteration_s)
+    reached = np.maximum.accumulate(np.concatenate([[0.0], end_s]))
+    gained = np.maximum(end_s - np.maximum(start_s, reached[:-1]), 0.0)
+    return float(np.cumsum(gained)[-1]) if len(gained) else 0.0

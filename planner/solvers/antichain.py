@@ -15,50 +15,74 @@ because k and r name the devices of that stage, hence links, device types and me
     W' = ceil(W r / r') + 1, or one more where something crosses the cut; at most ceil(M / r')
     the stage fits the memory of its smallest device, with its stash or, if allowed, without
 
-"Put in front" is `costs.closed_form.extend`: each value is a triple (round trip, slowest period,
-exposed end), whose sum is to be least. No triple that another one beats in all three can lead to
-a better sum, so a state keeps the triples that none beats (its Pareto front).
+"Put in front" is `costs.closed_form.extend`: each value is a tuple (round trip, slowest period,
+exposed end), whose sum is to be least. No tuple that another one beats in everything can lead to
+a better sum, so a state keeps those that none beats (its Pareto front), and of these only what a
+bound on the rest does not rule out against the best pipeline so far.
 
 The answer is exact for the closed form, the blocks and the order of devices; the order, and on
-hosts with shared cores the number of devices, is an outer loop. The inner loops are in
+hosts with shared cores the number of devices, is an outer loop. On many devices the widths are
+restricted, see `_rounds`. The graph is searched coarsely first and then in more and more detail, as
+long as the work allows; each search has the last one's pipeline to beat. The inner loops are in
 `antichain_kernels.py`. States as in PipeDream (Narayanan et al., SOSP 2019, section 3.1) and
 Tarnawski et al. (NeurIPS 2020), which have neither latency nor warm-up in theirs.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice, permutations, product
+from dataclasses import dataclass
+from itertools import islice, pairwise, permutations, product
 
 import numpy as np
 
-from planner.coarsen import Coarsening, coarsen
+from planner.coarsen import Coarsening, coarsen, summary
+from planner.costs.closed_form import objective_s
 from planner.costs.collectives import ring_links, slowest_link
-from planner.costs.compute import slowdown, step_s, times_on
-from planner.costs.evaluate import evaluate
+from planner.costs.compute import slowdowns, step_s, times_on
+from planner.costs.evaluate import evaluate, stage_costs
 from planner.costs.memory import limit_bytes, stage_memory
-from planner.graph import consumers, holders, predecessors, producers, tensors_by_name
-from planner.order import downsets, members, pack
-from planner.problem import Objective, Optimizer, Problem, Recompute, Result, Status
+from planner.errors import OptionError
+from planner.graph import (
+    Parameter,
+    consumers,
+    holders,
+    predecessors,
+    producers,
+    tensors_by_name,
+)
+from planner.order import Downsets, count_downsets, csr, downsets, members, pack
+from planner.problem import Objective, Problem, Recompute, Result, Status
 from planner.profile import storage_owner
 from planner.solvers import antichain_kernels as kernels
+from planner.solvers import data_parallel, even, pipedream, single
 from planner.strategy import ScheduleName, Stage, Strategy
-from planner.topology import chain, device_type
+from planner.topology import bandwidth_bytes_per_s, chain, device_type, host_order, pair_widths
 
-# Without other orders the graph is coarsened to so many downsets, or to fewer where so much work
-# (stages x combinations x widths) would be exceeded: some seconds.
-_DOWNSETS, _FEWEST_DOWNSETS, _WORK = 400, 24, 7e7
-# On more devices than this, the number of replicas of a stage is a power of two or all devices, all
-# stages have the default warm-up depth or all one more, and states keep few labels.
+# The numbers of downsets of the first search and of the last before all of them, by how much they
+# grow, and how much is worth another search.
+_DOWNSETS, _MOST_DOWNSETS, _FINER, _WORTH_IT = 40, 10_000, 4, 1.5
+# Beyond so many, --exact is refused.
+_MOST_EXACT = 200_000
+# The work (labels extended, pairs of downsets seen) of the finest search: a second or two.
+_WORK = 3e7
+# A search that takes more work than this is cut off, unless all was asked for.
+_MOST_WORK = 10**8
+# On more devices than this, see `_rounds`.
 _ALL_WIDTHS = 8
-# A label is a way to run what lies behind a cut; a state keeps so many that do not beat each other.
-_LABELS, _FEW_LABELS = 32, 4
+_MARKS = 64
+# A label is a way to run what lies behind a cut; a state keeps so many that do not beat each other
+# (all of them if the answer must be exact).
+_LABELS, _FEW_LABELS, _ALL_LABELS = 32, 4, 2**62
 # Orders of distinct device types that are tried.
 _TYPE_ORDERS = 6
-# A first search over so few downsets gives the real one something to beat.
-_ROUGH_DOWNSETS = 40
 # Attempts to respect a memory peak that the closed form underrated.
 _MEMORY_ATTEMPTS = 4
+# Up to so many other pipelines within this factor of the best go to the judge as well.
+_OTHERS, _CLOSE = 3, 1.1
+# Two figures that differ by less, relatively, are the same but for rounding.
+_SAME = 1e-9
+# Whose strategies there are to beat where none are known.
+_PLAIN = (single.solve, data_parallel.solve, even.solve, pipedream.solve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,117 +91,279 @@ class _Found:
 
     objective_s: float
     strategy: Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The combinations of devices of one search.
+
+    Attributes:
+        marks: numbers of devices that may be in use behind a cut, ascending; the last is all.
+        widths: numbers of replicas that a stage may have, ascending.
+        aligned: whether a stage of width r comes only where a multiple of r is in use behind it.
+        extras: microbatches in flight beyond the least that a stage may choose from, ascending.
+        labels: that a state keeps at most.
+    """
+
+    marks: tuple[int, ...]
+    widths: tuple[int, ...]
+    aligned: bool
+    extras: tuple[int, ...]
+    labels: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Devices in one linear order, as the kernel sees them.
+
+    Attributes:
+        order: the devices.
+        moves: how they can be taken.
+        labels: that a state keeps.
+    """
+
+    order: tuple[int, ...]
+    moves: kernels.Moves
+    labels: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """What a search over one coarsening came to.
+
+    Attributes:
+        found: pipelines, the best last.
+        coarse: the blocks.
+        bound_s: no pipeline of the space is better, unless something was dropped.
+        exact: whether nothing was dropped.
+        work: see `_WORK`.
+    """
+
+    found: tuple[_Found, ...]
+    coarse: Coarsening
+    bound_s: float
     exact: bool
+    work: float
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
-    """The best pipeline of blocks over the orders of devices that are tried.
+    """The best pipeline of blocks over the orders of devices that are tried, and never one that is
+    worse, by the closed form, than the strategies that are known (`Problem.known`, or the plain
+    solvers').
 
     Args:
-        time_limit_s: not needed; the work is bounded by the number of downsets.
+        time_limit_s: not needed; the work is bounded.
+
+    Raises:
+        OptionError: if the graph has too many downsets to look at all of them.
     """
-    profile = problem.profile
-    weights = [o.forward_s + o.backward_s for o in profile.operators]
-    feeds = predecessors(profile.graph)
-    coarse = coarsen(feeds, weights, _max_downsets(problem))
-    rough = coarsen(feeds, weights, min(_ROUGH_DOWNSETS, coarse.num_downsets))
-    found = _fitting(problem, rough, coarse)
-    space = _space(problem, coarse)
-    if found is None:
-        # The closed form of memory is an estimate from above: no proof that nothing fits.
-        return _whatever_fits(problem, rough, space)
-    if not found.exact:
-        space += "; some ways to run a state were dropped, or memory was judged with a margin"
-    count = len(problem.topology.devices)
-    everything = len(coarse.blocks) == len(profile.operators) and count <= _ALL_WIDTHS
-    return Result(
-        Status.OPTIMAL if everything and found.exact else Status.FEASIBLE,
-        found.strategy,
-        bound_s=found.objective_s if found.exact else None,
-        space=space,
-    )
-
-
-def _space(problem: Problem, coarse: Coarsening) -> str:
-    count = len(problem.topology.devices)
-    orders = " or ".join(_shown(order) for order in _orders(problem))
-    some = ""
-    if count > _ALL_WIDTHS:
-        some = (
-            f", {' '.join(map(str, _widths(problem, count)))} replicas, all stages with the default"
-            " warm-up depth or all with one more"
-        )
-    return (
-        f"pipelines of {len(coarse.blocks)} blocks ({coarse.num_downsets} downsets) made of"
-        f" {len(problem.profile.operators)} operators, devices in the order {orders}{some}, by the"
-        " closed forms of time and memory"
-    )
-
-
-def _shown(order: tuple[int, ...]) -> str:
-    """An order of devices in words, shortened where it is the order of the indices."""
-    natural = order == tuple(range(len(order))) and len(order) > 2
-    return f"0..{len(order) - 1}" if natural else " ".join(map(str, order))
-
-
-def _widths(problem: Problem, count: int) -> tuple[int, ...]:
-    """The numbers of replicas that a stage may have on `count` devices, ascending."""
-    most = min(count, problem.options.num_microbatches)
-    if count <= _ALL_WIDTHS:
-        return tuple(range(1, most + 1))
-    return tuple(sorted({2**i for i in range(most.bit_length())} | {most}))
-
-
-def _max_downsets(problem: Problem) -> int | None:
-    """How many downsets to coarsen to; None for all."""
-    options, count = problem.options, len(problem.topology.devices)
-    if options.exact or options.max_downsets is not None:
-        return options.max_downsets
-    combinations = sum(len(_moves(problem, count, r).k) for r in _rhythms(count))
-    per_pair = combinations * len(_widths(problem, count))
-    rounds = len(_orders(problem)) * len(_numbers_of_devices(problem))
-    affordable = math.isqrt(int(2 * _WORK / (per_pair * rounds)))
-    return max(_FEWEST_DOWNSETS, min(_DOWNSETS, affordable))
-
-
-def _fitting(problem: Problem, rough: Coarsening, coarse: Coarsening) -> _Found | None:
-    """The best pipeline whose peak, read off its action lists, fits; where the closed form
-    underrated it, the search is repeated with less memory.
-    """
+    if problem.options.exact:
+        _check_size(problem)
+    seeds = _seeds(problem)
     spare = 0
     for _ in range(_MEMORY_ATTEMPTS):
-        start = _search(problem, rough, None, spare)
-        found = _search(problem, coarse, start, spare)
-        if found is None:
-            return None
-        evaluation = evaluate(problem, found.strategy)
+        searched = _refined(problem, seeds, spare)
+        if not searched.found:
+            break
+        best = searched.found[-1]
+        if best in seeds:
+            return _result(problem, searched, spare)
+        evaluation = evaluate(problem, best.strategy)
         if evaluation.shortage is None:
-            return replace(found, exact=found.exact and spare == 0)
+            return _result(problem, searched, spare)
+        # The closed form underrated the peak that is read off the action lists.
         used = evaluation.memory.keys()
         spare += max(
             parts.total_bytes - limit_bytes(problem, used, device)
             for device, parts in evaluation.memory.items()
         )
-    return None
+    return _whatever_fits(problem, seeds)
 
 
-def _whatever_fits(problem: Problem, rough: Coarsening, space: str) -> Result:
-    """The best pipeline that ignores memory, if it fits after all; else why not."""
-    ignoring = _search(problem, rough, None, 0, ignore_memory=True)
-    assert ignoring is not None, "without a memory limit one stage on one device is a pipeline"
+def _check_size(problem: Problem) -> None:
+    feeds = predecessors(problem.profile.graph)
+    if count_downsets(feeds, _MOST_EXACT) > _MOST_EXACT:
+        raise OptionError(
+            f"--exact: the graph has more than {_MOST_EXACT} downsets, too many to look at all"
+            " pairs of them; give --max-downsets N instead, or neither"
+        )
+
+
+def _seeds(problem: Problem) -> tuple[_Found, ...]:
+    """Strategies that fit and are there to beat, the best last."""
+    known = problem.known or tuple(
+        result.strategy
+        for result in (plain(problem, math.inf) for plain in _PLAIN)
+        if result.strategy is not None
+    )
+    priced = [_Found(_price_s(problem, strategy), strategy) for strategy in known]
+    return tuple(sorted(priced, key=lambda one: -one.objective_s))
+
+
+def _price_s(problem: Problem, strategy: Strategy) -> float:
+    """What the closed form says of a strategy, sums of tied gradients included."""
+    options, stages = problem.options, stage_costs(problem, strategy)
+    return objective_s(stages, options.num_microbatches, options.objective, options.schedule)
+
+
+def _result(problem: Problem, searched: _Searched, spare_bytes: int) -> Result:
+    *others, best = searched.found
+    exact = searched.exact and spare_bytes == 0
+    space = _space(problem, searched.coarse)
+    if not exact:
+        space += "; some ways to run a state were dropped, or memory was judged with a margin"
+    proved = exact and best.objective_s <= searched.bound_s * (1 + _SAME)
+    everything = searched.coarse.exact and len(problem.topology.devices) <= _ALL_WIDTHS
+    close = [one.strategy for one in others if one.objective_s <= _CLOSE * best.objective_s]
+    return Result(
+        Status.OPTIMAL if everything and proved else Status.FEASIBLE,
+        best.strategy,
+        bound_s=searched.bound_s if exact else None,
+        space=space,
+        others=tuple(close[-_OTHERS:]),
+    )
+
+
+def _whatever_fits(problem: Problem, seeds: Sequence[_Found]) -> Result:
+    """The best pipeline that ignores memory, if it fits after all; else the best that is known, or
+    why there is none. (The closed form of memory is an estimate from above: no proof that nothing
+    fits.)
+    """
+    coarse = _coarsened(problem, _DOWNSETS)
+    rows = _rows(problem, 0, ignore_memory=True)
+    *_, ignoring = _search(problem, coarse, rows, (), _MOST_WORK).found
+    space = _space(problem, coarse)
     shortage = evaluate(problem, ignoring.strategy).shortage
     if shortage is None:
         return Result(Status.FEASIBLE, ignoring.strategy, space=space)
+    if seeds:
+        return Result(Status.FEASIBLE, seeds[-1].strategy, space=space)
     return Result(Status.UNKNOWN, None, space=space, reason=shortage)
 
 
+def _space(problem: Problem, coarse: Coarsening) -> str:
+    """What was searched, in words."""
+    count = len(problem.topology.devices)
+    orders = " or ".join(_shown(order) for order in _orders(problem))
+    some = ""
+    if count > _ALL_WIDTHS:
+        every, powers = _rounds(problem, count)[::2]
+        aligned = " at multiples of their width" if powers.aligned else ""
+        some = (
+            f", stages of any multiple of {every.widths[0]} devices or of"
+            f" {' '.join(map(str, powers.widths))}{aligned}, cuts after every {powers.marks[0]},"
+            " all stages with the default warm-up depth or all with one more"
+        )
+    return (
+        f"pipelines of {summary(coarse)}; devices in the order {orders}{some}; by the closed"
+        " forms of time and memory"
+    )
+
+
+def _shown(order: tuple[int, ...]) -> str:
+    """An order of devices in words, shortened where it is long."""
+    natural = order == tuple(range(len(order))) and len(order) > 2
+    if natural:
+        return f"0..{len(order) - 1}"
+    if len(order) <= 2 * _ALL_WIDTHS:
+        return " ".join(map(str, order))
+    return f"{' '.join(map(str, order[:4]))} .. {order[-1]}"
+
+
+# ------------------------------------------------------------------- coarse, then in more detail
+
+
+def _refined(problem: Problem, seeds: tuple[_Found, ...], spare_bytes: int) -> _Searched:
+    """The best pipeline over finer and finer blocks, as far as the work allows or the options ask.
+
+    Args:
+        seeds: pipelines to beat, the best last.
+        spare_bytes: memory of each device to leave empty.
+    """
+    options = problem.options
+    asked = options.exact or options.max_downsets is not None
+    rows = _rows(problem, spare_bytes)
+    most_work = np.iinfo(np.int64).max if asked else _MOST_WORK
+    limit: int | None = min(_DOWNSETS, options.max_downsets or _DOWNSETS)
+    searched = _search(problem, _coarsened(problem, limit), rows, seeds, most_work)
+    while not searched.coarse.exact:
+        limit = _finer(problem, limit, searched)
+        if limit is None and not options.exact:
+            break
+        searched = _search(problem, _coarsened(problem, limit), rows, searched.found, most_work)
+    return searched
+
+
+def _finer(problem: Problem, limit: int | None, searched: _Searched) -> int | None:
+    """How many downsets to coarsen to after a search: four times as many, or, where nobody asked
+    for more, what the work allows. None for all of them, or where it is enough.
+    """
+    options, count = problem.options, searched.coarse.num_downsets
+    if limit is None or limit == options.max_downsets:
+        return None
+    if options.exact:
+        return _FINER * limit if _FINER * limit <= _MOST_DOWNSETS else None
+    if options.max_downsets is not None:
+        return min(_FINER * limit, options.max_downsets)
+    # Pairs, and with them the work, grow with the square.
+    affordable = math.isqrt(int(count**2 * _WORK / searched.work))
+    finer = min(_FINER * limit, affordable, _MOST_DOWNSETS)
+    return finer if finer >= _WORTH_IT * count and finer > limit else None
+
+
+def _coarsened(problem: Problem, limit: int | None) -> Coarsening:
+    profile = problem.profile
+    times = [o.forward_s + o.backward_s for o in profile.operators]
+    order = _orders(problem)[0]
+    rates = [bandwidth_bytes_per_s(problem.topology, p, q) for p, q in pairwise(order)]
+    usual = float(np.median(rates)) if rates else math.inf
+    return coarsen(profile.graph, times, limit, s_per_byte=1 / usual)
+
+
+def _search(
+    problem: Problem,
+    coarse: Coarsening,
+    rows: Sequence[_Row],
+    found: tuple[_Found, ...],
+    most_work: int,
+) -> _Searched:
+    """The best pipeline over all rows of devices.
+
+    Args:
+        found: pipelines to beat, the best last.
+    """
+    subsets = downsets(coarse.predecessors)
+    sets = _sets(problem, coarse)
+    lattice = _lattice(problem, coarse, subsets)
+    cuts = kernels.cut_bytes(subsets.masks, sets)
+    exact, work, bound_s = True, 0.0, math.inf
+    for row in rows:
+        best_s = found[-1].objective_s if found else math.inf
+        objective, stages, dropped, extended = kernels.search(
+            lattice, sets, cuts, row.moves, _training(problem, len(row.order)),
+            kernels.Limits(best_s, row.labels, most_work),
+        )  # fmt: skip
+        exact, work = exact and not dropped, work + extended + len(subsets) ** 2 / 2
+        bound_s = min(bound_s, float(objective))
+        if len(stages):
+            strategy = _strategy(problem, coarse, subsets, stages, row)
+            priced_s = _price_s(problem, strategy) if len(sets.tied) else float(objective)
+            better = (_Found(priced_s, strategy),)
+            found = (*found, *better) if priced_s < best_s else (*better, *found)
+    return _Searched(found, coarse, bound_s, exact, work)
+
+
+# ---------------------------------------------------------------------------- devices in a row
+
+
 def _orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Linear orders of the devices to try: by index and by links; where devices differ, also
-    backwards, and type by type in every order of the types.
+    """Linear orders of the devices to try: by index, by links, host after host and across the
+    hosts; where devices differ, also backwards, and type by type in every order of the types.
     """
     topology = problem.topology
     natural = tuple(range(len(topology.devices)))
-    orders = [natural, chain(topology, natural)]
+    by_host = host_order(topology, natural)
+    orders = [natural, chain(topology, natural), by_host, _transposed(problem, by_host)]
     types = sorted({d.type for d in topology.devices})
     if len(types) > 1:
         orders += [order[::-1] for order in orders]
@@ -190,6 +376,17 @@ def _orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(orders))
 
 
+def _transposed(problem: Problem, by_host: Sequence[int]) -> tuple[int, ...]:
+    """The first device of every host, then the second of every host, and so on."""
+    place: dict[str, int] = {}
+    key = {}
+    for d in by_host:
+        host = problem.topology.devices[d].host
+        key[d] = place.get(host, 0)
+        place[host] = key[d] + 1
+    return tuple(sorted(by_host, key=lambda d: key[d]))
+
+
 def _numbers_of_devices(problem: Problem) -> Sequence[int]:
     """How many devices to plan for: all, except where using fewer makes each of them faster."""
     topology = problem.topology
@@ -198,41 +395,180 @@ def _numbers_of_devices(problem: Problem) -> Sequence[int]:
     return range(1, count + 1) if shared else (count,)
 
 
-def _search(
-    problem: Problem,
-    coarse: Coarsening,
-    start: _Found | None,
-    spare_bytes: int,
-    *,
-    ignore_memory: bool = False,
-) -> _Found | None:
-    """The best pipeline over all orders and numbers of devices."""
-    subsets = downsets(coarse.predecessors)
-    sets = _sets(problem, coarse)
-    pairs = kernels.pair_bytes(subsets.masks, sets)
-    cuts = kernels.cut_bytes(subsets.masks, sets)
-    kinds = _first_of_each_type(problem)
-    inside = [members(mask) for mask in subsets.masks]
-    forward, backward, ahead = _downset_times(problem, coarse, inside, kinds)
-    best, exact = start, True
-    counts = _numbers_of_devices(problem)
-    for order, count in product(_orders(problem), counts):
+def _rounds(problem: Problem, count: int) -> tuple[_Round, ...]:
+    """The searches for one order of `count` devices.
+
+    Up to 8 devices: every width, and every stage chooses its warm-up depth. On more: all stages
+    have the default warm-up depth or all one more, and either the widths are any multiple of an
+    eighth of the devices, or powers of two and all, with cuts after every device or, where that
+    would be more than 64 places, after every so many. On more than 16, these are aligned.
+    """
+    most = problem.options.num_microbatches
+    if count <= _ALL_WIDTHS:
+        every = tuple(range(1, count + 1))
+        labels = _ALL_LABELS if problem.options.exact else _LABELS
+        return (_Round(every, tuple(r for r in every if r <= most), False, (0, 1), labels),)
+    unit = -(-count // _ALL_WIDTHS)
+    eighths = (*range(unit, count, unit), count)
+    between = {b - a for a in (0, *eighths) for b in eighths if b > a}
+    step = 2 ** max(0, math.ceil(math.log2(count / _MARKS)))
+    marks = (*range(step, count, step), count)
+    powers = {2**i for i in range(count.bit_length()) if 2**i >= step} | {count, min(count, most)}
+    return tuple(
+        _Round(some, tuple(sorted(r for r in widths if r <= most)), aligned, (extra,), _FEW_LABELS)
+        for some, widths, aligned in (
+            (eighths, between | {min(count, most)}, False),
+            (marks, powers, count > 2 * _ALL_WIDTHS),
+        )
+        for extra in (0, 1)
+    )
+
+
+def _warmups(
+    problem: Problem, state: tuple[int, int, int], width: int, extras: Sequence[int]
+) -> tuple[int, ...]:
+    """The choices of W' of a stage in front of a state, ascending: the least that does not stall,
+    and more by the extras.
+    """
+    options = problem.options
+    k, r, warmup = state
+    most = -(-options.num_microbatches // width)
+    if options.schedule is ScheduleName.GPIPE:
+        return (most,)
+    if k == 0:
+        return (1,)
+    least = -(-warmup * r // width) + 1
+    return tuple(sorted({min(most, least + extra) for extra in extras}))
+
+
+def _rows(problem: Problem, spare_bytes: int, *, ignore_memory: bool = False) -> tuple[_Row, ...]:
+    """The devices in all orders, in all numbers, with all ways to take them.
+
+    Args:
+        spare_bytes: memory of each device to leave empty.
+    """
+    found = []
+    for order, count in product(_orders(problem), _numbers_of_devices(problem)):
         # All of them may be used, and are slowed down as if they were.
         used = order[:count]
-        machine = _machine(problem, used, kinds, spare_bytes, ignore_memory=ignore_memory)
-        for rhythm in _rhythms(count):
-            moves = _moves(problem, count, rhythm)
-            objective, rows, dropped = kernels.search(
-                pairs, cuts, forward, backward, ahead, machine, moves, _training(problem, count),
-                np.array(_widths(problem, count), dtype=np.int64), count,
-                _LABELS if count <= _ALL_WIDTHS else _FEW_LABELS,
-                best.objective_s if best else np.inf,
-            )  # fmt: skip
-            exact = exact and not dropped
-            if len(rows):
-                strategy = _strategy(problem, coarse, subsets.masks, rows, moves, used)
-                best = _Found(float(objective), strategy, exact)
-    return None if best is None else replace(best, exact=exact)
+        for one in _rounds(problem, count):
+            moves = _moves(problem, used, one)
+            if ignore_memory:
+                limit = np.full_like(moves.limit, math.inf)
+            else:
+                limit = moves.limit - spare_bytes
+            found.append(_Row(used, moves._replace(limit=limit), one.labels))
+    return tuple(found)
+
+
+def _moves(problem: Problem, order: tuple[int, ...], one: _Round) -> kernels.Moves:
+    """Every combination that a pipeline on these devices can have, from the last stage on."""
+    marks = frozenset(one.marks)
+    index = {(0, 0, 0): 0}
+    states = [(0, 0, 0)]
+    rows: list[list[int]] = []
+    deeper, links = [], []
+    between: dict[tuple[int, int, int], tuple[float, float, float, float]] = {}
+    for state in states:
+        k, r, _ = state
+        row = []
+        for width in one.widths:
+            if k + width not in marks or (one.aligned and k % width):
+                continue
+            if k and (k, r, width) not in between:
+                stage, front = _behind(order, k, r), _behind(order, k + width, width)
+                between[k, r, width] = (
+                    *slowest_link(problem.topology, front, stage),
+                    *slowest_link(problem.topology, stage, front),
+                )
+            for choice, warmup in enumerate(_warmups(problem, state, width, one.extras)):
+                following = (k + width, width, warmup)
+                if following not in index:
+                    index[following] = len(states)
+                    states.append(following)
+                row.append(index[following])
+                deeper.append(choice > 0)
+                links.append(between[k, r, width] if k else (0.0, math.inf, 0.0, math.inf))
+        rows.append(row)
+    start, to = csr(rows)
+    k_, r_, w_ = np.array(states, dtype=np.int64).T.copy()
+    there = np.array(links, dtype=float).reshape(-1, 4).T.copy()
+    stages = _stages_on(problem, order, [(k, r) for k, r, _ in states])
+    return kernels.Moves(
+        k=k_, r=r_, w=w_, weight=_weights(problem, r_),
+        start=start, to=to, deeper=np.array(deeper, dtype=np.bool_),
+        latency=there[0], rate=there[1], back_latency=there[2], back_rate=there[3],
+        **stages,
+    )  # fmt: skip
+
+
+def _behind(order: tuple[int, ...], k: int, r: int) -> tuple[int, ...]:
+    """The devices of a stage of width r that brings the devices in use to k."""
+    return order[len(order) - k : len(order) - k + r]
+
+
+def _stages_on(
+    problem: Problem,
+    order: tuple[int, ...],
+    stages: Sequence[tuple[int, int]],
+) -> dict[str, kernels.Floats]:
+    """The fields of `kernels.Moves` that a stage's devices decide, for stages (k, r); 0 for the
+    first, which stands for none.
+    """
+    topology, kinds = problem.topology, _first_of_each_type(problem)
+    slow = slowdowns(topology, order)
+    speed = np.array([slow[d] for d in order])
+    kind = np.array([list(kinds).index(topology.devices[d].type) for d in order])
+    room = np.array([limit_bytes(problem, order, d) for d in order], dtype=float)
+    room -= problem.options.reserve_bytes
+    per_byte = [step_s(problem.options.optimizer, 1, device_type(topology, d)) for d in order]
+    step = speed * np.array(per_byte)
+    latency, width = pair_widths(topology)
+    zero, infinite = ("limit", "ring_latency", "tie_latency", "step"), ("ring_rate", "tie_rate")
+    found = {name: np.zeros(len(stages)) for name in zero}
+    found |= {name: np.full(len(stages), math.inf) for name in infinite}
+    found["factor"] = np.zeros((len(kinds), len(stages)))
+    rings: dict[tuple[int, int], tuple[float, float]] = {}
+    for c, (k, r) in enumerate(stages):
+        if k == 0:
+            continue
+        where = slice(len(order) - k, len(order) - k + r)
+        found["limit"][c], found["step"][c] = room[where].min(), step[where].max()
+        for row in range(len(kinds)):
+            found["factor"][row, c] = speed[where].max(where=kind[where] == row, initial=0.0)
+        if k > r:
+            pairs = np.ix_(order[where], order[len(order) - k + r :])
+            found["tie_latency"][c], found["tie_rate"][c] = latency[pairs].min(), width[pairs].max()
+        if r > 1:
+            if (k, r) not in rings:
+                rings[k, r] = ring_links(topology, tuple(sorted(order[where])))
+            found["ring_latency"][c], found["ring_rate"][c] = rings[k, r]
+    return found
+
+
+def _weights(problem: Problem, widths: kernels.Ints) -> kernels.Floats:
+    """What a stage's period counts in the objective, by its width; 0 where there is no stage."""
+    rounds = -(-problem.options.num_microbatches // np.maximum(widths, 1))
+    found = {
+        Objective.ITERATION: rounds - 1.0,
+        Objective.BOTTLENECK: 1.0 / np.maximum(widths, 1),
+        Objective.LATENCY: np.zeros(len(widths)),
+    }[problem.options.objective]
+    return np.where(widths > 0, found, 0.0)
+
+
+def _training(problem: Problem, count: int) -> kernels.Training:
+    options = problem.options
+    return kernels.Training(
+        num_devices=count,
+        num_microbatches=options.num_microbatches,
+        moments=options.optimizer.num_moments,
+        total=0.0 if options.objective is Objective.BOTTLENECK else 1.0,
+        exposed=1.0 if options.objective is Objective.ITERATION else 0.0,
+        may_keep=options.recompute is not Recompute.FULL,
+        may_recompute=options.recompute is not Recompute.NONE,
+        phases=options.schedule is ScheduleName.GPIPE and options.objective is Objective.ITERATION,
+    )
 
 
 def _first_of_each_type(problem: Problem) -> Mapping[str, int]:
@@ -243,25 +579,24 @@ def _first_of_each_type(problem: Problem) -> Mapping[str, int]:
     return found
 
 
-def _downset_times(
-    problem: Problem,
-    coarse: Coarsening,
-    inside: Sequence[Sequence[int]],
-    kinds: Mapping[str, int],
-) -> tuple[kernels.Floats, kernels.Floats, kernels.Floats]:
-    """(types, n) forward and backward of every downset of blocks, and (n,) both with every
-    operator on the type where it is fastest, in s.
-    """
-    times = [times_on(problem, device) for device in kinds.values()]
+# ------------------------------------------------------------------------- blocks and downsets
+
+
+def _lattice(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kernels.Lattice:
+    """The downsets of blocks with their times on every type of device."""
+    times = [times_on(problem, device) for device in _first_of_each_type(problem).values()]
     fastest = np.min([t.forward_s + t.backward_s for t in times], axis=0)
 
     def of_downsets(per_operator: kernels.Floats) -> kernels.Floats:
         blocks = np.array([per_operator[list(block)].sum() for block in coarse.blocks])
-        return np.array([blocks[list(members)].sum() for members in inside])
+        return kernels.sums(subsets.start, subsets.cover, subsets.added, blocks)
 
-    forward = np.array([of_downsets(t.forward_s) for t in times])
-    backward = np.array([of_downsets(t.backward_s) for t in times])
-    return forward, backward, of_downsets(fastest)
+    return kernels.Lattice(
+        subsets.masks, subsets.start, subsets.cover, subsets.added,
+        forward=np.array([of_downsets(t.forward_s) for t in times]),
+        backward=np.array([of_downsets(t.backward_s) for t in times]),
+        ahead=of_downsets(fastest),
+    )  # fmt: skip
 
 
 def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
@@ -281,167 +616,78 @@ def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
             owner = storage_owner(profile, name, inside)
             kept[owner if owner in tensors else name].add(block_of[v])
     read = {name: {block_of[v] for v in read_by[name]} for name in tensors}
-    made = {n: {block_of[made_by[n]]} if n in made_by else set[int]() for n in tensors}
+    maker = {name: block_of[made_by[name]] if name in made_by else -1 for name in tensors}
     needs = [stage_memory(profile, block) for block in coarse.blocks]
     private = np.array([sum(profile.operators[v].stash_private_bytes for v in block)
                         for block in coarse.blocks], dtype=float)  # fmt: skip
     table = []
     for name, tensor in tensors.items():
-        touched = kept[name] | read[name] | made[name]
-        if len(touched) > 1 or not made[name]:
+        touched = kept[name] | read[name]
+        if maker[name] < 0 or touched - {maker[name]}:
             table.append(name)
         elif kept[name]:
-            private[next(iter(touched))] += tensor.bytes
+            private[maker[name]] += tensor.bytes
     # The loss and what the model returns stay until the backward pass.
     last = made_by.get(graph.outputs[0])
     if last is not None:
         private[block_of[last]] += 2 * tensors[graph.outputs[0]].bytes
     count, users = len(coarse.blocks), holders(graph)
+    used_in = [sorted({block_of[v] for v in users[p.name]}) for p in graph.parameters]
+    touching: list[list[int]] = [[] for _ in coarse.blocks]
+    for t, name in enumerate(table):
+        for b in kept[name] | read[name] | {maker[name]} - {-1}:
+            touching[b].append(t)
+    holding: list[list[int]] = [[] for _ in coarse.blocks]
+    for p, blocks in enumerate(used_in):
+        for b in blocks:
+            holding[b].append(p)
+    (tensor_start, touched_tensors), (parameter_start, held) = csr(touching), csr(holding)
     return kernels.Sets(
         size=np.array([tensors[n].bytes for n in table], dtype=float),
-        made=pack([sorted(made[n]) for n in table], count),
+        maker=np.array([maker[n] for n in table], dtype=np.int64),
+        gradient=np.array([tensors[n].gradient for n in table], dtype=float),
         kept=pack([sorted(kept[n]) for n in table], count),
         read=pack([sorted(read[n]) for n in table], count),
-        gradient=np.array([tensors[n].gradient for n in table], dtype=float),
+        tensor_start=tensor_start,
+        tensors=touched_tensors,
         parameter_size=np.array([p.bytes for p in graph.parameters], dtype=float),
         parameter_trained=np.array([p.trainable for p in graph.parameters], dtype=float),
-        parameter_users=pack(
-            [sorted({block_of[v] for v in users[p.name]}) for p in graph.parameters], count
-        ),
+        parameter_users=pack(used_in, count),
+        parameter_start=parameter_start,
+        parameters=held,
+        tied=np.array(_tied(graph.parameters, used_in), dtype=np.int64),
         private=private,
         workspace=np.array([need.workspace_bytes for need in needs], dtype=float),
     )
 
 
-def _rhythms(count: int) -> tuple[tuple[int, ...], ...]:
-    """Which numbers of further microbatches in flight a search lets every stage choose from; one
-    search for each.
+def _tied(parameters: Sequence[Parameter], used_in: Sequence[Sequence[int]]) -> list[int]:
+    """The trained parameters that several blocks use.
+
+    Args:
+        used_in: per parameter, the blocks that use it.
     """
-    return ((0, 1),) if count <= _ALL_WIDTHS else ((0,), (1,))
-
-
-def _moves(problem: Problem, count: int, rhythm: Sequence[int]) -> kernels.Moves:
-    """Every (k, r, W) that a pipeline on `count` devices can have, from the last stage on."""
-    widths = _widths(problem, count)
-    index = {(0, 0, 0): 0}
-    states = [(0, 0, 0)]
-    then: list[list[list[int]]] = []
-    for state in states:
-        row = [[-1, -1] for _ in range(count + 1)]
-        for width in (r for r in widths if state[0] + r <= count):
-            for choice, warmup in enumerate(_warmups(problem, state, width, rhythm)):
-                following = (state[0] + width, width, warmup)
-                if following not in index:
-                    index[following] = len(states)
-                    states.append(following)
-                row[width][choice] = index[following]
-        then.append(row)
-    k, r, w = np.array(states, dtype=np.int64).T.copy()
-    return kernels.Moves(k, r, w, np.array(then, dtype=np.int64))
-
-
-def _warmups(
-    problem: Problem, state: tuple[int, int, int], width: int, rhythm: Sequence[int]
-) -> tuple[int, ...]:
-    """The choices of W' of a stage in front of a state, ascending: the least that does not stall,
-    and more by the rhythm.
-    """
-    options = problem.options
-    k, r, warmup = state
-    most = -(-options.num_microbatches // width)
-    if options.schedule is ScheduleName.GPIPE:
-        return (most,)
-    if k == 0:
-        return (1,)
-    least = -(-warmup * r // width) + 1
-    return tuple(sorted({min(most, least + extra) for extra in rhythm}))
-
-
-def _training(problem: Problem, count: int) -> kernels.Training:
-    options = problem.options
-    num_microbatches = options.num_microbatches
-    widths = range(1, count + 1)
-    weight = {
-        Objective.ITERATION: [-(-num_microbatches // r) - 1.0 for r in widths],
-        Objective.BOTTLENECK: [1.0 / r for r in widths],
-        Objective.LATENCY: [0.0 for _ in widths],
-    }[options.objective]
-    return kernels.Training(
-        num_microbatches=num_microbatches,
-        moments=options.optimizer.num_moments,
-        weight=np.array([0.0, *weight]),
-        total=0.0 if options.objective is Objective.BOTTLENECK else 1.0,
-        exposed=1.0 if options.objective is Objective.ITERATION else 0.0,
-        may_keep=options.recompute is not Recompute.FULL,
-        may_recompute=options.recompute is not Recompute.NONE,
-        phases=options.schedule is ScheduleName.GPIPE and options.objective is Objective.ITERATION,
-    )
-
-
-def _machine(
-    problem: Problem,
-    order: tuple[int, ...],
-    kinds: Mapping[str, int],
-    spare_bytes: int,
-    *,
-    ignore_memory: bool,
-) -> kernels.Machine:
-    """The devices as the kernel sees them, for every stage by devices in use and width."""
-    topology, count = problem.topology, len(order)
-    shape = (count + 1, count + 1)
-    factor = np.zeros((len(kinds), *shape))
-    limit, ring_latency, ring_rate, step = (np.zeros(shape) for _ in range(4))
-    there = np.zeros((2, *shape, count + 1))
-    back = np.zeros((2, *shape, count + 1))
-    reserve = problem.options.reserve_bytes
-    widths = _widths(problem, count)
-    for k in range(1, count + 1):
-        for r in (r for r in widths if r <= k):
-            stage = order[count - k : count - k + r]
-            for row, kind in enumerate(kinds):
-                slow = [slowdown(topology, order, d) for d in stage
-                        if topology.devices[d].type == kind]  # fmt: skip
-                factor[row, k, r] = max(slow, default=0.0)
-            room = min(limit_bytes(problem, order, d) for d in stage)
-            limit[k, r] = np.inf if ignore_memory else room - reserve - spare_bytes
-            step[k, r] = max(
-                slowdown(topology, order, d) * _step_per_byte(problem.options.optimizer, problem, d)
-                for d in stage
-            )
-            if r > 1:
-                ring_latency[k, r], ring_rate[k, r] = ring_links(topology, tuple(sorted(stage)))
-            for width in (w for w in widths if w <= count - k):
-                front = order[count - k - width : count - k]
-                there[:, k, r, width] = slowest_link(topology, front, stage)
-                back[:, k, r, width] = slowest_link(topology, stage, front)
-    return kernels.Machine(
-        factor, limit, ring_latency, ring_rate, step, there[0], there[1], back[0], back[1]
-    )
-
-
-def _step_per_byte(optimizer: Optimizer, problem: Problem, device: int) -> float:
-    return step_s(optimizer, 1, device_type(problem.topology, device))
+    pairs = zip(parameters, used_in, strict=True)
+    return [p for p, (one, blocks) in enumerate(pairs) if one.trainable and len(blocks) > 1]
 
 
 def _strategy(
     problem: Problem,
     coarse: Coarsening,
-    masks: kernels.Masks,
+    subsets: Downsets,
     rows: kernels.Ints,
-    moves: kernels.Moves,
-    order: tuple[int, ...],
+    devices: _Row,
 ) -> Strategy:
     """The strategy that the kernel's rows describe."""
-    operators = problem.profile.graph.operators
+    operators, moves = problem.profile.graph.operators, devices.moves
     stages = []
     for before, behind, c, recompute in rows.tolist():
-        blocks = members(masks[behind] & ~masks[before])
+        blocks = members(subsets.masks[behind] & ~subsets.masks[before])
         inside = sorted(v for b in blocks for v in coarse.blocks[b])
-        first = len(order) - int(moves.k[c])
         stages.append(
             Stage(
                 operators=tuple(operators[v].name for v in inside),
-                devices=order[first : first + int(moves.r[c])],
+                devices=_behind(devices.order, int(moves.k[c]), int(moves.r[c])),
                 warmup=int(moves.w[c]),
                 recompute=bool(recompute),
             )

@@ -1,9 +1,13 @@
 """The inner loops of `antichain.py`, compiled by numba. Arrays are indexed by
 
     i, j  downsets D_i, smaller ones first; D_0 is empty, D_{n-1} holds every block
-    k     devices in use behind a cut, taken from the end of the order
-    r     width of a stage, its number of replicas
-    c     a combination (k, r, W) of the first stage behind a cut; 0 stands for no stage
+    c     a combination (k, r, W): k devices in use, taken from the end of the order, by stages of
+          which the first has width r and warm-up depth W; 0 stands for no stage
+    e     a move from one combination to the next: one more stage in front
+
+For one j the stages D_j minus D_i are visited from small to large. Each is one block larger than
+a stage visited before, along the covers of the lattice of downsets, so what it costs follows from
+that stage's costs and from the tensors and parameters that the new block touches.
 
 Costs come from `planner/costs`: the functions of its closed forms are compiled in here.
 """
@@ -14,65 +18,75 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.costs import closed_form, collectives, memory
-from planner.jit import njit
+from planner.jit import inner, njit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Masks = npt.NDArray[np.uint64]
 
-extend = njit(closed_form.extend)
-ring_allreduce_s = njit(collectives.ring_allreduce_s)
-search_bytes = njit(memory.search_bytes)
-search_recompute_bytes = njit(memory.search_recompute_bytes)
+extend = inner(closed_form.extend)
+ring_allreduce_s = inner(collectives.ring_allreduce_s)
+search_bytes = inner(memory.search_bytes)
+search_recompute_bytes = inner(memory.search_recompute_bytes)
+
+
+class Lattice(NamedTuple):
+    """Downsets of blocks, as in `order.Downsets`, with what each of them takes.
+
+    Attributes:
+        masks: (n, words).
+        start: (n + 1,) where the covers of a downset begin.
+        cover: (e,) downsets with one block more.
+        added: (e,) that block.
+        forward: (types, n) time of the forward of all its blocks, in s.
+        backward: (types, n) likewise.
+        ahead: (n,) both, each operator where it is fastest: what a downset costs at least, in s.
+    """
+
+    masks: Masks
+    start: Ints
+    cover: Ints
+    added: Ints
+    forward: Floats
+    backward: Floats
+    ahead: Floats
 
 
 class Sets(NamedTuple):
-    """Weighted sets of blocks: tensors with who keeps and reads them, parameters with their users.
+    """Tensors and parameters with the blocks that touch them.
 
     Attributes:
-        size: (T,) bytes.
-        made: (T, words) the block that makes it, no bit for the model's inputs.
+        size: (T,) bytes of a tensor.
+        maker: (T,) block that makes it, -1 for the model's inputs.
+        gradient: (T,) 1 where a gradient comes back.
         kept: (T, words) blocks that stash it.
         read: (T, words) blocks that read it.
-        gradient: (T,) 1 where a gradient comes back.
+        tensor_start: (blocks + 1,) where the tensors that a block touches begin.
+        tensors: those.
         parameter_size: (P,) bytes.
         parameter_trained: (P,) 1 where it is trained.
-        parameter_users: (P, words).
+        parameter_users: (P, words) blocks that use it.
+        parameter_start: (blocks + 1,) where the parameters of a block begin.
+        parameters: those.
+        tied: trained parameters that several blocks use.
         private: (blocks,) bytes that a block keeps besides.
         workspace: (blocks,) bytes that live inside one pass of a block.
     """
 
     size: Floats
-    made: Masks
+    maker: Ints
+    gradient: Floats
     kept: Masks
     read: Masks
-    gradient: Floats
+    tensor_start: Ints
+    tensors: Ints
     parameter_size: Floats
     parameter_trained: Floats
     parameter_users: Masks
+    parameter_start: Ints
+    parameters: Ints
+    tied: Ints
     private: Floats
-    workspace: Floats
-
-
-class Pairs(NamedTuple):
-    """Bytes of the stage D_j minus D_i, (n, n) each, where D_i is inside D_j.
-
-    Attributes:
-        inside: whether it is.
-        kept: from forward to backward of one microbatch.
-        inputs: what the stage reads from outside.
-        entering: what of it earlier stages make.
-        held: parameters.
-        trained: those that are trained.
-        workspace: the largest of its blocks.
-    """
-
-    inside: npt.NDArray[np.bool_]
-    kept: Floats
-    inputs: Floats
-    entering: Floats
-    held: Floats
-    trained: Floats
     workspace: Floats
 
 
@@ -85,56 +99,57 @@ class Cuts(NamedTuple):
     gradients: Floats
 
 
-class Machine(NamedTuple):
-    """Devices in one linear order, by k and r, for the stage that brings the devices in use to k.
+class Moves(NamedTuple):
+    """The combinations, what their first stage runs on, and how they follow each other.
 
     Attributes:
-        factor: (types, K + 1, K + 1) slowdown of a type in the stage, 0 where it has none.
-        limit: (K + 1, K + 1) bytes per device, reserve deducted.
-        ring_latency: (K + 1, K + 1) s.
-        ring_rate: (K + 1, K + 1) bytes/s.
-        step: (K + 1, K + 1) s of the optimizer's step per byte of trained parameters.
-        latency: (K + 1, K + 1, K + 1) s, from a stage of width r' to the stage (k, r) behind it.
-        rate: (K + 1, K + 1, K + 1) bytes/s, likewise.
-        back_latency: the other direction.
-        back_rate: the other direction.
+        k: (C,) devices in use.
+        r: (C,) width of the first stage.
+        w: (C,) its warm-up depth.
+        weight: (C,) of its period in the objective; 0 for no stage.
+        factor: (types, C) slowdown of a type in it, 0 where it has none.
+        limit: (C,) bytes per device, reserve deducted.
+        ring_latency: (C,) s.
+        ring_rate: (C,) bytes/s.
+        step: (C,) s of the optimizer's step per byte of trained parameters.
+        tie_latency: (C,) s, the least between its devices and those behind it.
+        tie_rate: (C,) bytes/s, the largest likewise.
+        start: (C + 1,) where the moves from a combination begin.
+        to: (E,) the combination that a move leads to.
+        deeper: (E,) whether it takes one microbatch more in flight than the least.
+        latency: (E,) s, from the new stage to the one behind it.
+        rate: (E,) bytes/s, likewise.
+        back_latency: (E,) s, the other direction.
+        back_rate: (E,) bytes/s, likewise.
     """
 
+    k: Ints
+    r: Ints
+    w: Ints
+    weight: Floats
     factor: Floats
     limit: Floats
     ring_latency: Floats
     ring_rate: Floats
     step: Floats
+    tie_latency: Floats
+    tie_rate: Floats
+    start: Ints
+    to: Ints
+    deeper: npt.NDArray[np.bool_]
     latency: Floats
     rate: Floats
     back_latency: Floats
     back_rate: Floats
 
 
-class Moves(NamedTuple):
-    """The combinations and how a stage in front of one leads to another.
-
-    Attributes:
-        k: (C,) devices in use.
-        r: (C,) width.
-        w: (C,) warm-up depth.
-        then: (C, K + 1, 2) the combination that a stage of width r' in front leads to, without
-            and with one more microbatch in flight; -1 for none.
-    """
-
-    k: Ints
-    r: Ints
-    w: Ints
-    then: Ints
-
-
 class Training(NamedTuple):
     """What the options say, as numbers.
 
     Attributes:
+        num_devices: K.
         num_microbatches: M.
         moments: optimizer state per trained parameter.
-        weight: (K + 1,) of a stage's period, by width.
         total: weight of the round trip in the objective.
         exposed: weight of the exposed end.
         may_keep: whether a stage may stash.
@@ -142,9 +157,9 @@ class Training(NamedTuple):
         phases: whether all forwards run before all backwards.
     """
 
+    num_devices: int
     num_microbatches: int
     moments: int
-    weight: Floats
     total: float
     exposed: float
     may_keep: bool
@@ -152,18 +167,69 @@ class Training(NamedTuple):
     phases: bool
 
 
-@njit
-def meets(rows: Masks, row: int, stage: Masks) -> bool:
-    """Whether the set in a row shares a member with a stage. (Slices would double the time that
-    it takes to compile the kernels.)
+class Limits(NamedTuple):
+    """What bounds a search.
+
+    Attributes:
+        incumbent: only what is better counts.
+        labels: the most labels that a state keeps.
+        work: the most labels that are extended by a stage.
     """
-    for w in range(stage.shape[0]):
-        if rows[row, w] & stage[w]:
-            return True
-    return False
+
+    incumbent: float
+    labels: int
+    work: int
+
+
+class Labels(NamedTuple):
+    """Ways to run what lies behind a cut. Label 0 runs nothing.
+
+    Attributes:
+        value: (room, 4) round trip, slowest period there (or of both) and back, exposed end, in s.
+        link: (room, 5) the next label of the same state, the label behind, downset, combination,
+            recomputation.
+        head: (n, C) the first label of every state, -1 for none.
+    """
+
+    value: Floats
+    link: Ints
+    head: npt.NDArray[np.int32]
+
+
+class Scratch(NamedTuple):
+    """Memory of the search.
+
+    Attributes:
+        visited: (n,) the downset j for which a downset i was last reached.
+        stage: (6, n) see `grow`.
+        active: (C,) combinations that have labels.
+    """
+
+    visited: Ints
+    stage: Floats
+    active: Ints
+
+
+# Labels that there is room for at first.
+_ROOM = 1 << 14
 
 
 @njit
+def sums(lattice_start: Ints, cover: Ints, added: Ints, weights: Floats) -> Floats:
+    """(n,) sum over the blocks of each downset.
+
+    Args:
+        weights: (blocks,)
+    """
+    n = lattice_start.shape[0] - 1
+    found = np.zeros(n)
+    for i in range(n):
+        for e in range(lattice_start[i], lattice_start[i + 1]):
+            found[cover[e]] = found[i] + weights[added[e]]
+    return found
+
+
+@inner
 def leaves(rows: Masks, row: int, masks: Masks, j: int) -> bool:
     """Whether the set in a row has a member outside downset j."""
     for w in range(masks.shape[1]):
@@ -172,60 +238,32 @@ def leaves(rows: Masks, row: int, masks: Masks, j: int) -> bool:
     return False
 
 
-@njit
-def pair_bytes(masks: Masks, sets: Sets) -> Pairs:
-    """Sizes of every stage that is a difference of two downsets.
-
-    Args:
-        masks: (n, words) the downsets.
+@inner
+def meets(rows: Masks, row: int, masks: Masks, i: int, j: int) -> bool:
+    """Whether the set in a row has a member in the stage D_j minus D_i; i = j stands for all of
+    D_j.
     """
-    n, words = masks.shape
-    inside = np.zeros((n, n), np.bool_)
-    kept, inputs, entering = np.zeros((n, n)), np.zeros((n, n)), np.zeros((n, n))
-    held, trained, workspace = np.zeros((n, n)), np.zeros((n, n)), np.zeros((n, n))
-    stage = np.zeros(words, np.uint64)
-    for i in range(n):
-        for j in range(i + 1, n):
-            subset = True
-            for w in range(words):
-                subset = subset and (masks[i, w] & ~masks[j, w]) == 0
-                stage[w] = masks[j, w] & ~masks[i, w]
-            inside[i, j] = subset
-            if not subset:
-                continue
-            for t in range(sets.size.shape[0]):
-                own = meets(sets.made, t, stage)
-                enters = not own and meets(sets.read, t, stage)
-                if enters:
-                    inputs[i, j] += sets.size[t]
-                    for w in range(words):
-                        if sets.made[t, w]:
-                            entering[i, j] += sets.size[t]
-                stashed = meets(sets.kept, t, stage)
-                if stashed or enters or (own and leaves(sets.read, t, masks, j)):
-                    kept[i, j] += sets.size[t]
-            for p in range(sets.parameter_size.shape[0]):
-                if meets(sets.parameter_users, p, stage):
-                    held[i, j] += sets.parameter_size[p]
-                    trained[i, j] += sets.parameter_size[p] * sets.parameter_trained[p]
-            for b in range(sets.private.shape[0]):
-                if stage[b // 64] >> np.uint64(b % 64) & np.uint64(1):
-                    kept[i, j] += sets.private[b]
-                    workspace[i, j] = max(workspace[i, j], sets.workspace[b])
-    return Pairs(inside, kept, inputs, entering, held, trained, workspace)
+    for w in range(masks.shape[1]):
+        inside = masks[j, w]
+        if i != j:
+            inside &= ~masks[i, w]
+        if rows[row, w] & inside:
+            return True
+    return False
 
 
 @njit
 def cut_bytes(masks: Masks, sets: Sets) -> Cuts:
     """What crosses the cut behind every downset."""
-    n, words = masks.shape
+    n = masks.shape[0]
     found = Cuts(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n))
+    one = np.uint64(1)
     for i in range(n):
         for t in range(sets.size.shape[0]):
-            made = False
-            for w in range(words):
-                made = made or (sets.made[t, w] & masks[i, w]) != 0
-            if made and leaves(sets.read, t, masks, i):
+            b = sets.maker[t]
+            if b < 0 or (masks[i, b // 64] >> np.uint64(b % 64)) & one == 0:
+                continue
+            if leaves(sets.read, t, masks, i):
                 found.bytes[i] += sets.size[t]
                 found.messages[i] += 1
                 found.gradient_bytes[i] += sets.size[t] * sets.gradient[t]
@@ -233,215 +271,326 @@ def cut_bytes(masks: Masks, sets: Sets) -> Cuts:
     return found
 
 
-@njit
-def search(
-    pairs: Pairs,
-    cuts: Cuts,
-    forward: Floats,
-    backward: Floats,
-    ahead: Floats,
-    machine: Machine,
-    moves: Moves,
-    training: Training,
-    widths: Ints,
-    num_devices: int,
-    max_labels: int,
-    incumbent: float,
-) -> tuple[float, Ints, bool]:
-    """The best pipeline.
+# Rows of the bytes of a stage.
+KEPT, INPUTS, ENTERING, HELD, TRAINED, WORKSPACE = 0, 1, 2, 3, 4, 5
+
+
+@inner
+def grow(stage: Floats, i: int, behind: int, j: int, block: int, masks: Masks, sets: Sets) -> None:
+    """Bytes of the stage D_j minus D_i from those of D_j minus D_behind, which lacks one block.
+
+    A stage keeps the tensors that it stashes, its inputs, and its outputs. A tensor made in it
+    has all readers behind it, so whether it is kept depends on j alone.
 
     Args:
-        forward: (types, n) time of the forward of each downset, in s.
-        backward: (types, n) likewise.
-        ahead: (n,) both, each operator where it is fastest: what a downset costs at least, in s.
-        widths: numbers of replicas that a stage may have, ascending.
-        num_devices: K.
-        max_labels: the most labels that a state keeps.
-        incumbent: only what is better counts.
+        stage: (6, n) by KEPT (from forward to backward of one microbatch), INPUTS (what it reads
+            from outside), ENTERING (what of it earlier stages make), HELD (parameters), TRAINED
+            (those that are trained), WORKSPACE (the largest of its blocks). Row i is written.
+    """
+    empty = behind == j
+    for row in range(6):
+        stage[row, i] = 0.0 if empty else stage[row, behind]
+    stage[KEPT, i] += sets.private[block]
+    stage[WORKSPACE, i] = max(stage[WORKSPACE, i], sets.workspace[block])
+    one = np.uint64(1)
+    word, bit = block // 64, one << np.uint64(block % 64)
+    for x in range(sets.tensor_start[block], sets.tensor_start[block + 1]):
+        t = sets.tensors[x]
+        size = sets.size[t]
+        was_read = not empty and meets(sets.read, t, masks, behind, j)
+        was_touched = was_read or (not empty and meets(sets.kept, t, masks, behind, j))
+        if sets.maker[t] == block:
+            if was_touched:
+                stage[KEPT, i] -= size
+            if was_read:
+                stage[INPUTS, i] -= size
+                stage[ENTERING, i] -= size
+            if meets(sets.kept, t, masks, j, j) or leaves(sets.read, t, masks, j):
+                stage[KEPT, i] += size
+            continue
+        if not was_touched:
+            stage[KEPT, i] += size
+        if not was_read and sets.read[t, word] & bit:
+            stage[INPUTS, i] += size
+            if sets.maker[t] >= 0:
+                stage[ENTERING, i] += size
+    for x in range(sets.parameter_start[block], sets.parameter_start[block + 1]):
+        p = sets.parameters[x]
+        if empty or not meets(sets.parameter_users, p, masks, behind, j):
+            stage[HELD, i] += sets.parameter_size[p]
+            stage[TRAINED, i] += sets.parameter_size[p] * sets.parameter_trained[p]
+
+
+@inner
+def tied_bytes(masks: Masks, i: int, j: int, sets: Sets) -> tuple[float, float]:
+    """Bytes of the trained parameters of the stage D_j minus D_i that other stages use as well, and
+    of those among them that no earlier stage uses.
+
+    Their gradients are not summed over the replicas of the stage but over all holders, which is
+    charged to the first of these stages, the last to have its gradients.
+    """
+    tied = first = 0.0
+    for x in range(sets.tied.shape[0]):
+        p = sets.tied[x]
+        if meets(sets.parameter_users, p, masks, i, j):
+            earlier = meets(sets.parameter_users, p, masks, i, i)
+            if earlier or leaves(sets.parameter_users, p, masks, j):
+                tied += sets.parameter_size[p]
+                if not earlier:
+                    first += sets.parameter_size[p]
+    return tied, first
+
+
+def search(
+    lattice: Lattice, sets: Sets, cuts: Cuts, moves: Moves, training: Training, limits: Limits
+) -> tuple[float, Ints, bool, int]:
+    """The best pipeline. Where tied parameters are in several stages, its objective is an estimate
+    from below: how many replicas behind share in their sum is not known when it is charged.
+
+    The arrays are allocated here, and larger ones where they do not suffice: compiling is quicker
+    without.
 
     Returns:
         The objective (the incumbent if nothing is better), the stages from the first to the last
-        as rows (downset before, downset behind, combination, recomputation), and whether labels
-        had to be dropped, so that a better one may exist.
+        as rows (downset before, downset behind, combination, recomputation), whether something
+        had to be dropped, so that a better one may exist, and the labels that were extended.
     """
-    n, num_moves = pairs.inside.shape[0], moves.k.shape[0]
-    num_types = forward.shape[0]
-    count = np.zeros((n, num_moves), np.int64)
-    value = np.zeros((n, num_moves, max_labels, 4))
-    origin = np.zeros((n, num_moves, max_labels, 4), np.int64)
-    dropped = False
-    best, best_c, best_label = incumbent, -1, -1
-    count[n - 1, 0] = 1
-    for j in range(n - 1, 0, -1):
-        for i in range(j - 1, -1, -1):
-            if not pairs.inside[i, j]:
-                continue
-            for c in range(num_moves):
-                k, r = moves.k[c], moves.r[c]
-                for label in range(count[j, c]):
-                    for width in widths:
-                        if k + width > num_devices:
-                            break
-                        f = b = 0.0
-                        for kind in range(num_types):
-                            slow = machine.factor[kind, k + width, width]
-                            f = max(f, slow * (forward[kind, j] - forward[kind, i]))
-                            b = max(b, slow * (backward[kind, j] - backward[kind, i]))
-                        send = back = 0.0
-                        if k > 0:
-                            send = (
-                                machine.latency[k, r, width] * cuts.messages[j]
-                                + cuts.bytes[j] / machine.rate[k, r, width]
-                            )
-                            back = (
-                                machine.back_latency[k, r, width] * cuts.gradients[j]
-                                + cuts.gradient_bytes[j] / machine.back_rate[k, r, width]
-                            )
-                        trained = pairs.trained[i, j]
-                        static = pairs.held[i, j] + (1 + training.moments) * trained
-                        tail = machine.step[k + width, width] * trained
-                        if width > 1 and trained > 0:
-                            tail += ring_allreduce_s(
-                                trained, width,
-                                machine.ring_latency[k + width, width],
-                                machine.ring_rate[k + width, width],
-                            )  # fmt: skip
-                        rounds = -(-training.num_microbatches // width)
-                        for extra in range(2):
-                            then = moves.then[c, width, extra]
-                            if then < 0 or (extra == 1 and send + back == 0.0):
-                                continue
-                            warmup = moves.w[then]
-                            limit = machine.limit[k + width, width]
-                            again = 0
-                            need = search_bytes(
-                                static, pairs.kept[i, j], pairs.entering[i, j],
-                                cuts.gradient_bytes[j], pairs.workspace[i, j], warmup,
-                            )  # fmt: skip
-                            if not training.may_keep or need > limit:
-                                if not training.may_recompute:
-                                    continue
-                                again = 1
-                                need = search_recompute_bytes(
-                                    static, pairs.kept[i, j], pairs.inputs[i, j] + cuts.bytes[j],
-                                    pairs.entering[i, j], cuts.gradient_bytes[j],
-                                    pairs.workspace[i, j], warmup,
-                                )  # fmt: skip
-                                if need > limit:
-                                    continue
-                            # A bottleneck is asked for as if enough were in flight.
-                            limited = warmup if training.total > 0.0 else rounds
-                            total, worst, worst_back, exposed = extend(
-                                value[j, c, label, 0], value[j, c, label, 1],
-                                value[j, c, label, 2], value[j, c, label, 3],
-                                f, b + again * f, send, back, tail,
-                                rounds, limited, training.weight[width], training.phases,
-                            )  # fmt: skip
-                            if i == 0:
-                                objective = (
-                                    training.total * total
-                                    + worst
-                                    + worst_back
-                                    + training.exposed * exposed
-                                )
-                                if objective < best:
-                                    best = objective
-                                    best_c, best_label = then, 0
-                                    value[0, then, 0, 0] = total
-                                    origin[0, then, 0, 0] = j
-                                    origin[0, then, 0, 1] = c
-                                    origin[0, then, 0, 2] = label
-                                    origin[0, then, 0, 3] = again
-                                continue
-                            left = num_devices - k - width
-                            if left == 0:
-                                continue
-                            # What the rest costs at least: its work once, and its share of the
-                            # other microbatches spread evenly over the devices that are left.
-                            rest = training.total * (total + ahead[i])
-                            spread = 0.0
-                            if training.exposed > 0:
-                                m = training.num_microbatches
-                                spread = max(0.0, (m - left) / left) * ahead[i]
-                            elif training.total == 0.0:
-                                spread = ahead[i] / left
-                            if rest + max(worst + worst_back, spread) >= best:
-                                continue
-                            full = _insert(
-                                count, value, origin, i, then,
-                                total, worst, worst_back, exposed, training.exposed == 0.0,
-                                j, c, label, again,
-                            )  # fmt: skip
-                            dropped = dropped or full
-    return best, _stages(origin, best_c, best_label, n), dropped
+    n, num_moves = lattice.masks.shape[0], moves.k.shape[0]
+    room = _ROOM
+    while True:
+        labels = Labels(
+            value=np.zeros((room, 4)),
+            link=np.zeros((room, 5), dtype=np.int64),
+            head=np.full((n, num_moves), -1, dtype=np.int32),
+        )
+        scratch = Scratch(
+            visited=np.full(n, -1, dtype=np.int64),
+            stage=np.zeros((6, n)),
+            active=np.zeros(num_moves, dtype=np.int64),
+        )
+        best, last, dropped, work = _search(
+            lattice, sets, cuts, moves, training, limits, labels, scratch
+        )
+        if last >= 0:
+            return best, _stages(labels.link, last), dropped, work
+        room *= 8
 
 
 @njit
+def _search(
+    lattice: Lattice,
+    sets: Sets,
+    cuts: Cuts,
+    moves: Moves,
+    training: Training,
+    limits: Limits,
+    labels: Labels,
+    scratch: Scratch,
+) -> tuple[float, int, bool, int]:
+    """The objective, the last label of the best pipeline (0 for none, -1 if there is no room for
+    all labels), whether something was dropped, and the labels that were extended.
+    """
+    value, link, head = labels.value, labels.link, labels.head
+    visited, stage, active = scratch.visited, scratch.stage, scratch.active
+    n, num_moves = lattice.masks.shape[0], moves.k.shape[0]
+    num_types = lattice.forward.shape[0]
+    masks = lattice.masks
+    size = 1
+    head[n - 1, 0] = 0
+    link[0, 0], link[0, 1], link[0, 2] = -1, -1, n - 1
+    dropped = False
+    best, last = limits.incumbent, -1
+    work = 0
+    microbatches = training.num_microbatches
+    for j in range(n - 1, 0, -1):
+        num_active = 0
+        for c in range(num_moves):
+            if head[j, c] >= 0:
+                active[num_active] = c
+                num_active += 1
+        if num_active == 0:
+            continue
+        visited[j] = j
+        for i in range(j - 1, -1, -1):
+            behind = block = -1
+            for e in range(lattice.start[i], lattice.start[i + 1]):
+                if visited[lattice.cover[e]] == j:
+                    behind, block = lattice.cover[e], lattice.added[e]
+                    break
+            if behind < 0:
+                continue
+            visited[i] = j
+            grow(stage, i, behind, j, block, masks, sets)
+            trained = stage[TRAINED, i]
+            static = stage[HELD, i] + (1 + training.moments) * trained
+            tied, first = tied_bytes(masks, i, j, sets)
+            for x in range(num_active):
+                c = active[x]
+                if work > limits.work:
+                    break
+                for e in range(moves.start[c], moves.start[c + 1]):
+                    then = moves.to[e]
+                    width, warmup = moves.r[then], moves.w[then]
+                    left = training.num_devices - moves.k[then]
+                    if i > 0 and left == 0:
+                        continue
+                    send = back = 0.0
+                    if c > 0:
+                        send = moves.latency[e] * cuts.messages[j] + cuts.bytes[j] / moves.rate[e]
+                        back = (
+                            moves.back_latency[e] * cuts.gradients[j]
+                            + cuts.gradient_bytes[j] / moves.back_rate[e]
+                        )
+                    if moves.deeper[e] and send + back == 0.0:
+                        continue
+                    f = b = 0.0
+                    for kind in range(num_types):
+                        slow = moves.factor[kind, then]
+                        f = max(f, slow * (lattice.forward[kind, j] - lattice.forward[kind, i]))
+                        b = max(b, slow * (lattice.backward[kind, j] - lattice.backward[kind, i]))
+                    again = 0.0
+                    need = search_bytes(
+                        static, stage[KEPT, i], stage[ENTERING, i], cuts.gradient_bytes[j],
+                        stage[WORKSPACE, i], warmup,
+                    )  # fmt: skip
+                    if not training.may_keep or need > moves.limit[then]:
+                        if not training.may_recompute:
+                            continue
+                        again = 1.0
+                        need = search_recompute_bytes(
+                            static, stage[KEPT, i], stage[INPUTS, i] + cuts.bytes[j],
+                            stage[ENTERING, i], cuts.gradient_bytes[j], stage[WORKSPACE, i],
+                            warmup,
+                        )  # fmt: skip
+                        if need > moves.limit[then]:
+                            continue
+                    tail = moves.step[then] * trained
+                    if width > 1 and trained > tied:
+                        tail += ring_allreduce_s(
+                            trained - tied, width, moves.ring_latency[then], moves.ring_rate[then]
+                        )
+                    if first > 0:
+                        tail += ring_allreduce_s(
+                            first, width + 1, moves.tie_latency[then], moves.tie_rate[then]
+                        )
+                    rounds = -(-microbatches // width)
+                    # A bottleneck is asked for as if enough were in flight.
+                    limited = warmup if training.total > 0.0 else rounds
+                    # What the rest costs at least besides the round trip so far: its work once,
+                    # and its share of the other microbatches spread evenly over what is left.
+                    spread = 0.0
+                    if i > 0:
+                        if training.exposed > 0:
+                            spread = max(0.0, (microbatches - left) / left) * lattice.ahead[i]
+                        elif training.total == 0.0:
+                            spread = lattice.ahead[i] / left
+                    label = head[j, c]
+                    while label >= 0:
+                        if size + 1 >= value.shape[0]:
+                            return best, -1, dropped, work
+                        work += 1
+                        total, worst, worst_back, exposed = extend(
+                            value[label, 0], value[label, 1], value[label, 2], value[label, 3],
+                            f, b + again * f, send, back, tail, rounds, limited,
+                            moves.weight[then], moves.weight[c], training.phases,
+                        )  # fmt: skip
+                        # What the objective does not count does not tell labels apart.
+                        if training.total == 0.0:
+                            total = 0.0
+                        if training.exposed == 0.0:
+                            exposed = 0.0
+                        if i == 0:
+                            objective = total + worst + worst_back + exposed
+                            if objective < best:
+                                best = objective
+                                if last < 0:
+                                    last = size
+                                    size += 1
+                                link[last, 1], link[last, 2] = label, 0
+                                link[last, 3], link[last, 4] = then, again
+                        elif (
+                            training.total * (total + lattice.ahead[i])
+                            + max(worst + worst_back, spread)
+                            < best
+                        ):
+                            value[size, 0], value[size, 1] = total, worst
+                            value[size, 2], value[size, 3] = worst_back, exposed
+                            link[size, 1], link[size, 2] = label, i
+                            link[size, 3], link[size, 4] = then, again
+                            taken, full = _insert(head, value, link, size, limits.labels)
+                            size += taken
+                            dropped = dropped or full
+                        label = link[label, 0]
+    return best, max(last, 0), dropped or work > limits.work, work
+
+
+@inner
 def _insert(
-    count: Ints,
-    value: Floats,
-    origin: Ints,
-    i: int,
-    c: int,
-    total: float,
-    worst: float,
-    worst_back: float,
-    exposed: float,
-    blind: bool,
-    from_j: int,
-    from_c: int,
-    from_label: int,
-    again: int,
-) -> bool:
-    """Adds a label unless another is as good in everything; drops those that it beats. True if
-    the labels were full, so that the worst of them had to go.
+    head: npt.NDArray[np.int32], value: Floats, link: Ints, new: int, most: int
+) -> tuple[int, bool]:
+    """Puts a label, the last one, into the list of its state unless another is as good in
+    everything; takes out those that it beats.
 
     Args:
-        blind: whether the exposed end decides nothing. The round trip always does, because it
-            bounds the periods of stages in front.
+        head: (n, C) the first label of every state, -1 for none.
+        new: its index.
+        most: labels that a state keeps.
+
+    Returns:
+        1 if the label is used, else 0; and whether there were too many, so that the one with the
+        largest sum had to go.
     """
-    kept = 0
-    for x in range(count[i, c]):
-        no_better = value[i, c, x, 0] <= total and value[i, c, x, 1] <= worst
-        no_better = no_better and value[i, c, x, 2] <= worst_back
-        if no_better and (blind or value[i, c, x, 3] <= exposed):
-            return False
-    for x in range(count[i, c]):
-        beaten = total <= value[i, c, x, 0] and worst <= value[i, c, x, 1]
-        beaten = beaten and worst_back <= value[i, c, x, 2]
-        if beaten and (blind or exposed <= value[i, c, x, 3]):
-            continue
-        for y in range(4):
-            value[i, c, kept, y] = value[i, c, x, y]
-            origin[i, c, kept, y] = origin[i, c, x, y]
-        kept += 1
-    full = bool(kept == value.shape[2])
-    slot = kept
-    count[i, c] = kept if full else kept + 1
+    i, c = link[new, 2], link[new, 3]
+    label = head[i, c]
+    while label >= 0:
+        if (
+            value[label, 0] <= value[new, 0]
+            and value[label, 1] <= value[new, 1]
+            and value[label, 2] <= value[new, 2]
+            and value[label, 3] <= value[new, 3]
+        ):
+            return 0, False
+        label = link[label, 0]
+    count, before, label = 0, -1, head[i, c]
+    largest, worst, before_worst = -1.0, -1, -1
+    while label >= 0:
+        behind = link[label, 0]
+        beaten = (
+            value[new, 0] <= value[label, 0]
+            and value[new, 1] <= value[label, 1]
+            and value[new, 2] <= value[label, 2]
+            and value[new, 3] <= value[label, 3]
+        )
+        if beaten:
+            if before < 0:
+                head[i, c] = behind
+            else:
+                link[before, 0] = behind
+        else:
+            whole = value[label, 0] + value[label, 1] + value[label, 2] + value[label, 3]
+            if whole > largest:
+                largest, worst, before_worst = whole, label, before
+            count += 1
+            before = label
+        label = behind
+    full = count >= most
     if full:
-        slot, largest = -1, total + worst + worst_back + exposed
-        for x in range(kept):
-            objective = value[i, c, x, 0] + value[i, c, x, 1]
-            objective += value[i, c, x, 2] + value[i, c, x, 3]
-            if objective > largest:
-                slot, largest = x, objective
-        if slot < 0:
-            return True
-    value[i, c, slot, 0], value[i, c, slot, 1] = total, worst
-    value[i, c, slot, 2], value[i, c, slot, 3] = worst_back, exposed
-    origin[i, c, slot, 0], origin[i, c, slot, 1] = from_j, from_c
-    origin[i, c, slot, 2], origin[i, c, slot, 3] = from_label, again
-    return full
+        if value[new, 0] + value[new, 1] + value[new, 2] + value[new, 3] >= largest:
+            return 0, True
+        if before_worst < 0:
+            head[i, c] = link[worst, 0]
+        else:
+            link[before_worst, 0] = link[worst, 0]
+    link[new, 0] = head[i, c]
+    head[i, c] = new
+    return 1, full
 
 
-@njit
-def _stages(origin: Ints, c: int, label: int, n: int) -> Ints:
-    """The rows of the best pipeline, first stage first."""
-    rows = np.zeros((n, 4), np.int64)
-    i, size = 0, 0
-    while c >= 0 and i < n - 1:
-        rows[size, 0], rows[size, 1], rows[size, 2] = i, origin[i, c, label, 0], c
-        rows[size, 3] = origin[i, c, label, 3]
-        i, c, label = rows[size, 1], origin[i, c, label, 1], origin[i, c, label, 2]
-        size += 1
-    return rows[:size]
+def _stages(link: Ints, last: int) -> Ints:
+    """The rows of the pipeline that ends with a label, first stage first; none for 0."""
+    rows, label = [], last
+    while label > 0:
+        behind = link[label, 1]
+        rows.append((link[label, 2], link[behind, 2], link[label, 3], link[label, 4]))
+        label = behind
+    return np.array(rows, dtype=np.int64).reshape(-1, 4)

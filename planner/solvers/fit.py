@@ -21,12 +21,13 @@ def recompute_choices(problem: Problem) -> tuple[bool, ...]:
 
 def fastest_first(problem: Problem) -> tuple[int, ...]:
     """The devices by the time of the whole model on one of them, then by index."""
-
-    def total_s(device: int) -> float:
+    devices = problem.topology.devices
+    first = {kind: i for i, kind in reversed(list(enumerate(d.type for d in devices)))}
+    total_s = {}
+    for kind, device in first.items():
         times = times_on(problem, device)
-        return float(times.forward_s.sum() + times.backward_s.sum())
-
-    return tuple(sorted(range(len(problem.topology.devices)), key=lambda d: (total_s(d), d)))
+        total_s[kind] = float(times.forward_s.sum() + times.backward_s.sum())
+    return tuple(sorted(range(len(devices)), key=lambda d: (total_s[devices[d].type], d)))
 
 
 def pipeline(

@@ -1,0 +1,104 @@
+"""Files of one format into files of another: profiles into each other, and a strategy into
+PipeDream's graph.txt with the stage of every node.
+"""
+
+from pathlib import Path
+
+from planner.errors import FileError, OptionError
+from planner.files import (
+    STRATEGY_FORMAT,
+    artefact_hash,
+    newest_profile,
+    read_plan,
+    write_atomically,
+    write_profiles,
+)
+from planner.formats import detect, read_any_profiles
+from planner.formats.graph_txt import (
+    GRAPH_TXT,
+    annotate,
+    from_profile,
+    parse,
+    to_dot,
+    to_text,
+)
+from planner.prediction import Plan
+from planner.profile import Profile
+
+PIPEDREAM, PLANNER = "pipedream", "planner"
+
+
+def convert(
+    source: Path, target: Path, to: str | None = None, profile: Path | None = None
+) -> tuple[Path, ...]:
+    """Converts a file, by its content, and returns what was written.
+
+    A profile becomes a graph.txt or the planner's JSON; of several in one file, the one for the
+    largest microbatch becomes a graph.txt. A strategy becomes a graph.txt with stages, and a dot
+    file beside it, of the profile that it was made for: it is looked for in `profile`, else in the
+    graph.txt that `target` already is, else in the newest file of ./profiles.
+
+    Args:
+        to: "pipedream" or "planner"; None goes by the ending of the target: .json is the planner's.
+        profile: for strategies only.
+
+    Raises:
+        FileError: if a file is missing, malformed, or the profile is not the strategy's.
+        OptionError: if the arguments contradict each other.
+    """
+    is_strategy = detect(source) == STRATEGY_FORMAT
+    form = to or (PLANNER if target.suffix.lower() == ".json" and not is_strategy else PIPEDREAM)
+    if target.resolve() == source.resolve():
+        raise OptionError(f"{target} would be overwritten by itself; choose another name")
+    if is_strategy:
+        if form != PIPEDREAM:
+            raise OptionError(f"{source} is a strategy, which becomes a graph.txt: --to pipedream")
+        return _convert_strategy(read_plan(source), source, target, profile)
+    if profile is not None:
+        raise OptionError(f"--profile is for strategies, and {source} is a profile itself")
+    found = read_any_profiles(source)
+    if form == PLANNER:
+        write_profiles(found, target)
+    else:
+        write_atomically(target, to_text(from_profile(found[-1])).encode())
+    return (target,)
+
+
+def _convert_strategy(
+    plan: Plan, source: Path, target: Path, profile_path: Path | None
+) -> tuple[Path, ...]:
+    """A graph.txt with the stages of a plan, and its picture."""
+    dot = target.with_suffix(".dot")
+    if dot == target:
+        raise OptionError(f"{target}: expected a name such as graph.txt; the picture is written"
+                          " beside it and has the ending .dot")  # fmt: skip
+    path = profile_path or _own_profile(target)
+    profiles, is_text = read_any_profiles(path), detect(path) == GRAPH_TXT
+    if target.resolve() == path.resolve() and not is_text:
+        raise OptionError(
+            f"{target} is the profile itself, and would be overwritten; choose another name"
+        )
+    by_hash = {artefact_hash(profile): profile for profile in profiles}
+    if plan.profile_hash not in by_hash:
+        found = ", ".join(digest[:12] for digest in by_hash)
+        raise FileError(
+            f"{source}: made for profile {plan.profile_hash[:12]}, but {path} is {found};"
+            " give the one it was made for with --profile"
+        )
+    profile = by_hash[plan.profile_hash]
+    text = _with_stages(profile, path.read_text() if is_text else None, plan)
+    write_atomically(target, text.encode())
+    write_atomically(dot, to_dot(parse(text, target)).encode())
+    return target, dot
+
+
+def _own_profile(target: Path) -> Path:
+    """The graph.txt that is there already, else the newest profile."""
+    if target.is_file() and detect(target) == GRAPH_TXT:
+        return target
+    return newest_profile(Path("profiles"))
+
+
+def _with_stages(profile: Profile, text: str | None, plan: Plan) -> str:
+    stages = {name: s for s, one in enumerate(plan.strategy.stages) for name in one.operators}
+    return to_text(from_profile(profile, stages)) if text is None else annotate(text, stages)

@@ -1,0 +1,447 @@
+"""PipeDream's graph.txt: one line per node, one line per edge.
+
+    node1 -- Conv2d(3, 64) -- forward_compute_time=0.5, backward_compute_time=1.0, \
+activation_size=4096.0, parameter_size=[or a list: 1024.0; 64.0] -- stage_id=0
+    <tab>node1 -- node2
+
+Times are in ms, sizes in bytes; a size may be a list, of which the sum counts. The last field is
+written by the optimizer. A file says neither how many samples its times are for nor on which
+device they were measured: `read_graph_txt` makes a profile of microbatch size 1 on the device type
+"imported", whose times hold on every device.
+
+Nodes called "Input..." that nothing feeds are the model's inputs: PipeDream takes them out before
+it plans, with their time, so they are inputs of the graph and no operators. Every other node is an
+operator with one output, which it stashes, and at most one parameter. Operators keep the order of
+the file as far as the edges allow. The loss is computed from the sink that most nodes lead to.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import ceil, isfinite
+from pathlib import Path
+
+from planner.errors import FileError
+from planner.files import read_text
+from planner.formats.dnn_partitioning import imported_profile
+from planner.graph import (
+    MAX_BYTES,
+    Graph,
+    Operator,
+    Parameter,
+    Tensor,
+    consumers,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
+from planner.profile import OperatorCost, Profile
+
+GRAPH_TXT = "PipeDream's graph.txt"
+ADVICE = "a line is NODE -- DESCRIPTION -- forward_compute_time=..., or <tab>NODE -- NODE"
+# More ms than a profile's times may have.
+_MAX_MS = 1e12
+
+_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_NODE = re.compile(
+    r"(?P<id>\S+) -- (?P<description>.*) -- (?P<figures>forward_compute_time=.*?)"
+    r"(?: -- stage_id=(?P<stage>\S+))?\s*"
+)
+_EDGE = re.compile(r"\s*(?P<source>\S+) -- (?P<target>\S+)\s*")
+_FIGURE = re.compile(r"(?P<field>\w+)=(?P<value>\[[^\]]*\]|[^,\s]+)")
+_NODE_ID = re.compile(r"node\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A line of the file that describes a node.
+
+    Attributes:
+        name: such as "node12".
+        description: such as "Conv2d(3, 64)".
+        forward_ms: time of the forward pass.
+        backward_ms: time of the backward pass.
+        activation_bytes: of each of its outputs; fractions are kept.
+        parameter_bytes: likewise.
+        stage: the stage that the file gives it, None where it gives none.
+    """
+
+    name: str
+    description: str
+    forward_ms: float
+    backward_ms: float
+    activation_bytes: tuple[float, ...]
+    parameter_bytes: tuple[float, ...]
+    stage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphText:
+    """All that a graph.txt says.
+
+    Attributes:
+        nodes: in the order of the file.
+        edges: (source, target), likewise.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[str, str], ...]
+
+
+# -------------------------------------------------------------------------------- text -> nodes
+
+
+def is_graph_txt(text: str) -> bool:
+    """Whether a text looks like a graph.txt: it has a line that begins like a node's."""
+    return any(re.match(r"\S+ -- .* -- forward_compute_time=", line) for line in text.splitlines())
+
+
+def parse(text: str, path: Path) -> GraphText:
+    """The nodes and edges of a text.
+
+    Args:
+        path: where it comes from, for messages.
+
+    Raises:
+        FileError: all that is wrong, with the numbers of the lines.
+    """
+    nodes: dict[str, Node] = {}
+    edges: dict[tuple[str, str], int] = {}
+    problems: list[tuple[int, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        node, edge = _NODE.fullmatch(line), _EDGE.fullmatch(line)
+        if node is not None:
+            found, wrong = _node(node)
+            problems += [(number, problem) for problem in wrong]
+            if found.name in nodes:
+                problems.append((number, f"expected each node once, got {found.name!r} again"))
+            nodes[found.name] = found
+        elif edge is not None:
+            edges.setdefault((edge["source"], edge["target"]), number)
+        else:
+            problems.append((number, f"expected a node or an edge, got {line.strip()!r:.60}"))
+    problems += [
+        (number, f"an edge names {name!r}, which is no node of the file")
+        for (source, target), number in edges.items()
+        for name in dict.fromkeys((source, target))
+        if name not in nodes
+    ]
+    if problems:
+        lines = [f"{path}: line {number}: {problem}" for number, problem in sorted(problems)]
+        raise FileError("\n".join((*lines, f"{path}: {GRAPH_TXT}: {ADVICE}")))
+    if not nodes:
+        raise FileError(f"{path}: expected {GRAPH_TXT}, it has no node; {ADVICE}")
+    return GraphText(tuple(nodes.values()), tuple(edges))
+
+
+def _node(match: re.Match[str]) -> tuple[Node, list[str]]:
+    """The node of a line, and what is wrong with it."""
+    wrong: list[str] = []
+    given = [(one["field"], one["value"]) for one in _FIGURE.finditer(match["figures"])]
+    for field, _ in given:
+        if field not in _FIELDS:
+            wrong.append(f"{field}: unknown field; known: {', '.join(_FIELDS)}")
+    if len(dict(given)) < len(given):
+        wrong.append("expected each field once")
+    values = dict(given)
+    figures: dict[str, tuple[float, ...]] = {}
+    for field in _FIELDS:
+        is_time = field.endswith("time")
+        figures[field] = (0.0,)
+        if field not in values:
+            wrong.append(f"{field}: missing")
+            continue
+        numbers = _numbers(values[field], _MAX_MS if is_time else MAX_BYTES)
+        if numbers is None or (is_time and len(numbers) > 1):
+            what = "a time in ms" if is_time else "bytes, or a list of bytes such as [8.0; 4.0]"
+            wrong.append(f"{field}: expected {what}, got {values[field]!r:.60}")
+        else:
+            figures[field] = numbers
+    stage = match["stage"]
+    if stage is not None and not (stage.isascii() and stage.isdecimal()):
+        wrong.append(f"stage_id: expected a number of at least 0, got {stage!r:.60}")
+        stage = None
+    forward, backward, activation, parameter = (figures[field] for field in _FIELDS)
+    node = Node(
+        match["id"],
+        match["description"],
+        forward[0],
+        backward[0],
+        activation,
+        parameter,
+        None if stage is None else int(stage),
+    )
+    return node, wrong
+
+
+def _numbers(text: str, most: float) -> tuple[float, ...] | None:
+    """The numbers of "1.5" or "[1.5; 2]"; None if it holds something else, one that is negative,
+    or a sum that is too large.
+    """
+    pieces = text[1:-1].split(";") if text.startswith("[") else [text]
+    try:
+        numbers = tuple(float(piece) for piece in pieces)
+    except ValueError:
+        return None
+    sound = all(isfinite(number) and number >= 0 for number in numbers) and sum(numbers) <= most
+    return numbers if sound else None
+
+
+# -------------------------------------------------------------------------------- nodes -> profile
+
+
+def read_graph_txt(path: Path) -> Profile:
+    """The profile in a graph.txt.
+
+    Raises:
+        FileError: if it is missing, malformed, or its edges run in a circle.
+    """
+    return to_profile(parse(read_text(path, GRAPH_TXT, ADVICE), path), path)
+
+
+def to_profile(text: GraphText, path: Path) -> Profile:
+    """The profile that the nodes describe.
+
+    Sizes are rounded up to whole bytes.
+
+    Raises:
+        FileError: if the edges run in a circle, or nothing computes.
+    """
+    feeds: dict[str, list[str]] = {node.name: [] for node in text.nodes}
+    for source, target in text.edges:
+        feeds[target].append(source)
+    inputs = [n for n in text.nodes if n.description.startswith("Input") and not feeds[n.name]]
+    order = _in_order(text.nodes, feeds, path)
+    inner = [node for node in order if node not in inputs]
+    if not inner:
+        raise FileError(f"{path}: expected {GRAPH_TXT} with nodes that compute, it has only inputs")
+    if not any(node.forward_ms or node.backward_ms for node in inner):
+        raise FileError(f"{path}: expected {GRAPH_TXT} with times, all nodes take 0 ms")
+    graph = Graph(
+        operators=tuple(
+            Operator(
+                name=node.name,
+                type=node.description,
+                inputs=tuple(feeds[node.name]),
+                outputs=(node.name,),
+                parameters=(_parameter(node),) if _whole(node.parameter_bytes) else (),
+            )
+            for node in inner
+        ),
+        tensors=(
+            *(Tensor(n.name, *_shape(_whole(n.activation_bytes)), gradient=False) for n in inputs),
+            *(Tensor(n.name, *_shape(_whole(n.activation_bytes)), gradient=True) for n in inner),
+        ),
+        parameters=tuple(
+            Parameter(_parameter(n), *_shape(_whole(n.parameter_bytes)), trainable=True)
+            for n in inner
+            if _whole(n.parameter_bytes)
+        ),
+        inputs=tuple(node.name for node in inputs),
+        outputs=_sinks(inner, feeds),
+    )
+    costs = tuple(
+        OperatorCost(
+            name=node.name,
+            forward_s=node.forward_ms / 1000.0,
+            backward_s=node.backward_ms / 1000.0,
+            output_bytes=_whole(node.activation_bytes),
+            parameter_bytes=_whole(node.parameter_bytes),
+            flops=0,
+            bytes_moved=0,
+            stash_tensors=(node.name,),
+            stash_private_bytes=0,
+        )
+        for node in inner
+    )
+    return imported_profile(graph, costs)
+
+
+def _in_order(
+    nodes: Sequence[Node], feeds: Mapping[str, Sequence[str]], path: Path
+) -> tuple[Node, ...]:
+    """The nodes in topological order; of those that are ready, the first of the file goes first."""
+    place = {node.name: i for i, node in enumerate(nodes)}
+    left = {node.name: len(feeds[node.name]) for node in nodes}
+    readers: dict[str, list[str]] = {node.name: [] for node in nodes}
+    for node in nodes:
+        for source in feeds[node.name]:
+            readers[source].append(node.name)
+    ready = [place[name] for name, count in left.items() if not count]
+    heapify(ready)
+    order = []
+    while ready:
+        node = nodes[heappop(ready)]
+        order.append(node)
+        for name in readers[node.name]:
+            left[name] -= 1
+            if not left[name]:
+                heappush(ready, place[name])
+    if len(order) < len(nodes):
+        stuck = sorted(set(place) - {node.name for node in order}, key=place.__getitem__)
+        raise FileError(
+            f"{path}: expected edges that never run in a circle, got one among or before"
+            f" {', '.join(stuck[:5])}{', ...' if len(stuck) > 5 else ''}"
+        )
+    return tuple(order)
+
+
+def _sinks(order: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """What nobody reads: first the node that most others lead to, of equals the last one, then the
+    rest in order.
+    """
+    place = {node.name: i for i, node in enumerate(order)}
+    before: list[int] = []
+    for node in order:
+        mask = 0
+        for name in feeds[node.name]:
+            if name in place:
+                mask |= before[place[name]] | 1 << place[name]
+        before.append(mask)
+    read = {name for node in order for name in feeds[node.name]}
+    sinks = [i for i, node in enumerate(order) if node.name not in read]
+    loss = max(sinks, key=lambda i: (before[i].bit_count(), i))
+    return tuple(order[i].name for i in (loss, *(i for i in sinks if i != loss)))
+
+
+def _whole(sizes: Iterable[float]) -> int:
+    return ceil(sum(sizes))
+
+
+def _parameter(node: Node) -> str:
+    return f"{node.name}.parameters"
+
+
+def _shape(size_bytes: int) -> tuple[tuple[int, ...], str]:
+    """So many bytes as float32 elements, or as plain bytes where they are no multiple of 4."""
+    whole, rest = divmod(size_bytes, 4)
+    return ((size_bytes,), "uint8") if rest else ((whole,), "float32")
+
+
+# -------------------------------------------------------------------------------- writing
+
+
+def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> GraphText:
+    """A profile as nodes and edges. Inputs of the graph become nodes "Input0", "Input1", ... of
+    stage 0. Nodes are called by their operators where those are called "node1", "node2", ...;
+    otherwise they are numbered, and the operator's name stands in the description.
+
+    What the format cannot say is lost: shapes, FLOPs, the stash, and that operators share a
+    parameter. Only trained parameters count, as those are what PipeDream synchronises and stashes.
+
+    Args:
+        stages: per operator, the stage to write; None writes none.
+    """
+    graph = profile.graph
+    tensors, read_by, made_by = tensors_by_name(graph), consumers(graph), producers(graph)
+    parameters = parameters_by_name(graph)
+    given = [operator.name for operator in graph.operators]
+    own = all(_NODE_ID.fullmatch(name) for name in (*given, *graph.inputs))
+    inputs = graph.inputs if own else tuple(name for name in graph.inputs if read_by[name])
+    everyone = (*inputs, *given)
+    names = everyone if own else tuple(f"node{i}" for i in range(1, len(everyone) + 1))
+    input_ids = dict(zip(inputs, names, strict=False))
+    ids = names[len(inputs) :]
+    nodes = [
+        Node(input_ids[name], f"Input{i}", 0.0, 0.0, (float(tensors[name].bytes),), (0.0,),
+             None if stages is None else 0)
+        for i, name in enumerate(inputs)
+    ]  # fmt: skip
+    edges = []
+    for v, (operator, cost) in enumerate(zip(graph.operators, profile.operators, strict=True)):
+        trained = [parameters[p].bytes for p in operator.parameters if parameters[p].trainable]
+        nodes.append(
+            Node(
+                ids[v],
+                operator.type if own else f"{operator.type}({' '.join(operator.name.split())})",
+                cost.forward_s * 1000.0,
+                cost.backward_s * 1000.0,
+                tuple(float(tensors[name].bytes) for name in operator.outputs) or (0.0,),
+                (float(sum(trained)),),
+                None if stages is None else stages[operator.name],
+            )
+        )
+        edges += [
+            (ids[made_by[name]] if name in made_by else input_ids[name], ids[v])
+            for name in operator.inputs
+        ]
+    return GraphText(tuple(nodes), tuple(dict.fromkeys(edges)))
+
+
+def to_text(graph: GraphText) -> str:
+    """The file, nodes first."""
+    return "".join(f"{line}\n" for line in _lines(graph))
+
+
+def _lines(graph: GraphText) -> Iterator[str]:
+    for node in graph.nodes:
+        figures = (
+            _number(node.forward_ms),
+            _number(node.backward_ms),
+            _sizes(node.activation_bytes),
+            _sizes(node.parameter_bytes),
+        )
+        said = ", ".join(f"{field}={value}" for field, value in zip(_FIELDS, figures, strict=True))
+        stage = "" if node.stage is None else f" -- stage_id={node.stage}"
+        yield f"{node.name} -- {node.description} -- {said}{stage}"
+    yield from (f"\t{source} -- {target}" for source, target in graph.edges)
+
+
+def _number(value: float) -> str:
+    """Three digits after the point, as PipeDream writes, or as many as it takes, up to 15 in all.
+
+    >>> _number(0.5), _number(0.12345), _number(44302336.0)
+    ('0.500', '0.12345', '44302336.000')
+    """
+    short = f"{value:.3f}"
+    exact = f"{value:.15g}"
+    return short if float(short) == float(exact) else exact
+
+
+def _sizes(sizes: tuple[float, ...]) -> str:
+    texts = [_number(size) for size in sizes]
+    return texts[0] if len(texts) == 1 else f"[{'; '.join(texts)}]"
+
+
+def annotate(text: str, stages: Mapping[str, int]) -> str:
+    """The same text with the stage of every node as the last field; all else stays as it is.
+
+    Args:
+        text: a graph.txt that `parse` takes.
+        stages: per operator; nodes that are none, the inputs, get stage 0.
+    """
+    lines = []
+    for line in text.splitlines():
+        node = _NODE.fullmatch(line)
+        if node is None:
+            lines.append(line)
+            continue
+        bare = line if node["stage"] is None else line[: line.rindex(" -- stage_id=")]
+        lines.append(f"{bare.rstrip()} -- stage_id={stages.get(node['id'], 0)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#9c755f")
+
+
+def to_dot(graph: GraphText) -> str:
+    """The graph for Graphviz, one colour per stage; colours come again after 8 stages."""
+    lines = ["digraph stages {", "  node [shape=box, style=filled, fillcolor=white];"]
+    for node in graph.nodes:
+        label = _quoted(f"{node.name}: {node.description}")
+        if node.stage is None:
+            lines.append(f"  {_quoted(node.name)} [label={label}];")
+        else:
+            label = _quoted(f"{node.name}: {node.description}\nstage {node.stage}")
+            colour = _COLOURS[node.stage % len(_COLOURS)]
+            lines.append(f'  {_quoted(node.name)} [label={label}, fillcolor="{colour}"];')
+    lines += [f"  {_quoted(source)} -> {_quoted(target)};" for source, target in graph.edges]
+    return "\n".join((*lines, "}\n"))
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

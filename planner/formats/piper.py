@@ -1,0 +1,291 @@
+"""The JSON of Piper: a graph of layers, each with ways to run it on several devices.
+
+Each layer lists, per degree t of tensor parallelism, configurations (TMPCs) such as with and
+without recomputation: time per sample, parameters, memory A per sample in flight and B besides,
+and the bytes to synchronise per edge. Times are in s.
+
+Source: Tarnawski, Narayanan and Phanishayee, "Piper: Multidimensional Planner for DNN
+Parallelization", NeurIPS 2021.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from planner.errors import FileError
+from planner.formats.dnn_partitioning import Bytes, imported_profile
+from planner.formats.strict import STRICT, read_strict
+from planner.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
+from planner.profile import MAX_SECONDS, OperatorCost, Profile
+
+FORM = "a Piper graph (JSON)"
+
+RECOMPUTED = "activation recomp"
+VANILLA = "vanilla"
+
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS / 1000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tmpc:
+    """One way to run a layer on t devices.
+
+    Attributes:
+        id: "vanilla", "activation recomp", or another name.
+        time_s: forward and backward of one sample.
+        parameter_bytes: what data-parallel replicas sum, on each of the t devices.
+        memory_a_bytes: on each device, per sample in flight.
+        memory_b_bytes: on each device, besides.
+        sync_forward_bytes: per id of a layer that feeds it, what is sent besides the output if the
+            two are in different stages.
+        sync_backward_bytes: likewise per id of a layer that it feeds.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    id: Annotated[str, Field(min_length=1)]
+    time_s: Annotated[Seconds, Field(alias="timePerSample")]
+    parameter_bytes: Annotated[Bytes, Field(alias="parameterSize")]
+    memory_a_bytes: Annotated[Bytes, Field(alias="memoryUsageA")]
+    memory_b_bytes: Annotated[Bytes, Field(alias="memoryUsageB")]
+    sync_forward_bytes: Annotated[dict[str, Bytes], Field(alias="syncTimeFw")]
+    sync_backward_bytes: Annotated[dict[str, Bytes], Field(alias="syncTimeBw")]
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.time_s, self.memory_a_bytes, self.memory_b_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class PiperNode:
+    """One layer.
+
+    Attributes:
+        id: as the edges name it.
+        tmpcs: by degree t, as text; a degree that is missing is not supported.
+        name: for people.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    id: int
+    tmpcs: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}$")], tuple[Tmpc, ...]],
+        Field(alias="TMPCs"),
+    ]
+    name: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.name, len(self.tmpcs)))
+
+
+@dataclass(frozen=True, slots=True)
+class PiperEdge:
+    """The output of one layer, read by another one.
+
+    Attributes:
+        source: id of the layer that makes it.
+        dest: id of the layer that reads it.
+        bytes: of one sample, one way.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    source: Annotated[int, Field(alias="sourceId")]
+    dest: Annotated[int, Field(alias="destId")]
+    bytes: Annotated[Bytes, Field(alias="communicationCost")]
+
+
+@dataclass(frozen=True, slots=True)
+class PiperGraph:
+    """A graph, and the devices and the batch that it is to be planned for.
+
+    Attributes:
+        num_devices: K, all alike.
+        memory_bytes: of each device.
+        bandwidth_bytes_per_s: between any two.
+        batch: samples per batch.
+        nodes: in the file's order.
+        edges: in the file's order.
+
+    Raises:
+        ValueError: if ids repeat or are unknown, the graph has a cycle, or a configuration does
+            not synchronise exactly the layer's edges; all of it.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    num_devices: Annotated[int, Field(alias="maxDevices", ge=1, le=100_000)]
+    memory_bytes: Annotated[float, Field(alias="maxMemoryPerDevice", gt=0, le=MAX_BYTES)]
+    bandwidth_bytes_per_s: Annotated[float, Field(alias="bandwidth", gt=0, le=1e18)]
+    batch: Annotated[int, Field(alias="mbsInBatch", ge=1, le=10**9)]
+    nodes: Annotated[tuple[PiperNode, ...], Field(min_length=1)]
+    edges: tuple[PiperEdge, ...]
+
+    def __post_init__(self) -> None:
+        problems = [*self._ids(), *self._ends()] or [*self._syncs(), *self._order()]
+        if problems:
+            raise ValueError("\n".join(problems))
+
+    def _ids(self) -> Iterator[str]:
+        times = Counter(node.id for node in self.nodes)
+        for i, node in enumerate(self.nodes):
+            if times[node.id] > 1:
+                yield f"nodes[{i}].id: expected each id once, got {node.id} {times[node.id]} times"
+            for t, tmpcs in node.tmpcs.items():
+                names = Counter(tmpc.id for tmpc in tmpcs)
+                for name in sorted(name for name, count in names.items() if count > 1):
+                    yield f"nodes[{i}].TMPCs.{t}: expected each id once, got {name!r} again"
+
+    def _ends(self) -> Iterator[str]:
+        known, seen = {node.id for node in self.nodes}, set()
+        for i, edge in enumerate(self.edges):
+            for field, end in (("sourceId", edge.source), ("destId", edge.dest)):
+                if end not in known:
+                    yield f"edges[{i}].{field}: expected the id of a node, got {end}"
+            if (edge.source, edge.dest) in seen:
+                yield f"edges[{i}]: expected each edge once, got {edge.source} -> {edge.dest} again"
+            seen.add((edge.source, edge.dest))
+
+    def _syncs(self) -> Iterator[str]:
+        feeds, fed = _neighbours(self)
+        for i, node in enumerate(self.nodes):
+            for t, tmpcs in node.tmpcs.items():
+                for k, tmpc in enumerate(tmpcs):
+                    for field, found, due in (
+                        ("syncTimeFw", tmpc.sync_forward_bytes, feeds[node.id]),
+                        ("syncTimeBw", tmpc.sync_backward_bytes, fed[node.id]),
+                    ):
+                        if set(found) != {str(x) for x in due}:
+                            yield (
+                                f"nodes[{i}].TMPCs.{t}[{k}].{field}: expected the neighbours"
+                                f" {sorted(due)}, got {sorted(found)}"
+                            )
+
+    def _order(self) -> Iterator[str]:
+        try:
+            TopologicalSorter(_neighbours(self)[0]).prepare()
+        except CycleError as error:
+            yield f"edges: expected no cycle, got {' -> '.join(map(str, error.args[1]))}"
+
+
+def _neighbours(graph: PiperGraph) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+    """The layers that feed each layer and those that it feeds, by id."""
+    feeds: dict[int, set[int]] = {node.id: set() for node in graph.nodes}
+    fed: dict[int, set[int]] = {node.id: set() for node in graph.nodes}
+    for edge in graph.edges:
+        feeds[edge.dest].add(edge.source)
+        fed[edge.source].add(edge.dest)
+    return feeds, fed
+
+
+def read_piper(path: Path) -> PiperGraph:
+    """The graph in a JSON file.
+
+    Raises:
+        FileError: if it is missing or malformed; with every problem of its fields.
+    """
+    found: PiperGraph = read_strict(PiperGraph, path, FORM)
+    return found
+
+
+def layer_predecessors(graph: PiperGraph) -> tuple[tuple[int, ...], ...]:
+    """Per layer, by its position in the file, those that feed it, ascending."""
+    at = {node.id: v for v, node in enumerate(graph.nodes)}
+    feeds, _ = _neighbours(graph)
+    return tuple(tuple(sorted(at[u] for u in feeds[node.id])) for node in graph.nodes)
+
+
+# -------------------------------------------------------------------------------- as a profile
+
+
+def piper_profile(graph: PiperGraph) -> Profile:
+    """The graph as the planner's own cost model sees it: each layer on one device, without
+    recomputation, one sample a microbatch.
+
+    The file has one time for both passes; a third of it is taken as the forward pass, because a
+    backward pass is two products of matrices where the forward pass is one. Memory A is what a
+    sample keeps for its backward pass; parameters are trained, and memory B, which is made of
+    them, is the planner's own account of gradients and optimizer state.
+
+    Raises:
+        FileError: if a layer cannot run on one device.
+    """
+    at = {node.id: v for v, node in enumerate(graph.nodes)}
+    order = {node.id: i for i, node in enumerate(_sorted(graph))}
+    sizes: Mapping[int, dict[float, list[int]]] = {node.id: {} for node in graph.nodes}
+    for edge in graph.edges:
+        sizes[edge.source].setdefault(edge.bytes, []).append(edge.dest)
+    names = _unique(graph)
+    operators, costs = [], []
+    tensors, parameters, read = [], [], {node.id: list[str]() for node in graph.nodes}
+    for node in _sorted(graph):
+        tmpc = one_device(node)
+        made = []
+        # Readers that get different bytes get different tensors.
+        for x, (size, readers) in enumerate(sorted(sizes[node.id].items()) or [(0.0, [])]):
+            made.append(f"output{node.id}.{x}")
+            tensors.append(Tensor(made[-1], (round(size),), "uint8", True))
+            for reader in sorted(readers, key=order.__getitem__):
+                read[reader].append(made[-1])
+        held = round(tmpc.parameter_bytes)
+        parameters.append(Parameter(f"parameter{node.id}", (held,), "uint8", True))
+        name = names[at[node.id]]
+        operators.append(
+            Operator(name, "layer", tuple(read[node.id]), tuple(made), (f"parameter{node.id}",))
+        )
+        costs.append(
+            OperatorCost(
+                name=name,
+                forward_s=tmpc.time_s / 3,
+                backward_s=tmpc.time_s * 2 / 3,
+                output_bytes=sum(tensor.bytes for tensor in tensors[-len(made) :]),
+                parameter_bytes=held,
+                flops=0,
+                bytes_moved=0,
+                stash_tensors=(),
+                stash_private_bytes=round(tmpc.memory_a_bytes),
+            )
+        )
+    unread = {tensor.name for tensor in tensors} - {
+        name for names in read.values() for name in names
+    }
+    ends = tuple(tensor.name for tensor in tensors if tensor.name in unread)
+    return imported_profile(
+        Graph(tuple(operators), tuple(tensors), tuple(parameters), (), ends), tuple(costs)
+    )
+
+
+def one_device(node: PiperNode) -> Tmpc:
+    """How a layer runs on one device: vanilla, or what the file lists first.
+
+    Raises:
+        FileError: if it cannot.
+    """
+    tmpcs = node.tmpcs.get("1", ())
+    if not tmpcs:
+        raise FileError(
+            f"layer {node.name} (id {node.id}): expected a configuration for one device, got"
+            f" {', '.join(sorted(node.tmpcs)) or 'none'}; plan it with --cost-model piper"
+        )
+    return next((tmpc for tmpc in tmpcs if tmpc.id == VANILLA), tmpcs[0])
+
+
+def _sorted(graph: PiperGraph) -> list[PiperNode]:
+    """The layers in topological order."""
+    nodes = {node.id: node for node in graph.nodes}
+    feeds = {node: sorted(sources) for node, sources in _neighbours(graph)[0].items()}
+    return [nodes[node] for node in TopologicalSorter(feeds).static_order()]
+
+
+def _unique(graph: PiperGraph) -> list[str]:
+    """A name per layer; where several have the same, with its id."""
+    times = Counter(node.name for node in graph.nodes)
+    return [
+        node.name if node.name and times[node.name] == 1 else f"{node.name}#{node.id}"
+        for node in graph.nodes
+    ]

@@ -1,0 +1,399 @@
+"""The event loop of `events.py`, compiled by numba.
+
+Transfers share links at flow level: every flow has one rate on its whole route, and the rates are
+max-min fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2). A rate changes only when
+a flow starts or ends that it shares links with, directly or through others; rates of flows that
+share no link are never looked at again.
+
+An ordered pair of devices has at most one transfer under way, so a transfer, and the flow that it
+is, is known by its pair, and by a number that grows with the time of its start.
+"""
+
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.jit import inner, njit
+
+Ints = npt.NDArray[np.int64]
+# Arrays of records, whose fields mypy cannot see.
+Records = Any
+# (time in s, device, order, pair, transfer); no pair (-1) where the device ends its action.
+Queue = list[tuple[float, int, int, int, int]]
+
+# `schedules.Kind`, as numbers that are compiled in.
+COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
+
+# at: the action that it runs or waits for; end: of its list;
+# waits: key of the computation that it waits for, -1 where it does not
+DEVICE = np.dtype([("at", "i8"), ("end", "i8"), ("waits", "i8")])
+# key: of a computation or receive, or the sum; amount: s, or bytes of a receive; start_s, end_s: of
+# what has begun; of a transfer they stand at its receive
+ACTION = np.dtype(
+    [("kind", "i8"), ("key", "i8"), ("pair", "i8"), ("amount", "f8"),
+     ("start_s", "f8"), ("end_s", "f8")]
+)  # fmt: skip
+# source, target: positions of its devices; first: its receives in `receives`; hop, end_hop: its
+# route in `hops`; latency: s
+# sent, posted, begun: sends, receives and transfers so far
+# number: of the transfer under way, -1 without one; rate: bytes/s, 0 during its latency; left:
+# bytes at time `since`; end: as foreseen
+# place: in the list of touched flows, -1 where it is not; mark: the last search that reached it;
+# new: its new rate, 0 without one
+PAIR = np.dtype(
+    [(name, "i8") for name in ("source", "target", "first", "hop", "end_hop")]
+    + [(name, "i8") for name in ("sent", "posted", "begun", "number", "place", "mark")]
+    + [(name, "f8") for name in ("latency", "rate", "left", "since", "end", "new")]
+)
+# One link of the route of one pair. The hops of the flows that are on a link now hang together.
+HOP = np.dtype([("link", "i8"), ("pair", "i8"), ("after", "i8"), ("before", "i8")])
+# load: flows on it; head: the first of their hops, -1 without one; mark: the last search that
+# reached it; open, room: flows without a new rate, and the bandwidth that is left to them
+LINK = np.dtype(
+    [
+        ("width", "f8"),
+        ("load", "i8"),
+        ("head", "i8"),
+        ("mark", "i8"),
+        ("open", "i8"),
+        ("room", "f8"),
+    ]
+)
+SUMMING = np.dtype([("members", "i8"), ("come", "i8")])
+# now: s; order: events foreseen so far; touched, rated: how long these lists are; search: the last
+CLOCK = np.dtype(
+    [("now", "f8"), ("order", "i8"), ("touched", "i8"), ("rated", "i8"), ("search", "i8")]
+)
+
+
+class World(NamedTuple):
+    """What is run, on what, and where everything stands between two events.
+
+    Attributes:
+        devices: (D,) `DEVICE`.
+        actions: (n,) `ACTION`, device after device.
+        pairs: (P,) `PAIR`.
+        hops: (H,) `HOP`, pair after pair.
+        links: (L,) `LINK`.
+        sums: `SUMMING`.
+        clock: (1,) `CLOCK`.
+        missing: by key of a computation, receives posted and not there.
+        receives: the receives by pair, in the order of their lists.
+        touched: (2 P,) flows that came, or lost company, since the rates were last asked for; one
+            that went and came again is in it twice.
+        some: (P,) flows that a search found.
+        reached: (L,) links that it found.
+        rated: (P,) flows with new rates, in the order in which they got them.
+    """
+
+    devices: Records
+    actions: Records
+    pairs: Records
+    hops: Records
+    links: Records
+    sums: Records
+    clock: Records
+    missing: Ints
+    receives: Ints
+    touched: Ints
+    some: Ints
+    reached: Ints
+    rated: Ints
+
+
+# ------------------------------------------------------------------------------------ links
+
+
+@inner
+def touch(pairs: Records, touched: Ints, clock: Records, flow: int) -> None:
+    """Its rate may change."""
+    if pairs[flow].place < 0:
+        pairs[flow].place = clock[0].touched
+        touched[clock[0].touched] = flow
+        clock[0].touched += 1
+
+
+@inner
+def add(
+    pairs: Records, hops: Records, links: Records, touched: Ints, clock: Records, flow: int
+) -> None:
+    """Puts a flow on its links."""
+    for h in range(pairs[flow].hop, pairs[flow].end_hop):
+        link = hops[h].link
+        links[link].load += 1
+        hops[h].before, hops[h].after = -1, links[link].head
+        if links[link].head >= 0:
+            hops[links[link].head].before = h
+        links[link].head = h
+    touch(pairs, touched, clock, flow)
+
+
+@inner
+def remove(
+    pairs: Records, hops: Records, links: Records, touched: Ints, clock: Records, flow: int
+) -> None:
+    """Takes a flow off its links."""
+    pairs[flow].place = -1
+    for h in range(pairs[flow].hop, pairs[flow].end_hop):
+        link, after, before = hops[h].link, hops[h].after, hops[h].before
+        links[link].load -= 1
+        if before < 0:
+            links[link].head = after
+        else:
+            hops[before].after = after
+        if after >= 0:
+            hops[after].before = before
+        # One of the others will do: the rest is found from it.
+        oldest, other = -1, links[link].head
+        while other >= 0:
+            one = hops[other].pair
+            if oldest < 0 or pairs[one].number < pairs[oldest].number:
+                oldest = one
+            other = hops[other].after
+        if oldest >= 0:
+            touch(pairs, touched, clock, oldest)
+
+
+@inner
+def coupled(
+    pairs: Records, hops: Records, links: Records, some: Ints, reached: Ints, flow: int, search: int
+) -> tuple[int, int]:
+    """How many flows share links with a flow, directly or through others, and on how many links;
+    they are left in `some`, older ones first, and `reached`.
+    """
+    num_flows, num_links, looked = 1, 0, 0
+    some[0], pairs[flow].mark = flow, search
+    while looked < num_flows:
+        one = some[looked]
+        looked += 1
+        for h in range(pairs[one].hop, pairs[one].end_hop):
+            link = hops[h].link
+            if links[link].mark == search:
+                continue
+            links[link].mark = search
+            reached[num_links] = link
+            num_links += 1
+            other = links[link].head
+            while other >= 0:
+                if pairs[hops[other].pair].mark != search:
+                    pairs[hops[other].pair].mark = search
+                    some[num_flows] = hops[other].pair
+                    num_flows += 1
+                other = hops[other].after
+    for i in range(1, num_flows):
+        one, j = some[i], i
+        while j and pairs[some[j - 1]].number > pairs[one].number:
+            some[j] = some[j - 1]
+            j -= 1
+        some[j] = one
+    return num_flows, num_links
+
+
+@inner
+def fill(
+    pairs: Records, hops: Records, links: Records, some: Ints, reached: Ints,
+    rated: Ints, clock: Records,
+) -> None:  # fmt: skip
+    """Max-min fair rates of coupled flows, by progressive filling: the link with the smallest share
+    per flow gives that share to all its flows, which then take it from their other links, and so
+    on.
+    """
+    for link in reached:
+        links[link].room, links[link].open = links[link].width, links[link].load
+    while True:
+        full, share = -1, np.inf
+        for link in reached:
+            if links[link].open:
+                mine = links[link].room / links[link].open
+                if full < 0 or mine < share or (mine == share and link < full):
+                    full, share = link, mine
+        if full < 0:
+            return
+        for flow in some:
+            takes = False
+            for h in range(pairs[flow].hop, pairs[flow].end_hop):
+                takes = takes or hops[h].link == full
+            if takes and pairs[flow].new == 0.0:
+                pairs[flow].new = share
+                rated[clock[0].rated] = flow
+                clock[0].rated += 1
+                for h in range(pairs[flow].hop, pairs[flow].end_hop):
+                    links[hops[h].link].room -= share
+                    links[hops[h].link].open -= 1
+
+
+@inner
+def new_rates(
+    pairs: Records, hops: Records, links: Records, touched: Ints, some: Ints, reached: Ints,
+    rated: Ints, clock: Records,
+) -> None:  # fmt: skip
+    """Rates of all flows that may have another one since this was last asked for."""
+    for t in range(clock[0].touched):
+        flow = touched[t]
+        if pairs[flow].place != t or pairs[flow].new != 0.0:
+            continue
+        alone, narrow = True, np.inf
+        for h in range(pairs[flow].hop, pairs[flow].end_hop):
+            alone = alone and links[hops[h].link].load == 1
+            if links[hops[h].link].width < narrow:
+                narrow = links[hops[h].link].width
+        if alone:
+            pairs[flow].new = narrow
+            rated[clock[0].rated] = flow
+            clock[0].rated += 1
+        else:
+            clock[0].search += 1
+            flows, on = coupled(pairs, hops, links, some, reached, flow, clock[0].search)
+            fill(pairs, hops, links, some[:flows], reached[:on], rated, clock)
+    for t in range(clock[0].touched):
+        if pairs[touched[t]].place == t:
+            pairs[touched[t]].place = -1
+    clock[0].touched = 0
+
+
+# ------------------------------------------------------------------------------------ events
+
+
+@inner
+def foresee(clock: Records, queue: Queue, time: float, device: int, pair: int, number: int) -> None:
+    """Queues an event of a device."""
+    clock[0].order += 1
+    heappush(queue, (time, device, clock[0].order, pair, number))
+
+
+@inner
+def share(world: World, queue: Queue) -> None:
+    """Gives transfers their new rates and foresees their ends."""
+    pairs, clock, now = world.pairs, world.clock, world.clock[0].now
+    new_rates(
+        pairs, world.hops, world.links, world.touched, world.some, world.reached, world.rated, clock
+    )
+    for one in range(clock[0].rated):
+        flow = world.rated[one]
+        rate, pairs[flow].new = pairs[flow].new, 0.0
+        if rate != pairs[flow].rate:
+            left = pairs[flow].left - pairs[flow].rate * (now - pairs[flow].since)
+            pairs[flow].left = left if left > 0.0 else 0.0
+            pairs[flow].since, pairs[flow].rate = now, rate
+            pairs[flow].end = now + pairs[flow].left / rate
+            foresee(clock, queue, pairs[flow].end, pairs[flow].target, flow, pairs[flow].number)
+    clock[0].rated = 0
+
+
+@inner
+def match(world: World, queue: Queue, pair: int) -> None:
+    """Begins the next transfer of a pair if both ends have posted it and none runs."""
+    pairs, clock = world.pairs, world.clock
+    begun = pairs[pair].begun
+    if pairs[pair].number >= 0 or begun == pairs[pair].sent or begun == pairs[pair].posted:
+        return
+    receive = world.receives[pairs[pair].first + begun]
+    pairs[pair].begun += 1
+    pairs[pair].number = clock[0].order
+    world.actions[receive].start_s = pairs[pair].since = clock[0].now
+    pairs[pair].left, pairs[pair].rate = world.actions[receive].amount, 0.0
+    pairs[pair].end = clock[0].now + pairs[pair].latency
+    foresee(clock, queue, pairs[pair].end, pairs[pair].source, pair, pairs[pair].number)
+
+
+@inner
+def occupy(world: World, queue: Queue, device: int) -> None:
+    """Begins the action that a device stands at."""
+    i, now = world.devices[device].at, world.clock[0].now
+    world.actions[i].start_s, world.actions[i].end_s = now, now + world.actions[i].amount
+    foresee(world.clock, queue, world.actions[i].end_s, device, -1, -1)
+
+
+@inner
+def begin_sum(world: World, queue: Queue, one: int) -> None:
+    """Begins a sum on all of its members, in the order in which they have come."""
+    for turn in range(world.sums[one].members):
+        for device in range(len(world.devices)):
+            i = world.devices[device].at
+            if i == world.devices[device].end or world.actions[i].kind != SUM:
+                continue
+            if world.actions[i].key == one and world.actions[i].end_s == -1.0 - turn:
+                occupy(world, queue, device)
+
+
+@inner
+def advance(world: World, queue: Queue, device: int) -> None:
+    """Takes a device to its next action that needs time; begins it if nothing is missing."""
+    devices, actions = world.devices, world.actions
+    while devices[device].at < devices[device].end:
+        action = actions[devices[device].at]
+        if action.kind == SEND:
+            world.pairs[action.pair].sent += 1
+        elif action.kind == RECEIVE:
+            world.pairs[action.pair].posted += 1
+            world.missing[action.key] += 1
+        else:
+            break
+        match(world, queue, action.pair)
+        devices[device].at += 1
+    if devices[device].at == devices[device].end:
+        return
+    action = actions[devices[device].at]
+    if action.kind == COMPUTE and world.missing[action.key]:
+        devices[device].waits = action.key
+    elif action.kind == SUM:
+        world.sums[action.key].come += 1
+        # Until it begins, its end says when the member came.
+        action.end_s = -world.sums[action.key].come
+        if world.sums[action.key].come == world.sums[action.key].members:
+            begin_sum(world, queue, action.key)
+    else:
+        occupy(world, queue, device)
+
+
+@inner
+def arrive(world: World, queue: Queue, pair: int) -> None:
+    """Hands a tensor to the computation that it is for, which may wait for it."""
+    pairs = world.pairs
+    receive = world.receives[pairs[pair].first + pairs[pair].begun - 1]
+    world.actions[receive].end_s = world.clock[0].now
+    pairs[pair].number = -1
+    match(world, queue, pair)
+    key, target = world.actions[receive].key, pairs[pair].target
+    world.missing[key] -= 1
+    if not world.missing[key] and world.devices[target].waits == key:
+        world.devices[target].waits = -1
+        advance(world, queue, target)
+
+
+@njit
+def run(world: World) -> bool:
+    """Runs to the end; whether it is one in which nothing is left over."""
+    devices, pairs, clock = world.devices, world.pairs, world.clock
+    queue = [(0.0, 0, 0, 0, 0)]
+    queue.pop()
+    for d in range(len(devices)):
+        advance(world, queue, d)
+    stale = False
+    while len(queue) or stale:
+        if stale and (not len(queue) or queue[0][0] > clock[0].now):
+            share(world, queue)
+            stale = False
+            continue
+        time, device, _, pair, number = heappop(queue)
+        if pair < 0:
+            clock[0].now = time
+            devices[device].at += 1
+            advance(world, queue, device)
+        # Else foreseen at a rate that has changed since.
+        elif pairs[pair].number == number and pairs[pair].end == time:
+            clock[0].now, stale = time, True
+            if pairs[pair].rate == 0.0:
+                add(pairs, world.hops, world.links, world.touched, clock, pair)
+            else:
+                remove(pairs, world.hops, world.links, world.touched, clock, pair)
+                arrive(world, queue, pair)
+    for d in range(len(devices)):
+        if devices[d].at < devices[d].end:
+            return False
+    for p in range(len(pairs)):
+        if pairs[p].sent != pairs[p].begun or pairs[p].posted != pairs[p].begun:
+            return False
+    return True
