@@ -48,7 +48,7 @@ def detect(path: Path) -> str:
         FileError: if it is missing, no text, or of no known format.
     """
     text = read_text(path, "a profile", _ADVICE)
-    if is_graph_txt(text):
+    if not text.lstrip().startswith(("{", "[")) and is_graph_txt(text):
         return GRAPH_TXT
     try:
         plain = json.loads(text)
