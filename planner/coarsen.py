@@ -35,6 +35,7 @@ from planner.contraction import (
 )
 from planner.graph import Graph, consumers, predecessors, producers
 from planner.order import count_downsets, downsets
+from planner.windows import waiting, widest
 
 Floats = npt.NDArray[np.float64]
 
@@ -163,38 +164,12 @@ def _ordered(blocks: Blocks, max_downsets: int, layers: tuple[Repeat, ...]) -> C
     feeds, window = blocks.predecessors, None
     count = count_downsets(feeds, max_downsets)
     if count > max_downsets:
-        window = _widest(feeds, max_downsets)
-        feeds = _waiting(feeds, window)
+        places = range(len(feeds))
+        window = widest(feeds, places, max_downsets)
+        feeds = waiting(feeds, places, window)
         count = count_downsets(feeds)
     alike = layers if blocks.merged else ()
     return Coarsening(blocks.members, feeds, count, blocks.merged, alike, window)
-
-
-def _widest(feeds: Sequence[Sequence[int]], max_downsets: int) -> int:
-    """The widest window with at most so many downsets; 0 always has."""
-    fits, too_wide = 0, 1
-    while count_downsets(_waiting(feeds, too_wide), max_downsets) <= max_downsets:
-        fits, too_wide = too_wide, 2 * too_wide
-    while too_wide - fits > 1:
-        middle = (fits + too_wide) // 2
-        if count_downsets(_waiting(feeds, middle), max_downsets) <= max_downsets:
-            fits = middle
-        else:
-            too_wide = middle
-    return fits
-
-
-def _waiting(feeds: Sequence[Sequence[int]], window: int) -> tuple[tuple[int, ...], ...]:
-    """Sources and those to wait for: of all that stand more than a window before, the last ones,
-    which wait for the others.
-
-    >>> _waiting([[], [], [], []], 1)
-    ((), (), (0,), (0, 1))
-    """
-    return tuple(
-        tuple(sorted({*sources, *range(max(0, i - 2 * window - 1), i - window)}))
-        for i, sources in enumerate(feeds)
-    )
 
 
 def _detour(graph: Graph, times: Sequence[float], s_per_byte: float, option: Coarsening) -> float:

@@ -217,32 +217,6 @@ def _enumerate(
     return count
 
 
-def ancestors(predecessors: Sequence[Sequence[int]]) -> Masks:
-    """(N, words) masks of all nodes with a path to each node; the node itself is left out.
-
-    Args:
-        predecessors: per node, those that feed it; nodes are in topological order.
-    """
-    count = len(predecessors)
-    found = np.zeros((count, max(1, -(-count // WORD_BITS))), dtype=np.uint64)
-    for v, feeds in enumerate(predecessors):
-        for u in feeds:
-            found[v] |= found[u]
-            found[v, u // WORD_BITS] |= np.uint64(1 << (u % WORD_BITS))
-    return found
-
-
-def descendants(predecessors: Sequence[Sequence[int]]) -> Masks:
-    """(N, words) masks of all nodes that each node has a path to; arguments as `ancestors`."""
-    count = len(predecessors)
-    found = np.zeros((count, max(1, -(-count // WORD_BITS))), dtype=np.uint64)
-    for v in reversed(range(count)):
-        for u in predecessors[v]:
-            found[u] |= found[v]
-            found[u, v // WORD_BITS] |= np.uint64(1 << (v % WORD_BITS))
-    return found
-
-
 def pack(members: Sequence[Sequence[int]], num_nodes: int) -> npt.NDArray[np.uint64]:
     """Sets of nodes as masks like those of `Downsets`: (len(members), ceil(N / 64)) uint64."""
     words = max(1, -(-num_nodes // WORD_BITS))

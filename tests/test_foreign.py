@@ -48,7 +48,7 @@ from planner.problem import Recompute, Status
 from planner.solvers.dnn_partitioning import split
 from planner.solvers.piper import PiperOptions, allowed, plan
 from planner.solvers.piper_equal import equal_stages
-from planner.solvers.windows import windowed
+from planner.windows import windowed
 from tests.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.strategies import dags
 

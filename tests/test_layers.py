@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "errors": 0, "units": 0, "jit": 0, "__init__": 0,
     "graph": 1, "topology": 1,
-    "profile": 2, "strategy": 2, "order": 2, "prediction": 3, "blocks": 2, "contraction": 2,
+    "profile": 2, "strategy": 2, "order": 2, "windows": 2, "blocks": 2, "contraction": 2,
+    "prediction": 3,
     "formats": 3, "schedules": 3, "schedules_kernels": 3, "problem": 3, "files": 3, "clusters": 3,
     "coarsen": 3, "model": 3,
     "costs": 4, "operators": 4,

@@ -29,7 +29,7 @@ from planner.solvers.dnn_partitioning_kernels import (
     Loads,
     smallest_largest_load,
 )
-from planner.solvers.windows import windowed
+from planner.windows import windowed
 
 # Mostly seconds, a minute at worst.
 DEFAULT_MAX_DOWNSETS = 200_000

@@ -30,7 +30,7 @@ from planner.order import csr, members
 from planner.problem import Recompute, Status
 from planner.solvers import piper_kernels as kernels
 from planner.solvers.piper_kernels import Degrees, Floats, Ints, Lattice, Layers, Stages
-from planner.solvers.windows import windowed
+from planner.windows import windowed
 
 # More would be some millions of stages.
 DEFAULT_MAX_DOWNSETS = 2_000

@@ -1,7 +1,8 @@
-"""Few enough downsets, for graphs that are not merged: far operators wait for each other.
+"""Few enough downsets without merging: far nodes wait for each other.
 
-In one topological order, every operator waits for all that stand more than a window of places
-before it. A window of 0 leaves that order alone, a wide one leaves everything.
+In one topological order, every node waits for all that stand more than a window of places before
+it. A window of 0 leaves that order alone, a wide one leaves everything. Every downset that remains
+is one of the DAG's.
 """
 
 from collections.abc import Sequence
@@ -28,27 +29,36 @@ def windowed(
     found = downsets_within(predecessors, limit)
     if found is not None:
         return found, True
-    fits, too_wide = 0, len(order)
+    return downsets(waiting(predecessors, order, widest(predecessors, order, limit))), False
+
+
+def widest(predecessors: Sequence[Sequence[int]], order: Sequence[int], limit: int) -> int:
+    """The widest window that leaves at most `limit` downsets, of which there are more without; 0
+    if none does. Arguments as `windowed`.
+    """
+    fits, too_wide = 0, 1
+    while count_downsets(waiting(predecessors, order, too_wide), limit) <= limit:
+        fits, too_wide = too_wide, 2 * too_wide
     while too_wide - fits > 1:
         middle = (fits + too_wide) // 2
-        if count_downsets(_waiting(predecessors, order, middle), limit) <= limit:
+        if count_downsets(waiting(predecessors, order, middle), limit) <= limit:
             fits = middle
         else:
             too_wide = middle
-    return downsets(_waiting(predecessors, order, fits)), False
+    return fits
 
 
-def _waiting(
+def waiting(
     predecessors: Sequence[Sequence[int]], order: Sequence[int], window: int
-) -> list[list[int]]:
+) -> tuple[tuple[int, ...], ...]:
     """Per node, those that feed it and those to wait for; of the latter the last ones, which wait
     for the others themselves.
 
-    >>> _waiting([[], [], [], []], [0, 1, 2, 3], 1)
-    [[], [], [0], [0, 1]]
+    >>> waiting([[], [], [], []], [0, 1, 2, 3], 1)
+    ((), (), (0,), (0, 1))
     """
-    found: list[list[int]] = [[] for _ in order]
+    found: list[tuple[int, ...]] = [()] * len(order)
     for i, v in enumerate(order):
         before = order[max(0, i - 2 * window - 1) : max(0, i - window)]
-        found[v] = sorted({*predecessors[v], *before})
-    return found
+        found[v] = tuple(sorted({*predecessors[v], *before}))
+    return tuple(found)

@@ -1,0 +1,101 @@
+"""The antichain solver is never worse, by its own closed form, than the plans that it has to beat,
+on the published graphs and on the profiles that come with the planner.
+"""
+
+from math import prod
+
+import pytest
+
+from planner.clusters import device_table, find_topology, read_topology
+from planner.costs.closed_form import objective_s
+from planner.costs.evaluate import evaluate, stage_costs
+from planner.files import shipped
+from planner.formats import read_any_profiles
+from planner.problem import Objective, Options, Problem
+from planner.solvers import SOLVERS
+from planner.strategy import Stage, Strategy
+from tests import reference
+
+GRAPHS = ("alexnet", "gnmt", "resnet18", "resnext50", "squeezenet1_0", "vgg16")
+# Machines per level, innermost first.
+SHAPES = ((8,), (4, 2), (3, 5))
+BANDWIDTHS = ("10 GB/s", "10 Gbps")
+PLAIN = ("single", "data-parallel", "even", "pipedream")
+
+
+def hierarchy(tmp_path, counts):
+    """V100s in a regular hierarchy: fast links inside, slow ones around them."""
+    path = tmp_path / "levels.yaml"
+    levels = "".join(
+        f"  - {{name: level{i}, count: {count}, bandwidth: {rate}, latency: 5 us}}\n"
+        for i, (count, rate) in enumerate(zip(counts, BANDWIDTHS, strict=False))
+    )
+    head = "format: planner-topology/1\nname: levels\ndevice: V100-SXM2-16GB\nlevels:\n"
+    path.write_text(head + levels)
+    return read_topology(path)
+
+
+def price(problem, strategy):
+    """What the search believes that a strategy costs."""
+    options = problem.options
+    return objective_s(
+        stage_costs(problem, strategy),
+        options.num_microbatches,
+        options.objective,
+        options.schedule,
+    )
+
+
+def transposed(strategy, counts):
+    """The same stages with the devices taken across the hosts: where device i of a row was, now
+    is the i-th of: the first device of every host, the second of every host, and so on.
+    """
+    inner, count = counts[0], prod(counts)
+    order = [host * inner + place for place in range(inner) for host in range(count // inner)]
+    stages = (
+        Stage(s.operators, tuple(sorted(order[d] for d in s.devices)), s.warmup, s.recompute)
+        for s in strategy.stages
+    )
+    return Strategy(tuple(stages), strategy.schedule, strategy.num_microbatches)
+
+
+def rivals(problem, counts):
+    """Plans that fit, by name; pipelines also on the devices in transposed order."""
+    for name in PLAIN:
+        strategy = SOLVERS[name](problem, 10.0).strategy
+        if strategy is None:
+            continue
+        yield name, strategy
+        if counts is not None:
+            turned = transposed(strategy, counts)
+            if evaluate(problem, turned).shortage is None:
+                yield f"{name}, transposed", turned
+
+
+def check_never_worse(problem, counts=None):
+    """Without the others' plans to start from, as if it were asked alone."""
+    found = price(problem, SOLVERS["antichain"](problem, 10.0).strategy)
+    for name, strategy in rivals(problem, counts):
+        assert found <= price(problem, strategy) * (1 + 1e-9), name
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("counts", SHAPES, ids=str)
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("objective", [Objective.ITERATION, Objective.BOTTLENECK])
+def test_never_worse_on_published_profiles(graph, counts, objective, tmp_path):
+    if not reference.rows("pipedream"):
+        pytest.skip(f"{reference.REFERENCE} is not there; set PLANNER_REFERENCE")
+    options = Options(4 * prod(counts), objective=objective)
+    topology = hierarchy(tmp_path, counts)
+    check_never_worse(Problem(reference.graph_txt(graph), topology, options), counts)
+
+
+@pytest.mark.parametrize("topology", ["p3-8xlarge.yaml", "p3.yaml"])
+@pytest.mark.parametrize("path", sorted(shipped("profiles").glob("*.json")), ids=lambda p: p.stem)
+def test_never_worse_on_the_profiles_that_come_with_the_planner(path, topology):
+    found = read_topology(find_topology(topology))
+    options = Options(4 * len(found.devices))
+    for profile in read_any_profiles(path):
+        measured_on = device_table().get(profile.device_type)
+        check_never_worse(Problem(profile, found, options, measured_on))
