@@ -347,6 +347,7 @@ def solve(
     problems = problems_for(profiles, topology_path, gpus, training)
     problem = problems[-1]
     loaded = load_for(found, chosen, model_path)
+    say_if_compiling()
     with spinner() as say:
         if cost_model == "pipedream":
             say(cost_model)
@@ -449,6 +450,14 @@ def solve_json(
     if cost_model != "planner":
         plain = under_foreign_model(plain, None if report is None else report.objective_s)
     return {**plain, "pipedream": None if report is None else pipedream_json(report)}
+
+
+def say_if_compiling() -> None:
+    """Says why the first solve of a version takes longer."""
+    from planner.jit import compiled_before
+
+    if not compiled_before():
+        click.echo("compiling the search, once per version: some 10 to 20 s", err=True)
 
 
 def problems_for(

@@ -161,7 +161,9 @@ class Graph:
             raise ValueError("an output of the graph is no tensor of it")
 
     def __hash__(self) -> int:
-        return hash((self.inputs, self.outputs, len(self.operators)))
+        # Few fields, because it is asked for often; of graphs that differ in the batch only, the
+        # first tensors' shapes differ.
+        return hash((self.inputs, self.outputs, len(self.operators), self.tensors[:4]))
 
 
 @lru_cache(maxsize=16)

@@ -36,6 +36,12 @@ if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
     numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
 
+def compiled_before() -> bool:
+    """Whether this version's kernels were compiled on this machine already."""
+    folder = Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
+    return folder.is_dir() and any(folder.iterdir())
+
+
 def njit(function: F) -> F:
     """Compiles a function for the machine, at its first call, and keeps the result."""
     return cast(F, numba.njit(cache=True, error_model="numpy")(function))

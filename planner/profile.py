@@ -228,7 +228,8 @@ class Profile:
                     yield f"operators[{i}].{field}: expected {due} as in the graph, got {said}"
 
     def __hash__(self) -> int:
-        return hash((self.model_hash, self.device_type, len(self.operators)))
+        own = (self.model_hash, self.device_type, self.microbatch_size, len(self.operators))
+        return hash((*own, self.operators[:4]))
 
 
 @dataclass(frozen=True, slots=True)
