@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -705,6 +706,37 @@ def forwarded() -> list[str]:
             continue
         found += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
     return found
+
+
+# -------------------------------------------------------------------------------- topology
+
+
+@main.group()
+def topology() -> None:
+    """Lists, shows, imports and measures clusters.
+
+    \b
+    planner topology list
+    planner topology show p3 --svg p3.svg
+    """
+
+
+@topology.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_topologies(as_json: bool) -> None:
+    """Lists the clusters that ship with the planner.
+
+    \b
+    planner topology list
+    planner topology list --json
+    """
+    from planner.cluster_report import presets, presets_table
+
+    found = presets()
+    if as_json:
+        click.echo(json.dumps({"presets": [asdict(one) for one in found]}))
+    else:
+        show(presets_table(found))
 
 
 # -------------------------------------------------------------------------------- convert

@@ -6,7 +6,8 @@ carries a hash of all the code that kernels are made of.
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -39,7 +40,19 @@ if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
 def compiled_before() -> bool:
     """Whether this version's kernels were compiled on this machine already."""
     folder = Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
-    return folder.is_dir() and any(folder.iterdir())
+    return any(folder.rglob("*.nbi"))
+
+
+@contextmanager
+def compile_clock() -> Iterator[Callable[[], float]]:
+    """Gives a function that says how many seconds were spent compiling since, so that they need not
+    count against a time limit.
+    """
+    from numba.core import event
+
+    timer = event.TimingListener()  # type: ignore[no-untyped-call]
+    with event.install_listener("numba:compile", timer):
+        yield lambda: float(timer.duration) if timer.done else 0.0
 
 
 def njit(function: F) -> F:

@@ -15,6 +15,7 @@ from planner.costs.compute import fits_any_device, rescaled, slowdowns
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.errors import OptionError
 from planner.files import artefact_hash
+from planner.jit import compile_clock
 from planner.prediction import (
     Certificate,
     DevicePrediction,
@@ -133,7 +134,7 @@ def compare(
 
     Args:
         names: keys of `SOLVERS`.
-        time_limit_s: for all together; what is not begun by then is left out.
+        time_limit_s: for all together, compiling left out; what is not begun by then is left out.
         progress: called with each solver's name before it starts.
 
     Raises:
@@ -142,26 +143,32 @@ def compare(
     unknown = [name for name in names or () if name not in SOLVERS]
     if unknown:
         raise OptionError(f"unknown solver {unknown[0]!r}; known: {', '.join(SOLVERS)}")
-    begin = time.monotonic()
     bound = lower_bound_s(problem)
     shortage, size = memory_shortage(problem), problem.profile.microbatch_size
     rows: list[Row] = []
-    for name in names or SOLVERS:
-        left_s = time_limit_s - (time.monotonic() - begin)
-        if shortage is not None:
-            rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0, size))
-        elif any(row.plan and row.plan.certificate.gap <= GOOD_ENOUGH for row in rows):
-            reason = f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
-            rows.append(Row(name, Status.UNKNOWN, None, reason, 0.0, size))
-        elif left_s <= 0 and rows:
-            rows.append(Row(name, Status.UNKNOWN, None, OUT_OF_TIME, 0.0, size))
-        else:
-            progress(name)
-            known = tuple(row.plan.strategy for row in rows if row.plan is not None)
-            rows.append(_row(replace(problem, known=known), name, left_s, bound))
+    with compile_clock() as compiling_s:
+        begin = time.monotonic()
+        for name in names or SOLVERS:
+            left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
+            reason = _not_asked(rows, left_s)
+            if shortage is not None:
+                rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0, size))
+            elif reason is not None:
+                rows.append(Row(name, Status.UNKNOWN, None, reason, 0.0, size))
+            else:
+                progress(name)
+                known = tuple(row.plan.strategy for row in rows if row.plan is not None)
+                rows.append(_row(replace(problem, known=known), name, left_s, bound))
     if any(row.reason == OUT_OF_TIME for row in rows):
         rows = [_not_reproducible(row) for row in rows]
     return Comparison(tuple(rows), bound, shortage is not None)
+
+
+def _not_asked(rows: Sequence[Row], left_s: float) -> str | None:
+    """Why the next solver is not asked, or None."""
+    if any(row.plan and row.plan.certificate.gap <= GOOD_ENOUGH for row in rows):
+        return f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
+    return OUT_OF_TIME if left_s <= 0 and rows else None
 
 
 def compare_sizes(
@@ -177,10 +184,12 @@ def compare_sizes(
         problems: the same model, devices and samples per iteration, by size of the microbatch.
         time_limit_s: for all together.
     """
-    begin, found = time.monotonic(), []
-    for index, problem in enumerate(problems):
-        left_s = time_limit_s - (time.monotonic() - begin)
-        found.append(compare(problem, names, left_s / (len(problems) - index), progress))
+    found = []
+    with compile_clock() as compiling_s:
+        begin = time.monotonic()
+        for index, problem in enumerate(problems):
+            left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
+            found.append(compare(problem, names, left_s / (len(problems) - index), progress))
     if len(found) == 1:
         return found[0]
     rows = tuple(row for one in found for row in one.rows)

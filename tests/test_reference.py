@@ -11,13 +11,22 @@ from planner.clusters import device_table, find_topology, read_topology
 from planner.costs.closed_form import objective_s
 from planner.costs.evaluate import evaluate, stage_costs
 from planner.files import shipped
-from planner.formats import read_any_profiles
+from planner.formats import read_any_profile, read_any_profiles
 from planner.problem import Objective, Options, Problem
 from planner.solvers import SOLVERS
 from planner.strategy import Stage, Strategy
 from tests import reference
 
 GRAPHS = ("alexnet", "gnmt", "resnet18", "resnext50", "squeezenet1_0", "vgg16")
+OTHERS = (
+    "dnn-partitioning/layer-bert24_inference.json",
+    "dnn-partitioning/layer-bert24_training.json",
+    "dnn-partitioning/layer-resnet50_inference.json",
+    "dnn-partitioning/layer-resnet50_training.json",
+    "dnn-partitioning/operator-bert_l-3_inference.json",
+    "dnn-partitioning/operator-bert_l-3_training.json",
+    "piper/bert32a100.json",
+)
 # Machines per level, innermost first.
 SHAPES = ((8,), (4, 2), (3, 5))
 BANDWIDTHS = ("10 GB/s", "10 Gbps")
@@ -80,18 +89,25 @@ def check_never_worse(problem, others):
         assert found <= price(problem, strategy) * (1 + 1e-9), name
 
 
+CASES = (
+    *((f"pipedream/{name}.txt", counts) for name in GRAPHS for counts in SHAPES),
+    *((name, (4, 2)) for name in OTHERS),
+)
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("counts", SHAPES, ids=str)
-@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize(("name", "counts"), CASES, ids=str)
 @pytest.mark.parametrize("objective", [Objective.ITERATION, Objective.BOTTLENECK])
-def test_never_worse_on_published_profiles(graph, counts, objective, tmp_path):
-    if not reference.rows("pipedream"):
-        pytest.skip(f"{reference.REFERENCE} is not there; set PLANNER_REFERENCE")
+def test_never_worse_on_published_profiles(name, counts, objective, tmp_path):
+    path = reference.REFERENCE / name
+    if not path.is_file():
+        pytest.skip(f"{path} is not there; set PLANNER_REFERENCE")
     # The batches were large: most graphs fit no V100 at all.
     options = Options(4 * prod(counts), objective=objective, device_memory_bytes=2**40)
-    problem = Problem(reference.graph_txt(graph), hierarchy(tmp_path, counts), options)
+    problem = Problem(read_any_profile(path), hierarchy(tmp_path, counts), options)
     others = dict(rivals(problem, counts))
-    assert set(PLAIN) <= set(others)
+    assert {"single", "data-parallel", "even"} <= set(others)
+    assert "pipedream" in others or path.suffix != ".txt"
     check_never_worse(problem, others)
     # Not only because it starts from the others' plans: the worst of them is enough.
     worst = max(others.values(), key=lambda strategy: price(problem, strategy))
