@@ -65,8 +65,8 @@ def test_finds_the_same_objective_as_brute_force_where_memory_is_scarce(problem,
         assert result.bound_s == pytest.approx(expected, rel=1e-9)
         assert price(problem, result.strategy) == pytest.approx(expected, rel=1e-9)
     else:
-        # The peak read off the action lists was larger, and memory was judged with a margin.
-        assert "with a margin" in result.space
+        # The peak read off the action lists was larger than the closed form's.
+        assert "memory was judged with a margin" in result.space or "left out" in result.space
         assert price(problem, result.strategy) >= expected * (1 - 1e-9)
 
 

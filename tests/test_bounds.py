@@ -63,7 +63,7 @@ def judged_s(problem, strategy):
     return latency_s(evaluation.stages)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(problems(max_nodes=4, max_devices=3))
 def test_no_strategy_at_all_is_below_the_bound(problem):
     problem = replace(problem, options=replace(problem.options, num_microbatches=3))

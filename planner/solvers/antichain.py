@@ -232,13 +232,13 @@ def _whatever_fits(problem: Problem, seeds: Sequence[_Found]) -> Result:
     coarse = _coarsened(problem, _DOWNSETS)
     rows = _rows(problem, 0, ignore_memory=True)
     *_, ignoring = _search(problem, coarse, rows, (), _MOST_WORK).found
-    space = _space(problem, coarse)
+    space = f"{_space(problem, coarse)}; with memory left out of the search"
     shortage = evaluate(problem, ignoring.strategy).shortage
-    if shortage is None:
-        return Result(Status.FEASIBLE, ignoring.strategy, space=space)
-    if seeds:
-        return Result(Status.FEASIBLE, seeds[-1].strategy, space=space)
-    return Result(Status.UNKNOWN, None, space=space, reason=shortage)
+    fitting = [*seeds, *([ignoring] if shortage is None else [])]
+    if not fitting:
+        return Result(Status.UNKNOWN, None, space=space, reason=shortage)
+    best = min(fitting, key=lambda one: one.objective_s)
+    return Result(Status.FEASIBLE, best.strategy, space=space)
 
 
 def _space(problem: Problem, coarse: Coarsening) -> str:
