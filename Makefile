@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden bench bench-solve check clean
+.PHONY: help setup demo test test-all lint type fmt golden bench bench-solve bench-solvers docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,13 +42,20 @@ fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY) ## write the tables of docs/ that are generated
+	$(BIN)/python -m tests.preset_table
+
 golden: $(READY) ## write the golden files of the tests anew
 	$(BIN)/python -m pytest tests/test_golden.py --golden
 
-bench: bench-solve ## all benchmarks
+bench: bench-solve bench-solvers ## all benchmarks
 
 bench-solve: $(READY) ## time of `planner solve` on the shipped profiles
 	$(BIN)/python -m tests.bench_solve
+
+bench-solvers: $(READY) ## the solvers against the published ones and at scale; writes docs/ (about 10 minutes)
+	$(BIN)/python -m tests.bench_solvers
+	$(BIN)/python -m tests.bench_solvers --scaling
 
 check: lint type test ## what has to pass before a change lands
 

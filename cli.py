@@ -9,7 +9,8 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from planner.problem import Problem
     from planner.profile import Profile
     from planner.report import Table
+    from planner.sensitivity import Gain
+    from planner.what_if import Changed
 
 NO_PLAN = 3
 # Cost models that plan for graphs of their own, with solvers of their own.
@@ -282,7 +285,9 @@ def profile(
 @click.option("--max-downsets", type=click.IntRange(2), metavar="N",
               help="Merge operators until there are so few.  [default: some seconds' worth]",
               )  # fmt: skip
-@click.option("--exact", is_flag=True, help="Merge no operators, however long it takes.")
+@click.option("--exact", is_flag=True,
+              help="Merge no operators, however long it takes; up to 200,000 downsets.",
+              )  # fmt: skip
 @click.option("--straight-pipeline", is_flag=True,
               help="Of PipeDream: replicate no stage.")  # fmt: skip
 @click.option("--memory-constraint", is_flag=True,
@@ -296,6 +301,16 @@ def profile(
 @click.option("--time-limit", type=TIME, default="10s", show_default=True,
               help="For all solvers together.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="PATH=VALUE",
+              help="What if: another figure, such as links.nic.bandwidth=200Gbps; may be repeated.",
+              )  # fmt: skip
+@click.option("--drop", "dropped", multiple=True, metavar="NAME",
+              help="What if: without this device or host; may be repeated.")  # fmt: skip
+@click.option("--add-host", "added", multiple=True, metavar="NAME",
+              help="What if: with one more of this host, or with the hosts of this topology; may be"
+              " repeated.")  # fmt: skip
+@click.option("--sensitivity", "with_sensitivity", is_flag=True,
+              help="Say which link or device bounds the plan.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="strategy.json",
               show_default=True, help="Strategy to write.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -312,6 +327,10 @@ def solve(
     time_limit: float,
     output: Path,
     as_json: bool,
+    settings: tuple[str, ...],
+    dropped: tuple[str, ...],
+    added: tuple[str, ...],
+    with_sensitivity: bool,
     **training: Any,
 ) -> None:
     """Finds a strategy for a profiled model on some devices and proves how good it is.
@@ -322,17 +341,35 @@ def solve(
     planner solve --profile vgg16.txt --topology levels.yaml --cost-model pipedream
     planner solve --profile bert.json --gpus 512 --cost-model piper --bandwidth "25 GiB/s"
 
+    What if the cluster were another one? The changed one is planned for, beside the present one:
+
+    \b
+    planner solve --topology p3 --set links.gpu0-gpu1.bandwidth="50 GB/s" --sensitivity
+    planner solve --topology p3 --set devices.gpu3.type=T4 --drop gpu7
+    planner solve --topology four.yaml --add-host host0 --set levels.host.bandwidth=200Gbps
+
+    \b
+    --set takes links.NAME.bandwidth or .latency (a link's name, or its ends as a-b),
+    levels.NAME.bandwidth or .latency, devices.NAME.type, hosts.NAME.cores or .memory, and
+    device_types.NAME.memory, .memory_bandwidth or .flops.DTYPE.
+
     Exits with 3 if no strategy fits.
     """
     from planner.clusters import find_topology
     from planner.files import newest_profile, write_plan
     from planner.formats import read_any_profiles
     from planner.plan import compare_sizes, under_pipedream
+    from planner.what_if_report import sensitivity_line, sensitivity_table, what_if_json
 
     if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
         raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
     if cost_model in FOREIGN and solvers:
         raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    is_changed = bool(settings or dropped or added)
+    if cost_model in FOREIGN and (is_changed or with_sensitivity):
+        raise OptionError(
+            "--set, --drop, --add-host and --sensitivity are for --cost-model planner or pipedream"
+        )
     if training.pop("bandwidth") is not None and cost_model != "piper":
         raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
     chosen = profile_path or newest_profile(Path("profiles"))
@@ -346,15 +383,22 @@ def solve(
     model = model_path or (None if found.model_path is None else Path(found.model_path))
     check_strategy_output(output, {"profile": chosen, "topology": topology_path, "model": model})
     problems = problems_for(profiles, topology_path, gpus, training)
+    present, changed = problems, None
+    if is_changed:
+        changed = changed_cluster(problems[-1], settings, dropped, added)
+        problems = tuple(replace(one, topology=changed.topology) for one in problems)
     problem = problems[-1]
     loaded = load_for(found, chosen, model_path)
     say_if_compiling()
+    comparisons = []
     with spinner() as say:
-        if cost_model == "pipedream":
-            say(cost_model)
-            comparison = under_pipedream(problem)
-        else:
-            comparison = compare_sizes(problems, solvers or None, time_limit, say)
+        for some in (present, problems) if is_changed else (problems,):
+            if cost_model == "pipedream":
+                say(cost_model)
+                comparisons.append(under_pipedream(some[-1]))
+            else:
+                comparisons.append(compare_sizes(some, solvers or None, time_limit, say))
+    comparison = comparisons[-1]
     best, partition = comparison.best, None
     if best is not None and best.plan is not None:
         if loaded is not None and best.microbatch_size != found.microbatch_size:
@@ -364,16 +408,81 @@ def solve(
         write_plan(plan, output)
     written = None if best is None else str(output)
     report = pipedream_report(problems, comparison, (*solvers, cost_model))
+    gains = sensitivity_of(problems, comparison) if with_sensitivity else None
     if as_json:
         plain = solve_json(comparison, problem, report, cost_model, written, partition)
+        if changed is not None:
+            count = len(present[-1].topology.devices)
+            plain["what_if"] = what_if_json(changed.said, comparisons[0], count)
+        if gains is not None:
+            plain["sensitivity"] = [asdict(gain) for gain in gains]
         click.echo(json.dumps(plain))
     else:
         print_comparison(comparison, output, partition, report, cost_model)
+        if changed is not None:
+            print_what_if(changed, comparisons, (present[-1], problem))
+        if gains:
+            show(sensitivity_table(gains))
+            click.echo(sensitivity_line(gains))
     left = output.with_suffix(".onnx")
     if written and partition is None and left.is_file():
         click.echo(f"note: {left} is of an earlier strategy; delete it", err=as_json)
     if best is None:
         ctx.exit(NO_PLAN)
+
+
+def changed_cluster(
+    problem: "Problem", settings: Sequence[str], dropped: Sequence[str], added: Sequence[str]
+) -> "Changed":
+    """The cluster of a problem with what --set, --drop and --add-host ask for."""
+    from planner.clusters import device_table, find_topology, read_topology
+    from planner.what_if import what_if
+
+    topology = problem.topology
+    hosts = [host.name for host in topology.hosts]
+    shown = ", ".join(hosts[:8]) + ", .." * (len(hosts) > 8)
+    more = []
+    for name in added:
+        try:
+            path = None if name in hosts else find_topology(name)
+        except FileError as error:
+            raise OptionError(
+                f"--add-host {name}: expected a host of the topology, {shown}, or another"
+                f" topology; {error}"
+            ) from None
+        more.append((name, None if path is None else read_topology(path)))
+    return what_if(topology, settings, dropped, more, device_table())
+
+
+def sensitivity_of(problems: "Sequence[Problem]", comparison: "Comparison") -> "tuple[Gain, ...]":
+    """What bounds the best plan; nothing if there is none."""
+    from planner.sensitivity import sensitivity
+
+    best = comparison.best
+    if best is None or best.plan is None:
+        return ()
+    size = best.microbatch_size
+    chosen = next(one for one in problems if one.profile.microbatch_size == size)
+    return sensitivity(chosen, best.plan.strategy)
+
+
+def print_what_if(
+    changed: "Changed", comparisons: "Sequence[Comparison]", problems: "Sequence[Problem]"
+) -> None:
+    """What is different and what it brings.
+
+    Args:
+        comparisons: before and after.
+        problems: likewise.
+    """
+    from planner.what_if_report import unheard, what_if_table
+
+    counts = [len(problem.topology.devices) for problem in problems]
+    show(what_if_table(comparisons[0], comparisons[1], counts))
+    for line in changed.said:
+        click.echo(f"changed: {line}")
+    for note in unheard(problems[0], changed.said):
+        click.echo(f"note: {note}")
 
 
 def under_foreign_model(chosen: Path, topology_name: str) -> int:
@@ -470,8 +579,6 @@ def problems_for(
     """The problems that the options describe, one for each size of the microbatch, all with the
     same samples per iteration.
     """
-    from dataclasses import replace
-
     from planner.clusters import device_table, read_topology
     from planner.problem import Objective, Optimizer, Options, PipeDream, Problem, Recompute
     from planner.strategy import ScheduleName
@@ -479,6 +586,8 @@ def problems_for(
 
     topology = read_topology(topology_path, gpus)
     topology = topology if gpus is None else take(topology, gpus)
+    if training["exact"] and training["max_downsets"] is not None:
+        raise OptionError("give either --exact or --max-downsets, not both")
     own = {kind.name: kind for kind in topology.device_types}
     memory = training["device_memory"] or PIPEDREAM_MEMORY_BYTES
     options = Options(
@@ -549,8 +658,6 @@ def finished(plan: "Plan", model: "Model | None", output: Path) -> tuple["Plan",
     """The plan with its path to the model, and the path of the annotated model, if there is one."""
     if model is None:
         return plan, None
-    from dataclasses import replace
-
     from planner.partition import write_partition
 
     plan = replace(plan, model_path=relative(model.path, output.parent))
@@ -718,6 +825,7 @@ def topology() -> None:
     \b
     planner topology list
     planner topology show p3 --svg p3.svg
+    planner topology probe --nproc 2
     """
 
 
@@ -737,6 +845,182 @@ def list_topologies(as_json: bool) -> None:
         click.echo(json.dumps({"presets": [asdict(one) for one in found]}))
     else:
         show(presets_table(found))
+
+
+@topology.command()
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("cluster.yaml"),
+              show_default=True)  # fmt: skip
+@click.option("--nproc", type=click.IntRange(1), metavar="N",
+              help="Start N processes on this host with torchrun.")  # fmt: skip
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
+              show_default=True, help="cpu measures with gloo, cuda with nccl.")  # fmt: skip
+@click.option("--largest", metavar="SIZE", default="256 MiB", show_default=True,
+              help="Of the messages.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
+@click.pass_context
+def probe(
+    ctx: click.Context, output: Path, nproc: int | None, device: str, largest: str, as_json: bool
+) -> None:
+    """Measures the cluster that torchrun has started ranks on, and writes its topology.
+
+    \b
+    torchrun --nproc-per-node 8 --no-python planner topology probe -o cluster.yaml
+    planner topology probe --nproc 2
+
+    Every ordered pair of ranks and all-reduces of growing groups are measured, one after the
+    other; nothing else should run meanwhile. Sizes of messages go up to --largest, or for a pair
+    until one would take over 1 s.
+    """
+    largest_bytes = SIZE.convert(largest, None, ctx)
+    check_output([output], {})
+    if nproc is not None and "RANK" not in os.environ:
+        from planner.launch.torchrun import start_ranks
+
+        options = ["--output", str(output), "--device", device, "--largest", largest]
+        command = ["topology", "probe", *options, *(["--json"] if as_json else [])]
+        ctx.exit(start_ranks(command, nproc))
+    from planner.launch.probe import probe as run
+    from planner.launch.world import Stopped
+    from planner.probe_report import (
+        class_table,
+        probe_comments,
+        probe_json,
+        probe_lines,
+        sums_table,
+    )
+    from planner.write_topology import write_topology
+
+    try:
+        with bar("Probing") as tick:
+            found = run(output.stem, device=device, largest_bytes=largest_bytes, progress=tick)
+    except Stopped:
+        ctx.exit(1)  # the rank that failed has said why
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            raise
+        ctx.exit(STOPPED)
+    if found is None:
+        return
+    today = datetime.now(UTC).date().isoformat()
+    write_topology(found.inferred.topology, output, probe_comments(found, today))
+    if as_json:
+        click.echo(json.dumps(probe_json(found, str(output))))
+        return
+    show(class_table(found))
+    if found.allreduces:
+        show(sums_table(found))
+    for line in probe_lines(found):
+        click.echo(line)
+    click.echo(f"wrote {output}; use it: planner solve --topology {shlex.quote(str(output))}")
+
+
+@topology.command("show")
+@click.argument("name")
+@click.option("--gpus", type=click.IntRange(1), metavar="N",
+              help="Only the first N devices.  [default: all]")  # fmt: skip
+@click.option("--svg", "picture", type=click.Path(path_type=Path), help="Write a picture.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bool) -> None:
+    """Shows a cluster: devices, links, bandwidth between devices, and what bounds all-reduces.
+    NAME is a file, one in ./topologies, or a preset.
+
+    \b
+    planner topology show p3
+    planner topology show cluster.yaml --gpus 12 --svg cluster.svg
+    """
+    from planner import cluster_report as report
+    from planner.clusters import find_topology, read_topology
+    from planner.files import write_atomically
+    from planner.pictures import tree
+    from planner.pictures_svg import svg
+    from planner.places import without_dead_ends
+    from planner.topology import take
+
+    path = find_topology(name)
+    found = read_topology(path, gpus)
+    found = found if gpus is None else without_dead_ends(take(found, gpus))
+    if picture is not None:
+        check_output([picture], {"topology": path})
+        write_atomically(picture, svg(found).encode())
+    if as_json:
+        plain = report.topology_json(found)
+        click.echo(json.dumps({**plain, "svg": None if picture is None else str(picture)}))
+        return
+    show(report.devices_table(found))
+    click.echo(f"{tree(found)}\n")
+    if len(found.devices) > 1:
+        for table in (
+            report.bandwidth_table(found),
+            report.latency_table(found),
+            report.classes_table(found),
+            report.collectives_table(report.collectives(found)),
+        ):
+            show(table)
+    for note in found.notes:
+        click.echo(f"note: {note}")
+    if picture is not None:
+        click.echo(f"wrote {picture}")
+
+
+@topology.command("import")
+@click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--from", "form", type=click.Choice(["nvidia-smi", "astra-sim", "hostfile"]),
+              help="The format of FILE.  [default: by its content]")  # fmt: skip
+@click.option("--device", metavar="TYPE", help="The type of all devices.")
+@click.option("--type", "types", multiple=True, metavar="NAME=TYPE",
+              help="The type of a host's devices (hostfile) or of a device (nvidia-smi).",
+              )  # fmt: skip
+@click.option("--inside", type=RATE,
+              help='Of a hostfile: from a device to its host, such as "12 GB/s".')  # fmt: skip
+@click.option("--between", type=RATE,
+              help='Of a hostfile: from a host to the network, such as "25 Gbps".')  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
+              help="Topology to write.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def import_cluster(
+    source: Path,
+    form: str | None,
+    device: str | None,
+    types: tuple[str, ...],
+    inside: float | None,
+    between: float | None,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Writes a topology from a description of a cluster in another format: the output of
+    nvidia-smi topo -m, an ASTRA-sim network YAML, or a DeepSpeed hostfile.
+
+    \b
+    nvidia-smi topo -m > topo.txt
+    planner topology import topo.txt --device A100-SXM4-80GB -o server.yaml
+    planner topology import network.yml --device H100-SXM -o cluster.yaml
+    planner topology import hostfile --type worker-1=T4 --type worker-2=L4 \\
+        --inside "12 GB/s" --between "25 Gbps" -o cluster.yaml
+
+    What the file does not say, bandwidths of NVLink and PCIe above all, comes from data sheets and
+    is said in the file that is written: look through it.
+    """
+    from planner.formats.clusters import import_topology
+    from planner.write_topology import write_topology
+
+    named = {}
+    for one in types:
+        name, equals, kind = one.partition("=")
+        if not (name and equals and kind):
+            raise OptionError(f"--type {one}: expected NAME=TYPE such as worker-1=T4")
+        if name in named:
+            raise OptionError(f"--type {one}: {name} is given more than once")
+        named[name] = kind
+    check_output([output], {"file": source})
+    found = import_topology(source, form, device, named, inside, between)
+    write_topology(found, output, [f"Imported from {source.name}.", *found.notes])
+    if as_json:
+        plain = {"written": str(output), "num_devices": len(found.devices)}
+        click.echo(json.dumps({**plain, "notes": list(found.notes)}))
+        return
+    for note in found.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"wrote {output}; look at it: planner topology show {shlex.quote(str(output))}")
 
 
 # -------------------------------------------------------------------------------- convert

@@ -2,189 +2,47 @@
 types and the presets that ship with the planner.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
+from pydantic import ValidationError
+
+from planner.clusters_building import build
+from planner.clusters_levels import Source
+from planner.clusters_schema import (
+    BodySchema,
+    DeviceTableSchema,
+    TopologySchema,
+    checked_topology,
+    plain_yaml,
 )
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
-from planner import units
-from planner.errors import FileError, TopologyError, UnitError
-from planner.files import complaint, read_text, said, shipped, without_format
-from planner.topology import Device, DeviceType, Host, Level, Link, Topology, problems, routes
+from planner.clusters_schema import available_bytes as available_bytes
+from planner.clusters_schema import available_cores as available_cores
+from planner.errors import FileError, TopologyError
+from planner.files import complaint, shipped
+from planner.topology import DeviceType, Topology, is_connected, problems, routes, unlike_pairs
 
 TOPOLOGY_FORMAT = "planner-topology/1"
 DEVICES_FORMAT = "planner-devices/1"
 
 
-def _unit(parse: Callable[[str], float]) -> Callable[[object], float]:
-    def convert(value: object) -> float:
-        try:
-            return parse(value if isinstance(value, str) else said(value))
-        except UnitError as error:
-            raise ValueError(str(error)) from None
-
-    return convert
-
-
-def _above_0(parse: Callable[[str], float]) -> Callable[[object], float]:
-    def convert(value: object) -> float:
-        found = _unit(parse)(value)
-        if found <= 0:
-            raise ValueError(f"expected more than 0, got {value!r}")
-        return found
-
-    return convert
-
-
-def _or_auto(convert: Callable[[object], float]) -> BeforeValidator:
-    return BeforeValidator(lambda value: value if value == "auto" else convert(value))
-
-
-def _number_of(what: str) -> Callable[[object], int]:
-    def convert(value: object) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"expected a whole number of {what} or auto, got {said(value)}")
-        return value
-
-    return convert
-
-
-Bytes = Annotated[int, BeforeValidator(_above_0(units.parse_bytes))]
-Rate = Annotated[float, BeforeValidator(_above_0(units.parse_rate))]
-Seconds = Annotated[float, BeforeValidator(_unit(units.parse_seconds))]
-Flops = Annotated[float, BeforeValidator(_above_0(units.parse_flops))]
-
-
-class _Schema(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class _DeviceType(_Schema):
-    memory: Bytes
-    flops: dict[str, Flops]
-    memory_bandwidth: Rate
-    source: str
-
-    @model_validator(mode="after")
-    def _sound(self) -> Self:
-        self.named("")
-        return self
-
-    def named(self, name: str) -> DeviceType:
-        return DeviceType(name, self.memory, self.flops, self.memory_bandwidth, self.source)
-
-
-class _Host(_Schema):
-    name: str = "host0"
-    cores: Annotated[int | str | None, _or_auto(_number_of("cores"))] = None
-    memory: Annotated[int | str | None, _or_auto(_above_0(units.parse_bytes))] = None
-
-    def resolved(self, name: str | None = None) -> Host:
-        return Host(
-            name or self.name,
-            available_cores() if self.cores == "auto" else self.cores,  # type: ignore[arg-type]
-            available_bytes() if self.memory == "auto" else self.memory,  # type: ignore[arg-type]
-        )
-
-
-class _Device(_Schema):
-    name: str
-    type: str
-    host: str
-
-
-class _Link(_Schema):
-    between: list[str] | None = None
-    source: str | None = Field(default=None, alias="from")
-    target: str | None = Field(default=None, alias="to")
-    bandwidth: Rate
-    latency: Seconds
-
-    def links(self) -> list[Link]:
-        """Both directions of `between`, the one of `from` and `to`."""
-        if self.between is not None and len(self.between) == 2 and not (self.source or self.target):
-            a, b = self.between
-            return [Link(p, q, self.bandwidth, self.latency) for p, q in ((a, b), (b, a))]
-        if self.between is None and self.source is not None and self.target is not None:
-            return [Link(self.source, self.target, self.bandwidth, self.latency)]
-        raise ValueError(
-            "expected `between: [a, b]` for both directions, or `from: a` with `to: b`"
-        )
-
-
-class _Level(_Schema):
-    name: str
-    count: Annotated[int | str, _or_auto(_number_of("members"))]
-    bandwidth: Rate
-    latency: Seconds
-
-
-class _Topology(_Schema):
-    name: str
-    notes: list[str] = []
-    device_types: dict[str, _DeviceType] = {}
-    hosts: list[_Host] = []
-    devices: list[_Device] = []
-    switches: list[str] = []
-    links: list[_Link] = []
-    device: str | None = None
-    host: _Host | None = None
-    levels: list[_Level] = []
-
-
-# What `levels` makes up, so that a file with levels may not give it.
-_EXPLICIT_ONLY = ("devices", "hosts", "switches", "links")
-
-
-class _DeviceTable(_Schema):
-    device_types: dict[str, _DeviceType]
-
-
-def available_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def available_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _yaml(schema: type[_Schema], form: str, path: Path) -> Any:
-    advice = "see the presets in topologies/ for examples"
-    content = read_text(path, form, advice)
-    try:
-        plain = YAML(typ="safe", pure=True).load(content)
-    except MarkedYAMLError as error:
-        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise FileError(f"{path}: {where}this is no YAML: {error.problem}") from None
-    except (YAMLError, ValueError, RecursionError) as error:
-        why = str(error).splitlines()[0]
-        raise FileError(f"{path}: this is no YAML: {why}") from None
-    plain = without_format(plain, path, form, advice)
-    try:
-        return schema.model_validate(plain)
-    except ValidationError as error:
-        raise complaint(path, error) from None
-
-
 @cache
 def device_table() -> dict[str, DeviceType]:
     """The device types that ship with the planner, by name."""
-    table = _yaml(_DeviceTable, DEVICES_FORMAT, shipped("topologies") / "devices.yaml")
+    path = shipped("topologies") / "devices.yaml"
+    try:
+        table = DeviceTableSchema.model_validate(plain_yaml(path, DEVICES_FORMAT))
+    except ValidationError as error:
+        raise complaint(path, error) from None
     return {name: one.named(name) for name, one in table.device_types.items()}
+
+
+def preset_names() -> tuple[str, ...]:
+    """The topologies that ship with the planner, by name."""
+    files = shipped("topologies").glob("*.yaml")
+    return tuple(sorted(path.stem for path in files if path.stem != "devices"))
 
 
 def find_topology(name: str) -> Path:
@@ -193,15 +51,27 @@ def find_topology(name: str) -> Path:
     Raises:
         FileError: if there is none; it lists the presets.
     """
+    return _find(name, Path(), ())
+
+
+def _find(name: str, folder: Path, without: tuple[Path, ...]) -> Path:
+    """The file of a topology that is named in a folder, and is none of some files.
+
+    So a file of a preset's name may extend the preset.
+    """
+    circle = False
     wanted = [name] if name.endswith((".yaml", ".yml")) else [name, f"{name}.yaml"]
-    for folder in (Path(), Path("topologies"), shipped("topologies")):
+    for place in dict.fromkeys((folder, Path("topologies"), shipped("topologies"))):
         for file in wanted:
-            if (folder / file).is_file():
-                return folder / file
-    presets = sorted(p.name for p in shipped("topologies").glob("*.yaml") if p.stem != "devices")
+            path = place / file
+            if path.is_file() and path.resolve() not in without:
+                return path
+            circle = circle or path.is_file()
+    if circle:
+        raise FileError(f"{name}: leads in a circle; name another topology")
     raise FileError(
         f"{name}: no such topology: neither a file, nor in topologies/, nor one of the presets"
-        f" {', '.join(presets)}"
+        f" {', '.join(f'{preset}.yaml' for preset in preset_names())}"
     )
 
 
@@ -215,109 +85,97 @@ def read_topology(path: Path, num_devices: int | None = None) -> Topology:
     Raises:
         FileError: if it is missing or malformed, all problems at once.
     """
-    schema: _Topology = _yaml(_Topology, TOPOLOGY_FORMAT, path)
-    expected = "expected either `levels` with `device`, or `devices` with `links`"
-    if not schema.levels and not schema.devices:
-        raise FileError(f"{path}: {expected}, got neither")
-    given, ruler = schema.model_fields_set, "levels" if schema.levels else "devices"
-    against = _EXPLICIT_ONLY if schema.levels else ("device", "host")
-    clashing = [name for name in against if name in given]
-    if clashing:
-        raise FileError(
-            f"{path}: {', '.join(clashing)}: {expected}, got {ruler}; leave out what is not meant"
-        )
-    try:
-        found = _from_levels(schema, num_devices) if schema.levels else _explicit(schema)
-    except ValueError as error:
-        raise FileError(f"{path}: {error}") from None
-    wrong = problems(found)
+    return _read(path, num_devices, ())
+
+
+def _read(path: Path, num_devices: int | None, users: tuple[Path, ...]) -> Topology:
+    """A topology that some files extend or use as a template, the outermost first."""
+    schema, wrong = checked_topology(plain_yaml(path, TOPOLOGY_FORMAT), path)
+    file = _File(path, schema, num_devices, users)
+    found = replace(build(schema, "", file.source(file.types)), name=schema.name)
+    found = replace(found, notes=tuple(dict.fromkeys((*file.notes, *schema.notes))))
+    own = file.wrong or problems(found) or _contradictions(found)
+    wrong += [f"{path}: {one}" for one in own]
+    wrong += file.wrong_elsewhere
     if wrong:
-        raise FileError("\n".join(f"{path}: {one}" for one in wrong))
-    if not schema.levels:
-        try:
-            routes(found)
-        except TopologyError as error:
-            raise FileError(f"{path}: {error}") from None
+        raise FileError("\n".join(dict.fromkeys(wrong)))
     return found
 
 
-def _types(schema: _Topology, used: set[str]) -> tuple[DeviceType, ...]:
-    own = {name: one.named(name) for name, one in schema.device_types.items()}
-    known = device_table() | own
-    missing = sorted(used - set(known))
-    if missing:
-        raise ValueError(
-            f"unknown device type {missing[0]!r}; known: {', '.join(sorted(known))};"
-            " define others under `device_types`"
-        )
-    return tuple(known[name] for name in sorted(used))
-
-
-def _explicit(schema: _Topology) -> Topology:
-    links = []
-    for i, link in enumerate(schema.links):
+def _contradictions(topology: Topology) -> tuple[str, ...]:
+    """What is wrong with a topology that has no problems of its own, as far as it takes routes."""
+    if not topology.levels and not is_connected(topology):
         try:
-            links += link.links()
-        except ValueError as error:
-            raise ValueError(f"links[{i}]: {error}") from None
-    return Topology(
-        name=schema.name,
-        device_types=_types(schema, {d.type for d in schema.devices}),
-        hosts=tuple(h.resolved() for h in schema.hosts),
-        devices=tuple(Device(d.name, d.type, d.host) for d in schema.devices),
-        switches=tuple(schema.switches),
-        links=tuple(links),
-        notes=tuple(schema.notes),
-    )
-
-
-def _from_levels(schema: _Topology, num_devices: int | None) -> Topology:
-    """Expands the shorthand: members of a level hang on a switch of that level, each by a link
-    with half of the level's latency, so that two members are one latency apart.
-    """
-    if schema.device is None:
-        raise ValueError("device: missing; `levels` needs the type of all devices")
-    if schema.host is not None and "name" in schema.host.model_fields_set:
-        raise ValueError("host.name: unknown field; `levels` names its hosts itself")
-    # Devices are named after the innermost level.
-    host_name = "machine" if schema.levels[0].name == "host" else "host"
-    levels = []
-    for level in schema.levels:
-        count = (num_devices or available_cores()) if level.count == "auto" else int(level.count)
-        levels.append(Level(level.name, count, level.bandwidth, level.latency))
-    hosts: list[Host] = []
-    devices: list[Device] = []
-    switches: list[str] = []
-    links: list[Link] = []
-
-    def grow(depth: int, prefix: str) -> str:
-        """The vertex that stands for one member of level `depth`."""
-        if depth < 0:
-            devices.append(
-                Device(f"{levels[0].name}{len(devices)}", schema.device or "", hosts[-1].name)
+            routes(topology)
+        except TopologyError as error:
+            return (str(error),)
+    found = []
+    for table in topology.tables:
+        why = unlike_pairs(topology, table)
+        if why:
+            found.append(
+                f"tables: not all groups of {table.num_devices} of {len(table.devices)} devices are"
+                f" alike: {why}; name the group that was measured under `groups`"
             )
-            return devices[-1].name
-        if depth == 0:
-            hosts.append((schema.host or _Host()).resolved(f"{host_name}{len(hosts)}"))
-            vertex = hosts[-1].name
-        else:
-            vertex = f"switch{prefix}"
-            switches.append(vertex)
-        level = levels[depth]
-        for i in range(level.count):
-            member = grow(depth - 1, f"{prefix}.{i}")
-            for a, b in ((member, vertex), (vertex, member)):
-                links.append(Link(a, b, level.bandwidth_bytes_per_s, level.latency_s / 2))
-        return vertex
+    return tuple(found)
 
-    grow(len(levels) - 1, "")
-    return Topology(
-        name=schema.name,
-        device_types=_types(schema, {schema.device}),
-        hosts=tuple(hosts),
-        devices=tuple(devices),
-        switches=tuple(switches),
-        links=tuple(links),
-        levels=tuple(levels),
-        notes=tuple(schema.notes),
-    )
+
+@dataclass
+class _File:
+    """A file that is being read.
+
+    Attributes:
+        users: files that it is read for, the outermost first.
+        notes: of the topologies that it uses.
+        wrong: what is wrong in it, without its path.
+        wrong_elsewhere: what is wrong in other files, with their paths.
+    """
+
+    path: Path
+    schema: TopologySchema
+    num_devices: int | None
+    users: tuple[Path, ...]
+    notes: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    wrong_elsewhere: list[str] = field(default_factory=list)
+
+    @property
+    def types(self) -> dict[str, DeviceType]:
+        """The device types that it may name."""
+        own = self.schema.device_types
+        return device_table() | {name: one.named(name) for name, one in own.items()}
+
+    def source(self, types: Mapping[str, DeviceType], within: tuple[str, ...] = ()) -> Source:
+        """Where a body of it comes from; `within` names the templates that it is inside of."""
+        return Source(
+            types=types,
+            own_types=frozenset(self.schema.device_types),
+            other=lambda place, name: self._other(place, name, within),
+            num_devices=self.num_devices,
+            wrong=self.wrong,
+        )
+
+    def _other(self, place: str, name: str, within: tuple[str, ...]) -> Topology | None:
+        """A topology that is extended or is a template; None after its problems are noted."""
+        body: BodySchema | None = self.schema.templates.get(name)
+        if name in within:
+            self.wrong.append(f"{place}: {' -> '.join((*within, name))} leads in a circle")
+            return None
+        if body is not None:
+            before = len(self.wrong)
+            found = build(body, f"templates.{name}.", self.source(self.types, (*within, name)))
+            return found if len(self.wrong) == before else None
+        users = (*self.users, self.path.resolve())
+        try:
+            path = _find(name, self.path.parent, users)
+        except FileError as error:
+            self.wrong.append(f"{place}: {error}")
+            return None
+        try:
+            found = _read(path, self.num_devices, users)
+        except FileError as error:
+            self.wrong.append(f"{place}: {name} is not sound:")
+            self.wrong_elsewhere += str(error).splitlines()
+            return None
+        self.notes += found.notes
+        return found

@@ -193,6 +193,8 @@ def compare_sizes(
     if len(found) == 1:
         return found[0]
     rows = tuple(row for one in found for row in one.rows)
+    if any(row.reason == OUT_OF_TIME for row in rows):
+        rows = tuple(_not_reproducible(row) for row in rows)
     bottleneck = problems[0].options.objective is Objective.BOTTLENECK
     samples = [p.profile.microbatch_size if bottleneck else 1 for p in problems]
     bound_s = min(one.lower_bound_s / n for one, n in zip(found, samples, strict=True))

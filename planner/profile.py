@@ -166,6 +166,8 @@ class Profile:
                 " got others"
             )
         _raise((*self._figures(), *self._stashes(), *self._views(), *self._sizes()))
+        if not any(o.forward_s + o.backward_s > 0 for o in self.operators):
+            raise ValueError("operators: expected at least one that takes time, got none")
 
     def _figures(self) -> Iterator[str]:
         if self.dtype not in FLOAT_DTYPES:

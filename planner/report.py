@@ -200,6 +200,7 @@ def row_json(row: Row, lower_bound_s: float, num_devices: int) -> dict[str, Any]
     if plan is None:
         return found
     prediction = plan.prediction
+    found["lower_bound_s"] = plan.certificate.lower_bound_s
     peaks = {d.device: d.memory.total_bytes for d in prediction.devices}
     return found | {
         "iteration_s": prediction.iteration_s,
@@ -251,9 +252,9 @@ def _nothing(comparison: Comparison, num_devices: int) -> dict[str, Any]:
 
 
 def shortage(comparison: Comparison) -> str:
-    """Why there is no plan: the reason of the solver that searched most, which is the last."""
-    reasons = [row.reason for row in comparison.rows if row.reason]
-    return reasons[-1] if reasons else Status.UNKNOWN.value
+    """Why there is no plan: the reason of the solver that searches most, else of the last."""
+    reasons = {row.solver: row.reason for row in comparison.rows if row.reason}
+    return reasons.get("antichain") or [Status.UNKNOWN.value, *reasons.values()][-1]
 
 
 def reason_lines(comparison: Comparison) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ It answers which links a transfer takes and how wide they are; times come from `
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from heapq import heappop, heappush
@@ -88,12 +88,17 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a connection between two vertices: devices, hosts or switches."""
+    """One direction of a connection between two vertices: devices, hosts or switches.
+
+    Attributes:
+        name: of its kind, such as "nic"; links of one kind share it, empty for none.
+    """
 
     source: str
     target: str
     bandwidth_bytes_per_s: float
     latency_s: float
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,21 @@ class Level:
     count: int
     bandwidth_bytes_per_s: float
     latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Measured times of an all-reduce over any `num_devices` of some devices.
+
+    Attributes:
+        devices: their names; where they are more than `num_devices`, all pairs of them are alike.
+        num_devices: n, the size of a group, at least 2.
+        times: (bytes on each device, time in s), ascending by bytes; 0 bytes may be among them.
+    """
+
+    devices: tuple[str, ...]
+    num_devices: int
+    times: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +139,7 @@ class Topology:
         links: directed.
         levels: the regular hierarchy that it was written as, innermost first; empty if it was not.
         notes: what a user should know of the figures, shown with every plan.
+        tables: measured all-reduces, which take precedence over what the links say.
     """
 
     name: str
@@ -129,6 +150,7 @@ class Topology:
     links: tuple[Link, ...]
     levels: tuple[Level, ...] = ()
     notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.devices), len(self.links)))
@@ -175,6 +197,8 @@ def problems(topology: Topology) -> tuple[str, ...]:
         for wrong in _width_of(level)
     ]
     found += narrow
+    repeated = Counter(level.name for level in topology.levels)
+    found += [f"levels: the name {n!r} is used twice" for n, k in repeated.items() if k > 1]
     # A link of `between` is there in both directions: what holds for both is said once.
     said = []
     for link in topology.links:
@@ -194,9 +218,101 @@ def problems(topology: Topology) -> tuple[str, ...]:
         f"links: {a} -> {b} is there twice"
         for a, b in sorted(e for e, times in ends.items() if times > 1 and e[0] != e[1])
     ]
+    found += _problems_of_tables(topology)
     if not topology.devices:
         found.append("devices: there is none")
     return tuple(found)
+
+
+def _problems_of_tables(topology: Topology) -> Iterator[str]:
+    names = {device.name for device in topology.devices}
+    for i, table in enumerate(topology.tables):
+        where = f"tables[{i}]"
+        yield from (
+            f"{where}: unknown device {name!r}" for name in table.devices if name not in names
+        )
+        if not 2 <= table.num_devices <= len(set(table.devices)):
+            yield (
+                f"{where}: expected a group of 2 to {len(set(table.devices))} devices, got"
+                f" {table.num_devices}"
+            )
+        sizes = [size for size, _ in table.times]
+        if sizes != sorted(set(sizes)) or not sizes or sizes[-1] <= 0 or sizes[0] < 0:
+            yield f"{where}: expected sizes in ascending order, the last above 0 B"
+        if not all(0 <= time_s < np.inf for _, time_s in table.times):
+            yield f"{where}: expected times of at least 0 s"
+
+
+def unlike_pairs(topology: Topology, table: Table) -> str | None:
+    """Why a table cannot hold for every group of its devices, if the topology is connected: two
+    pairs of them differ in latency or bandwidth, or two of them in type. None where it can.
+
+    Computes routes only where it must: devices with equal links to the same vertices are alike.
+    """
+    if table.num_devices == len(table.devices):
+        return None
+    position, ends = _devices_and_ends(topology)
+    among = [position[name] for name in table.devices]
+    if len({topology.devices[d].type for d in among}) > 1:
+        return "they are of several types"
+    if len({ends[name] for name in table.devices}) == 1:
+        return None
+    pairs = np.array(list(permutations(among, 2)))
+    for known, what in zip(pair_widths(topology), ("latency", "bandwidth"), strict=True):
+        of_pairs = known[tuple(pairs.T)]
+        unlike = np.flatnonzero(~np.isclose(of_pairs, of_pairs[0], rtol=1e-9, atol=0.0))
+        if len(unlike):
+            two = (pairs[0], pairs[unlike[0]])
+            a, b = (" -> ".join(topology.devices[d].name for d in pair) for pair in two)
+            return f"{a} and {b} differ in {what}"
+    return None
+
+
+@lru_cache(maxsize=8)
+def _devices_and_ends(
+    topology: Topology,
+) -> tuple[Mapping[str, int], Mapping[str, frozenset[tuple[str, bool, float, float]]]]:
+    """Index of each device by name, and its links: where to or from, whether to, how wide, how
+    late.
+    """
+    position = {device.name: d for d, device in enumerate(topology.devices)}
+    found: dict[str, set[tuple[str, bool, float, float]]] = {name: set() for name in position}
+    for link in topology.links:
+        for own, other, out in (
+            (link.source, link.target, True),
+            (link.target, link.source, False),
+        ):
+            if own in found:
+                found[own].add((other, out, link.bandwidth_bytes_per_s, link.latency_s))
+    return position, {name: frozenset(ends) for name, ends in found.items()}
+
+
+def is_connected(topology: Topology) -> bool:
+    """Whether every device surely reaches every other one: all of them lie around one host or
+    switch. Where it says no, there may be other ways; `routes` knows.
+
+    Takes two searches of the links for each host and switch next to the first device, and
+    computes no route.
+    """
+    devices = {device.name for device in topology.devices}
+    onward: dict[str, list[str]] = {}
+    back: dict[str, list[str]] = {}
+    for link in topology.links:
+        onward.setdefault(link.source, []).append(link.target)
+        back.setdefault(link.target, []).append(link.source)
+
+    def reaches_all(start: str, ways: Mapping[str, list[str]]) -> bool:
+        seen, ahead = {start}, [start]
+        while ahead:
+            for vertex in ways.get(ahead.pop(), ()):
+                if vertex not in seen:
+                    seen.add(vertex)
+                    if vertex not in devices:  # A path ends where it comes to a device.
+                        ahead.append(vertex)
+        return devices <= seen
+
+    starts = (v for v in onward.get(topology.devices[0].name, ()) if v not in devices)
+    return any(all(reaches_all(start, ways) for ways in (onward, back)) for start in starts)
 
 
 def take(topology: Topology, num_devices: int) -> Topology:
@@ -232,7 +348,32 @@ def take(topology: Topology, num_devices: int) -> Topology:
         switches=tuple(switches),
         links=tuple(links),
         levels=_levels_of(topology.levels, num_devices),
+        tables=tables_among(topology.tables, {device.name for device in kept}),
     )
+
+
+def tables_among(tables: Sequence[Table], names: Set[str]) -> tuple[Table, ...]:
+    """What measured times say of the devices with these names."""
+    kept = [replace(t, devices=tuple(n for n in t.devices if n in names)) for t in tables]
+    return tuple(table for table in kept if len(table.devices) >= table.num_devices)
+
+
+def table_of(topology: Topology, devices: Sequence[int]) -> Table | None:
+    """The measured times that hold for a group of devices: of several tables the one of the
+    fewest devices, of those the first.
+    """
+    group = {topology.devices[d].name for d in devices}
+    holding = [t for among, t in _tables(topology).get(len(group), ()) if group <= among]
+    return min(holding, key=lambda table: len(table.devices), default=None)
+
+
+@lru_cache(maxsize=8)
+def _tables(topology: Topology) -> Mapping[int, list[tuple[frozenset[str], Table]]]:
+    """The tables by the size of their groups, each with its devices."""
+    found: dict[int, list[tuple[frozenset[str], Table]]] = {}
+    for table in topology.tables:
+        found.setdefault(table.num_devices, []).append((frozenset(table.devices), table))
+    return found
 
 
 def _levels_of(levels: tuple[Level, ...], num_devices: int) -> tuple[Level, ...]:

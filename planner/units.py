@@ -122,3 +122,14 @@ def format_seconds(time_s: float) -> str:
     ('3.21 ms', '75 s')
     """
     return _scaled(time_s, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """A rate for people, in decimal units.
+
+    >>> format_rate(3.125e9), format_rate(12_500_000)
+    ('3.12 GB/s', '12.5 MB/s')
+    """
+    return _scaled(
+        bytes_per_s, ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
+    )

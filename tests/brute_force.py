@@ -90,19 +90,22 @@ class _Trial:
         crossing, messages, gradient_bytes, gradients = self.cut(rest)
         limit = min(limit_bytes(problem, self.order, d) for d in devices) - options.reserve_bytes
         static = static_bytes(need.parameter_bytes, need.trainable_bytes, options.optimizer)
-        inputs = need.boundary_bytes - self._outputs(inside, rest) + crossing
+        inputs, returned = self._ends(inside)
+        boundary = inputs + returned + crossing
+        rounds = -(-options.num_microbatches // width)
+        rest_of = (entering, gradient_bytes, workspace, depth, rounds)
         bytes_needed = {
-            0: search_bytes(static, need.kept_bytes, entering, gradient_bytes, workspace, depth),
-            1: search_recompute_bytes(
-                static, need.kept_bytes, inputs, entering, gradient_bytes, workspace, depth
-            ),
+            0: search_bytes(static, need.kept_bytes, *rest_of),
+            1: search_recompute_bytes(static, need.kept_bytes, boundary, *rest_of),
         }
         allowed = {Recompute.NONE: [0], Recompute.FULL: [1]}.get(options.recompute, [0, 1])
         again = next((a for a in allowed if bytes_needed[a] <= limit), None)
         if again is None:
             return None
-        f = max(self._time(d, inside, "forward_s") for d in devices)
-        b = max(self._time(d, inside, "backward_s") for d in devices) + again * f
+        forward = [self._time(d, inside, "forward_s") for d in devices]
+        backward = [self._time(d, inside, "backward_s") for d in devices]
+        f = max(forward)
+        b = max(there + again * back for there, back in zip(backward, forward, strict=True))
         send = back = 0.0
         if k:
             behind = self.order[count - k : count - k + r]
@@ -119,7 +122,6 @@ class _Trial:
         if width > 1 and trained:
             links = ring_links(topology, tuple(sorted(devices)))
             tail += ring_allreduce_s(trained, width, *links)
-        rounds = -(-options.num_microbatches // width)
         weight = {
             Objective.ITERATION: rounds - 1.0,
             Objective.BOTTLENECK: 1 / width,
@@ -137,13 +139,14 @@ class _Trial:
         times = getattr(times_on(self.problem, device), which)
         return times[sorted(inside)].sum() * slowdown(self.problem.topology, self.order, device)
 
-    def _outputs(self, inside, rest):
-        """Bytes that a stage makes and that are used outside it, or by the user."""
+    def _ends(self, inside):
+        """Bytes of what a stage reads from outside, and of the model's outputs that it makes."""
         graph = self.problem.profile.graph
-        read_by, tensors = consumers(graph), tensors_by_name(graph)
-        names = [n for v in inside for n in graph.operators[v].outputs]
-        used = {n for n in names if any(w not in rest for w in read_by[n])}
-        return sum(tensors[n].bytes for n in used | (set(graph.outputs) & set(names)))
+        tensors = tensors_by_name(graph)
+        made = {n for v in inside for n in graph.operators[v].outputs}
+        read = {n for v in inside for n in graph.operators[v].inputs} - made
+        returned = made & set(graph.outputs)
+        return sum(tensors[n].bytes for n in read), sum(tensors[n].bytes for n in returned)
 
     def _bytes_of(self, inside, before):
         """Memory of a stage, bytes that come from earlier stages, its operators' workspace."""

@@ -30,8 +30,9 @@ def rows(peer):
 
 
 @cache
-def graph_txt(name):
-    return read_any_profile(REFERENCE / "pipedream" / f"{name}.txt")
+def profile(name):
+    """The profile of a file such as "pipedream/vgg16.txt"."""
+    return read_any_profile(REFERENCE / name)
 
 
 def pipedream_problem(row):
@@ -46,8 +47,9 @@ def pipedream_problem(row):
         fewer_machines="fewer" in switches,
         compression=1.0 if "act1" in switches else None,
     )
+    graph = profile(f"pipedream/{row['instance']}.txt")
     topology = hierarchy([int(n) for n in counts.split()], [float(b) for b in bandwidths.split()])
-    return Problem(graph_txt(row["instance"]), topology, Options(100, pipedream=options))
+    return Problem(graph, topology, Options(100, pipedream=options))
 
 
 @cache

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.coarsen import coarsen
 from planner.costs.closed_form import objective_s
 from planner.costs.evaluate import evaluate, stage_costs
 from planner.errors import OptionError
 from planner.problem import Recompute, Status
+from planner.profile import View
 from planner.solvers import SOLVERS, antichain
 from planner.strategy import ScheduleName
 from tests.brute_force import least_objective_s
@@ -144,6 +146,28 @@ def test_exactness_is_refused_where_it_would_take_for_ever():
     problem = problem_of(profile, cluster([unit_type()] * 2), exact=True)
     with pytest.raises(OptionError, match="more than 200000 downsets"):
         SOLVERS["antichain"](problem, 10.0)
+
+
+def test_a_stashed_view_of_a_parameter_takes_no_memory_of_its_own():
+    # op1 transposes w1, which op2 multiplies with; every operator stashes its output.
+    graph = graph_of([[], [], [0, 1]], [10, 10**6, 10], [10, 10**6, 10])
+    profile = profile_of(graph, [1e-3] * 3)
+    problem = problem_of(profile, cluster([unit_type(memory=2_100_000)]), recompute=Recompute.NONE)
+    assert SOLVERS["antichain"](problem, 10.0).strategy is None
+    viewed = replace(problem, profile=replace(profile, views=(View("t1", "w1"),)))
+    assert antichain._in_parameters(viewed.profile) == {"t1"}
+    tensors = {t.name: t for t in graph.tensors}
+    sets = antichain._sets(viewed, coarsen(graph, [1.0] * 3, None), cautious=False)
+    assert sets.free[list(sets.size).index(tensors["t1"].bytes)]
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(128, 1), (200, 2)])
+def test_where_nothing_fits_on_many_devices_it_says_so(devices, microbatches):
+    profile = profile_of(graph_of([[], [0], [1]]), [1e-3] * 3)
+    problem = problem_of(profile, cluster([unit_type(memory=1900)] * devices), microbatches)
+    result = SOLVERS["antichain"](problem, 10.0)
+    assert result.status is Status.UNKNOWN
+    assert result.reason
 
 
 def test_sixty_four_devices_are_planned_in_bounded_work():

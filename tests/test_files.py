@@ -82,8 +82,8 @@ def test_sound_topologies_are_read(tmp_path):
         ({"DTYPE": "float16"},
          "device_types.MINE.flops: expected float32 among the dtypes, got float16"),
         ({"CORES": "0", "SIZE": "1e400 GiB"},
-         "device_types.MINE.memory: expected a size such as '80 GiB', got '1e400 GiB', which is"
-         f" too large\nhosts[0].cores: {WORDS} 0"),
+         f"hosts[0].cores: {WORDS} 0\ndevice_types.MINE.memory: expected a size such as '80 GiB',"
+         " got '1e400 GiB', which is too large"),
     ],
 )  # fmt: skip
 def test_the_field_of_a_wrong_figure_is_named(tmp_path, changes, said):
@@ -106,7 +106,7 @@ def test_the_field_of_a_wrong_figure_is_named(tmp_path, changes, said):
         (levels(more="host: {name: mine}"), "host.name: unknown field"),
         (explicit() + "host: {cores: 2}\n", "host: expected either `levels`"),
         (explicit().replace("between: [a, b]", "from: a, to: b"), "no path leads from b to a"),
-        (explicit().replace("[a, b]", "[a, a]"), "links: a is linked to itself"),
+        (explicit().replace("[a, b]", "[a, a]"), "links[0]: a is linked to itself"),
     ],
 )  # fmt: skip
 def test_a_topology_that_is_none(tmp_path, content, said):

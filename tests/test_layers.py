@@ -14,11 +14,15 @@ LAYERS = {
     "profile": 2, "strategy": 2, "order": 2, "windows": 2, "blocks": 2, "contraction": 2,
     "prediction": 3,
     "formats": 3, "schedules": 3, "schedules_kernels": 3, "problem": 3, "files": 3, "clusters": 3,
+    "clusters_building": 3, "clusters_levels": 3, "clusters_schema": 3,
     "coarsen": 3, "model": 3,
     "costs": 4, "operators": 4,
     "profilers": 5, "solvers": 5, "simulate": 5,
     "plan": 6, "report": 7, "partition": 6, "foreign": 6,
     "launch": 7,
+    "places": 2, "pictures": 2, "pictures_layout": 2, "pictures_svg": 2, "what_if": 3,
+    "sensitivity": 6, "what_if_report": 8, "cluster_report": 8,
+    "probing": 3, "write_topology": 3, "probe_report": 8,
 }  # fmt: skip
 
 # Packages that take long to load, and the only places that may do so when they are imported.

@@ -11,7 +11,7 @@ from planner.clusters import device_table, find_topology, read_topology
 from planner.costs.closed_form import objective_s
 from planner.costs.evaluate import evaluate, stage_costs
 from planner.files import shipped
-from planner.formats import read_any_profile, read_any_profiles
+from planner.formats import read_any_profiles
 from planner.problem import Objective, Options, Problem
 from planner.solvers import SOLVERS
 from planner.strategy import Stage, Strategy
@@ -104,7 +104,7 @@ def test_never_worse_on_published_profiles(name, counts, objective, tmp_path):
         pytest.skip(f"{path} is not there; set PLANNER_REFERENCE")
     # The batches were large: most graphs fit no V100 at all.
     options = Options(4 * prod(counts), objective=objective, device_memory_bytes=2**40)
-    problem = Problem(read_any_profile(path), hierarchy(tmp_path, counts), options)
+    problem = Problem(reference.profile(name), hierarchy(tmp_path, counts), options)
     others = dict(rivals(problem, counts))
     assert {"single", "data-parallel", "even"} <= set(others)
     assert "pipedream" in others or path.suffix != ".txt"

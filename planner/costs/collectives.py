@@ -1,11 +1,21 @@
 """Time of transfers and all-reduces on a topology."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
-from planner.topology import Topology, bandwidth_bytes_per_s, chain, latency_s, pair_widths
+from planner.topology import (
+    Table,
+    Topology,
+    bandwidth_bytes_per_s,
+    chain,
+    latency_s,
+    pair_widths,
+    table_of,
+)
 
 
 def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
@@ -34,9 +44,26 @@ def slowest_link(
 
 @lru_cache(maxsize=65536)
 def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, float]:
-    """The largest latency in s and the smallest bandwidth in bytes/s between neighbours of the
-    best ring through the devices (see `topology.chain`).
+    """Latency in s and bandwidth in bytes/s with which `ring_allreduce_s` gives the time of an
+    all-reduce over a group of at least 2 devices; what searches use.
+
+    Without measured times these are the largest latency and the smallest bandwidth between
+    neighbours of the best ring through the devices (see `topology.chain`), and the form is exact.
+    With measured times (`Topology.tables`) they stand for a straight line below these (see
+    `line_below`), so that what a search finds is a bound on what `allreduce_s` says; of one or
+    two times it runs through them.
     """
+    table = table_of(topology, devices)
+    if table is None:
+        return _ring(topology, devices)
+    start_s, s_per_byte = line_below(_measured(topology, devices, table))
+    messages = 2 * (len(devices) - 1)
+    rate = messages / len(devices) / s_per_byte if s_per_byte > 0 else math.inf
+    return start_s / messages, rate
+
+
+def _ring(topology: Topology, devices: tuple[int, ...]) -> tuple[float, float]:
+    """The largest latency and the smallest bandwidth between neighbours of the best ring."""
     ring = chain(topology, devices, closed=True)
     latency, width = pair_widths(topology)
     hops = list(ring), [*ring[1:], ring[0]]
@@ -65,7 +92,13 @@ def ring_allreduce_s(size_bytes: float, num_ranks: int, latency: float, bandwidt
 
 
 def allreduce_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
-    """Time of an all-reduce over a group of devices, in s: a ring over its slowest link.
+    """Time of an all-reduce over a group of devices, in s: as measured where the topology's
+    tables have the group, else a ring over its slowest link.
+
+    Measured times are joined by straight lines. No size is faster than a smaller one. Before the
+    smallest size they start at the latencies of the ring's 2 (n - 1) messages, unless the table
+    has the time of 0 bytes; beyond the largest they go on by the slope of `_lower_hull`, which is
+    the last one where times bend upwards only.
 
     Args:
         devices: ascending indices; one alone costs nothing.
@@ -73,4 +106,64 @@ def allreduce_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -
     """
     if len(devices) < 2:
         return 0.0
-    return ring_allreduce_s(size_bytes, len(devices), *ring_links(topology, devices))
+    table = table_of(topology, devices)
+    if table is None:
+        return ring_allreduce_s(size_bytes, len(devices), *ring_links(topology, devices))
+    points = _measured(topology, devices, table)
+    sizes, times = zip(*points, strict=True)
+    if size_bytes <= sizes[-1]:
+        return float(np.interp(size_bytes, sizes, times))
+    (a, a_s), (b, b_s) = _lower_hull(points)[-2:]
+    return b_s + (size_bytes - b) * (b_s - a_s) / (b - a)
+
+
+# Sizes in bytes and times in s, both ascending; the first size is 0.
+_Points = tuple[tuple[float, float], ...]
+
+
+@lru_cache(maxsize=4096)
+def _measured(topology: Topology, devices: tuple[int, ...], table: Table) -> _Points:
+    """The times of a table for a group, from 0 bytes on."""
+    sizes, times = zip(*table.times, strict=True)
+    if sizes[0] > 0:
+        latency_s = 2 * (len(devices) - 1) * _ring(topology, devices)[0]
+        sizes, times = (0, *sizes), (min(latency_s, *times), *times)
+    return tuple(zip(sizes, np.maximum.accumulate(times).tolist(), strict=True))
+
+
+def _lower_hull(points: _Points) -> list[tuple[float, float]]:
+    """The points from first to last between which straight lines pass below all the others; their
+    slopes ascend.
+    """
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(hull) > 1:
+            (a, at_a), (b, at_b) = hull[-2:]
+            if (at_b - at_a) * (x - b) < (y - at_b) * (b - a):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return hull
+
+
+def line_below(points: _Points) -> tuple[float, float]:
+    """Intercept in s and slope in s per byte of a straight line that no measured time is below,
+    neither between the sizes nor beyond them; of all edges of the hull that start at 0 s or later,
+    and the tangent through the origin, the one with the least relative distance.
+
+    >>> line_below(((0.0, 1.0), (10.0, 3.0)))
+    (1.0, 0.2)
+    """
+    hull = _lower_hull(points)
+    edges = [
+        (a_s - a * (b_s - a_s) / (b - a), (b_s - a_s) / (b - a))
+        for (a, a_s), (b, b_s) in pairwise(hull)
+    ]
+    through_origin = (0.0, min(time_s / size for size, time_s in points[1:]))
+    lines = [line for line in edges if line[0] >= 0.0]
+    lines += [through_origin] if through_origin[1] <= edges[-1][1] else []
+
+    def distance(line: tuple[float, float]) -> float:
+        return sum(1 - (line[0] + line[1] * size) / t for size, t in points[1:] if t > 0)
+
+    return min(lines, key=distance)

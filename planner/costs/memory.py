@@ -96,8 +96,34 @@ def _loss_bytes(graph: Graph, inside: Collection[int]) -> int:
     return tensors_by_name(graph)[graph.outputs[0]].bytes
 
 
+def operator_workspaces(profile: Profile) -> tuple[int, ...]:
+    """Per operator, the bytes of activations and gradients that are alive only inside one pass over
+    the whole graph while it runs. In a stage there are no more, besides the gradients of what
+    leaves it.
+    """
+    everything = range(len(profile.operators))
+    inside = frozenset(everything)
+    kept = {
+        storage_owner(profile, name, inside)
+        for operator in profile.operators
+        for name in operator.stash_tensors
+    }
+    forward = _forward_alive(profile, inside, kept)
+    backward = _backward_alive(profile.graph, inside)
+    return tuple(max(forward[v], backward[v]) for v in everything)
+
+
 def _forward_workspace(profile: Profile, inside: Collection[int], kept: Collection[str]) -> int:
     """Most bytes of tensors that are made and dropped again inside a forward pass."""
+    return max(_forward_alive(profile, inside, kept).values(), default=0)
+
+
+def _forward_alive(
+    profile: Profile, inside: Collection[int], kept: Collection[str]
+) -> dict[int, int]:
+    """Bytes of tensors that are made and dropped again inside a forward pass, while each of its
+    operators runs.
+    """
     graph = profile.graph
     tensors, read_by = tensors_by_name(graph), consumers(graph)
     owners = {
@@ -110,20 +136,25 @@ def _forward_workspace(profile: Profile, inside: Collection[int], kept: Collecti
         if owner not in kept and owner in tensors:
             last[owner] = max((last.get(owner, -1), *(w for w in read_by[name] if w in inside)))
     dropped = Counter[int]()
-    alive = peak = 0
+    found, alive = {}, 0
     for v in sorted(inside):
         for name in graph.operators[v].outputs:
             if owners[name] == name and name in last:
                 alive += tensors[name].bytes
                 dropped[max(v, last[name])] += tensors[name].bytes
-        peak = max(peak, alive)
+        found[v] = alive
         alive -= dropped[v]
-    return peak
+    return found
 
 
 def _backward_workspace(graph: Graph, inside: Collection[int]) -> int:
-    """Most bytes of gradients alive at once in a backward pass: a tensor's from its last reader's
-    backward to its maker's, and those of an operator's own parameters while it runs.
+    """Most bytes of gradients alive at once in a backward pass."""
+    return max(_backward_alive(graph, inside).values(), default=0)
+
+
+def _backward_alive(graph: Graph, inside: Collection[int]) -> dict[int, int]:
+    """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
+    last reader's backward to its maker's, and those of the operator's own parameters.
     """
     tensors, parameters, made_by = (
         tensors_by_name(graph), parameters_by_name(graph), producers(graph)
@@ -133,7 +164,7 @@ def _backward_workspace(graph: Graph, inside: Collection[int]) -> int:
         for name in used_outside(graph, inside)
         if tensors[name].gradient or name == graph.outputs[0]
     }
-    peak = now = sum(alive.values())
+    found, now = {}, sum(alive.values())
     for v in sorted(inside, reverse=True):
         operator = graph.operators[v]
         for name in operator.inputs:
@@ -141,11 +172,11 @@ def _backward_workspace(graph: Graph, inside: Collection[int]) -> int:
                 alive[name] = tensors[name].bytes
                 now += alive[name]
         own = sum(parameters[n].bytes for n in operator.parameters if parameters[n].trainable)
-        peak = max(peak, now + own)
+        found[v] = now + own
         for name in operator.outputs:
             if made_by.get(name) == v:
                 now -= alive.pop(name, 0)
-    return peak
+    return found
 
 
 def static_bytes(parameter_bytes: int, trainable_bytes: int, optimizer: Optimizer) -> int:
@@ -154,31 +185,37 @@ def static_bytes(parameter_bytes: int, trainable_bytes: int, optimizer: Optimize
 
 
 def search_bytes(
-    static: float, kept: float, entering: float, leaving: float, workspace: float, warmup: int
-) -> float:
+    static: float, kept: float, entering: float, leaving: float, workspace: float, warmup: int,
+    rounds: int,
+) -> float:  # fmt: skip
     """Peak of a stage without recomputation in closed form, for search: what is static, W
     microbatches in flight with their inputs and outputs, one more set of inputs on its way, two of
     the gradients of what leaves (one in use, one on its way), one of gradients that go back, and
-    the workspace. Compiled by the solver that searches with it.
+    the workspace. With a single microbatch nothing more is on its way. Compiled by the solver that
+    searches with it.
 
     Args:
         entering: bytes of the tensors that come from earlier stages.
         leaving: bytes of the gradients of what crosses the cut behind the stage.
+        rounds: microbatches per replica.
     """
-    return static + warmup * kept + 2 * entering + 2 * leaving + workspace
+    coming = min(2, rounds)
+    return static + warmup * kept + coming * (entering + leaving) + workspace
 
 
 def search_recompute_bytes(
-    static: float, kept: float, inputs: float, entering: float, leaving: float, workspace: float,
-    warmup: int,
+    static: float, kept: float, boundary: float, entering: float, leaving: float,
+    workspace: float, warmup: int, rounds: int,
 ) -> float:  # fmt: skip
     """The same with recomputation: only inputs and outputs are in flight, and the stash of the one
     microbatch that is being run again.
 
     Args:
-        inputs: bytes of all inputs of the stage and of what crosses the cut behind it.
+        boundary: bytes of all inputs of the stage, of what crosses the cut behind it, and of the
+            model's outputs that it makes.
     """
-    return static + warmup * inputs + kept + 2 * entering + 2 * leaving + workspace
+    coming = min(2, rounds)
+    return static + warmup * boundary + kept + coming * (entering + leaving) + workspace
 
 
 def own_limit_bytes(problem: Problem, device: int) -> int:

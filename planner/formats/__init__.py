@@ -79,7 +79,11 @@ def read_any_profiles(path: Path) -> tuple[Profile, ...]:
         raise FileError(f"{path}: expected a profile, this is a strategy; {_ADVICE}")
     if found == PROFILE_SET_FORMAT:
         return read_profile_set(path).profiles
-    return (READERS[found](path),)
+    try:
+        return (READERS[found](path),)
+    except ValueError as error:
+        # What the file says makes no profile.
+        raise FileError(f"{path}: {error}") from None
 
 
 def read_any_profile(path: Path) -> Profile:

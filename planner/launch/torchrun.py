@@ -1,4 +1,6 @@
-"""`planner launch --nproc N`: torchrun without its tracebacks."""
+"""`planner launch --nproc N` and `planner topology probe --nproc N`: torchrun without its
+tracebacks.
+"""
 
 import logging
 import os
@@ -48,14 +50,28 @@ def start_torchrun(strategy: Path, nproc: int, arguments: Sequence[str] = ()) ->
             f"{strategy}: the strategy uses {needed} devices, --nproc is {nproc}; "
             f"run: planner launch {shlex.quote(str(strategy))} --nproc {needed}"
         )
+    return start_ranks(["launch", str(strategy), *arguments], nproc)
+
+
+def start_ranks(command: Sequence[str], nproc: int) -> int:
+    """Runs `planner COMMAND` in N processes, and waits for them.
+
+    Ctrl-C ends all processes.
+
+    Returns:
+        The exit code: 0, or 1 where a rank has failed and said why, or 128 + the signal that
+        ended it all.
+
+    Raises:
+        LaunchError: if a rank was killed and could not say why.
+    """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    command = [str(CLI), "launch", str(strategy), *arguments]
     with _quiet_torchrun():
         try:
-            run.main(["--standalone", "--nproc-per-node", str(nproc), *command])
+            run.main(["--standalone", "--nproc-per-node", str(nproc), str(CLI), *command])
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             if failure.exitcode < 0:

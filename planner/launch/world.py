@@ -31,7 +31,7 @@ class Stopped(LaunchError):  # noqa: N818, no error of its own
 
 
 @contextmanager
-def _contact(rank: int) -> Iterator[None]:
+def contact(rank: int) -> Iterator[None]:
     """What gloo and nccl complain about is a rank that is gone."""
     try:
         yield
@@ -197,7 +197,7 @@ class World:
         self._channels: dict[tuple[int, int], Channel] = {}
         self._groups: list[dist.ProcessGroup | None] = []
         if self._size > 1:
-            with _contact(rank):
+            with contact(rank):
                 self._connect({device: r for r, device in enumerate(ranks)}, program)
 
     def _connect(self, rank_of: Mapping[int, int], program: Program) -> None:
@@ -224,28 +224,28 @@ class World:
 
     def send(self, tensor: Tensor, device: int) -> Transfer:
         """Starts to send a tensor to a device."""
-        with _contact(self._rank):
+        with contact(self._rank):
             return self._channels[self.device, device].post(tensor)
 
     def receive(self, buffer: Tensor, device: int) -> Transfer:
         """Starts to fill a buffer from a device."""
-        with _contact(self._rank):
+        with contact(self._rank):
             return self._channels[device, self.device].post(buffer)
 
     def finish(self, transfer: Transfer) -> float:
         """Waits until a tensor is there (or gone), and says when that was."""
-        with _contact(self._rank):
+        with contact(self._rank):
             return transfer.wait()
 
     def sum_up(self, buffer: Tensor, index: int) -> None:
         """Adds up a buffer over the devices of a sum of the program, in place."""
-        with _contact(self._rank):
+        with contact(self._rank):
             dist.all_reduce(buffer, group=self._groups[index])
 
     def barrier(self) -> None:
         """Waits for all ranks."""
         if self._size > 1:
-            with _contact(self._rank):
+            with contact(self._rank):
                 dist.barrier()
 
     def gather(self, value: Any) -> list[Any]:
@@ -253,7 +253,7 @@ class World:
         if self._size == 1:
             return [value]
         found = [None] * self._size
-        with _contact(self._rank):
+        with contact(self._rank):
             dist.all_gather_object(found, value)
         return found
 

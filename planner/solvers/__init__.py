@@ -25,7 +25,7 @@ def _from(module: str) -> Solver:
 SOLVERS: Mapping[str, Solver] = {
     "single": _from("single"),
     "data-parallel": _from("data_parallel"),
+    "antichain": _from("antichain"),
     "even": _from("even"),
     "pipedream": _from("pipedream"),
-    "antichain": _from("antichain"),
 }

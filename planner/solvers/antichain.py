@@ -12,7 +12,7 @@ because k and r name the devices of that stage, hence links, device types and me
     V(all, 0, -, -) = nothing
     V(D', k + r', r', W') = best over D > D' of: stage D minus D' put in front of V(D, k, r, W)
 
-    W' = ceil(W r / r') + 1, or one more where something crosses the cut; at most ceil(M / r')
+    W' = ceil(W r / r') + 1, or one more; at most ceil(M / r')
     the stage fits the memory of its smallest device, with its stash or, if allowed, without
 
 "Put in front" is `costs.closed_form.extend`: each value is a tuple (round trip, slowest period,
@@ -30,7 +30,7 @@ Tarnawski et al. (NeurIPS 2020), which have neither latency nor warm-up in their
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise, permutations, product
 
 import numpy as np
@@ -40,7 +40,7 @@ from planner.costs.closed_form import objective_s
 from planner.costs.collectives import ring_links, slowest_link
 from planner.costs.compute import slowdowns, step_s, times_on
 from planner.costs.evaluate import evaluate, stage_costs
-from planner.costs.memory import limit_bytes, stage_memory
+from planner.costs.memory import limit_bytes, operator_workspaces, stage_memory
 from planner.errors import OptionError
 from planner.graph import (
     Parameter,
@@ -52,7 +52,7 @@ from planner.graph import (
 )
 from planner.order import Downsets, count_downsets, csr, downsets, members, pack
 from planner.problem import Objective, Problem, Recompute, Result, Status
-from planner.profile import storage_owner
+from planner.profile import Profile, storage_owner
 from planner.solvers import antichain_kernels as kernels
 from planner.solvers import data_parallel, even, pipedream, single
 from planner.strategy import ScheduleName, Stage, Strategy
@@ -76,7 +76,7 @@ _LABELS, _FEW_LABELS, _ALL_LABELS = 32, 4, 2**62
 # Orders of distinct device types that are tried.
 _TYPE_ORDERS = 6
 # Attempts to respect a memory peak that the closed form underrated.
-_MEMORY_ATTEMPTS = 4
+_MEMORY_ATTEMPTS = 6
 # Up to so many other pipelines within this factor of the best go to the judge as well.
 _OTHERS, _CLOSE = 3, 1.1
 # Two figures that differ by less, relatively, are the same but for rounding.
@@ -91,6 +91,20 @@ class _Found:
 
     objective_s: float
     strategy: Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class _Margin:
+    """How carefully memory is judged.
+
+    Attributes:
+        cautious: whether workspaces are those of a pass over the whole graph, which no stage
+            exceeds, rather than those of single blocks.
+        spare_bytes: memory of each device to leave empty.
+    """
+
+    cautious: bool = False
+    spare_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,25 +173,27 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     """
     if problem.options.exact:
         _check_size(problem)
-    seeds = _seeds(problem)
-    spare = 0
+    seeds, rows = _seeds(problem), _rows(problem)
+    margin = _Margin()
     for _ in range(_MEMORY_ATTEMPTS):
-        searched = _refined(problem, seeds, spare)
+        searched = _refined(problem, seeds, rows, margin)
         if not searched.found:
             break
         best = searched.found[-1]
         if best in seeds:
-            return _result(problem, searched, spare)
+            return _result(problem, searched, margin)
         evaluation = evaluate(problem, best.strategy)
         if evaluation.shortage is None:
-            return _result(problem, searched, spare)
+            return _result(problem, searched, margin)
         # The closed form underrated the peak that is read off the action lists.
         used = evaluation.memory.keys()
-        spare += max(
+        short = max(
             parts.total_bytes - limit_bytes(problem, used, device)
             for device, parts in evaluation.memory.items()
         )
-    return _whatever_fits(problem, seeds)
+        spare = max(2 * margin.spare_bytes, margin.spare_bytes + short)
+        margin = _Margin(True, spare if margin.cautious else 0)
+    return _whatever_fits(problem, seeds, rows)
 
 
 def _check_size(problem: Problem) -> None:
@@ -190,12 +206,12 @@ def _check_size(problem: Problem) -> None:
 
 
 def _seeds(problem: Problem) -> tuple[_Found, ...]:
-    """Strategies that fit and are there to beat, the best last."""
-    known = problem.known or tuple(
-        result.strategy
-        for result in (plain(problem, math.inf) for plain in _PLAIN)
-        if result.strategy is not None
-    )
+    """Strategies that fit and are there to beat, the best last: the known ones, and those of the
+    plain solvers.
+    """
+    alone = replace(problem, known=())
+    plain = (solver(alone, math.inf).strategy for solver in _PLAIN)
+    known = dict.fromkeys((*problem.known, *(one for one in plain if one is not None)))
     priced = [_Found(_price_s(problem, strategy), strategy) for strategy in known]
     return tuple(sorted(priced, key=lambda one: -one.objective_s))
 
@@ -206,9 +222,9 @@ def _price_s(problem: Problem, strategy: Strategy) -> float:
     return objective_s(stages, options.num_microbatches, options.objective, options.schedule)
 
 
-def _result(problem: Problem, searched: _Searched, spare_bytes: int) -> Result:
+def _result(problem: Problem, searched: _Searched, margin: _Margin) -> Result:
     *others, best = searched.found
-    exact = searched.exact and spare_bytes == 0
+    exact = searched.exact and margin == _Margin()
     space = _space(problem, searched.coarse)
     if not exact:
         space += "; some ways to run a state were dropped, or memory was judged with a margin"
@@ -224,17 +240,21 @@ def _result(problem: Problem, searched: _Searched, spare_bytes: int) -> Result:
     )
 
 
-def _whatever_fits(problem: Problem, seeds: Sequence[_Found]) -> Result:
-    """The best pipeline that ignores memory, if it fits after all; else the best that is known, or
-    why there is none. (The closed form of memory is an estimate from above: no proof that nothing
-    fits.)
+def _whatever_fits(problem: Problem, seeds: Sequence[_Found], rows: Sequence[_Row]) -> Result:
+    """The best of the known strategies and of pipelines found without regard to memory that fit
+    after all; else why there is none. (That the search finds nothing is no proof.)
     """
     coarse = _coarsened(problem, _DOWNSETS)
-    rows = _rows(problem, 0, ignore_memory=True)
-    *_, ignoring = _search(problem, coarse, rows, (), _MOST_WORK).found
+    endless = [_shifted(row, -math.inf) for row in rows]
+    ignoring = _search(problem, coarse, endless, (), _MOST_WORK, True).found
     space = f"{_space(problem, coarse)}; with memory left out of the search"
-    shortage = evaluate(problem, ignoring.strategy).shortage
-    fitting = [*seeds, *([ignoring] if shortage is None else [])]
+    fitting, shortage = list(seeds), "no pipeline of these widths uses these devices"
+    for one in ignoring:
+        short = evaluate(problem, one.strategy).shortage
+        if short is None:
+            fitting.append(one)
+        else:
+            shortage = short
     if not fitting:
         return Result(Status.UNKNOWN, None, space=space, reason=shortage)
     best = min(fitting, key=lambda one: one.objective_s)
@@ -250,7 +270,7 @@ def _space(problem: Problem, coarse: Coarsening) -> str:
         every, powers = _rounds(problem, count)[::2]
         aligned = " at multiples of their width" if powers.aligned else ""
         some = (
-            f", stages of any multiple of {every.widths[0]} devices or of"
+            f", stages of any multiple of {every.marks[0]} devices or of"
             f" {' '.join(map(str, powers.widths))}{aligned}, cuts after every {powers.marks[0]},"
             " all stages with the default warm-up depth or all with one more"
         )
@@ -273,24 +293,27 @@ def _shown(order: tuple[int, ...]) -> str:
 # ------------------------------------------------------------------- coarse, then in more detail
 
 
-def _refined(problem: Problem, seeds: tuple[_Found, ...], spare_bytes: int) -> _Searched:
+def _refined(
+    problem: Problem, seeds: tuple[_Found, ...], rows: Sequence[_Row], margin: _Margin
+) -> _Searched:
     """The best pipeline over finer and finer blocks, as far as the work allows or the options ask.
 
     Args:
         seeds: pipelines to beat, the best last.
-        spare_bytes: memory of each device to leave empty.
     """
     options = problem.options
     asked = options.exact or options.max_downsets is not None
-    rows = _rows(problem, spare_bytes)
+    rows = [_shifted(row, margin.spare_bytes) for row in rows]
     most_work = np.iinfo(np.int64).max if asked else _MOST_WORK
     limit: int | None = min(_DOWNSETS, options.max_downsets or _DOWNSETS)
-    searched = _search(problem, _coarsened(problem, limit), rows, seeds, most_work)
+    cautious = margin.cautious
+    searched = _search(problem, _coarsened(problem, limit), rows, seeds, most_work, cautious)
     while not searched.coarse.exact:
         limit = _finer(problem, limit, searched)
         if limit is None and not options.exact:
             break
-        searched = _search(problem, _coarsened(problem, limit), rows, searched.found, most_work)
+        coarse = _coarsened(problem, limit)
+        searched = _search(problem, coarse, rows, searched.found, most_work, cautious)
     return searched
 
 
@@ -326,14 +349,16 @@ def _search(
     rows: Sequence[_Row],
     found: tuple[_Found, ...],
     most_work: int,
+    cautious: bool,
 ) -> _Searched:
     """The best pipeline over all rows of devices.
 
     Args:
         found: pipelines to beat, the best last.
+        cautious: see `_Margin`.
     """
     subsets = downsets(coarse.predecessors)
-    sets = _sets(problem, coarse)
+    sets = _sets(problem, coarse, cautious)
     lattice = _lattice(problem, coarse, subsets)
     cuts = kernels.cut_bytes(subsets.masks, sets)
     exact, work, bound_s = True, 0.0, math.inf
@@ -388,11 +413,16 @@ def _transposed(problem: Problem, by_host: Sequence[int]) -> tuple[int, ...]:
 
 
 def _numbers_of_devices(problem: Problem) -> Sequence[int]:
-    """How many devices to plan for: all, except where using fewer makes each of them faster."""
+    """How many devices to plan for: all, except where using fewer makes each of them faster; then
+    any number up to 16, powers of two, and all.
+    """
     topology = problem.topology
     shared = any(h.cores is not None or h.memory_bytes is not None for h in topology.hosts)
     count = len(topology.devices)
-    return range(1, count + 1) if shared else (count,)
+    if not shared:
+        return (count,)
+    few = range(1, min(count, 2 * _ALL_WIDTHS) + 1)
+    return sorted({*few, *(2**i for i in range(count.bit_length())), count})
 
 
 def _rounds(problem: Problem, count: int) -> tuple[_Round, ...]:
@@ -441,24 +471,20 @@ def _warmups(
     return tuple(sorted({min(most, least + extra) for extra in extras}))
 
 
-def _rows(problem: Problem, spare_bytes: int, *, ignore_memory: bool = False) -> tuple[_Row, ...]:
-    """The devices in all orders, in all numbers, with all ways to take them.
-
-    Args:
-        spare_bytes: memory of each device to leave empty.
-    """
+def _rows(problem: Problem) -> tuple[_Row, ...]:
+    """The devices in all orders, in all numbers, with all ways to take them."""
     found = []
     for order, count in product(_orders(problem), _numbers_of_devices(problem)):
         # All of them may be used, and are slowed down as if they were.
         used = order[:count]
         for one in _rounds(problem, count):
-            moves = _moves(problem, used, one)
-            if ignore_memory:
-                limit = np.full_like(moves.limit, math.inf)
-            else:
-                limit = moves.limit - spare_bytes
-            found.append(_Row(used, moves._replace(limit=limit), one.labels))
+            found.append(_Row(used, _moves(problem, used, one), one.labels))
     return tuple(found)
+
+
+def _shifted(row: _Row, spare_bytes: float) -> _Row:
+    """The same devices, with that much memory of each to be left empty."""
+    return replace(row, moves=row.moves._replace(limit=row.moves.limit - spare_bytes))
 
 
 def _moves(problem: Problem, order: tuple[int, ...], one: _Round) -> kernels.Moves:
@@ -467,7 +493,7 @@ def _moves(problem: Problem, order: tuple[int, ...], one: _Round) -> kernels.Mov
     index = {(0, 0, 0): 0}
     states = [(0, 0, 0)]
     rows: list[list[int]] = []
-    deeper, links = [], []
+    links = []
     between: dict[tuple[int, int, int], tuple[float, float, float, float]] = {}
     for state in states:
         k, r, _ = state
@@ -481,13 +507,12 @@ def _moves(problem: Problem, order: tuple[int, ...], one: _Round) -> kernels.Mov
                     *slowest_link(problem.topology, front, stage),
                     *slowest_link(problem.topology, stage, front),
                 )
-            for choice, warmup in enumerate(_warmups(problem, state, width, one.extras)):
+            for warmup in _warmups(problem, state, width, one.extras):
                 following = (k + width, width, warmup)
                 if following not in index:
                     index[following] = len(states)
                     states.append(following)
                 row.append(index[following])
-                deeper.append(choice > 0)
                 links.append(between[k, r, width] if k else (0.0, math.inf, 0.0, math.inf))
         rows.append(row)
     start, to = csr(rows)
@@ -496,7 +521,7 @@ def _moves(problem: Problem, order: tuple[int, ...], one: _Round) -> kernels.Mov
     stages = _stages_on(problem, order, [(k, r) for k, r, _ in states])
     return kernels.Moves(
         k=k_, r=r_, w=w_, weight=_weights(problem, r_),
-        start=start, to=to, deeper=np.array(deeper, dtype=np.bool_),
+        start=start, to=to,
         latency=there[0], rate=there[1], back_latency=there[2], back_rate=there[3],
         **stages,
     )  # fmt: skip
@@ -599,39 +624,48 @@ def _lattice(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kernels
     )  # fmt: skip
 
 
-def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
+def _sets(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Sets:
     """Tensors and parameters with the blocks that touch them.
 
-    Stashed views count as the tensor that they are a view of, wherever it was made, and views of
-    parameters as tensors: never less than `costs.memory` counts for a stage.
+    Stashed views count as the tensor that they are a view of, wherever it was made: never less than
+    `costs.memory` counts for a stage. Views of parameters cost memory only where they are sent to.
     """
     profile, graph = problem.profile, problem.profile.graph
     block_of = {v: b for b, block in enumerate(coarse.blocks) for v in block}
     tensors, made_by, read_by = tensors_by_name(graph), producers(graph), consumers(graph)
-    everything = range(len(graph.operators))
+    everything, results = range(len(graph.operators)), set(graph.outputs)
     inside = frozenset(everything)
     kept: dict[str, set[int]] = {name: set() for name in tensors}
     for v in everything:
-        for name in profile.operators[v].stash_tensors:
+        # What the model returns stays until the backward pass, like what is stashed.
+        returned_here = results.intersection(graph.operators[v].outputs)
+        for name in (*profile.operators[v].stash_tensors, *sorted(returned_here)):
             owner = storage_owner(profile, name, inside)
             kept[owner if owner in tensors else name].add(block_of[v])
     read = {name: {block_of[v] for v in read_by[name]} for name in tensors}
     maker = {name: block_of[made_by[name]] if name in made_by else -1 for name in tensors}
-    needs = [stage_memory(profile, block) for block in coarse.blocks]
+    if cautious:
+        alone = operator_workspaces(profile)
+        workspace = [max(alone[v] for v in block) for block in coarse.blocks]
+    else:
+        workspace = [stage_memory(profile, block).workspace_bytes for block in coarse.blocks]
     private = np.array([sum(profile.operators[v].stash_private_bytes for v in block)
                         for block in coarse.blocks], dtype=float)  # fmt: skip
-    table = []
+    table, free = [], _in_parameters(profile)
     for name, tensor in tensors.items():
         touched = kept[name] | read[name]
         if maker[name] < 0 or touched - {maker[name]}:
             table.append(name)
-        elif kept[name]:
+        elif kept[name] and name not in free:
             private[maker[name]] += tensor.bytes
-    # The loss and what the model returns stay until the backward pass.
+    # The loss keeps a tensor of the size of its input.
     last = made_by.get(graph.outputs[0])
     if last is not None:
-        private[block_of[last]] += 2 * tensors[graph.outputs[0]].bytes
+        private[block_of[last]] += tensors[graph.outputs[0]].bytes
     count, users = len(coarse.blocks), holders(graph)
+    returned = np.zeros(count)
+    for name in results & made_by.keys():
+        returned[block_of[made_by[name]]] += tensors[name].bytes
     used_in = [sorted({block_of[v] for v in users[p.name]}) for p in graph.parameters]
     touching: list[list[int]] = [[] for _ in coarse.blocks]
     for t, name in enumerate(table):
@@ -646,6 +680,7 @@ def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
         size=np.array([tensors[n].bytes for n in table], dtype=float),
         maker=np.array([maker[n] for n in table], dtype=np.int64),
         gradient=np.array([tensors[n].gradient for n in table], dtype=float),
+        free=np.array([n in free for n in table], dtype=np.bool_),
         kept=pack([sorted(kept[n]) for n in table], count),
         read=pack([sorted(read[n]) for n in table], count),
         tensor_start=tensor_start,
@@ -657,8 +692,17 @@ def _sets(problem: Problem, coarse: Coarsening) -> kernels.Sets:
         parameters=held,
         tied=np.array(_tied(graph.parameters, used_in), dtype=np.int64),
         private=private,
-        workspace=np.array([need.workspace_bytes for need in needs], dtype=float),
+        workspace=np.array(workspace, dtype=float),
+        returned=returned,
     )
+
+
+def _in_parameters(profile: Profile) -> frozenset[str]:
+    """Tensors that lie in a parameter's storage where they are made."""
+    parameters = {p.name for p in profile.graph.parameters}
+    inside = frozenset(range(len(profile.operators)))
+    return frozenset(v.tensor for v in profile.views
+                     if storage_owner(profile, v.tensor, inside) in parameters)  # fmt: skip
 
 
 def _tied(parameters: Sequence[Parameter], used_in: Sequence[Sequence[int]]) -> list[int]:

@@ -59,6 +59,7 @@ class Sets(NamedTuple):
         size: (T,) bytes of a tensor.
         maker: (T,) block that makes it, -1 for the model's inputs.
         gradient: (T,) 1 where a gradient comes back.
+        free: (T,) whether it lies in a parameter's storage on the device that makes it.
         kept: (T, words) blocks that stash it.
         read: (T, words) blocks that read it.
         tensor_start: (blocks + 1,) where the tensors that a block touches begin.
@@ -71,11 +72,13 @@ class Sets(NamedTuple):
         tied: trained parameters that several blocks use.
         private: (blocks,) bytes that a block keeps besides.
         workspace: (blocks,) bytes that live inside one pass of a block.
+        returned: (blocks,) bytes of the model's outputs that it makes.
     """
 
     size: Floats
     maker: Ints
     gradient: Floats
+    free: npt.NDArray[np.bool_]
     kept: Masks
     read: Masks
     tensor_start: Ints
@@ -88,6 +91,7 @@ class Sets(NamedTuple):
     tied: Ints
     private: Floats
     workspace: Floats
+    returned: Floats
 
 
 class Cuts(NamedTuple):
@@ -116,7 +120,6 @@ class Moves(NamedTuple):
         tie_rate: (C,) bytes/s, the largest likewise.
         start: (C + 1,) where the moves from a combination begin.
         to: (E,) the combination that a move leads to.
-        deeper: (E,) whether it takes one microbatch more in flight than the least.
         latency: (E,) s, from the new stage to the one behind it.
         rate: (E,) bytes/s, likewise.
         back_latency: (E,) s, the other direction.
@@ -136,7 +139,6 @@ class Moves(NamedTuple):
     tie_rate: Floats
     start: Ints
     to: Ints
-    deeper: npt.NDArray[np.bool_]
     latency: Floats
     rate: Floats
     back_latency: Floats
@@ -272,7 +274,7 @@ def cut_bytes(masks: Masks, sets: Sets) -> Cuts:
 
 
 # Rows of the bytes of a stage.
-KEPT, INPUTS, ENTERING, HELD, TRAINED, WORKSPACE = 0, 1, 2, 3, 4, 5
+KEPT, BOUNDARY, ENTERING, HELD, TRAINED, WORKSPACE = 0, 1, 2, 3, 4, 5
 
 
 @inner
@@ -283,14 +285,16 @@ def grow(stage: Floats, i: int, behind: int, j: int, block: int, masks: Masks, s
     has all readers behind it, so whether it is kept depends on j alone.
 
     Args:
-        stage: (6, n) by KEPT (from forward to backward of one microbatch), INPUTS (what it reads
-            from outside), ENTERING (what of it earlier stages make), HELD (parameters), TRAINED
-            (those that are trained), WORKSPACE (the largest of its blocks). Row i is written.
+        stage: (6, n) by KEPT (from forward to backward of one microbatch), BOUNDARY (what it
+            reads from outside, and the model's outputs that it makes), ENTERING (what of it
+            earlier stages make), HELD (parameters), TRAINED (those that are trained), WORKSPACE
+            (the largest of its blocks). Row i is written.
     """
     empty = behind == j
     for row in range(6):
         stage[row, i] = 0.0 if empty else stage[row, behind]
     stage[KEPT, i] += sets.private[block]
+    stage[BOUNDARY, i] += sets.returned[block]
     stage[WORKSPACE, i] = max(stage[WORKSPACE, i], sets.workspace[block])
     one = np.uint64(1)
     word, bit = block // 64, one << np.uint64(block % 64)
@@ -303,15 +307,16 @@ def grow(stage: Floats, i: int, behind: int, j: int, block: int, masks: Masks, s
             if was_touched:
                 stage[KEPT, i] -= size
             if was_read:
-                stage[INPUTS, i] -= size
+                stage[BOUNDARY, i] -= size
                 stage[ENTERING, i] -= size
-            if meets(sets.kept, t, masks, j, j) or leaves(sets.read, t, masks, j):
+            stays = meets(sets.kept, t, masks, j, j) or leaves(sets.read, t, masks, j)
+            if stays and not sets.free[t]:
                 stage[KEPT, i] += size
             continue
         if not was_touched:
             stage[KEPT, i] += size
         if not was_read and sets.read[t, word] & bit:
-            stage[INPUTS, i] += size
+            stage[BOUNDARY, i] += size
             if sets.maker[t] >= 0:
                 stage[ENTERING, i] += size
     for x in range(sets.parameter_start[block], sets.parameter_start[block + 1]):
@@ -441,29 +446,29 @@ def _search(
                             moves.back_latency[e] * cuts.gradients[j]
                             + cuts.gradient_bytes[j] / moves.back_rate[e]
                         )
-                    if moves.deeper[e] and send + back == 0.0:
-                        continue
-                    f = b = 0.0
-                    for kind in range(num_types):
-                        slow = moves.factor[kind, then]
-                        f = max(f, slow * (lattice.forward[kind, j] - lattice.forward[kind, i]))
-                        b = max(b, slow * (lattice.backward[kind, j] - lattice.backward[kind, i]))
+                    rounds = -(-microbatches // width)
                     again = 0.0
                     need = search_bytes(
                         static, stage[KEPT, i], stage[ENTERING, i], cuts.gradient_bytes[j],
-                        stage[WORKSPACE, i], warmup,
+                        stage[WORKSPACE, i], warmup, rounds,
                     )  # fmt: skip
                     if not training.may_keep or need > moves.limit[then]:
                         if not training.may_recompute:
                             continue
                         again = 1.0
                         need = search_recompute_bytes(
-                            static, stage[KEPT, i], stage[INPUTS, i] + cuts.bytes[j],
+                            static, stage[KEPT, i], stage[BOUNDARY, i] + cuts.bytes[j],
                             stage[ENTERING, i], cuts.gradient_bytes[j], stage[WORKSPACE, i],
-                            warmup,
+                            warmup, rounds,
                         )  # fmt: skip
                         if need > moves.limit[then]:
                             continue
+                    f = b = 0.0
+                    for kind in range(num_types):
+                        slow = moves.factor[kind, then]
+                        own = slow * (lattice.forward[kind, j] - lattice.forward[kind, i])
+                        gone = slow * (lattice.backward[kind, j] - lattice.backward[kind, i])
+                        f, b = max(f, own), max(b, gone + again * own)
                     tail = moves.step[then] * trained
                     if width > 1 and trained > tied:
                         tail += ring_allreduce_s(
@@ -473,7 +478,6 @@ def _search(
                         tail += ring_allreduce_s(
                             first, width + 1, moves.tie_latency[then], moves.tie_rate[then]
                         )
-                    rounds = -(-microbatches // width)
                     # A bottleneck is asked for as if enough were in flight.
                     limited = warmup if training.total > 0.0 else rounds
                     # What the rest costs at least besides the round trip so far: its work once,
@@ -491,7 +495,7 @@ def _search(
                         work += 1
                         total, worst, worst_back, exposed = extend(
                             value[label, 0], value[label, 1], value[label, 2], value[label, 3],
-                            f, b + again * f, send, back, tail, rounds, limited,
+                            f, b, send, back, tail, rounds, limited,
                             moves.weight[then], moves.weight[c], training.phases,
                         )  # fmt: skip
                         # What the objective does not count does not tell labels apart.

@@ -110,9 +110,14 @@ def _strategy(problem: Problem, found: Optimum, *, recompute: bool) -> Strategy:
 # -------------------------------------------------------------------------------- the search
 
 
-@lru_cache(maxsize=2)
 def optimum(problem: Problem) -> Optimum:
     """The plan that PipeDream's optimizer finds, and its report."""
+    return _optimum(replace(problem, known=()))
+
+
+@lru_cache(maxsize=4)
+def _optimum(problem: Problem) -> Optimum:
+    """Remembered, because another solver asks for it as well."""
     levels = problem.topology.levels
     if not levels or math.prod(level.count for level in levels) != len(problem.topology.devices):
         return _unknown(

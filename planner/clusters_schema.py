@@ -1,0 +1,293 @@
+"""The YAML of a topology as it stands in a file: fields, units, and every mistake in them."""
+
+import os
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from planner import units
+from planner.errors import FileError, UnitError
+from planner.files import complaint, read_text, said, without_format
+from planner.topology import DeviceType, Host
+
+# Of a number in a file: nobody has more, and all of them are written out.
+MOST = 100_000
+
+
+def _unit(parse: Callable[[str], float]) -> Callable[[object], float]:
+    def convert(value: object) -> float:
+        try:
+            return parse(value if isinstance(value, str) else said(value))
+        except UnitError as error:
+            raise ValueError(str(error)) from None
+
+    return convert
+
+
+def _above_0(parse: Callable[[str], float]) -> Callable[[object], float]:
+    def convert(value: object) -> float:
+        found = _unit(parse)(value)
+        if found <= 0:
+            raise ValueError(f"expected more than 0, got {value!r}")
+        return found
+
+    return convert
+
+
+def _or_auto(convert: Callable[[object], float]) -> BeforeValidator:
+    return BeforeValidator(lambda value: value if value == "auto" else convert(value))
+
+
+def _number_of(what: str, least: int = 1) -> Callable[[object], int]:
+    def convert(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"expected a whole number of {what}, got {said(value)}")
+        if value > MOST:
+            raise ValueError(f"expected at most {MOST} {what}, got {said(value)}")
+        return value
+
+    return convert
+
+
+Bytes = Annotated[int, BeforeValidator(_above_0(units.parse_bytes))]
+Rate = Annotated[float, BeforeValidator(_above_0(units.parse_rate))]
+Seconds = Annotated[float, BeforeValidator(_unit(units.parse_seconds))]
+Flops = Annotated[float, BeforeValidator(_above_0(units.parse_flops))]
+Count = Annotated[int, BeforeValidator(_number_of("members"))]
+CountOrAuto = Annotated[int | str, _or_auto(_number_of("members or auto"))]
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class DeviceTypeSchema(_Schema):
+    """A device type, without its name."""
+
+    memory: Bytes
+    flops: dict[str, Flops]
+    memory_bandwidth: Rate
+    source: str
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        self.named("")
+        return self
+
+    def named(self, name: str) -> DeviceType:
+        """The device type of this name."""
+        return DeviceType(name, self.memory, self.flops, self.memory_bandwidth, self.source)
+
+
+class HostSchema(_Schema):
+    """A host, several with numbered names, or copies of the topology that is the template."""
+
+    name: str | None = None
+    count: Count | None = None
+    template: str | None = None
+    cores: Annotated[int | str | None, _or_auto(_number_of("cores or auto"))] = None
+    memory: Annotated[int | str | None, _or_auto(_above_0(units.parse_bytes))] = None
+
+    def resolved(self, name: str) -> Host:
+        """The host of this name; `auto` asks the machine."""
+        return Host(
+            name,
+            available_cores() if self.cores == "auto" else self.cores,  # type: ignore[arg-type]
+            available_bytes() if self.memory == "auto" else self.memory,  # type: ignore[arg-type]
+        )
+
+
+class DeviceSchema(_Schema):
+    """A device, or several with numbered names."""
+
+    name: str
+    count: Count | None = None
+    type: str | None = None
+    host: str | None = None
+
+
+class LinkSchema(_Schema):
+    """Links between the vertices that two names or patterns stand for."""
+
+    name: str = ""
+    between: list[str] | None = None
+    source: str | None = Field(default=None, alias="from")
+    target: str | None = Field(default=None, alias="to")
+    bandwidth: Rate | None = None
+    latency: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        one_way = (self.source is not None) + (self.target is not None)
+        between = self.between is not None
+        if one_way == 1 or (one_way and between) or len(self.between or "ab") != 2:
+            raise ValueError(
+                "expected `between: [a, b]` for both directions, or `from: a` with `to: b`"
+            )
+        return self
+
+
+class LevelSchema(_Schema):
+    """A level of a regular hierarchy."""
+
+    name: str
+    count: CountOrAuto | None = None
+    bandwidth: Rate | None = None
+    latency: Seconds | None = None
+
+
+class TableSchema(_Schema):
+    """Measured all-reduces, by the bytes on each device."""
+
+    groups: Annotated[list[list[str]], Field(min_length=1)] | None = None
+    num_devices: Annotated[int, BeforeValidator(_number_of("devices, at least 2", 2))] | None = None
+    latency: Seconds | None = None
+    times: dict[Bytes, Seconds] | None = None
+    busbw: dict[Bytes, Rate] | None = None
+    algbw: dict[Bytes, Rate] | None = None
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        if sum(bool(one) for one in (self.times, self.busbw, self.algbw)) != 1:
+            raise ValueError(
+                "expected one of `times`, `busbw` and `algbw`, such as `busbw: {1 GB: 22.6 GB/s}`"
+            )
+        return self
+
+    def points(self, num_devices: int) -> tuple[tuple[int, float], ...]:
+        """(bytes, time in s), ascending by bytes."""
+        n = num_devices
+        found = dict(self.times or {})
+        found |= {size: 2 * (n - 1) / n * size / rate for size, rate in (self.busbw or {}).items()}
+        found |= {size: size / rate for size, rate in (self.algbw or {}).items()}
+        if self.latency is not None:
+            found[0] = self.latency
+        return tuple(sorted(found.items()))
+
+
+class BodySchema(_Schema):
+    """What describes devices and links, in a file or under `templates`."""
+
+    extends: str | None = None
+    hosts: list[HostSchema] = []
+    devices: list[DeviceSchema] = []
+    switches: list[str] = []
+    links: list[LinkSchema] = []
+    device: str | None = None
+    host: HostSchema | None = None
+    levels: list[LevelSchema] = []
+    tables: list[TableSchema] = []
+
+
+class TopologySchema(BodySchema):
+    """A file."""
+
+    name: str
+    notes: list[str] = []
+    device_types: dict[str, DeviceTypeSchema] = {}
+    templates: dict[str, BodySchema] = {}
+
+
+class DeviceTableSchema(_Schema):
+    """The file of device types."""
+
+    device_types: dict[str, DeviceTypeSchema]
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def plain_yaml(path: Path, form: str) -> dict[str, Any]:
+    """What a YAML file of a format says besides its format.
+
+    Raises:
+        FileError: if it is missing, no YAML, or of another format.
+    """
+    advice = "see the presets in topologies/ for examples"
+    content = read_text(path, form, advice)
+    try:
+        plain = YAML(typ="safe", pure=True).load(content)
+    except MarkedYAMLError as error:
+        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise FileError(f"{path}: {where}this is no YAML: {error.problem}") from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        why = str(error).splitlines()[0]
+        raise FileError(f"{path}: this is no YAML: {why}") from None
+    found: dict[str, Any] = without_format(plain, path, form, advice)  # type: ignore[assignment]
+    return found
+
+
+# What stands for a quantity that is wrong, while the rest of a file is checked.
+_SOUND = {
+    "bandwidth": "1 GB/s", "latency": "0 s", "memory": "1 GB", "memory_bandwidth": "1 GB/s",
+    "count": 1, "cores": 1,
+}  # fmt: skip
+_SOUND_TYPE = {
+    "memory": "1 GB", "flops": {"float32": "1 FLOP/s"}, "memory_bandwidth": "1 GB/s", "source": "",
+}  # fmt: skip
+
+
+def checked_topology(plain: Mapping[str, Any], path: Path) -> tuple[TopologySchema, list[str]]:
+    """A file by its schema, and what is wrong with its fields, a line each. Wrong quantities are
+    replaced by sound ones and unknown fields left out, so that the rest can be checked too.
+
+    Raises:
+        FileError: with these lines, if nothing can be made of the rest.
+    """
+    try:
+        return TopologySchema.model_validate(plain), []
+    except ValidationError as error:
+        wrong, said_of_all = error.errors(), complaint(path, error)
+    mended = deepcopy(dict(plain))
+    for one in wrong:
+        _mend(mended, one["loc"], one["type"])
+    try:
+        return TopologySchema.model_validate(mended), str(said_of_all).splitlines()
+    except ValidationError:
+        raise said_of_all from None
+
+
+def _mend(plain: dict[str, Any], location: tuple[int | str, ...], kind: str) -> None:
+    """Takes an unknown field out of a file, or gives a quantity that is wrong a sound value."""
+    first, *_ = location
+    if first == "tables":
+        plain.pop("tables", None)
+        return
+    if first == "device_types" and len(location) > 1 and isinstance(plain["device_types"], dict):
+        plain["device_types"][location[1]] = _SOUND_TYPE
+        return
+    if location == ("name",):
+        plain["name"] = ""
+        return
+    *outer, last = location
+    part: Any = plain
+    for step in outer:
+        if not isinstance(part, dict | list):
+            return
+        try:
+            part = part[step]  # type: ignore[index]
+        except (KeyError, IndexError):
+            return
+    if kind == "extra_forbidden" and isinstance(part, dict):
+        part.pop(last, None)
+    elif isinstance(part, dict) and last in _SOUND:
+        part[last] = _SOUND[str(last)]

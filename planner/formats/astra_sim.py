@@ -1,0 +1,192 @@
+"""ASTRA-sim's network YAML (its analytical network) -> `Topology`.
+
+    topology: [Ring, Switch]        one per dimension, the innermost first
+    npus_count: [4, 2]              8 devices
+    bandwidth: [200.0, 50.0]        GB/s of each link and direction
+    latency: [50.0, 2000.0]         ns of each link
+
+Devices that differ in one dimension only are joined by it: in a Ring each is linked to the next and
+the last to the first, in FullyConnected each to each, in a Switch each to one switch, so that two
+are two links apart. Between devices that differ in several dimensions messages pass other devices;
+as a path here never runs through a device, each has a router of its own, on which its links meet
+and which is as wide as all of them together. A host is what the innermost dimension joins.
+
+The routers choose the fastest path, where ASTRA-sim goes dimension by dimension.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from planner.errors import FileError
+from planner.files import said
+from planner.topology import Device, DeviceType, Host, Link, Topology
+
+FORM = "an ASTRA-sim network YAML"
+FIELDS = ("topology", "npus_count", "bandwidth", "latency")
+GB_PER_S, NS = 1e9, 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One dimension: `count` devices joined by links of a shape."""
+
+    shape: str
+    count: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+def looks_like(text: str) -> bool:
+    """Whether a text has the keys of a network."""
+    lines = {line.partition(":")[0].strip() for line in text.splitlines() if ":" in line}
+    return {"topology", "npus_count"} <= lines
+
+
+def parse(text: str, path: Path) -> tuple[Dimension, ...]:
+    """The dimensions, the innermost first.
+
+    Raises:
+        FileError: if it is no YAML, with the line, or has wrong fields, all of them.
+    """
+    try:
+        plain = YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise FileError(f"{path}: {where}this is no YAML: {error.problem}") from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise FileError(f"{path}: this is no YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(plain, dict):
+        raise FileError(f"{path}: expected {FORM}, a mapping, got {said(plain)}")
+    lines = {line.partition(":")[0].strip(): i for i, line in enumerate(text.splitlines(), start=1)}
+    wrong = list(_wrong(plain))
+    if wrong:
+        places = [lines.get(field.partition("[")[0]) for field, _ in wrong]
+        raise FileError(
+            "\n".join(
+                f"{path}: {'' if line is None else f'line {line}: '}{field}: {what}"
+                for line, (field, what) in zip(places, wrong, strict=True)
+            )
+        )
+    columns = zip(*(plain[field] for field in FIELDS), strict=True)
+    return tuple(
+        Dimension(shape, count, rate * GB_PER_S, latency * NS)
+        for shape, count, rate, latency in columns
+    )
+
+
+def _wrong(plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Fields and what is wrong with them."""
+    checks: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+        "topology": (" or ".join(SHAPES), lambda value: value in SHAPES),
+        "npus_count": (
+            "a whole number above 1",
+            lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 1,
+        ),
+        "bandwidth": ("GB/s above 0", lambda value: _is_number(value) and value > 0),
+        "latency": ("ns of at least 0", lambda value: _is_number(value) and value >= 0),
+    }
+    counts = {f: len(v) for f in FIELDS if isinstance(v := plain.get(f), list)}
+    for field, (what, is_good) in checks.items():
+        value = plain.get(field)
+        if field not in plain:
+            yield field, f"missing; expected a list, {what}, one for each dimension"
+        elif not isinstance(value, list) or not value:
+            yield field, f"expected a list, {what}, one for each dimension, got {said(value)}"
+        else:
+            for i, one in enumerate(value):
+                if not is_good(one):
+                    yield f"{field}[{i}]", f"expected {what}, got {said(one)}"
+    if len(counts) == len(FIELDS) and len(set(counts.values())) > 1:
+        yield "topology", f"expected lists of one length, got {_lengths(counts)}"
+    for field in plain:
+        if field not in FIELDS:
+            yield str(field), f"unknown field; known: {', '.join(FIELDS)}"
+
+
+def _lengths(counts: Mapping[str, int]) -> str:
+    """The lengths of lists, for messages."""
+    return ", ".join(f"{count} of {field}" for field, count in counts.items())
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value < float("inf")
+
+
+def to_topology(dimensions: Sequence[Dimension], name: str, kind: DeviceType) -> Topology:
+    """The devices `npu0`, `npu1`, .. in ASTRA-sim's order: the innermost dimension counts first."""
+    count, inner = prod(one.count for one in dimensions), dimensions[0].count
+    direct = len(dimensions) == 1 and dimensions[0].shape != "Ring"
+    ends = [f"npu{i}" if direct else f"router{i}" for i in range(count)]
+    switches = [] if direct else list(ends)
+    links: list[Link] = []
+    stride = 1
+    for depth, dimension in enumerate(dimensions):
+        groups = [
+            [first + k * stride for k in range(dimension.count)]
+            for first in range(count)
+            if first // stride % dimension.count == 0
+        ]
+        for number, group in enumerate(groups):
+            middle = f"switch{depth}.{number}"
+            pairs = SHAPES[dimension.shape]([ends[i] for i in group], middle)
+            switches += [middle] if dimension.shape == "Switch" else []
+            for a, b in pairs:
+                for p, q in ((a, b), (b, a)):
+                    links.append(
+                        Link(
+                            p,
+                            q,
+                            dimension.bandwidth_bytes_per_s,
+                            dimension.latency_s,
+                            f"dim{depth}",
+                        )
+                    )
+        stride *= dimension.count
+    if not direct:
+        leaving: dict[str, float] = dict.fromkeys(ends, 0.0)
+        for link in links:
+            if link.source in leaving:
+                leaving[link.source] += link.bandwidth_bytes_per_s
+        for i, end in enumerate(ends):
+            for p, q in ((f"npu{i}", end), (end, f"npu{i}")):
+                links.append(Link(p, q, leaving[end], 0.0, "router"))
+    return Topology(
+        name=name,
+        device_types=(kind,),
+        hosts=tuple(Host(f"host{h}") for h in range(count // inner)),
+        devices=tuple(Device(f"npu{i}", kind.name, f"host{i // inner}") for i in range(count)),
+        switches=tuple(switches),
+        links=tuple(links),
+        notes=(
+            "links as an ASTRA-sim network has them; what its innermost dimension joins is a host",
+        ),
+    )
+
+
+def _ring(ends: Sequence[str], middle: str) -> list[tuple[str, str]]:
+    """Neighbours; of two, one link, which is what ASTRA-sim's bandwidth per link means there."""
+    closed = [(ends[-1], ends[0])] if len(ends) > 2 else []
+    return [*pairwise(ends), *closed]
+
+
+def _each_to_each(ends: Sequence[str], middle: str) -> list[tuple[str, str]]:
+    return list(combinations(ends, 2))
+
+
+def _switch(ends: Sequence[str], middle: str) -> list[tuple[str, str]]:
+    return [(end, middle) for end in ends]
+
+
+# By ASTRA-sim's name, what a dimension joins: from its ends and a switch's name to pairs.
+SHAPES: Mapping[str, Callable[[Sequence[str], str], list[tuple[str, str]]]] = {
+    "Ring": _ring,
+    "FullyConnected": _each_to_each,
+    "Switch": _switch,
+}

@@ -1,0 +1,119 @@
+"""DeepSpeed's hostfile -> `Topology`.
+
+    worker-1 slots=4        # four devices
+    worker-2 slots=2
+
+It says nothing of devices or links, so both are asked for: the devices of a host are linked to it,
+each by a link of one bandwidth, and hosts to one switch, each by a link of another.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import FileError
+from planner.topology import Device, DeviceType, Host, Link, Topology
+
+FORM = "a DeepSpeed hostfile"
+_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+# From device to device, and from host to host: half on either side. From memory: PCIe and TCP over
+# Ethernet.
+INSIDE_LATENCY_S, BETWEEN_LATENCY_S = 10e-6, 25e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """A host and how many devices it has."""
+
+    host: str
+    count: int
+
+
+def looks_like(text: str) -> bool:
+    """Whether a line names slots."""
+    return re.search(r"^\s*\S+\s+slots\s*=", text, re.MULTILINE) is not None
+
+
+def parse(text: str, path: Path) -> tuple[Slots, ...]:
+    """The hosts, in order.
+
+    Raises:
+        FileError: with the lines that are wrong, all of them.
+    """
+    found: dict[str, Slots] = {}
+    wrong = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].strip()
+        match = _LINE.fullmatch(words)
+        if match is not None and match[1] in found:
+            wrong.append(f"{path}: line {number}: {match[1]} is there twice")
+        elif match is not None and int(match[2]) > 0:
+            found[match[1]] = Slots(match[1], int(match[2]))
+        elif words:
+            wrong.append(f"{path}: line {number}: expected HOST slots=N, got {words!r:.60}")
+    if not found and not wrong:
+        wrong.append(f"{path}: expected {FORM}, lines of HOST slots=N, found none")
+    if wrong:
+        raise FileError("\n".join(wrong))
+    return tuple(found.values())
+
+
+def to_topology(
+    slots: Sequence[Slots],
+    name: str,
+    types: Mapping[str, DeviceType],
+    inside_bytes_per_s: float | None,
+    between_bytes_per_s: float | None,
+    path: Path,
+) -> Topology:
+    """The cluster. Devices are numbered over all hosts.
+
+    Args:
+        types: by host.
+        inside_bytes_per_s: of the link between a device and its host.
+        between_bytes_per_s: of the link between a host and the switch that joins hosts.
+
+    Raises:
+        FileError: if a bandwidth is needed and not given.
+    """
+    needed = (
+        (inside_bytes_per_s, any(one.count > 1 for one in slots), "--inside", "each device's link"
+         " in its host", "12 GB/s"),
+        (between_bytes_per_s, len(slots) > 1, "--between", "each host's link to the others",
+         "25 Gbps"),
+    )  # fmt: skip
+    wrong = [
+        f'{path}: a hostfile says nothing of bandwidth; give that of {what}: {option} "{example}"'
+        for rate, is_needed, option, what, example in needed
+        if is_needed and rate is None
+    ]
+    if wrong:
+        raise FileError("\n".join(wrong))
+    devices: list[Device] = []
+    links: list[Link] = []
+    # A device alone on its host has the host's own way out.
+    inside = inside_bytes_per_s or between_bytes_per_s or 0.0
+    for one in slots:
+        for _ in range(one.count):
+            device = Device(f"gpu{len(devices)}", types[one.host].name, one.host)
+            devices.append(device)
+            # A device alone needs no link.
+            ways = ((device.name, one.host), (one.host, device.name)) if inside else ()
+            for ends in ways:
+                links.append(Link(*ends, inside, INSIDE_LATENCY_S / 2, "inside"))
+    joined = len(slots) > 1 and between_bytes_per_s is not None
+    if joined and between_bytes_per_s is not None:
+        for one in slots:
+            for ends in ((one.host, "network"), ("network", one.host)):
+                links.append(Link(*ends, between_bytes_per_s, BETWEEN_LATENCY_S / 2, "network"))
+    kinds = {kind.name: kind for kind in types.values()}
+    return Topology(
+        name=name,
+        device_types=tuple(kinds[kind] for kind in sorted({d.type for d in devices})),
+        hosts=tuple(Host(one.host) for one in slots),
+        devices=tuple(devices),
+        switches=("network",) if joined else (),
+        links=tuple(links),
+        notes=("hosts of a hostfile; latencies of 10 us inside and 25 us between are from memory",),
+    )

@@ -1,0 +1,75 @@
+"""Where the vertices of a topology stand: which switches are inside a host, which join hosts."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from planner.topology import Topology
+
+
+@lru_cache(maxsize=8)
+def neighbours(topology: Topology) -> Mapping[str, tuple[str, ...]]:
+    """Per vertex, what it is linked to in either direction, in the order of the links."""
+    names = [*(d.name for d in topology.devices), *(h.name for h in topology.hosts)]
+    found: dict[str, dict[str, None]] = {name: {} for name in (*names, *topology.switches)}
+    for link in topology.links:
+        found[link.source][link.target] = None
+        found[link.target][link.source] = None
+    return {name: tuple(others) for name, others in found.items()}
+
+
+@lru_cache(maxsize=8)
+def homes(topology: Topology) -> Mapping[str, str | None]:
+    """Per vertex, the host that it stands in, by name; None for a switch that joins hosts.
+
+    A switch stands in a host if it is nearer to it, in links, than to every other host, and at most
+    one link leads on from it to what is not of that host (a network card has one, a switch that
+    joins racks has several).
+    """
+    beside = neighbours(topology)
+    found: dict[str, str | None] = {device.name: device.host for device in topology.devices}
+    found |= {host.name: host.name for host in topology.hosts}
+    ring = list(found)
+    while ring:
+        reached: dict[str, set[str | None]] = {}
+        for vertex in ring:
+            for other in beside[vertex]:
+                if other not in found:
+                    reached.setdefault(other, set()).add(found[vertex])
+        found |= {v: owners.pop() if len(owners) == 1 else None for v, owners in reached.items()}
+        ring = list(reached)
+    found |= {switch: None for switch in topology.switches if switch not in found}
+    joining = [
+        switch
+        for switch in topology.switches
+        if sum(found[other] != found[switch] for other in beside[switch]) > 1
+    ]
+    return found | dict.fromkeys(joining)
+
+
+def joint(topology: Topology) -> str | None:
+    """The switch that joins hosts: of several the one with links into most of them, of equals the
+    first; None if there is none.
+    """
+    home, beside = homes(topology), neighbours(topology)
+    joined = {
+        switch: len({home[other] for other in beside[switch]} - {None})
+        for switch in topology.switches
+        if home[switch] is None
+    }
+    best = max(joined, key=lambda switch: joined[switch], default=None)
+    return best if best is not None and joined[best] > 1 else None
+
+
+def without_dead_ends(topology: Topology) -> Topology:
+    """The topology without switches that lead nowhere, as no path takes them."""
+    beside = neighbours(topology)
+    gone = {switch for switch in topology.switches if len(beside[switch]) < 2}
+    if not gone:
+        return topology
+    fewer = replace(
+        topology,
+        switches=tuple(switch for switch in topology.switches if switch not in gone),
+        links=tuple(x for x in topology.links if not {x.source, x.target} & gone),
+    )
+    return without_dead_ends(fewer)
