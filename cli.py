@@ -259,7 +259,7 @@ def profile(
 @click.option("--topology", "topology_name", default="local.yaml", show_default=True,
               help="A file, one in ./topologies, or a preset.")  # fmt: skip
 @click.option("--solver", "solvers", multiple=True, metavar="NAME",
-              help="Ask only this one of single, data-parallel, even, pipedream, antichain; may be"
+              help="Ask only this one of single, data-parallel, antichain, even, pipedream; may be"
               " repeated.  [default: all]")  # fmt: skip
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
               default="planner", show_default=True, help="Whose figures decide.")  # fmt: skip
