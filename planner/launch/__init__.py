@@ -7,6 +7,7 @@
     gradients.py  flat gradient buffers, optimizers
     feed.py       losses; synthetic data and the user's own
     report.py     predicted beside measured
+    probe.py      transfers and all-reduces of the cluster itself, measured
 
 `planner.launch.run.launch` runs inside every process; `planner.launch.torchrun.start_torchrun`
 starts them. This file imports neither, because torch takes a second to import.

@@ -561,7 +561,7 @@ def _stages_on(
         found["limit"][c], found["step"][c] = room[where].min(), step[where].max()
         for row in range(len(kinds)):
             found["factor"][row, c] = speed[where].max(where=kind[where] == row, initial=0.0)
-        if k > r:
+        if k > r and not topology.tables:  # a table may beat the best link
             pairs = np.ix_(order[where], order[len(order) - k + r :])
             found["tie_latency"][c], found["tie_rate"][c] = latency[pairs].min(), width[pairs].max()
         if r > 1:
