@@ -13,7 +13,8 @@ import cli
 from planner.clusters import device_table, find_topology, preset_names, read_topology
 from planner.costs.actions import ActionCosts
 from planner.costs.collectives import allreduce_s
-from planner.files import read_profile, shipped, write_profile
+from planner.files import shipped, write_profile
+from planner.formats import read_any_profiles
 from planner.plan import compare
 from planner.problem import Options, Problem
 from planner.simulate.events import simulate
@@ -65,7 +66,7 @@ def test_every_preset_says_where_its_figures_come_from(name):
 
 @pytest.fixture(scope="module")
 def resnet50():
-    return read_profile(shipped("profiles") / "resnet50.json")
+    return read_any_profiles(shipped("profiles") / "resnet50.json")[0]
 
 
 @pytest.mark.parametrize("name", preset_names())
