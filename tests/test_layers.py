@@ -22,7 +22,7 @@ LAYERS = {
     "launch": 7,
     "places": 2, "pictures": 2, "pictures_layout": 2, "pictures_svg": 2, "what_if": 3,
     "sensitivity": 6, "what_if_report": 8, "cluster_report": 8,
-    "probing": 3, "write_topology": 3, "probe_report": 8,
+    "link_fit": 3, "probing": 3, "write_topology": 3, "probe_report": 8,
 }  # fmt: skip
 
 # Packages that take long to load, and the only places that may do so when they are imported.

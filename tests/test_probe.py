@@ -18,19 +18,8 @@ from planner.errors import LaunchError, TopologyError
 from planner.files import read_plan
 from planner.launch import probe
 from planner.launch.world import Seat
-from planner.probing import (
-    AllReduce,
-    Fit,
-    Found,
-    Times,
-    Together,
-    classes,
-    clusters,
-    experiments,
-    fit,
-    fit_all,
-    infer,
-)
+from planner.link_fit import Fit, Times, classes, clusters, fit, fit_all
+from planner.probing import AllReduce, Found, Together, experiments, infer
 from planner.topology import (
     Device,
     DeviceType,

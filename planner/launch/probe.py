@@ -31,20 +31,8 @@ from planner.clusters import device_table
 from planner.clusters_schema import available_bytes, available_cores
 from planner.errors import LaunchError, PlannerError
 from planner.launch.world import TIMEOUT, Seat, Stopped, choose_device, contact, find_seat
-from planner.probing import (
-    AllReduce,
-    Fit,
-    Found,
-    Inferred,
-    Pair,
-    Times,
-    Together,
-    calmer,
-    experiments,
-    fit_all,
-    infer,
-    suspects,
-)
+from planner.link_fit import Fit, Pair, Times, calmer, fit_all, suspects
+from planner.probing import AllReduce, Found, Inferred, Together, experiments, infer
 from planner.topology import DeviceType
 
 # 1 KiB to 256 MiB, in steps of 4.
