@@ -28,9 +28,9 @@ from planner.link_fit import (
     LinkClass,
     Matrix,
     Pair,
-    middle,
     classes,
     clusters,
+    middle,
 )
 from planner.topology import Device, DeviceType, Host, Link, Table, Topology, problems, routes
 from planner.units import format_rate, format_seconds, parse_rate, parse_seconds
@@ -384,9 +384,9 @@ def _matrices(count: int, fits: Mapping[Pair, Fit]) -> tuple[Matrix, Matrix]:
     bandwidth, latency = np.full((count, count), inf), np.zeros((count, count))
     ordered = sorted(fits)
     for group in clusters([fits[pair].bandwidth_bytes_per_s for pair in ordered]):
-        middle = middle([fits[ordered[i]].bandwidth_bytes_per_s for i in group])
+        width = middle([fits[ordered[i]].bandwidth_bytes_per_s for i in group])
         for i in group:
-            bandwidth[ordered[i]], latency[ordered[i]] = middle, fits[ordered[i]].latency_s
+            bandwidth[ordered[i]], latency[ordered[i]] = width, fits[ordered[i]].latency_s
     return bandwidth, latency
 
 
