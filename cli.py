@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner import __version__
-from planner.errors import FileError, OptionError, PlannerError, UnitError
+from planner.errors import FileError, ModelError, OptionError, PlannerError, UnitError
 from planner.units import parse_bytes, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
@@ -513,6 +513,7 @@ def under_foreign_model(chosen: Path, topology_name: str) -> int:
         exact=given["exact"],
     )
     form = detect(chosen)
+    say_if_compiling()
     if form == DNN_PARTITIONING and model is ForeignModel.DNN_PARTITIONING:
         found = solve_foreign(read_dnn_partitioning(chosen), options)
     elif form == PIPER and model is ForeignModel.PIPER:
@@ -645,7 +646,12 @@ def load_for(profile: "Profile", profile_path: Path, model_path: Path | None) ->
         return None
     from planner.model import load
 
-    model = load(path, dimensions=profile.dimensions)
+    try:
+        model = load(path, dimensions=profile.dimensions)
+    except ModelError as error:
+        raise FileError(
+            f"{profile_path}: was not made for {path}, or with another version of it: {error}"
+        ) from error
     if model.hash != profile.model_hash:
         raise FileError(
             f"{profile_path}: made for model {str(profile.model_hash)[:12]}, but {path} is"
