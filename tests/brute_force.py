@@ -20,7 +20,7 @@ from planner.costs.memory import (
 from planner.graph import consumers, producers, tensors_by_name
 from planner.order import downsets, members
 from planner.problem import Objective, Recompute
-from planner.solvers.antichain import _numbers_of_devices, _orders
+from planner.solvers.antichain_devices import numbers_of_devices, orders_of
 from planner.strategy import ScheduleName
 from planner.topology import device_type
 
@@ -28,8 +28,8 @@ from planner.topology import device_type
 def least_objective_s(problem):
     """The least closed form over all pipelines that fit; infinite if none does."""
     found = math.inf
-    for order in _orders(problem):
-        for count in _numbers_of_devices(problem):
+    for order in orders_of(problem):
+        for count in numbers_of_devices(problem):
             found = min(found, _Trial(problem, order[:count]).best())
     return found
 

@@ -9,28 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.coarsen import coarsen
-from planner.costs.closed_form import objective_s
-from planner.costs.evaluate import evaluate, stage_costs
+from planner.costs.evaluate import closed_form_s, evaluate
 from planner.errors import OptionError
 from planner.problem import Recompute, Status
 from planner.profile import View
 from planner.solvers import SOLVERS, antichain
+from planner.solvers.antichain_blocks import in_parameters, sets_of
+from planner.solvers.antichain_devices import orders_of
 from planner.strategy import ScheduleName
 from tests.brute_force import least_objective_s
 from tests.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.strategies import dags, problems
 from tests.test_bounds import all_strategies
-
-
-def price(problem, strategy):
-    """What the search believes that a strategy costs."""
-    options = problem.options
-    return objective_s(
-        stage_costs(problem, strategy),
-        options.num_microbatches,
-        options.objective,
-        options.schedule,
-    )
 
 
 def least(problem):
@@ -47,7 +37,7 @@ def test_finds_the_same_objective_as_brute_force(problem):
     result = SOLVERS["antichain"](problem, 10.0)
     assert result.status is Status.OPTIMAL
     assert result.bound_s == pytest.approx(expected, rel=1e-9)
-    assert price(problem, result.strategy) == pytest.approx(expected, rel=1e-9)
+    assert closed_form_s(problem, result.strategy) == pytest.approx(expected, rel=1e-9)
 
 
 @settings(max_examples=60)
@@ -65,20 +55,20 @@ def test_finds_the_same_objective_as_brute_force_where_memory_is_scarce(problem,
         assert result.status in (Status.UNKNOWN, Status.FEASIBLE)
     elif result.bound_s is not None:
         assert result.bound_s == pytest.approx(expected, rel=1e-9)
-        assert price(problem, result.strategy) == pytest.approx(expected, rel=1e-9)
+        assert closed_form_s(problem, result.strategy) == pytest.approx(expected, rel=1e-9)
     else:
         # The peak read off the action lists was larger than the closed form's.
         assert "memory was judged with a margin" in result.space or "left out" in result.space
-        assert price(problem, result.strategy) >= expected * (1 - 1e-9)
+        assert closed_form_s(problem, result.strategy) >= expected * (1 - 1e-9)
 
 
 @given(problems(max_nodes=7, max_devices=4))
 def test_is_never_worse_by_its_own_closed_form_than_the_other_solvers(problem):
-    found = price(problem, SOLVERS["antichain"](problem, 10.0).strategy)
+    found = closed_form_s(problem, SOLVERS["antichain"](problem, 10.0).strategy)
     for name in ("single", "data-parallel", "even", "pipedream"):
         other = SOLVERS[name](problem, 10.0).strategy
         if other is not None:
-            assert found <= price(problem, other) * (1 + 1e-9)
+            assert found <= closed_form_s(problem, other) * (1 + 1e-9)
 
 
 @settings(max_examples=30)
@@ -89,19 +79,21 @@ def test_with_tied_parameters_its_bound_is_one_and_its_price_counts_their_sum(fe
     tied = replace(last, parameters=(*last.parameters, "w0"))
     profile = profile_of(replace(graph, operators=(*others, tied)), [1e-2] * len(feeds))
     problem = problem_of(profile, cluster([unit_type()] * count, rate), num_microbatches=3)
-    prices = [price(problem, one) for one in all_strategies(problem)]
+    prices = [closed_form_s(problem, one) for one in all_strategies(problem)]
     result = SOLVERS["antichain"](problem, 10.0)
     assert result.bound_s <= min(prices) * (1 + 1e-9)
-    assert result.bound_s <= price(problem, result.strategy) * (1 + 1e-9)
+    assert result.bound_s <= closed_form_s(problem, result.strategy) * (1 + 1e-9)
     if result.status is Status.OPTIMAL:
-        assert price(problem, result.strategy) <= min(prices) * (1 + 1e-9)
+        assert closed_form_s(problem, result.strategy) <= min(prices) * (1 + 1e-9)
 
 
 @given(problems(max_nodes=6, max_devices=4))
 def test_known_strategies_are_there_to_beat(problem):
     known = SOLVERS["antichain"](problem, 10.0).strategy
     again = SOLVERS["antichain"](replace(problem, known=(known,)), 10.0)
-    assert price(problem, again.strategy) == pytest.approx(price(problem, known), rel=1e-9)
+    assert closed_form_s(problem, again.strategy) == pytest.approx(
+        closed_form_s(problem, known), rel=1e-9
+    )
 
 
 def test_memory_drives_it_to_cut():
@@ -155,9 +147,9 @@ def test_a_stashed_view_of_a_parameter_takes_no_memory_of_its_own():
     problem = problem_of(profile, cluster([unit_type(memory=2_100_000)]), recompute=Recompute.NONE)
     assert SOLVERS["antichain"](problem, 10.0).strategy is None
     viewed = replace(problem, profile=replace(profile, views=(View("t1", "w1"),)))
-    assert antichain._in_parameters(viewed.profile) == {"t1"}
+    assert in_parameters(viewed.profile) == {"t1"}
     tensors = {t.name: t for t in graph.tensors}
-    sets = antichain._sets(viewed, coarsen(graph, [1.0] * 3, None), cautious=False)
+    sets = sets_of(viewed, coarsen(graph, [1.0] * 3, None), cautious=False)
     assert sets.free[list(sets.size).index(tensors["t1"].bytes)]
 
 
@@ -190,6 +182,6 @@ def test_the_cube_mesh_order_follows_double_links():
     problem = problem_of(
         profile_of(graph_of([[]]), [1.0]), cluster([unit_type()] * 8, 12e9, links=links)
     )
-    chosen = antichain._orders(problem)[1]
+    chosen = orders_of(problem)[1]
     widths = [int(matrix[a][b]) for a, b in pairwise(chosen)]
     assert widths == [2] * 7

@@ -8,8 +8,7 @@ from math import prod
 import pytest
 
 from planner.clusters import device_table, find_topology, read_topology
-from planner.costs.closed_form import objective_s
-from planner.costs.evaluate import evaluate, stage_costs
+from planner.costs.evaluate import closed_form_s, evaluate
 from planner.files import shipped
 from planner.formats import read_any_profiles
 from planner.problem import Objective, Options, Problem
@@ -45,17 +44,6 @@ def hierarchy(tmp_path, counts):
     return read_topology(path)
 
 
-def price(problem, strategy):
-    """What the search believes that a strategy costs."""
-    options = problem.options
-    return objective_s(
-        stage_costs(problem, strategy),
-        options.num_microbatches,
-        options.objective,
-        options.schedule,
-    )
-
-
 def transposed(strategy, counts):
     """The same stages with the devices taken across the hosts: the first device of every host, then
     the second of every host, and so on.
@@ -84,9 +72,9 @@ def rivals(problem, counts=None):
 
 def check_never_worse(problem, others):
     """Asked alone, it starts from the plain solvers' plans."""
-    found = price(problem, SOLVERS["antichain"](problem, 10.0).strategy)
+    found = closed_form_s(problem, SOLVERS["antichain"](problem, 10.0).strategy)
     for name, strategy in others.items():
-        assert found <= price(problem, strategy) * (1 + 1e-9), name
+        assert found <= closed_form_s(problem, strategy) * (1 + 1e-9), name
 
 
 CASES = (
@@ -110,7 +98,7 @@ def test_never_worse_on_published_profiles(name, counts, objective, tmp_path):
     assert "pipedream" in others or path.suffix != ".txt"
     check_never_worse(problem, others)
     # Not only because it starts from the others' plans: the worst of them is enough.
-    worst = max(others.values(), key=lambda strategy: price(problem, strategy))
+    worst = max(others.values(), key=lambda strategy: closed_form_s(problem, strategy))
     check_never_worse(replace(problem, known=(worst,)), others)
 
 

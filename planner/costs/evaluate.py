@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.costs.actions import ActionCosts
-from planner.costs.closed_form import StageCost
+from planner.costs.closed_form import StageCost, objective_s
 from planner.costs.collectives import allreduce_s, slowest_link
 from planner.costs.compute import slowdowns, step_s, times_on
 from planner.costs.memory import StageMemory, limit_bytes, peak_memory, stage_memory
@@ -76,14 +76,17 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     )
 
 
-def stage_costs(problem: Problem, strategy: Strategy) -> tuple[StageCost, ...]:
-    """The stages of a sound strategy as the closed form sees them, without its action lists."""
-    graph = problem.profile.graph
+def closed_form_s(problem: Problem, strategy: Strategy) -> float:
+    """What the closed form of the problem's objective says of a sound strategy, in s; its action
+    lists are not needed.
+    """
+    graph, options = problem.profile.graph, problem.options
     indices, sums = operator_indices(graph), gradient_sums(strategy, graph)
     inside = [[indices[name] for name in stage.operators] for stage in strategy.stages]
     needs = [stage_memory(problem.profile, operators) for operators in inside]
     costs = _action_costs(problem, strategy, sums, inside, needs)
-    return _stage_costs(problem, strategy, sums, costs)
+    stages = _stage_costs(problem, strategy, sums, costs)
+    return objective_s(stages, options.num_microbatches, options.objective, options.schedule)
 
 
 def _action_costs(
