@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.clusters import preset_names, read_topology
-from planner.costs.closed_form import objective_s
 from planner.costs.collectives import allreduce_s, line_below, ring_allreduce_s, ring_links
-from planner.costs.evaluate import evaluate, stage_costs
+from planner.costs.evaluate import closed_form_s, evaluate
 from planner.errors import FileError
 from planner.plan import compare
 from planner.problem import Recompute, Status
@@ -539,11 +538,7 @@ def test_any_devices_are_planned_for_as_well_as_by_brute_force(read, counts, kin
     )
     result = SOLVERS["antichain"](problem, 10.0)
     assert result.status is Status.OPTIMAL
-    options = problem.options
-    found_s = objective_s(
-        stage_costs(problem, result.strategy), options.num_microbatches, options.objective,
-        options.schedule,
-    )  # fmt: skip
+    found_s = closed_form_s(problem, result.strategy)
     assert found_s == pytest.approx(least_objective_s(problem), rel=1e-9)
     best = compare(problem).best
     assert best.plan is not None
@@ -596,8 +591,5 @@ def test_the_bound_of_a_search_holds_for_measured_times_that_bend(read):
     problem = problem_of(profile, topology, 12, topology.device_types[0])
     result = SOLVERS["antichain"](problem, 10.0)
     for strategy in (result.strategy, SOLVERS["data-parallel"](problem, 1.0).strategy):
-        options = problem.options
-        price_s = objective_s(
-            stage_costs(problem, strategy), 12, options.objective, options.schedule
-        )
+        price_s = closed_form_s(problem, strategy)
         assert price_s >= result.bound_s * (1 - 1e-9)
