@@ -25,6 +25,7 @@ class Source(StrEnum):
     MEASURED = "measured"
     ANALYTIC = "analytic"
     RESCALED = "rescaled"
+    INTERPOLATED = "interpolated"
     IMPORTED = "imported"
 
 
@@ -58,6 +59,10 @@ class OperatorCost:
         stash_tensors: names of its own inputs and outputs that autograd keeps for the backward
             pass. A view is named itself; `Profile.views` says what it is a view of.
         stash_private_bytes: what autograd keeps besides, parameters left out.
+        workspace_bytes: most that its kernels hold for themselves while they run; 0 where that
+            was not measured.
+        interval: how sure the time is: half the width of the 95 % confidence interval of the median
+            of forward and backward together, over it; 0 where nothing was measured.
 
     Raises:
         ValueError: if a figure is negative or absurdly large.
@@ -72,6 +77,8 @@ class OperatorCost:
     bytes_moved: int
     stash_tensors: tuple[str, ...]
     stash_private_bytes: int
+    workspace_bytes: int = 0
+    interval: float = 0.0
 
     def __post_init__(self) -> None:
         times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
@@ -80,12 +87,14 @@ class OperatorCost:
             ("parameter_bytes", self.parameter_bytes),
             ("bytes_moved", self.bytes_moved),
             ("stash_private_bytes", self.stash_private_bytes),
+            ("workspace_bytes", self.workspace_bytes),
         )
         _raise(
             (
                 *_outside(times, 0, MAX_SECONDS),
                 *_outside(sizes, 0, MAX_BYTES),
                 *_outside((("flops", self.flops),), 0, MAX_FLOPS),
+                *_outside((("interval", self.interval),), 0),
             )
         )
 
@@ -134,10 +143,13 @@ class Profile:
         device_type: name of the type of device that the times are for.
         source: how they were obtained.
         threads: CPU threads, None on other devices.
-        repetitions: how often each operator was timed.
+        repetitions: how often an operator was timed, median over the operators; 0 where none was.
         spread: median over the operators of (slowest - fastest) / median of the repetitions.
-        whole_step: None where nothing was measured.
+        whole_step: None where nothing was measured in one piece.
         versions: of the software that made it.
+        engine: what the times come from, such as "torch", "onnxruntime (CPUExecutionProvider)" or
+            "roofline"; "" where the file does not say.
+        warnings: why the times may be wrong, for people; none on a quiet machine.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -158,6 +170,8 @@ class Profile:
     spread: float
     whole_step: WholeStep | None
     versions: dict[str, str]
+    engine: str = ""
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:

@@ -33,7 +33,8 @@ class StageMemory:
         boundary_bytes: the stage's inputs and the outputs that others read: what is kept if the
             forward is run again, because an output stays until it has been sent.
         returned_bytes: gradients that go back to earlier stages, until they have been sent.
-        workspace_bytes: activations and gradients that live only inside one pass.
+        workspace_bytes: activations and gradients that live only inside one pass, and the largest
+            workspace of an operator's kernels.
     """
 
     parameter_bytes: int
@@ -83,9 +84,7 @@ def stage_memory(profile: Profile, operators: Iterable[int]) -> StageMemory:
         + _loss_bytes(graph, inside),
         boundary_bytes=sum(tensors[n].bytes for n in {*inputs, *made}),
         returned_bytes=sum(tensors[name].bytes for name in inputs if tensors[name].gradient),
-        workspace_bytes=max(
-            _forward_workspace(profile, inside, kept), _backward_workspace(graph, inside)
-        ),
+        workspace_bytes=max(_workspaces(profile, inside, kept).values(), default=0),
     )
 
 
@@ -108,14 +107,15 @@ def operator_workspaces(profile: Profile) -> tuple[int, ...]:
         for operator in profile.operators
         for name in operator.stash_tensors
     }
+    found = _workspaces(profile, inside, kept)
+    return tuple(found[v] for v in everything)
+
+
+def _workspaces(profile: Profile, inside: Collection[int], kept: Collection[str]) -> dict[int, int]:
+    """Most bytes that live only inside one pass while each operator runs, forward or backward."""
     forward = _forward_alive(profile, inside, kept)
     backward = _backward_alive(profile.graph, inside)
-    return tuple(max(forward[v], backward[v]) for v in everything)
-
-
-def _forward_workspace(profile: Profile, inside: Collection[int], kept: Collection[str]) -> int:
-    """Most bytes of tensors that are made and dropped again inside a forward pass."""
-    return max(_forward_alive(profile, inside, kept).values(), default=0)
+    return {v: max(forward[v], backward[v]) + profile.operators[v].workspace_bytes for v in inside}
 
 
 def _forward_alive(
@@ -145,11 +145,6 @@ def _forward_alive(
         found[v] = alive
         alive -= dropped[v]
     return found
-
-
-def _backward_workspace(graph: Graph, inside: Collection[int]) -> int:
-    """Most bytes of gradients alive at once in a backward pass."""
-    return max(_backward_alive(graph, inside).values(), default=0)
 
 
 def _backward_alive(graph: Graph, inside: Collection[int]) -> dict[int, int]:
