@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from planner.prediction import Plan
     from planner.problem import Problem
     from planner.profile import Profile
+    from planner.profilers.analytic import Fit
+    from planner.profilers.compare import EngineComparison
+    from planner.profilers.measured import Effort
     from planner.report import Table
     from planner.sensitivity import Gain
     from planner.what_if import Changed
@@ -171,31 +174,46 @@ def main() -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path),
               help="Profile to write.  [default: profiles/MODEL.json]")  # fmt: skip
 @click.option("--batch", "batches", type=Batches(), default=(None,),
-              help="Samples per microbatch; of several sizes, such as 1,2,4, solve takes the best.",
-              )  # fmt: skip
+              help="Samples per microbatch; of several sizes, such as 1,2,4, solve takes the best,"
+              " and sizes between.")  # fmt: skip
 @click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
               help="Bind a symbolic dimension.")  # fmt: skip
 @click.option("--train", multiple=True, metavar="NAME", help="Train this initializer.")
 @click.option("--freeze", multiple=True, metavar="NAME", help="Do not train this initializer.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option("--device", default="cpu", show_default=True,
+              help="cpu, cuda or cuda:N to measure here; a type such as V100-SXM2-16GB to compute.",
+              )  # fmt: skip
+@click.option("--engine", type=click.Choice(["torch", "onnxruntime", "analytic"]),
+              help="What the times come from.  [default: torch; analytic for a type of device]",
+              )  # fmt: skip
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]),
+              help="Compute in this type where autocast does.  [default: the model's]",
+              )  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True,
               help="CPU threads; one, because torchrun gives each rank one.")  # fmt: skip
-@click.option("--repetitions", type=click.IntRange(1), default=3, show_default=True,
-              help="How often every operator is timed.")  # fmt: skip
+@click.option("--repetitions", type=click.IntRange(1), metavar="N",
+              help="Time every operator at least so often.  [default: 3; onnxruntime: 10]",
+              )  # fmt: skip
+@click.option("--budget", type=TIME, default="1s", show_default=True,
+              help="Repeat a different operator so long at most, or until it is known to 3 %.",
+              )  # fmt: skip
+@click.option("--cache/--no-cache", "cached", default=True, show_default=True,
+              help="Take what was measured on this machine before, and keep what is found.",
+              )  # fmt: skip
+@click.option("--compare", "comparing", is_flag=True,
+              help="Also time forwards with ONNX Runtime, compute them, and show all beside each"
+              " other.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Of the synthetic inputs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def profile(
     model: Path,
     output: Path | None,
     batches: tuple[int | None, ...],
-    dims: tuple[tuple[str, int], ...],
-    train: tuple[str, ...],
-    freeze: tuple[str, ...],
     device: str,
-    threads: int,
-    repetitions: int,
-    seed: int,
+    engine: str | None,
+    comparing: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
 
@@ -203,45 +221,150 @@ def profile(
     planner profile resnet50.onnx --batch 8
     planner profile resnet50.onnx --batch 4,8,16
     planner profile gpt2.onnx --batch 4 --dim seq=128 --threads 1
+
+    What is not here can be computed: for a type of device in the table of the planner, or, where
+    MODEL is a profile that was measured, from what another device took for it.
+
+    \b
+    planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
+    planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
     from planner.files import write_profiles
-    from planner.model import load
-    from planner.profilers.measured import measure
-    from planner.profilers.summary import summary
-    from planner.report import profile_json, profile_lines, profile_table, profile_warnings
+    from planner.profilers.engines import rescaled_profiles
 
     path = output or Path("profiles") / f"{model.stem}.json"
     check_output([path], {"model": model})
+    efforts: list[Effort] = []
+    comparison = None
+    if model.suffix.lower() in (".json", ".txt"):
+        refuse_for_profiles(batches, engine, comparing, options)
+        found: Sequence[Profile] = rescaled_profiles(model, device)
+    else:
+        found, loaded = measured_profiles(model, batches, device, engine, efforts, options)
+        if comparing:
+            comparison = compared_engines(loaded, found[-1], options)
+    write_profiles(found, path)
+    print_profiles(found, efforts, comparison, path, as_json)
+
+
+def refuse_for_profiles(
+    batches: Sequence[int | None],
+    engine: str | None,
+    comparing: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """Refuses what says how to measure a model, where a profile is only rescaled."""
+    given = [
+        "--batch" if batches != (None,) else "",
+        "--engine" if engine else "",
+        "--compare" if comparing else "",
+        *(f"--{name}" for name in ("train", "freeze", "dtype", "repetitions") if options[name]),
+        "--dim" if options["dims"] else "",
+    ]
+    if found := [name for name in given if name]:
+        raise OptionError(
+            f"{found[0]} is for an ONNX model; a profile is rescaled to another type of device as"
+            " it is"
+        )
+
+
+def measured_profiles(
+    path: Path,
+    batches: Sequence[int | None],
+    device: str,
+    engine: str | None,
+    efforts: "list[Effort]",
+    options: Mapping[str, Any],
+) -> "tuple[list[Profile], Model]":
+    """Profiles of a model at every size, and the model at the last."""
+    from planner.model import load
+    from planner.profilers.engines import Measuring, engine_for, profile_with
+
+    chosen = engine_for(device, engine)
+    how = Measuring(
+        threads=options["threads"],
+        dtype=options["dtype"],
+        repetitions=options["repetitions"],
+        budget_s=options["budget"],
+        seed=options["seed"],
+        cached=options["cached"],
+    )
     found = []
     for batch in batches:
-        loaded = load(model, batch=batch, dimensions=dict(dims), train=train, freeze=freeze)
+        loaded = load(
+            path,
+            batch=batch,
+            dimensions=dict(options["dims"]),
+            train=options["train"],
+            freeze=options["freeze"],
+        )
         size = f", microbatch of {batch}" if len(batches) > 1 else ""
-        with bar(f"Profiling {model.name}{size}") as tick:
-            found.append(
-                measure(
-                    loaded,
-                    model_path=relative(model, Path()),
-                    device=device,
-                    threads=threads,
-                    repetitions=repetitions,
-                    seed=seed,
-                    progress=tick,
-                )
-            )
-    write_profiles(found, path)
+        with bar(f"Profiling {path.name}{size}") as tick:
+            where = relative(path, Path())
+            found.append(profile_with(chosen, loaded, where, device, how, tick, efforts.append))
+    return found, loaded
+
+
+def compared_engines(
+    loaded: "Model", by_torch: "Profile", options: Mapping[str, Any]
+) -> "tuple[EngineComparison, Fit]":
+    """Forward times of a measured profile beside ONNX Runtime's, and computed ones."""
+    from planner.profilers.engines import compare_with_others
+
+    if by_torch.engine != "torch" or by_torch.device_type != "cpu" or options["dtype"]:
+        raise OptionError(
+            "--compare: expected a profile by --engine torch on --device cpu in the model's own"
+            f" type, got one by {by_torch.engine} on {by_torch.device_type} in {by_torch.dtype}"
+        )
+    with bar("Comparing with ONNX Runtime") as tick:
+        return compare_with_others(loaded, by_torch, seed=options["seed"], progress=tick)
+
+
+def print_profiles(
+    found: "Sequence[Profile]",
+    efforts: "Sequence[Effort]",
+    comparison: "tuple[EngineComparison, Fit] | None",
+    path: Path,
+    as_json: bool,
+) -> None:
+    """What was found out, for people or machines."""
+    from planner.profilers.summary import edge_sizes, summary
+    from planner.report import (
+        compare_json,
+        compare_lines,
+        compare_table,
+        edges_line,
+        effort_line,
+        fit_line,
+        profile_json,
+        profile_lines,
+        profile_table,
+    )
+
     glances = [summary(one) for one in found]
-    for one, glance in zip(found, glances, strict=True):
-        for warning in profile_warnings(one, glance):
+    for one in found:
+        for warning in one.warnings:
             click.echo(f"warning: {warning}", err=True)
     if as_json:
         *others, plain = (
             profile_json(one, glance, str(path)) for one, glance in zip(found, glances, strict=True)
         )
-        click.echo(json.dumps({**plain, "others": others} if others else plain))
+        more: dict[str, Any] = {"others": others} if others else {}
+        if efforts:
+            more["effort"] = [asdict(effort) for effort in efforts]
+        if comparison is not None:
+            more["compared"] = compare_json(*comparison)
+        click.echo(json.dumps({**plain, **more}))
         return
-    for one, glance in zip(found, glances, strict=True):
+    for index, (one, glance) in enumerate(zip(found, glances, strict=True)):
         show(profile_table(glance))
-        for line in profile_lines(one, glance):
+        for line in (*profile_lines(one, glance), edges_line(edge_sizes(one))):
+            click.echo(line)
+        if efforts:
+            click.echo(effort_line(efforts[index]))
+    if comparison is not None:
+        show(compare_table(comparison[0]))
+        for line in (*compare_lines(comparison[0]), fit_line(comparison[1])):
             click.echo(line)
     click.echo(f"wrote {path}")
 
@@ -273,6 +396,9 @@ def profile(
               )  # fmt: skip
 @click.option("--global-batch", type=click.IntRange(1), metavar="B",
               help="Samples per iteration, instead of --microbatches.")  # fmt: skip
+@click.option("--microbatch-size", type=click.IntRange(1), metavar="N",
+              help="Samples in a microbatch, as profiled or between.  [default: the best]",
+              )  # fmt: skip
 @click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b",
               show_default=True)  # fmt: skip
 @click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam", "adamw"]),
@@ -324,6 +450,7 @@ def solve(
     topology_name: str,
     solvers: tuple[str, ...],
     cost_model: str,
+    microbatch_size: int | None,
     time_limit: float,
     output: Path,
     as_json: bool,
@@ -358,7 +485,8 @@ def solve(
     from planner.clusters import find_topology
     from planner.files import newest_profile, write_plan
     from planner.formats import read_any_profiles
-    from planner.plan import compare_sizes, under_pipedream
+    from planner.interpolate import interpolated
+    from planner.plan import compare_between, under_pipedream
     from planner.what_if_report import sensitivity_line, sensitivity_table, what_if_json
 
     if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
@@ -370,12 +498,16 @@ def solve(
         raise OptionError(
             "--set, --drop, --add-host and --sensitivity are for --cost-model planner or pipedream"
         )
+    if cost_model in FOREIGN and microbatch_size is not None:
+        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
     if training.pop("bandwidth") is not None and cost_model != "piper":
         raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
     chosen = profile_path or newest_profile(Path("profiles"))
     if cost_model in FOREIGN:
         ctx.exit(under_foreign_model(chosen, topology_name))
     profiles = read_any_profiles(chosen)
+    if microbatch_size is not None:
+        profiles = (interpolated(profiles, microbatch_size),)
     found = profiles[-1]
     if profile_path is None:
         click.echo(f"profile {chosen}, the newest in profiles/", err=as_json)
@@ -390,25 +522,26 @@ def solve(
     problem = problems[-1]
     loaded = load_for(found, chosen, model_path)
     say_if_compiling()
-    comparisons = []
+    comparisons, asked = [], problems
     with spinner() as say:
         for some in (present, problems) if is_changed else (problems,):
             if cost_model == "pipedream":
                 say(cost_model)
                 comparisons.append(under_pipedream(some[-1]))
             else:
-                comparisons.append(compare_sizes(some, solvers or None, time_limit, say))
+                one, asked = compare_between(some, profiles, solvers or None, time_limit, say)
+                comparisons.append(one)
     comparison = comparisons[-1]
     best, partition = comparison.best, None
     if best is not None and best.plan is not None:
         if loaded is not None and best.microbatch_size != found.microbatch_size:
-            sized = next(p for p in profiles if p.microbatch_size == best.microbatch_size)
-            loaded = load_for(sized, chosen, model_path)
+            sizes = {one.profile.microbatch_size: one.profile for one in asked}
+            loaded = load_for(sizes[best.microbatch_size], chosen, model_path)
         plan, partition = finished(best.plan, loaded, output)
         write_plan(plan, output)
     written = None if best is None else str(output)
-    report = pipedream_report(problems, comparison, (*solvers, cost_model))
-    gains = sensitivity_of(problems, comparison) if with_sensitivity else None
+    report = pipedream_report(asked, comparison, (*solvers, cost_model))
+    gains = sensitivity_of(asked, comparison) if with_sensitivity else None
     if as_json:
         plain = solve_json(comparison, problem, report, cost_model, written, partition)
         if changed is not None:
@@ -632,7 +765,8 @@ def nums_microbatches(
     if all(samples % size for size in sizes):
         raise OptionError(
             f"--global-batch {samples} is no multiple of the profile's microbatch of"
-            f" {' or '.join(map(str, sizes))}; take one, or profile with another --batch"
+            f" {' or '.join(map(str, sizes))}; take one, --microbatch-size for a size between, or"
+            " profile with another --batch"
         )
     return [None if samples % size else samples // size for size in sizes]
 
@@ -696,6 +830,7 @@ def print_comparison(
         no_plan_lines,
         reason_lines,
         stage_table,
+        times_line,
     )
 
     if cost_model == "planner":
@@ -710,9 +845,10 @@ def print_comparison(
         return
     plan = best.plan
     show(stage_table(plan))
-    notes = [f"note: {note}" for note in (*plan.notes, *reason_lines(comparison))]
+    said = (*plan.notes, *comparison.notes, *reason_lines(comparison))
+    notes = [f"note: {note}" for note in said]
     certificate = certificate_lines(plan) if cost_model == "planner" else ()
-    for line in (*certificate, *notes):
+    for line in (*certificate, times_line(plan), *notes):
         click.echo(line)
     if partition is None:
         click.echo(

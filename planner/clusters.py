@@ -20,7 +20,7 @@ from planner.clusters_schema import (
 )
 from planner.clusters_schema import available_bytes as available_bytes
 from planner.clusters_schema import available_cores as available_cores
-from planner.errors import FileError, TopologyError
+from planner.errors import FileError, OptionError, TopologyError
 from planner.files import complaint, shipped
 from planner.topology import DeviceType, Topology, is_connected, problems, routes, unlike_pairs
 
@@ -37,6 +37,21 @@ def device_table() -> dict[str, DeviceType]:
     except ValidationError as error:
         raise complaint(path, error) from None
     return {name: one.named(name) for name, one in table.device_types.items()}
+
+
+def shipped_device_type(name: str) -> DeviceType:
+    """The device type of that name in the table that ships with the planner.
+
+    Raises:
+        OptionError: if there is none; it lists them.
+    """
+    known = device_table()
+    if name not in known:
+        raise OptionError(
+            f"unknown device type {name!r}; known: {', '.join(sorted(known))}; give one of them,"
+            " or measure on the device itself"
+        )
+    return known[name]
 
 
 def preset_names() -> tuple[str, ...]:

@@ -8,12 +8,12 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import is_dataclass
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -92,14 +92,53 @@ def artefact_hash(artefact: Hashable) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _write(artefact: object, form: str, path: Path) -> None:
+def _spread(plain: object) -> str:
+    """JSON with every element on a line of its own, as people like to compare it."""
+    return json.dumps(plain, sort_keys=True, indent=1)
+
+
+def _dense(plain: object, margin: str = "") -> str:
+    """JSON with a line for each operator, tensor and parameter, a quarter shorter. What is on a
+    line of its own is an element of a list of mappings, or a mapping with neither such a list nor
+    mappings that have one.
+
+    >>> print(_dense({"a": [{"b": [1, 2]}, {"b": []}], "c": {"d": 0.5}}))
+    {
+     "a": [
+      {"b": [1, 2]},
+      {"b": []}
+     ],
+     "c": {"d": 0.5}
+    }
+    """
+    deep = _depth(plain)
+    if deep < 2 or (deep == 2 and isinstance(plain, dict)):
+        return json.dumps(plain, sort_keys=True)
+    inner = f"{margin} "
+    if isinstance(plain, dict):
+        parts = [f"{json.dumps(key)}: {_dense(plain[key], inner)}" for key in sorted(plain)]
+    else:
+        parts = [_dense(part, inner) for part in cast(Sequence[object], plain)]
+    begin, end = "{}" if isinstance(plain, dict) else "[]"
+    return begin + ",".join(f"\n{inner}{part}" for part in parts) + f"\n{margin}{end}"
+
+
+def _depth(plain: object) -> int:
+    """How deep lists and mappings are nested."""
+    parts = (
+        plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else None
+    )
+    return 0 if parts is None else 1 + max(map(_depth, parts), default=0)
+
+
+def _write(artefact: object, form: str, path: Path, text: Callable[[object], str]) -> None:
     plain = {"format": form, **to_plain(artefact)}
-    write_atomically(path, (json.dumps(plain, sort_keys=True, indent=1) + "\n").encode())
+    write_atomically(path, (text(plain) + "\n").encode())
 
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Writes a profile as JSON."""
-    _write(profile, PROFILE_FORMAT, path)
+    _write(profile, PROFILE_FORMAT, path, _dense)
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
@@ -107,12 +146,12 @@ def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
     if len(profiles) == 1:
         write_profile(profiles[0], path)
     else:
-        _write(ProfileSet(tuple(profiles)), PROFILE_SET_FORMAT, path)
+        _write(ProfileSet(tuple(profiles)), PROFILE_SET_FORMAT, path, _dense)
 
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Writes a plan as strategy JSON."""
-    _write(plan, STRATEGY_FORMAT, path)
+    _write(plan, STRATEGY_FORMAT, path, _spread)
 
 
 # -------------------------------------------------------------------------------- reading

@@ -212,3 +212,15 @@ def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
         tuple(sorted({made_by[name] for name in operator.inputs if name in made_by}))
         for operator in graph.operators
     )
+
+
+def main_dtype(graph: Graph) -> str:
+    """The float dtype of most parameter bytes; of most tensor bytes where there are none."""
+    for held in (graph.parameters, graph.tensors):
+        sizes: Counter[str] = Counter()
+        for one in held:
+            if one.dtype in FLOAT_DTYPES:
+                sizes[one.dtype] += one.bytes
+        if sizes:
+            return sizes.most_common(1)[0][0]
+    raise ValueError("a model without floats")

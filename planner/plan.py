@@ -3,6 +3,7 @@ the one simulator, and the best that fits is the plan. So no plan is worse than 
 parallelism or any other row of the table.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from planner.costs.compute import fits_any_device, rescaled, slowdowns
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.errors import OptionError
 from planner.files import artefact_hash
+from planner.interpolate import interpolated
 from planner.jit import compile_clock
 from planner.prediction import (
     Certificate,
@@ -24,6 +26,7 @@ from planner.prediction import (
     StagePrediction,
 )
 from planner.problem import Objective, Problem, Result, Status
+from planner.profile import Profile, Source
 from planner.schedules import default_warmups
 from planner.simulate.events import run
 from planner.simulate.timeline import Times, shares_s
@@ -37,6 +40,8 @@ GOOD_ENOUGH = 0.01
 MOST_ACTIONS = 4_000_000
 # Solvers that take next to no time, whatever the limit.
 ALWAYS_ASKED = ("single", "data-parallel")
+# Of microbatches between those profiled, so many sizes are planned for.
+MOST_BETWEEN = 4
 # Of a solver whose turn did not come.
 OUT_OF_TIME = "not asked: the time limit was reached"
 
@@ -52,6 +57,7 @@ class Row:
         reason: why there is none.
         solve_s: how long it took.
         microbatch_size: samples in a microbatch.
+        source: how the profile of that size was obtained.
     """
 
     solver: str
@@ -60,6 +66,7 @@ class Row:
     reason: str | None
     solve_s: float
     microbatch_size: int
+    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +77,13 @@ class Comparison:
         rows: in the order of the asking.
         lower_bound_s: for the objective, over all strategies.
         proved_infeasible: whether no strategy can fit, whoever looks for it.
+        notes: what was not asked, and why.
     """
 
     rows: tuple[Row, ...]
     lower_bound_s: float
     proved_infeasible: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> Row | None:
@@ -146,7 +155,8 @@ def compare(
     if unknown:
         raise OptionError(f"unknown solver {unknown[0]!r}; known: {', '.join(SOLVERS)}")
     bound = lower_bound_s(problem)
-    shortage, size = memory_shortage(problem), problem.profile.microbatch_size
+    shortage, profile = memory_shortage(problem), problem.profile
+    size, source = profile.microbatch_size, profile.source
     rows: list[Row] = []
     with compile_clock() as compiling_s:
         begin = time.monotonic()
@@ -154,9 +164,9 @@ def compare(
             left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
             reason = _not_asked(name, rows, left_s)
             if shortage is not None:
-                rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0, size))
+                rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0, size, source))
             elif reason is not None:
-                rows.append(Row(name, Status.UNKNOWN, None, reason, 0.0, size))
+                rows.append(Row(name, Status.UNKNOWN, None, reason, 0.0, size, source))
             else:
                 progress(name)
                 known = tuple(row.plan.strategy for row in rows if row.plan is not None)
@@ -188,12 +198,109 @@ def compare_sizes(
         problems: the same model, devices and samples per iteration, by size of the microbatch.
         time_limit_s: for all together.
     """
+    return _joined(problems, _compare_each(problems, names, time_limit_s, progress))
+
+
+def compare_between(
+    problems: Sequence[Problem],
+    profiles: Sequence[Profile],
+    names: Sequence[str] | None = None,
+    time_limit_s: float = 10.0,
+    progress: Callable[[str], None] = lambda solver: None,
+) -> tuple[Comparison, tuple[Problem, ...]]:
+    """`compare_sizes`, and then the same for sizes that were not profiled, interpolated: those next
+    to the best one, because a microbatch that is too small pays overheads and one that is too large
+    empties the pipeline or the memory, and the best is somewhere between. At most `MOST_BETWEEN`
+    are asked, powers of two and the nearest first; none whose lower bound is above what is there.
+
+    Args:
+        problems: as `compare_sizes` takes them.
+        profiles: all there are, ascending by size, also those of sizes that are no problem because
+            they do not divide the samples.
+
+    Returns:
+        The comparison, and all problems that were asked, ascending by size.
+    """
+    with compile_clock() as compiling_s:
+        begin = time.monotonic()
+        between = _sizes_between(problems, profiles)
+        share = len(problems) / (len(problems) + min(len(between), MOST_BETWEEN))
+        found = _compare_each(problems, names, time_limit_s * share, progress)
+        added, notes = _between(problems, profiles, between, _joined(problems, found))
+        left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
+        found += _compare_each(added, names, left_s, progress)
+    pairs = sorted(
+        zip((*problems, *added), found, strict=True),
+        key=lambda pair: pair[0].profile.microbatch_size,
+    )
+    asked = tuple(problem for problem, _ in pairs)
+    joined = _joined(asked, [comparison for _, comparison in pairs])
+    return replace(joined, notes=notes), asked
+
+
+def _sizes_between(problems: Sequence[Problem], profiles: Sequence[Profile]) -> tuple[int, ...]:
+    """The sizes that divide the samples of an iteration and lie between those profiled."""
+    samples = problems[0].profile.microbatch_size * problems[0].options.num_microbatches
+    profiled = [profile.microbatch_size for profile in profiles]
+    sizes = range(profiled[0] + 1, profiled[-1])
+    return tuple(n for n in sizes if samples % n == 0 and n not in profiled)
+
+
+def _between(
+    problems: Sequence[Problem],
+    profiles: Sequence[Profile],
+    between: Sequence[int],
+    found: Comparison,
+) -> tuple[list[Problem], tuple[str, ...]]:
+    """Problems of interpolated sizes that may have a better plan than was found, and which sizes
+    have none and why.
+    """
+    best, sizes = found.best, [problem.profile.microbatch_size for problem in problems]
+    # Where nothing fits, only what is smaller may.
+    near = sizes[0] if best is None else best.microbatch_size
+    low = max((n for n in sizes if n < near), default=0)
+    high = min((n for n in sizes if n > near), default=math.inf) if best else near
+    candidates = [n for n in between if low < n < high]
+    candidates.sort(key=lambda n: (n.bit_count() > 1, abs(math.log(n / near)), n))
+    samples = sizes[0] * problems[0].options.num_microbatches
+    added, notes = [], []
+    for size in candidates[:MOST_BETWEEN]:
+        try:
+            profile = interpolated(profiles, size)
+        except OptionError as error:
+            notes.append(str(error))
+            continue
+        options = replace(problems[0].options, num_microbatches=samples // size)
+        problem = replace(problems[0], profile=profile, options=options)
+        if best is None or best.plan is None or _may_beat(problem, best.plan):
+            added.append(problem)
+    return sorted(added, key=lambda one: one.profile.microbatch_size), tuple(notes)
+
+
+def _may_beat(problem: Problem, plan: Plan) -> bool:
+    bottleneck = problem.options.objective is Objective.BOTTLENECK
+    samples = problem.profile.microbatch_size if bottleneck else 1
+    return lower_bound_s(problem) / samples < objective_s(plan) / _samples(plan)
+
+
+def _compare_each(
+    problems: Sequence[Problem],
+    names: Sequence[str] | None,
+    time_limit_s: float,
+    progress: Callable[[str], None],
+) -> list[Comparison]:
+    """Each problem by itself, within a time for all together."""
     found = []
     with compile_clock() as compiling_s:
         begin = time.monotonic()
         for index, problem in enumerate(problems):
             left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
             found.append(compare(problem, names, left_s / (len(problems) - index), progress))
+    return found
+
+
+def _joined(problems: Sequence[Problem], found: Sequence[Comparison]) -> Comparison:
+    """One comparison of those of several sizes."""
     if len(found) == 1:
         return found[0]
     rows = tuple(row for one in found for row in one.rows)
@@ -228,7 +335,7 @@ def _row(problem: Problem, name: str, time_limit_s: float, bound_s: float) -> Ro
         plan, reason = judge(problem, name, result, bound_s)
         result = result if plan else _without_plan(result, reason)
     took_s, size = time.monotonic() - start, problem.profile.microbatch_size
-    return Row(name, result.status, plan, result.reason, took_s, size)
+    return Row(name, result.status, plan, result.reason, took_s, size, problem.profile.source)
 
 
 def _not_reproducible(row: Row) -> Row:
@@ -322,7 +429,7 @@ def under_pipedream(problem: Problem) -> Comparison:
             notes.append(f"it does not fit by the planner's count: {evaluation.shortage}")
         plan = replace(plan, notes=(*plan.notes, *notes))
     took_s, size = time.monotonic() - start, problem.profile.microbatch_size
-    row = Row(name, result.status, plan, result.reason, took_s, size)
+    row = Row(name, result.status, plan, result.reason, took_s, size, problem.profile.source)
     return Comparison((row,), bound_s, result.status is Status.INFEASIBLE)
 
 
@@ -403,6 +510,9 @@ def _plan(
         seed=options.seed,
         notes=_notes(problem, strategy),
         versions=versions(),
+        source=profile.source,
+        engine=profile.engine,
+        profiled_on=profile.device_type,
     )
 
 
@@ -412,10 +522,11 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
     used = used_devices(strategy)
     notes = list(topology.notes)
     types = {topology.devices[d].type for d in used}
+    notes += [f"profile: {warning}" for warning in profile.warnings]
     scaled = [name for name in rescaled(profile, topology) if name in types]
     if scaled:
         notes.append(
-            f"times were {profile.source.value} on {profile.device_type} and rescaled to"
+            f"{profile.source.value} times, of {profile.device_type}, are rescaled to"
             f" {', '.join(scaled)} by roofline"
         )
     if fits_any_device(profile):

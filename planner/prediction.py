@@ -4,6 +4,7 @@ best it can be), and `Plan`, which is all that strategy.json holds.
 
 from dataclasses import dataclass, fields
 
+from planner.profile import Source
 from planner.strategy import Crossing, Strategy
 
 
@@ -142,6 +143,9 @@ class Plan:
         seed: of the search and of synthetic data.
         notes: what was approximated.
         versions: of the software that made the plan.
+        source: how the profile's times were obtained; None where the file does not say.
+        engine: what they come from; "" likewise.
+        profiled_on: the type of device that they are for; "" likewise.
     """
 
     strategy: Strategy
@@ -166,3 +170,22 @@ class Plan:
     seed: int
     notes: tuple[str, ...]
     versions: dict[str, str]
+    source: Source | None = None
+    engine: str = ""
+    profiled_on: str = ""
+
+
+def said_times(plan: Plan) -> str:
+    """Where the operator times of a plan come from, such as "measured (torch), of cpu, rescaled to
+    T4".
+    """
+    words = ["of unknown source" if plan.source is None else plan.source.value]
+    if plan.engine:
+        words[0] += f" ({plan.engine})"
+    # Of imported times nothing is known but that: they are taken as they are.
+    if plan.profiled_on not in ("", Source.IMPORTED.value):
+        words.append(f"of {plan.profiled_on}")
+        used = dict.fromkeys(device.type for device in plan.prediction.devices)
+        others = [type_ for type_ in used if type_ != plan.profiled_on]
+        words += [f"rescaled to {' and '.join(others)}"] if others else []
+    return ", ".join(words)

@@ -3,13 +3,14 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.plan import Comparison, Row
-from planner.prediction import MemoryParts, Plan, Prediction, StagePrediction
+from planner.prediction import MemoryParts, Plan, Prediction, StagePrediction, said_times
 from planner.problem import Status
-from planner.profilers.summary import Summary
+from planner.profile import Source
+from planner.profilers.summary import EdgeSizes, Summary
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from planner.foreign import ForeignComparison
     from planner.launch.report import LaunchReport
     from planner.profile import Profile
+    from planner.profilers.analytic import Fit
+    from planner.profilers.compare import EngineComparison, EngineRow
+    from planner.profilers.measured import Effort
 
 
 PEAK_MEMORY = ">peak memory (without reserve / of the process)"
-# Repetitions that differ by more, as a share of their median, say little.
-LARGE_SPREAD = 0.25
 # Of a table of stages.
 MOST_ROWS = 24
 
@@ -75,6 +77,7 @@ def comparison_table(comparison: Comparison) -> Table:
     """What all solvers came up with."""
     best = comparison.best
     sizes = {row.microbatch_size for row in comparison.rows}
+    profiled = all(row.source is not Source.INTERPOLATED for row in comparison.rows)
     columns = ("solver", ">microbatch", ">stages", ">devices", ">iteration", ">samples/s",
                ">bubble", ">gap", ">peak memory", ">closed form", ">took", "")  # fmt: skip
     table = Table(
@@ -84,19 +87,19 @@ def comparison_table(comparison: Comparison) -> Table:
         marked=None if best is None else comparison.rows.index(best),
         optional=(">closed form", ">took", ">bubble", ">gap", ">devices", ">peak memory"),
     )
-    return table if len(sizes) > 1 else table.without(">microbatch")
+    return table.without(">microbatch") if len(sizes) == 1 and profiled else table
 
 
 def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
     took = format_seconds(row.solve_s)
     if row.plan is None:
         short = "does not fit" if row.status is Status.INFEASIBLE else "no plan"
-        return (row.solver, str(row.microbatch_size), *[""] * 8, took, short)
+        return (row.solver, _size(row), *[""] * 8, took, short)
     prediction = row.plan.prediction
     off = prediction.closed_form_s / prediction.iteration_s - 1
     return (
         row.solver,
-        str(row.microbatch_size),
+        _size(row),
         str(len(row.plan.strategy.stages)),
         str(len(prediction.devices)),
         format_seconds(prediction.iteration_s),
@@ -108,6 +111,12 @@ def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
         took,
         "best" if best else "",
     )
+
+
+def _size(row: Row) -> str:
+    """Of the microbatch; one that was not profiled is marked."""
+    between = row.source is Source.INTERPOLATED
+    return f"{row.microbatch_size}{' interpolated' if between else ''}"
 
 
 def _throughput(samples_per_s: float) -> str:
@@ -169,6 +178,11 @@ def _devices(devices: tuple[int, ...]) -> str:
     return " ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
+def times_line(plan: Plan) -> str:
+    """Where the times come from that a plan is made of."""
+    return f"operator times: {said_times(plan)}"
+
+
 def certificate_lines(plan: Plan) -> tuple[str, ...]:
     """How far from the best a plan is, and in which space it was searched."""
     certificate = plan.certificate
@@ -192,6 +206,9 @@ def row_json(row: Row, lower_bound_s: float, num_devices: int) -> dict[str, Any]
         "reason": row.reason,
         "solve_s": row.solve_s,
         "microbatch_size": row.microbatch_size,
+        "source": row.source.value,
+        "engine": None if plan is None else plan.engine,
+        "profiled_on": None if plan is None else plan.profiled_on,
         "lower_bound_s": lower_bound_s,
         "iteration_s": None, "bottleneck_s": None, "throughput": None, "bubble_fraction": None,
         "gap": None, "space_bound_s": None, "peak_bytes": None, "num_stages": None,
@@ -246,8 +263,15 @@ def comparison_json(
 
 
 def _nothing(comparison: Comparison, num_devices: int) -> dict[str, Any]:
-    size = comparison.rows[-1].microbatch_size
-    row = Row("portfolio", comparison.status, None, shortage(comparison), 0.0, size)
+    last = comparison.rows[-1]
+    row = replace(
+        last,
+        solver="portfolio",
+        status=comparison.status,
+        plan=None,
+        reason=shortage(comparison),
+        solve_s=0.0,
+    )
     return row_json(row, comparison.lower_bound_s, num_devices)
 
 
@@ -259,10 +283,10 @@ def shortage(comparison: Comparison) -> str:
 
 def reason_lines(comparison: Comparison) -> tuple[str, ...]:
     """Why some solvers have no plan; each reason once, after the solvers that gave it."""
-    solvers: dict[str, list[str]] = {}
+    solvers: dict[str, dict[str, None]] = {}
     for row in comparison.rows:
         if row.plan is None:
-            solvers.setdefault(row.reason or row.status.value, []).append(row.solver)
+            solvers.setdefault(row.reason or row.status.value, {})[row.solver] = None
     return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
 
 
@@ -309,7 +333,8 @@ def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
         f"{_count(len(profile.operators), 'operator')},"
         f" {format_bytes(sum(p.bytes for p in trained))} in"
         f" {_count(len(trained), 'trainable parameter')}, microbatch of {profile.microbatch_size},"
-        f" {profile.dtype}, {profile.source.value} on {profile.device_type}",
+        f" {profile.dtype}, {profile.source.value} on {profile.device_type} by"
+        f" {profile.engine or 'an engine that is not said'}",
         f"trainable: {_patterns([p.name for p in trained])}",
         f"not trainable: {_patterns(frozen) or 'none'}",
     ]
@@ -318,7 +343,8 @@ def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
             f"operators one by one take {format_seconds(summary.sum_s)}, the whole step"
             f" {format_seconds(summary.whole_s)}: ratio {summary.sum_per_whole:.3f};"
             f" drift from before to after {100 * summary.drift:+.1f} %;"
-            f" spread of repetitions {_percent(profile.spread)}"
+            f" {_count(profile.repetitions, 'repetition')} per operator, which differ by"
+            f" {_percent(profile.spread)}"
         )
     return tuple(lines)
 
@@ -338,22 +364,106 @@ def _patterns(names: Sequence[str]) -> str:
     )
 
 
-def profile_warnings(profile: "Profile", summary: Summary) -> tuple[str, ...]:
-    """Signs that something else ran on the machine."""
-    found = []
-    if summary.drift is not None and abs(summary.drift) > 0.05:
-        how = "longer" if summary.drift > 0 else "shorter"
-        found.append(
-            f"the whole step took {_percent(abs(summary.drift))} {how} afterwards than before: the"
-            " machine was busy, and the times may be wrong by as much; profile again when it"
-            " is quiet"
+def edges_line(sizes: "EdgeSizes | None") -> str:
+    """How much a cut would have to send, depending on where it is."""
+    if sizes is None:
+        return "edges: none"
+    tenth, half, most = map(format_bytes, sizes.quantiles)
+    return (
+        f"edges: {_count(sizes.count, 'tensor')} between operators,"
+        f" {format_bytes(sizes.total_bytes)} together; a tenth are up to {tenth}, half up to"
+        f" {half}, nine tenths up to {most}, the largest is {format_bytes(sizes.largest_bytes)}"
+        f" ({sizes.largest})"
+    )
+
+
+def effort_line(effort: "Effort") -> str:
+    """What measuring took, and how much of it the cache saved."""
+    shared = (
+        f"{_count(effort.num_classes, 'different operator')}: {effort.num_timed} timed in"
+        f" {format_seconds(effort.operators_s)}, {effort.num_cached} known from earlier profiles;"
+        f" the whole model: {format_seconds(effort.whole_s)}"
+    )
+    if effort.cache_problem is not None:
+        return f"{shared}; not kept for later: {effort.cache_problem}"
+    return shared if effort.kept or not effort.num_timed else f"{shared}; not kept for later"
+
+
+def compare_table(comparison: "EngineComparison") -> Table:
+    """Forward time per operator type, by each engine."""
+    columns = ("operator", ">count", ">torch", ">ONNX Runtime", ">ONNX Runtime/torch", ">roofline")
+    rows = (*comparison.rows, comparison.total)
+    table = Table(
+        "Forward time per operator type by each engine, one microbatch",
+        columns,
+        tuple(map(_compare_cells, rows)),
+        marked=len(rows) - 1,
+        optional=(">count",),
+    )
+    return table if comparison.total.analytic_s is not None else table.without(">roofline")
+
+
+def _compare_cells(row: "EngineRow") -> tuple[str, ...]:
+    return (
+        row.type,
+        str(row.count),
+        format_seconds(row.torch_s),
+        format_seconds(row.onnxruntime_s),
+        "" if row.ratio is None else f"{row.ratio:.2f}",
+        "" if row.analytic_s is None else format_seconds(row.analytic_s),
+    )
+
+
+def compare_lines(comparison: "EngineComparison") -> tuple[str, ...]:
+    """How far engines agree, and where they do not."""
+    ranks = [
+        f"{text} {value:.3f}"
+        for text, value in (
+            (f"with {comparison.engine}", comparison.rank_correlation),
+            ("with the roofline", comparison.analytic_rank_correlation),
         )
-    if profile.spread > LARGE_SPREAD:
-        found.append(
-            f"repetitions of the same operator differ by {_percent(profile.spread)}: the times are"
-            " uncertain; profile again when the machine is quiet, or with more --repetitions"
-        )
-    return tuple(found)
+        if value is not None
+    ]
+    lines = [
+        f"rank correlation of torch over {_count(comparison.num_ranked, 'operator')} above 0.1 % of"
+        f" the forward pass: {', '.join(ranks)}"
+    ] * bool(ranks)
+    lines += [
+        f"{one.name} ({one.type}): {format_seconds(one.torch_s)} by torch,"
+        f" {format_seconds(one.onnxruntime_s)} by ONNX Runtime"
+        for one in comparison.worst
+    ]
+    return tuple(lines)
+
+
+def fit_line(fit: "Fit") -> str:
+    """How well computed times explain measured ones."""
+    return (
+        f"the roofline was fitted to this model: {fit.peak_flops / 1e9:.3g} GFLOP/s and"
+        f" {fit.memory_bandwidth_bytes_per_s / 1e9:.3g} GB/s; of the whole step its rank"
+        f" correlation is {fit.rank_correlation:.3f}, half the operators are off by up to"
+        f" {math.expm1(fit.median_error):.0%}, nine tenths by up to {math.expm1(fit.p90_error):.0%}"
+    )
+
+
+def compare_json(comparison: "EngineComparison", fit: "Fit") -> dict[str, Any]:
+    """The object `compared` of `profile --json`."""
+    return {
+        "engine": comparison.engine,
+        "rank_correlation": comparison.rank_correlation,
+        "analytic_rank_correlation": comparison.analytic_rank_correlation,
+        "fit": asdict(fit),
+        "types": [
+            {
+                "type": row.type,
+                "count": row.count,
+                "torch_s": row.torch_s,
+                "onnxruntime_s": row.onnxruntime_s,
+                "analytic_s": row.analytic_s,
+            }
+            for row in comparison.rows
+        ],
+    }
 
 
 def profile_json(profile: "Profile", summary: Summary, path: str) -> dict[str, Any]:
@@ -371,6 +481,9 @@ def profile_json(profile: "Profile", summary: Summary, path: str) -> dict[str, A
         "whole_s": summary.whole_s,
         "drift": summary.drift,
         "spread": profile.spread,
+        "source": profile.source.value,
+        "engine": profile.engine,
+        "warnings": list(profile.warnings),
         "parameter_bytes": sum(p.bytes for p in parameters),
         "trainable": [p.name for p in parameters if p.trainable],
     }
@@ -406,7 +519,7 @@ def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
     ]
     return (
         Table(
-            "Predicted and measured",
+            f"Predicted and measured; operator times: {report.times}",
             ("", ">predicted", ">measured", ">predicted/measured"),
             (iteration, *stages),
         ),
@@ -452,6 +565,7 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
         "predicted_iteration_s": report.predicted_iteration_s,
         "peak_bytes": list(report.peak_bytes),
         "comparable": report.comparable,
+        "operator_times": report.times,
         "notes": list(report.notes),
         "stages": [
             {

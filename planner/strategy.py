@@ -69,6 +69,7 @@ class Crossing:
         targets: the stages that read it, ascending.
         bytes: of one microbatch.
         gradient: whether a gradient of the same size comes back.
+        dtype: type of its elements where it crosses.
     """
 
     tensor: str
@@ -76,6 +77,7 @@ class Crossing:
     targets: tuple[int, ...]
     bytes: int
     gradient: bool
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,9 @@ def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
         if targets:
             tensor = tensors[name]
             found.append(
-                Crossing(name, stages[maker], tuple(targets), tensor.bytes, tensor.gradient)
+                Crossing(
+                    name, stages[maker], tuple(targets), tensor.bytes, tensor.gradient, tensor.dtype
+                )
             )
     return tuple(found)
 

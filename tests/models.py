@@ -1,10 +1,11 @@
-"""Models for tests, benchmarks and the demo: nine light CNNs of the onnx package, GPT-2, BERT, and
-a transformer of any depth.
+"""Models for tests, benchmarks and the demo: nine light CNNs of the onnx package, GPT-2 and BERT of
+two sizes, a Llama of 7 billion parameters, and a transformer of any depth.
 
     python -m tests.models --list
     python -m tests.models resnet50 resnet50.onnx
 
-All give logits, with random weights that depend on the seed only and keep activations near 1.
+All give logits, with random weights that depend on the seed only and keep activations near 1; the
+last two have no weights, only their shapes.
 """
 
 import argparse
@@ -214,7 +215,7 @@ def deep_transformer(
         sequence: tokens in a sample.
         vocabulary: number of tokens.
     """
-    flow = _Flow()
+    flow = _Flow("deep-transformer")
     hidden = flow.add("Gather", flow.weight("embedding", vocabulary, width), "tokens")
     mask = flow.constant("mask", np.triu(np.full((sequence, sequence), -1e4, np.float32), 1))
     for layer in range(layers):
@@ -236,10 +237,91 @@ def deep_transformer(
     )
 
 
-class _Flow:
-    """A graph that grows operator by operator; names carry the scope."""
+def llama(
+    layers: int = 32,
+    width: int = 4096,
+    heads: int = 32,
+    inner: int = 11_008,
+    vocabulary: int = 32_000,
+    seed: int | None = None,
+) -> ModelProto:
+    """A decoder as Llama's: RMS normalization, rotary embeddings, causal attention, SwiGLU, and a
+    head of its own; batch and length symbolic. Sixteen operators in a layer, as ONNX has them since
+    version 23; angles are computed from the length, so they fold to constants.
 
-    def __init__(self) -> None:
+    Args:
+        layers: 32 make 6.7 billion parameters.
+        width: of the hidden state.
+        heads: of the attention.
+        inner: width of the feed-forward part.
+        vocabulary: number of tokens.
+        seed: of the weights; None names external data in `llama.data`, which nobody has to write.
+    """
+    flow = _Flow("llama", opset=24, seed=seed)
+    hidden = flow.add("Gather", flow.weight("embedding", vocabulary, width), "tokens")
+    angles = _angles(flow, width // heads)
+
+    def turned(name: str, normed: str) -> str:
+        product = flow.add("MatMul", normed, flow.weight(name, width, width))
+        return flow.add("RotaryEmbedding", product, *angles, num_heads=heads)
+
+    for layer in range(layers):
+        flow.scope = f"layers.{layer}."
+        normed = flow.add("RMSNormalization", hidden, flow.weight("norm1", width), epsilon=1e-5)
+        mixed = flow.add(
+            "Attention",
+            turned("q", normed),
+            turned("k", normed),
+            flow.add("MatMul", normed, flow.weight("v", width, width)),
+            q_num_heads=heads,
+            kv_num_heads=heads,
+            is_causal=1,
+        )
+        mixed = flow.add("MatMul", mixed, flow.weight("o", width, width))
+        hidden = flow.add("Add", hidden, mixed)
+        normed = flow.add("RMSNormalization", hidden, flow.weight("norm2", width), epsilon=1e-5)
+        gate = flow.add("Swish", flow.add("MatMul", normed, flow.weight("gate", width, inner)))
+        up = flow.add("MatMul", normed, flow.weight("up", width, inner))
+        down = flow.add("MatMul", flow.add("Mul", gate, up), flow.weight("down", inner, width))
+        hidden = flow.add("Add", hidden, down)
+    flow.scope = ""
+    hidden = flow.add("RMSNormalization", hidden, flow.weight("norm", width), epsilon=1e-5)
+    logits = flow.add("MatMul", hidden, flow.weight("head", width, vocabulary))
+    return flow.model(
+        helper.make_tensor_value_info("tokens", onnx.TensorProto.INT64, ["batch", "seq"]),
+        helper.make_tensor_value_info(logits, onnx.TensorProto.FLOAT, ["batch", "seq", vocabulary]),
+    )
+
+
+def _angles(flow: "_Flow", head_width: int) -> tuple[str, str, str]:
+    """Cosine and sine by position and frequency, (seq, width / 2) each, and the position of every
+    token, (batch, seq).
+    """
+    shape = flow.add("Shape", "tokens")
+    length = flow.add("Gather", shape, flow.constant("second", np.int64(1)))
+    positions = flow.add(
+        "Range", flow.constant("zero", np.int64(0)), length, flow.constant("step", np.int64(1))
+    )
+    frequencies = 10_000.0 ** -(np.arange(0, head_width, 2, dtype=np.float32) / head_width)
+    column = flow.add("Unsqueeze", positions, flow.constant("last", np.array([-1])))
+    column = flow.add("Cast", column, to=onnx.TensorProto.FLOAT)
+    # Made by a node, not held: what is held is trained.
+    made = flow.add("Constant", value=numpy_helper.from_array(frequencies))
+    angles = flow.add("Mul", column, made)
+    return flow.add("Cos", angles), flow.add("Sin", angles), flow.add("Expand", positions, shape)
+
+
+class _Flow:
+    """A graph that grows operator by operator; names carry the scope.
+
+    Args:
+        name: of the graph; weights are external data in a file of that name.
+        opset: version of ONNX's operators.
+        seed: puts random weights into the graph instead.
+    """
+
+    def __init__(self, name: str, opset: int = 18, seed: int | None = None) -> None:
+        self.name, self.opset, self.seed = name, opset, seed
         self.scope = ""
         self.nodes: list[NodeProto] = []
         self.held: dict[str, onnx.TensorProto] = {}
@@ -252,14 +334,19 @@ class _Flow:
         return name
 
     def weight(self, name: str, *shape: int) -> str:
-        """A float parameter in the external file."""
+        """A float parameter: (in, out) of a product, (tokens, width), or one near 1 per channel."""
+        if self.seed is not None:
+            random = np.random.Generator(np.random.SFC64([self.seed, len(self.held)]))
+            values = random.standard_normal(shape, dtype=np.float32)
+            values = values / np.sqrt(shape[0]) if len(shape) > 1 else 1 + 0.02 * values
+            return self.constant(self.scope + name, values.astype(np.float32))
         tensor = onnx.TensorProto(
             name=self.scope + name, dims=shape, data_type=onnx.TensorProto.FLOAT,
             data_location=onnx.TensorProto.EXTERNAL,
         )  # fmt: skip
         length = 4 * int(np.prod(shape))
         for key, value in (
-            ("location", "deep-transformer.data"), ("offset", self.offset), ("length", length),
+            ("location", f"{self.name}.data"), ("offset", self.offset), ("length", length),
         ):  # fmt: skip
             tensor.external_data.add(key=key, value=str(value))
         self.offset += length
@@ -267,16 +354,17 @@ class _Flow:
         return tensor.name
 
     def constant(self, name: str, value: np.ndarray | np.generic) -> str:
-        """A value that all scopes share."""
+        """A value in the graph; the scope is not put before its name."""
         self.held.setdefault(name, numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def model(self, given: onnx.ValueInfoProto, result: onnx.ValueInfoProto) -> ModelProto:
         """All of it."""
         graph = helper.make_graph(
-            self.nodes, "deep-transformer", [given], [result], list(self.held.values())
+            self.nodes, self.name, [given], [result], list(self.held.values())
         )
-        return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
+        opset = helper.make_opsetid("", self.opset)
+        return helper.make_model(graph, ir_version=10, opset_imports=[opset])
 
 
 def _normed(flow: _Flow, hidden: str, name: str, width: int) -> str:
@@ -323,7 +411,16 @@ MODELS: Mapping[str, Callable[[], ModelProto]] = {
     "gpt2": gpt2,
     "bert": bert,
 }
-SYNTHETIC: Mapping[str, Callable[[], ModelProto]] = {"deep-transformer": deep_transformer}
+# Too large to be built in every test.
+LARGE: Mapping[str, Callable[[], ModelProto]] = {
+    "gpt2-medium": partial(gpt2, layers=24, width=1024),
+    "bert-large": partial(bert, layers=24, width=1024),
+}
+# Without weights.
+SYNTHETIC: Mapping[str, Callable[[], ModelProto]] = {
+    "llama7b": llama,
+    "deep-transformer": deep_transformer,
+}
 LIGHT_MODELS = tuple(name for name in MODELS if name not in ("gpt2", "bert"))
 
 
@@ -346,7 +443,7 @@ def cached(name: str, folder: Path, build: Callable[[], ModelProto] | None = Non
 
 def main() -> None:
     """Write one model to a file, or list them."""
-    known = {**MODELS, **SYNTHETIC}
+    known = {**MODELS, **LARGE, **SYNTHETIC}
     parser = argparse.ArgumentParser(description="Write one of the test models to a file.")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("name", nargs="?", choices=known)

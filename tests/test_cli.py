@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -15,8 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import cli
 from planner.files import read_plan, shipped
-from planner.profilers.summary import Summary
-from planner.report import Table, profile_warnings
+from planner.report import Table
 from planner.solvers import SOLVERS
 
 ROOT = Path(__file__).parent.parent
@@ -468,12 +466,3 @@ def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch)
     shown = capsys.readouterr().out
     assert "1" not in shown
     assert "2" * 9 in shown
-
-
-def test_warnings_say_in_which_direction_times_drift_and_how_far_they_spread():
-    slower, faster = (Summary((), 1.0, 1.0, drift) for drift in (0.1, -0.428))
-    quiet, noisy = SimpleNamespace(spread=0.0), SimpleNamespace(spread=0.3)
-    assert "took 10.0 % longer afterwards" in profile_warnings(quiet, slower)[0]
-    assert "took 42.8 % shorter afterwards" in profile_warnings(quiet, faster)[0]
-    assert "differ by 30.0 %" in profile_warnings(noisy, faster)[1]
-    assert profile_warnings(quiet, Summary((), 1.0, 1.0, 0.0)) == ()

@@ -1,9 +1,14 @@
-"""graph.txt read, written and told from other formats."""
+"""graph.txt read, written and told from other formats; every published file read, with totals that
+a plain reader here finds too.
+"""
 
 import json
 import os
+from collections import defaultdict
+from math import ceil
 from pathlib import Path
 
+import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +18,7 @@ from planner.costs.compute import operator_times
 from planner.errors import FileError
 from planner.files import write_profile
 from planner.formats import READERS, detect, read_any_profile
+from planner.formats.convert import convert
 from planner.formats.graph_txt import (
     GRAPH_TXT,
     GraphText,
@@ -25,7 +31,7 @@ from planner.formats.graph_txt import (
     to_text,
 )
 from planner.graph import predecessors
-from planner.profile import Source
+from planner.profile import Profile, Source
 from tests.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.strategies import dags
 
@@ -159,8 +165,14 @@ def test_every_problem_of_a_file_is_said_with_its_line():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\n".join([line("a", "A"), line("b", "B"), "\ta -- b", "\tb -- a"]), "in a circle"),
-        ("\n".join([line("a", "A"), "\ta -- a"]), "in a circle"),
+        (
+            "\n".join([line("a", "A"), line("b", "B"), "\ta -- b", "\tb -- a"]),
+            "line 4: expected edges that never run in a circle, got [ab] -> [ab] -> [ab]",
+        ),
+        ("\n".join([line("a", "A"), "\ta -- a"]), "line 2: .* in a circle, got a -> a"),
+        (line("a", "A", forward="0.5s"), "line 1: .* expected a time in ms, got '0.5s'"),
+        (line("a", "A", activation="4MB"), "line 1: .* expected bytes, or a list .*, got '4MB'"),
+        (line("a", "A", backward=-0.5), "line 1: backward_compute_time: expected a time in ms"),
         (line("a", "Input0"), "it has only inputs"),
         (line("a", "A", 0.0, 0.0), "all nodes take 0 ms"),
     ],
@@ -288,18 +300,154 @@ def test_another_version_of_a_profile_is_said_to_be_one(tmp_path):
         read_any_profile(path)
 
 
-@pytest.mark.reference
-@pytest.mark.parametrize("name", ["alexnet", "gnmt", "resnet18", "resnext50", "vgg16"])
-def test_published_graphs_are_read_and_written(name):
-    path = REFERENCE / "pipedream" / f"{name}.txt"
+def test_a_graph_keeps_lists_and_stages_from_text_to_text(tmp_path):
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text(annotate(SMALL, {"node3": 0, "node4": 1, "node5": 0, "node6": 1}))
+    convert(source, target)
+    assert parse(target.read_text(), target) == parse(source.read_text(), source)
+    assert "activation_size=[8.000; 4.000; 4.000]" in target.read_text()
+    assert target.read_text().count(" -- stage_id=") == 5
+
+
+# ------------------------------------------------------------------------------ published files
+
+
+PUBLISHED = (
+    *(f"dnn-partitioning/layer-{name}_{kind}.json"
+      for name in ("bert24", "resnet50") for kind in ("inference", "training")),
+    *(f"dnn-partitioning/operator-bert_l-3_{kind}.json" for kind in ("inference", "training")),
+    *(f"pipedream/{name}.txt"
+      for name in ("alexnet", "gnmt", "resnet18", "resnext50", "squeezenet1_0", "vgg16")),
+    "piper/bert32a100.json",
+)  # fmt: skip
+
+
+def published(name: str) -> Path:
+    """One of the published files; skips the test where they are absent."""
+    path = REFERENCE / name
     if not path.is_file():
         pytest.skip(f"{REFERENCE} is not there; set PLANNER_REFERENCE")
-    text = parse(path.read_text(), path)
-    assert parse(to_text(text), path) == text
-    profile = read_any_profile(path)
-    planned = [node for node in text.nodes if not node.description.startswith("Input")]
-    total_ms = sum(node.forward_ms + node.backward_ms for node in planned)
-    assert sum(o.forward_s + o.backward_s for o in profile.operators) == pytest.approx(
-        total_ms / 1000
+    return path
+
+
+def totals(profile: Profile) -> tuple[int, int, int, int]:
+    """Operators, edges, bytes of the operators' outputs, bytes of parameters."""
+    graph = profile.graph
+    return (
+        len(graph.operators),
+        sum(len(operator.inputs) for operator in graph.operators),
+        sum(tensor.bytes for tensor in graph.tensors if tensor.name not in graph.inputs),
+        sum(parameter.bytes for parameter in graph.parameters),
     )
+
+
+def size_of(text: str) -> int:
+    """Whole bytes of "8.0" or "[8.0; 4.0]"."""
+    return ceil(sum(float(piece) for piece in text.strip("[]").split(";")))
+
+
+def plain_graph_txt(path: Path) -> tuple[tuple[int, int, int, int], float]:
+    """The totals of a graph.txt, and the time in s, by splitting its lines."""
+    lines = path.read_text().splitlines()
+    edges = {tuple(one.strip().split(" -- ")) for one in lines if one.startswith("\t")}
+    fed = {target for _, target in edges}
+    nodes = activation = parameters = 0
+    time_ms = 0.0
+    for one in lines:
+        if one.startswith("\t"):
+            continue
+        name, description, figures = one.split(" -- ")[0], one.split(" -- ")[1], one
+        values = {
+            field: figures.split(f"{field}=")[1].split(",")[0]
+            for field in ("forward_compute_time", "backward_compute_time", "activation_size",
+                          "parameter_size")
+        }  # fmt: skip
+        if description.startswith("Input") and name not in fed:
+            continue
+        nodes += 1
+        activation += size_of(values["activation_size"])
+        parameters += size_of(values["parameter_size"])
+        time_ms += sum(float(values[f"{pass_}_compute_time"]) for pass_ in ("forward", "backward"))
+    return (nodes, len(edges), activation, parameters), time_ms / 1000
+
+
+def plain_dnn_partitioning(path: Path) -> tuple[tuple[int, int, int, int], float]:
+    """The same of dnn-partitioning's JSON: operators are classes of one color, those on a cycle
+    together, edges the outputs of forward nodes that another class reads, parameters what is left
+    of the forward nodes' sizes.
+    """
+    plain = json.loads(path.read_text())
+    nodes = {node["id"]: node for node in plain["nodes"]}
+    color = {n: ("color", node["colorClass"]) if node.get("colorClass") is not None else ("id", n)
+             for n, node in nodes.items()}  # fmt: skip
+    reads, sizes, held = set(), defaultdict(float), defaultdict(float)
+    forward = {color[n] for n, node in nodes.items() if not node["isBackwardNode"]}
+    order = nx.DiGraph()
+    order.add_nodes_from(color.values())
+    for edge in plain["edges"]:
+        source, dest = edge["sourceId"], edge["destId"]
+        if not nodes[dest]["isBackwardNode"]:
+            order.add_edge(color[source], color[dest])
+            if color[source] != color[dest]:
+                reads.add((source, color[dest]))
+                sizes[source] = max(sizes[source], edge.get("size", 0.0))
+        elif nodes[source]["isBackwardNode"] and not {color[source], color[dest]} <= forward:
+            order.add_edge(color[dest], color[source])
+    for n, node in nodes.items():
+        held[color[n]] += 0.0 if node["isBackwardNode"] else node.get("size", 0.0)
+    sent = defaultdict(int)
+    for n, size in sizes.items():
+        sent[color[n]] += round(size)
+    parameters = sum(max(0, round(size) - sent[c]) for c, size in held.items())
+    time_s = sum(node["fpgaLatency"] for node in nodes.values()) / 1000
+    operators = nx.number_strongly_connected_components(order)
+    return (operators, len(reads), sum(sent.values()), parameters), time_s
+
+
+def plain_piper(path: Path) -> tuple[tuple[int, int, int, int], float]:
+    """The same of Piper's JSON: every layer as it runs on one device without recomputation."""
+    plain = json.loads(path.read_text())
+    sizes = {(e["sourceId"], e["communicationCost"]) for e in plain["edges"]}
+    ways = [next(way for way in node["TMPCs"]["1"] if way["id"] == "vanilla")
+            for node in plain["nodes"]]  # fmt: skip
+    parameters = sum(round(way["parameterSize"]) for way in ways)
+    outputs = sum(round(size) for _, size in sizes)
+    time_s = sum(way["timePerSample"] for way in ways)
+    return (len(ways), len(plain["edges"]), outputs, parameters), time_s
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_have_the_totals_that_a_plain_reader_finds(name):
+    path = published(name)
+    plain = {"dnn-partitioning": plain_dnn_partitioning, "pipedream": plain_graph_txt,
+             "piper": plain_piper}[path.parent.name]  # fmt: skip
+    due, time_s = plain(path)
+    profile = read_any_profile(path)
+    inputs = profile.graph.inputs
+    found = totals(profile)
+    assert min(due) > 0 and time_s > 0
+    assert found == due, f"{name}: operators, edges, bytes of outputs and of parameters"
+    assert len(inputs) == (name.startswith("pipedream/") and path.read_text().count(" -- Input"))
+    computed_s = sum(cost.forward_s + cost.backward_s for cost in profile.operators)
+    assert computed_s == pytest.approx(time_s, rel=1e-9)
+
+
+@pytest.mark.reference
+def test_no_published_file_is_left_out():
+    published(PUBLISHED[0])
+    there = {path.relative_to(REFERENCE).as_posix() for path in REFERENCE.glob("*/*.*")
+             if path.name != "LICENSE.txt"}  # fmt: skip
+    assert there == set(PUBLISHED)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.endswith(".txt")])
+def test_published_graphs_are_read_and_written(name):
+    path = published(name)
+    text = parse(path.read_text(), path)
+    written = to_text(text)
+    assert parse(written, path) == text
+    assert to_text(parse(written, path)) == written
+    profile = read_any_profile(path)
     assert to_profile(parse(to_text(from_profile(profile)), path), path) == profile

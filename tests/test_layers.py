@@ -12,6 +12,7 @@ LAYERS = {
     "errors": 0, "units": 0, "jit": 0, "__init__": 0,
     "graph": 1, "topology": 1,
     "profile": 2, "strategy": 2, "order": 2, "windows": 2, "blocks": 2, "contraction": 2,
+    "interpolate": 2,
     "prediction": 3,
     "formats": 3, "schedules": 3, "schedules_kernels": 3, "problem": 3, "files": 3, "clusters": 3,
     "clusters_building": 3, "clusters_levels": 3, "clusters_schema": 3,

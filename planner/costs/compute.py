@@ -43,7 +43,8 @@ def fits_any_device(profile: Profile) -> bool:
     """Whether nothing is known of the device that the profile's times are for, so that they are
     taken as they are on every one: imported formats do not say it.
     """
-    return profile.source is Source.IMPORTED and profile.device_type == Source.IMPORTED.value
+    sources = (Source.IMPORTED, Source.INTERPOLATED)
+    return profile.source in sources and profile.device_type == Source.IMPORTED.value
 
 
 def rescaled(profile: Profile, topology: Topology) -> tuple[str, ...]:
@@ -78,7 +79,7 @@ def operator_times(
         )
     here = np.array([roofline_s(o, measured_on, profile.dtype) for o in profile.operators])
     there = np.array([roofline_s(o, kind, profile.dtype) for o in profile.operators])
-    unknown = (here == 0) & (forward + backward > 0)
+    unknown = (here == 0) & (forward > 0)
     if unknown.any():
         name = profile.operators[int(np.flatnonzero(unknown)[0])].name
         raise OptionError(
@@ -86,7 +87,9 @@ def operator_times(
             f" {name}, so their times cannot be rescaled from {profile.device_type} to"
             f" {kind.name}; use a topology of {profile.device_type} devices"
         )
-    ratio = np.divide(there, here, out=np.ones_like(here), where=here > 0)
+    # What does nothing forward is a view, whose backward pass moves bytes.
+    slower = measured_on.memory_bandwidth_bytes_per_s / kind.memory_bandwidth_bytes_per_s
+    ratio = np.divide(there, here, out=np.full_like(here, slower), where=here > 0)
     return OperatorTimes(forward * ratio, backward * ratio)
 
 

@@ -2,6 +2,7 @@
 PipeDream's graph.txt with the stage of every node.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 from planner.errors import FileError, OptionError
@@ -22,6 +23,7 @@ from planner.formats.graph_txt import (
     to_dot,
     to_text,
 )
+from planner.interpolate import interpolated
 from planner.prediction import Plan
 from planner.profile import Profile
 
@@ -59,6 +61,8 @@ def convert(
     found = read_any_profiles(source)
     if form == PLANNER:
         write_profiles(found, target)
+    elif detect(source) == GRAPH_TXT:  # what a profile has no place for stays: lists, stages
+        write_atomically(target, to_text(parse(source.read_text(), source)).encode())
     else:
         write_atomically(target, to_text(from_profile(found[-1])).encode())
     return (target,)
@@ -78,6 +82,8 @@ def _convert_strategy(
         raise OptionError(
             f"{target} is the profile itself, and would be overwritten; choose another name"
         )
+    with suppress(OptionError):  # of another size; then it is another profile's strategy
+        profiles = tuple(dict.fromkeys((*profiles, interpolated(profiles, plan.microbatch_size))))
     by_hash = {artefact_hash(profile): profile for profile in profiles}
     if plan.profile_hash not in by_hash:
         found = ", ".join(digest[:12] for digest in by_hash)

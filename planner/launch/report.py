@@ -9,7 +9,7 @@ from statistics import median
 
 from planner.graph import Graph, tensors_by_name
 from planner.launch.runtime import Record
-from planner.prediction import DevicePrediction, Plan, StagePrediction
+from planner.prediction import DevicePrediction, Plan, StagePrediction, said_times
 from planner.schedules import Compute, Direction
 from planner.simulate.timeline import Event, Flow, Timeline, communication_s, compute_s, idle_s
 
@@ -65,6 +65,7 @@ class LaunchReport:
         timeline: of the median iteration.
         comparable: whether prediction and measurement speak of the same type of device.
         notes: what makes the figures differ, among them why they are not comparable.
+        times: where the operator times come from that the prediction is made of.
     """
 
     steps: int
@@ -76,6 +77,7 @@ class LaunchReport:
     timeline: Timeline
     comparable: bool
     notes: tuple[str, ...]
+    times: str
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -127,6 +129,7 @@ def make_report(plan: Plan, graph: Graph, findings: Sequence[Findings]) -> Launc
         timeline=timeline,
         comparable=not notes,
         notes=(*notes, *_threads(plan, findings), *_short(steps), *_diverged(loss)),
+        times=said_times(plan),
     )
 
 

@@ -6,7 +6,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from planner.errors import FileError, LaunchError, OptionError, PlannerError
 from planner.files import read_plan
-from planner.graph import parameters_by_name
+from planner.graph import Graph, main_dtype, parameters_by_name
 from planner.launch.feed import (
     Feed,
     Loss,
@@ -31,6 +32,7 @@ from planner.launch.torchrun import torchrun_command
 from planner.launch.world import Seat, World, choose_device, find_seat
 from planner.model import Model, load
 from planner.operators import parameters, to_torch
+from planner.operators.precision import autocast
 from planner.partition import check_agreement
 from planner.prediction import Plan
 from planner.problem import Optimizer
@@ -246,7 +248,9 @@ def _train(
     )
     gradients = Gradients(part.trained, job.program.sums, world.device)
     actions = job.program.lists[world.device]
-    runtime = Runtime(actions, graph, part.stages, gradients, optimizer, world)
+    runtime = Runtime(
+        actions, _as_it_crosses(graph, plan), part.stages, gradients, optimizer, world
+    )
     feed = make_feed(job, part, settings)
     microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
     records: deque[Record] = deque(maxlen=KEPT_STEPS)
@@ -272,6 +276,15 @@ def _train(
     return report
 
 
+def _as_it_crosses(graph: Graph, plan: Plan) -> Graph:
+    """The graph with the types of elements that tensors have where they cross stages, which
+    autocast changes.
+    """
+    dtypes = {crossing.tensor: crossing.dtype for crossing in plan.crossings}
+    tensors = (replace(t, dtype=dtypes.get(t.name, t.dtype)) for t in graph.tensors)
+    return replace(graph, tensors=tuple(tensors))
+
+
 def make_part(job: Job, device: int) -> Part:
     """The stages of a device, with the parameters of the model's file."""
     plan, graph = job.plan, job.model.graph
@@ -291,12 +304,14 @@ def make_part(job: Job, device: int) -> Part:
     )
     values = parameters(job.model, held, job.device)
     described = parameters_by_name(graph)
+    shorter = plan.dtype if plan.dtype != main_dtype(graph) else None
     stages = {
         s: StageRunner(
             to_torch(job.model, operators, values, job.device),
             graph,
             plan.strategy.stages[s].recompute,
             _criterion(job, operators),
+            partial(autocast, job.device, shorter),
         )
         for s, operators in mine.items()
     }

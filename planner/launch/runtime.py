@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -88,10 +88,16 @@ class StageRunner:
         recompute: whether to run the forward pass again instead of stashing it.
         criterion: (output, target) -> loss in the stage that makes the graph's first output,
             already divided by the number of microbatches; else None.
+        precision: gives the context that forward passes run in.
     """
 
     def __init__(
-        self, module: GraphModule, graph: Graph, recompute: bool, criterion: Criterion | None
+        self,
+        module: GraphModule,
+        graph: Graph,
+        recompute: bool,
+        criterion: Criterion | None,
+        precision: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         tensors = tensors_by_name(graph)
         self.input_names = cast(tuple[str, ...], module.input_names)
@@ -101,6 +107,7 @@ class StageRunner:
         self._output = graph.outputs[0]
         self._recompute = recompute
         self._criterion = criterion
+        self._precision = precision
         self._stash: dict[int, _Stashed] = {}
 
     @property
@@ -147,7 +154,8 @@ class StageRunner:
         }
 
     def _run(self, leaves: Mapping[str, Tensor], target: Tensor | None) -> _Made:
-        results = self._module(*(leaves[name] for name in self.input_names))
+        with self._precision():
+            results = self._module(*(leaves[name] for name in self.input_names))
         outputs = dict(zip(self._output_names, results, strict=True))
         if self._criterion is None or target is None:
             return _Made(outputs, None)

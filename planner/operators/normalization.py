@@ -31,9 +31,10 @@ def batch_normalization(
         raise OperatorError(f"spatial: expected 1, got {spatial}")
     if num_outputs > 3 or (num_outputs > 1 and version < 9):
         raise OperatorError(f"expected an output and at most its statistics, got {num_outputs}")
-    y = functional.batch_norm(
-        x, mean, var, scale.to(x.dtype), b.to(x.dtype), training=False, eps=epsilon
-    )
+    # torch takes all of one type, or halves with everything else in float32, as under autocast.
+    kind = torch.float32 if x.itemsize == 2 and mean.dtype == torch.float32 else x.dtype
+    means, variances, scale, b = (one.to(kind) for one in (mean, var, scale, b))
+    y = functional.batch_norm(x, means, variances, scale, b, training=False, eps=epsilon)
     return (y, mean, var)[:num_outputs] if num_outputs > 1 else y
 
 

@@ -1,33 +1,47 @@
 """`measure`: a profile of what PyTorch really does on this machine.
 
-1. Observe every operator once, in order: stash, views, FLOPs, calls per measurement.
-2. Time the whole model, forward and backward, in one piece.
-3. Time steps that are taken apart, operator by operator (timing.py).
-4. Time the whole model again, because a drift says that the machine was busy.
+1. Time the whole model, forward and backward, in one piece.
+2. Go through the operators in order. Those that cost the same form a class (classes.py). The first
+   one of each class is observed (stash, views, FLOPs) and timed alone (timing.py), unless the cache
+   has it (cache.py); the others share its figures.
+3. Time the whole model again, because a drift says that the machine was busy.
 """
 
 import platform
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from planner import __version__
 from planner.errors import OptionError
-from planner.graph import FLOAT_DTYPES, Graph, Operator, parameters_by_name, tensors_by_name
+from planner.graph import Graph, main_dtype, parameters_by_name, tensors_by_name
 from planner.model import Model
-from planner.profile import OperatorCost, Profile, Source, WholeStep
+from planner.profile import OperatorCost, Profile, Source, View, WholeStep
+from planner.profilers.cache import Cache, Measured, cache_for, processor
+from planner.profilers.classes import Flow, Surroundings, class_name, contiguous, surroundings
+from planner.profilers.statistics import interval
+from planner.profilers.trust import (
+    Conditions,
+    busy,
+    free_bytes,
+    training_bytes,
+    warnings,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from planner.profilers.stash import Stash
-    from planner.profilers.timing import Bench, Calls
+    from planner.profilers.timing import Trial
 
-WHOLE_STEPS = 3
+WHOLE_STEPS = 5
 """How often the whole model is timed before and after, after one warm-up each."""
+
+PRECISION = 0.03
+"""An operator is timed until the confidence interval of its median is that narrow."""
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 DEVICE_TYPES: Mapping[str, str] = {
     "NVIDIA A100-SXM4-40GB": "A100-SXM4-40GB",
@@ -42,21 +56,26 @@ DEVICE_TYPES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Observed:
-    """What the first run of an operator says."""
+class Effort:
+    """What a measurement took.
 
-    stash: "Stash"
-    flops: int
-    calls: "Calls"
+    Attributes:
+        whole_s: time that the whole model was timed in, both times.
+        operators_s: time that operators were observed and timed in.
+        num_timed: operators that were timed.
+        num_cached: classes of operators that the cache had.
+        num_classes: classes altogether.
+        kept: whether what was found is in the cache now.
+        cache_problem: why not, if it could not be written.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Everything that was found out; `times` has forward and backward by operator, repetition."""
-
-    observed: "list[_Observed]"
-    times: list[tuple[tuple[float, float], ...]]
-    whole_step: WholeStep
+    whole_s: float
+    operators_s: float
+    num_timed: int
+    num_cached: int
+    num_classes: int
+    kept: bool
+    cache_problem: str | None
 
 
 def measure(
@@ -65,9 +84,13 @@ def measure(
     model_path: str | None,
     device: str = "cpu",
     threads: int = 1,
+    dtype: str | None = None,
     repetitions: int = 3,
+    budget_s: float = 1.0,
     seed: int = 0,
+    cached: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    effort: Callable[[Effort], None] = lambda found: None,
 ) -> Profile:
     """Time every operator's forward and backward alone, and find out what it keeps.
 
@@ -76,123 +99,268 @@ def measure(
         model_path: written into the profile, as is.
         device: "cpu", "cuda" or "cuda:N".
         threads: of the CPU; says nothing elsewhere.
-        repetitions: timed steps, of which the median counts. An operator that takes less than
+        dtype: that floating-point work is done in where autocast allows it; the model's without.
+        repetitions: least number of times that an operator is timed. One that takes less than
             0.5 ms is called several times in each.
+        budget_s: time for each class of operators, after which it is left as uncertain as it is.
         seed: of the synthetic inputs.
-        progress: called with operators done and to do, over all repetitions.
+        cached: whether to take what was measured before, and keep what is found.
+        progress: called with operators done and to do.
+        effort: called with what it took.
 
     Raises:
-        OptionError: if the device is not there, or a number is below 1.
+        OptionError: if the device is not there, a number is below 1, or the dtype is unknown.
         OperatorError: if an operator has no conversion.
     """
     import torch
 
-    on_cpu = _check(device, threads, repetitions)
-    graph = model.graph
-    steps = count(1)
-    found = _run(
-        model,
-        device,
-        threads if on_cpu else None,
-        repetitions,
-        seed,
-        lambda: progress(next(steps), len(graph.operators) * (1 + repetitions)),
-    )
-    parts = zip(graph.operators, found.observed, found.times, strict=True)
-    return Profile(
-        graph=graph,
-        operators=tuple(_cost(graph, *part) for part in parts),
-        views=tuple(view for one in found.observed for view in one.stash.views),
+    on_cpu = _check(device, threads, repetitions, dtype)
+    name = processor() if on_cpu else torch.cuda.get_device_name(device)
+    main = main_dtype(model.graph)
+    amp = None if dtype in (None, main) else dtype
+    held_threads = threads if on_cpu else None
+    store = cache_for(name, held_threads, amp or main, torch.__version__) if cached else Cache(None)
+    with_model = _Walk(model, device, amp, seed, (repetitions, budget_s), store)
+    found = with_model.run(held_threads, progress)
+    steps = [measured.repetitions for measured in found.operators]
+    conditions = found.conditions
+    profile = Profile(
+        graph=found.graph,
+        operators=tuple(map(_cost, [found.graph] * len(steps), range(len(steps)), found.operators)),
+        views=_views(model.graph, found.operators),
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
         microbatch_size=model.batch,
-        dtype=_main_dtype(graph),
-        device_type="cpu" if on_cpu else _device_type(torch.cuda.get_device_name(device)),
+        dtype=amp or main,
+        device_type="cpu" if on_cpu else DEVICE_TYPES.get(name, name.replace(" ", "-")),
         source=Source.MEASURED,
-        threads=threads if on_cpu else None,
-        repetitions=repetitions,
-        spread=round(median(map(_spread, found.times)), 4),
+        threads=held_threads,
+        repetitions=round(median(steps)),
+        spread=round(median(measured.spread for measured in found.operators), 4),
         whole_step=found.whole_step,
         versions=_versions(),
+        engine="torch",
     )
+    quiet_enough = not busy(profile, conditions)
+    if quiet_enough:
+        for key, measured in found.new.items():
+            store.put(key, measured)
+    effort(replace(found.effort, kept=quiet_enough and cached, cache_problem=store.problem))
+    return replace(profile, warnings=warnings(profile, conditions))
 
 
-def _run(
-    model: Model,
-    device: str,
-    threads: int | None,
-    repetitions: int,
-    seed: int,
-    tick: Callable[[], None],
-) -> _Run:
-    """The four steps of this module."""
-    import torch
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """All that a walk finds out; `new` has the classes that the cache did not."""
 
-    from planner.operators import parameters, synthetic
-    from planner.profilers.timing import Bench, quiet
-    from planner.profilers.unit import units
+    graph: Graph
+    operators: list[Measured]
+    new: dict[str, Measured]
+    whole_step: WholeStep | None
+    conditions: Conditions
+    effort: Effort
 
-    graph = model.graph
-    with quiet(threads):
-        held = parameters(model, [p.name for p in graph.parameters], device)
-        trained = [p.name for p in graph.parameters if p.trainable]
-        bench = Bench(
-            units=units(model, held, device),
-            gradients={name: torch.zeros_like(held[name]) for name in trained},
-            output=graph.outputs[0],
-            device=device,
+
+class _Walk:
+    """The three steps of this module, over one model."""
+
+    def __init__(
+        self,
+        model: Model,
+        device: str,
+        dtype: str | None,
+        seed: int,
+        effort: tuple[int, float],
+        cache: Cache,
+    ) -> None:
+        import torch
+
+        from planner.operators import check, synthetic
+        from planner.profilers.timing import CACHES_BYTES, Stopwatch
+
+        check(model)
+        self.model, self.device, self.dtype, self.cache = model, device, dtype, cache
+        self.repetitions, self.budget_s = effort
+        self.seed = seed
+        self.watch: Stopwatch = Stopwatch(device)
+        size = CACHES_BYTES[device.partition(":")[0]] // 4
+        self.scratch: Tensor = torch.zeros(size, device=device)
+        # Values of the tensors that operators from `self.next` on read.
+        self.alive: dict[str, Tensor] = synthetic.inputs(
+            model, seed=seed, microbatch=0, device=device
         )
-        values = synthetic.inputs(model, seed=seed, microbatch=0, device=device)
-        observed = _observe(bench, values, tick)
-        gradient = synthetic.target(model, loss="mse", seed=seed, microbatch=0, device=device)
-        whole_s = _whole(model, bench, held, values, gradient)
-        before_s = whole_s()
-        calls = [one.calls for one in observed]
-        times = [bench.repetition(values, gradient, calls, tick) for _ in range(repetitions)]
-        after_s = whole_s()
-    return _Run(
-        observed=observed,
-        times=list(zip(*times, strict=True)),
-        whole_step=WholeStep(round(before_s, 9), round(after_s, 9)),
-    )
+        self.next = 0
+        self.last_use = {n: i for i, o in enumerate(model.graph.operators) for n in o.inputs}
+
+    def run(self, threads: int | None, progress: Callable[[int, int], None]) -> _Found:
+        """Everything, on so many threads."""
+        from planner.profilers.timing import quiet
+
+        begin = perf_counter()
+        with quiet(threads):
+            whole, whole_s = self._whole(), []
+            if whole:
+                whole_s.append(whole())
+            timed = perf_counter()
+            operators, new, num_classes = self._operators(progress)
+            operators_s = perf_counter() - timed
+            if whole:
+                whole_s.append(whole())
+        took_s = perf_counter() - begin
+        graph = _retyped(self.model.graph, operators)
+        return _Found(
+            graph=graph,
+            operators=operators,
+            new=new,
+            whole_step=WholeStep(*(round(s, 9) for s in whole_s)) if whole_s else None,
+            conditions=Conditions(threads, self.watch.wall_s, self.watch.cpu_s, whole is None),
+            effort=Effort(
+                took_s - operators_s,
+                operators_s,
+                len(new),
+                num_classes - len(new),
+                num_classes,
+                kept=False,
+                cache_problem=None,
+            ),
+        )
+
+    def _whole(self) -> Callable[[], float] | None:
+        """A function that times the whole model in one piece, in s; None if it does not fit."""
+        import torch
+
+        from planner.operators import input_names, output_names, synthetic, to_torch
+        from planner.operators.precision import autocast
+        from planner.profilers.timing import whole_step_s
+
+        graph, device = self.model.graph, self.device
+        if training_bytes(graph) > free_bytes(device):
+            return None
+        module = to_torch(self.model, device=device)
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        everything = range(len(graph.operators))
+        inputs = [self.alive[name] for name in input_names(graph, everything)]
+        position = output_names(graph, everything).index(graph.outputs[0])
+        target = synthetic.target(
+            self.model, loss="mse", seed=self.seed, microbatch=0, device=device
+        )
+
+        def forward() -> "Tensor":
+            with autocast(device, self.dtype):
+                output: Tensor = module(*inputs)[position]
+            return output
+
+        def whole() -> float:
+            gradient = target.to(getattr(torch, self.dtype)) if self.dtype else target
+            return whole_step_s(forward, gradient, self.watch, WHOLE_STEPS)
+
+        return whole
+
+    def _operators(
+        self, progress: Callable[[int, int], None]
+    ) -> tuple[list[Measured], dict[str, Measured], int]:
+        """What is known of each operator, what of it is new, by class, and how many classes."""
+        graph = self.model.graph
+        tensors = tensors_by_name(graph)
+        flows = {n: contiguous(tensors[n].shape, tensors[n].dtype) for n in graph.inputs}
+        known: dict[str, Measured] = {}
+        new: dict[str, Measured] = {}
+        operators = []
+        for i, around in enumerate(surroundings(graph)):
+            name = class_name(self.model, i, flows, around)
+            if name not in known:
+                had = self.cache.get(name)
+                if had is None:
+                    had = new[name] = self._measured(i, around)
+                known[name] = had
+            operators.append(known[name])
+            flows.update(zip(graph.operators[i].outputs, known[name].outputs, strict=True))
+            progress(i + 1, len(graph.operators))
+        return operators, new, len(known)
+
+    def _measured(self, operator: int, around: Surroundings) -> Measured:
+        """Observe and time an operator, with the values that it gets."""
+        from planner.operators.precision import autocast
+        from planner.profilers.stash import observe
+        from planner.profilers.timing import Trial
+        from planner.profilers.unit import unit
+
+        self._advance(operator)
+        one = unit(self.model, operator, self.device)
+        leaves = one.leaves(self.alive)
+        with autocast(self.device, self.dtype):
+            flops = _flops(lambda: one.forward(*leaves))
+            outputs, stash = observe(one, self.alive)
+        trial = Trial(one, leaves, around, self.watch, self.dtype, self.scratch)
+        samples = _samples(trial, self.repetitions, self.budget_s)
+        workspace_bytes = trial.workspace_bytes()
+        del trial
+        made = dict(zip(one.outputs, outputs, strict=True))
+        self._leave(operator, made)
+        totals = [forward_s + backward_s for forward_s, backward_s in samples]
+        places = _places(self.model.graph, operator)
+        return Measured(
+            forward_s=round(median(forward_s for forward_s, _ in samples), 9),
+            backward_s=round(median(backward_s for _, backward_s in samples), 9),
+            interval=interval(totals),
+            spread=round((max(totals) - min(totals)) / median(totals), 4),
+            repetitions=len(samples),
+            flops=flops,
+            workspace_bytes=workspace_bytes,
+            kept=tuple(sorted(places.index(name) for name in stash.tensors)),
+            private_bytes=stash.private_bytes,
+            views=tuple((places.index(v.tensor), places.index(v.base)) for v in stash.views),
+            outputs=tuple(
+                _flow(made[name]) for name in self.model.graph.operators[operator].outputs
+            ),
+        )
+
+    def _advance(self, operator: int) -> None:
+        """Compute the values that the operator gets."""
+        from planner.operators.precision import autocast
+        from planner.profilers.unit import unit
+
+        while self.next < operator:
+            one = unit(self.model, self.next, self.device)
+            with autocast(self.device, self.dtype):
+                outputs = one.forward(*one.leaves(self.alive))
+            self._leave(self.next, dict(zip(one.outputs, outputs, strict=True)))
+
+    def _leave(self, operator: int, made: "Mapping[str, Tensor]") -> None:
+        """Keep what an operator has made for those that read it, and nothing else."""
+        one = self.model.graph.operators[operator]
+        for name, value in made.items():
+            self.alive[name] = value.detach().requires_grad_(value.requires_grad)
+        for name in {*one.inputs, *one.outputs}:
+            if self.last_use.get(name, -1) <= operator:
+                self.alive.pop(name, None)
+        self.next = operator + 1
 
 
-def _whole(
-    model: Model,
-    bench: "Bench",
-    held: "Mapping[str, Tensor]",
-    values: "Mapping[str, Tensor]",
-    gradient: "Tensor",
-) -> Callable[[], float]:
-    """A function that times the whole model in one piece, in s.
-
-    Args:
-        held: parameters by name; their gradients become those of the bench.
-        values: inputs of the graph by name.
-        gradient: of the output.
-    """
-    from planner.operators import input_names, output_names, to_torch
-    from planner.profilers.timing import whole_step_s
-
-    everything = range(len(model.graph.operators))
-    module = to_torch(model, everything, held, bench.device)
-    for name, total in bench.gradients.items():
-        held[name].grad = total
-    inputs = [values[name] for name in input_names(model.graph, everything)]
-    position = output_names(model.graph, everything).index(bench.output)
-    return lambda: whole_step_s(
-        lambda: module(*inputs)[position], gradient, bench.device, WHOLE_STEPS
-    )
+def _samples(trial: "Trial", least: int, budget_s: float) -> list[tuple[float, float]]:
+    """Times of forward and backward until their median is sure or the budget is spent."""
+    calls = trial.calls()
+    begin = perf_counter()
+    samples = [trial.sample(calls) for _ in range(least)]
+    while (
+        perf_counter() - begin < budget_s
+        and interval([forward_s + backward_s for forward_s, backward_s in samples]) > PRECISION
+    ):
+        samples.append(trial.sample(calls))
+    return samples
 
 
-def _check(device: str, threads: int, repetitions: int) -> bool:
+def _check(device: str, threads: int, repetitions: int, dtype: str | None) -> bool:
     """Whether the device is the CPU, once it is sure that it is there."""
     import torch
 
     for option, value in (("--threads", threads), ("--repetitions", repetitions)):
         if value < 1:
             raise OptionError(f"{option}: expected 1 or more, got {value}")
+    if dtype is not None and dtype not in DTYPES:
+        raise OptionError(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     if device == "cpu":
         return True
     kind, _, index = device.partition(":")
@@ -207,29 +375,6 @@ def _check(device: str, threads: int, repetitions: int) -> bool:
     return False
 
 
-def _observe(
-    bench: "Bench", inputs: "Mapping[str, Tensor]", tick: Callable[[], None]
-) -> "list[_Observed]":
-    """What the first run of every operator says, in order."""
-    from planner.profilers.stash import observe
-
-    alive = dict(inputs)
-    found = []
-    for i, unit in enumerate(bench.units):
-        flops = _flops(lambda unit=unit: unit.forward(*unit.leaves(alive)))  # type: ignore[misc]
-        outputs, stash = observe(unit, alive)
-        found.append(_Observed(stash, flops, bench.calls(i, unit.leaves(alive))))
-        alive.update(
-            (name, value.detach().requires_grad_(value.requires_grad))
-            for name, value in zip(unit.outputs, outputs, strict=True)
-        )
-        for name in {*unit.inputs, *unit.outputs}:
-            if bench.last_use.get(name, -1) <= i:
-                del alive[name]
-        tick()
-    return found
-
-
 def _flops(run: Callable[[], object]) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -239,53 +384,60 @@ def _flops(run: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def _cost(
-    graph: Graph,
-    operator: Operator,
-    observed: _Observed,
-    repeated: tuple[tuple[float, float], ...],
-) -> OperatorCost:
-    """Figures of one operator; `repeated` holds forward and backward times."""
+def _flow(value: "Tensor") -> Flow:
+    dtype = str(value.dtype).removeprefix("torch.")
+    return Flow(tuple(value.shape), dtype, tuple(value.stride()), value.requires_grad)
+
+
+def _places(graph: Graph, operator: int) -> tuple[str, ...]:
+    """What places in a `Measured` stand for."""
+    one = graph.operators[operator]
+    return (*one.inputs, *one.outputs, *one.parameters)
+
+
+def _retyped(graph: Graph, operators: list[Measured]) -> Graph:
+    """The graph with the element types that tensors really have, which autocast changes."""
+    found = {
+        name: flow.dtype
+        for operator, measured in zip(graph.operators, operators, strict=True)
+        for name, flow in zip(operator.outputs, measured.outputs, strict=True)
+    }
+    if all(found.get(t.name, t.dtype) == t.dtype for t in graph.tensors):
+        return graph
+    tensors = (replace(t, dtype=found.get(t.name, t.dtype)) for t in graph.tensors)
+    return replace(graph, tensors=tuple(tensors))
+
+
+def _cost(graph: Graph, index: int, measured: Measured) -> OperatorCost:
+    """Figures of one operator."""
+    operator, places = graph.operators[index], _places(graph, index)
     tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
-    forwards, backwards = zip(*repeated, strict=True)
     output_bytes = sum(tensors[name].bytes for name in operator.outputs)
     parameter_bytes = sum(parameters[name].bytes for name in operator.parameters)
     return OperatorCost(
         name=operator.name,
-        forward_s=round(median(forwards), 9),
-        backward_s=round(median(backwards), 9),
+        forward_s=measured.forward_s,
+        backward_s=measured.backward_s,
         output_bytes=output_bytes,
         parameter_bytes=parameter_bytes,
-        flops=observed.flops,
+        flops=measured.flops,
         bytes_moved=(
             sum(tensors[name].bytes for name in operator.inputs) + parameter_bytes + output_bytes
         ),
-        stash_tensors=tuple(
-            sorted(observed.stash.tensors, key=(*operator.inputs, *operator.outputs).index)
-        ),
-        stash_private_bytes=observed.stash.private_bytes,
+        stash_tensors=tuple(places[at] for at in measured.kept),
+        stash_private_bytes=measured.private_bytes,
+        workspace_bytes=measured.workspace_bytes,
+        interval=measured.interval,
     )
 
 
-def _spread(repeated: tuple[tuple[float, float], ...]) -> float:
-    totals = [forward_s + backward_s for forward_s, backward_s in repeated]
-    return (max(totals) - min(totals)) / median(totals)
-
-
-def _main_dtype(graph: Graph) -> str:
-    """The float dtype of most parameter bytes; of most tensor bytes where there are none."""
-    for held in (graph.parameters, graph.tensors):
-        sizes: Counter[str] = Counter()
-        for one in held:
-            if one.dtype in FLOAT_DTYPES:
-                sizes[one.dtype] += one.bytes
-        if sizes:
-            return sizes.most_common(1)[0][0]
-    raise ValueError("a model without floats")
-
-
-def _device_type(name: str) -> str:
-    return DEVICE_TYPES.get(name, name.replace(" ", "-"))
+def _views(graph: Graph, operators: list[Measured]) -> tuple[View, ...]:
+    return tuple(
+        View(places[tensor], places[base])
+        for i, measured in enumerate(operators)
+        for places in [_places(graph, i)]
+        for tensor, base in measured.views
+    )
 
 
 def _versions() -> dict[str, str]:

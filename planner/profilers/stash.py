@@ -61,7 +61,8 @@ def observe(unit: Unit, values: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """Of the storage itself, not of its bytes, which a tensor without numbers does not have."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _by_address(named: Iterable[tuple[str, Tensor]]) -> dict[int, str]:

@@ -1,8 +1,11 @@
-"""What a profile says at a glance: time per operator type, and whether the parts make the whole."""
+"""What a profile says at a glance: time per operator type, whether the parts make the whole, and
+how large the tensors are that a cut would have to send.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass
 
+from planner.graph import consumers, producers
 from planner.profile import OperatorCost, Profile
 
 
@@ -57,6 +60,38 @@ class Summary:
     def sum_per_whole(self) -> float | None:
         """Sum of the parts over the whole; near 1 on a quiet machine."""
         return self.sum_s / self.whole_s if self.whole_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSizes:
+    """Tensors that operators make for others.
+
+    Attributes:
+        count: number of them.
+        total_bytes: all together.
+        quantiles: bytes below which no more than a tenth, half and nine tenths of them lie.
+        largest: name of the largest; the first of several.
+        largest_bytes: its size.
+    """
+
+    count: int
+    total_bytes: int
+    quantiles: tuple[int, int, int]
+    largest: str
+    largest_bytes: int
+
+
+def edge_sizes(profile: Profile) -> EdgeSizes | None:
+    """How the bytes of a profile's edges are distributed; None for a model without edges."""
+    graph = profile.graph
+    made, read_by = producers(graph), consumers(graph)
+    between = [tensor for tensor in graph.tensors if tensor.name in made and read_by[tensor.name]]
+    if not between:
+        return None
+    sizes = sorted(tensor.bytes for tensor in between)
+    tenth, half, most = (sizes[int(share * (len(sizes) - 1))] for share in (0.1, 0.5, 0.9))
+    largest = max(between, key=lambda tensor: tensor.bytes)
+    return EdgeSizes(len(sizes), sum(sizes), (tenth, half, most), largest.name, largest.bytes)
 
 
 def summary(profile: Profile) -> Summary:

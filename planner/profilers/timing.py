@@ -1,27 +1,29 @@
-"""How long the operators of a model take, each alone, under the conditions of a real step.
+"""How long one operator takes, forward and backward, under the conditions of a real step.
 
-A repetition is a step taken apart: forward over all operators in order, backward over all in
-reverse order with the gradients that arrive, a clock around each. So every operator finds the
-caches, the allocator and the values as it would in a real step, and a disturbance that lasts a
-moment hits one repetition of an operator and not all of them. Repeating one operator until it is
-measured would find its weights in the cache.
+In a step an operator finds its inputs where the operator before it left them, in the caches, and
+its weights where the step before left them, in memory. So before each measurement a buffer larger
+than the caches is written, and the inputs are read: repeating an operator without that measures it
+with its weights in the cache. Backward finds the arriving gradient in the caches and the stash in
+memory.
 
 Backward uses autograd.grad and adds what belongs to parameters itself. autograd.backward would
 copy gradients into the inputs, which are leaves here and are none in a real step.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from planner.operators.precision import autocast
+from planner.profilers.classes import Surroundings
 from planner.profilers.unit import Unit
 
 T = TypeVar("T")
@@ -30,27 +32,9 @@ ENOUGH_S = 0.5e-3
 """An operator that takes less is called several times per measurement. Clock, lambda and the entry
 into autograd cost 5 to 15 us (torch 2.13, CPU), 3 % of this."""
 MAX_CALLS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """How often an operator is called per measurement, forward and backward."""
-
-    forward: int
-    backward: int
-
-
-@dataclass(slots=True)
-class Tape:
-    """What the backward pass of one operator needs.
-
-    Attributes:
-        inputs: its leaves.
-        outputs: with their graph; None where it is run again, because one graph is not enough.
-    """
-
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...] | None
+CACHES_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
+"""What is written so that caches hold nothing else: more than a core's share of a CPU's last cache,
+and than the 50 MB of an H100's."""
 
 
 @contextmanager
@@ -67,25 +51,42 @@ def quiet(threads: int | None) -> Iterator[None]:
             gc.enable()
 
 
-def seconds(run: Callable[[], T], device: str) -> tuple[float, T]:
-    """The time that `run` takes on the device, and what it returns."""
-    if device == "cpu":
-        start = perf_counter()
-        result = run()
-        return perf_counter() - start, result
-    with torch.cuda.device(device):
-        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        begin.record()
-        result = run()
-        end.record()
-        end.synchronize()
-    return begin.elapsed_time(end) / 1e3, result
+@dataclass(slots=True)
+class Stopwatch:
+    """Takes times on one device.
+
+    Attributes:
+        device: "cpu", "cuda" or "cuda:N".
+        wall_s: all that it timed, together.
+        cpu_s: time that the process had a core meanwhile; less where others had it.
+    """
+
+    device: str
+    wall_s: float = field(default=0.0, init=False)
+    cpu_s: float = field(default=0.0, init=False)
+
+    def seconds(self, run: Callable[[], T]) -> tuple[float, T]:
+        """The time that `run` takes on the device, and what it returns."""
+        if self.device == "cpu":
+            had, start = process_time(), perf_counter()
+            result = run()
+            took_s = perf_counter() - start
+            self.wall_s += took_s
+            self.cpu_s += process_time() - had
+            return took_s, result
+        with torch.cuda.device(self.device):
+            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+            begin.record()
+            result = run()
+            end.record()
+            end.synchronize()
+        return begin.elapsed_time(end) / 1e3, result
 
 
 def whole_step_s(
-    run: Callable[[], Tensor], gradient: Tensor, device: str, repetitions: int
+    run: Callable[[], Tensor], gradient: Tensor, watch: Stopwatch, repetitions: int
 ) -> float:
     """Median time of forward and backward of a whole model, after one warm-up.
 
@@ -99,112 +100,125 @@ def whole_step_s(
         if output.requires_grad:
             torch.autograd.backward(output, gradient)
 
-    return median([seconds(step, device)[0] for _ in range(repetitions + 1)][1:])
+    return median([watch.seconds(step)[0] for _ in range(repetitions + 1)][1:])
 
 
-class Bench:
-    """The operators of a model with the buffers of a training step.
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How often an operator is called per measurement, forward and backward."""
+
+    forward: int
+    backward: int
+
+
+class Trial:
+    """One operator, ready to be timed.
 
     Attributes:
-        units: in topological order.
-        gradients: of the weights, by name; they grow in place as they do over microbatches.
-        output: the tensor that the loss is computed from.
-        device: where everything lies.
-        last_use: by tensor, the operator after which nobody reads it.
-        first_use: by weight, the operator after whose backward its gradient is complete.
+        unit: the operator.
+        inputs: its leaves, in the order of `unit.inputs`.
+        around: what its backward pass finds.
+        watch: takes the times.
+        dtype: of autocast.
+        scratch: what is written to clear the caches.
     """
 
     def __init__(
-        self, units: Sequence[Unit], gradients: Mapping[str, Tensor], output: str, device: str
+        self,
+        unit: Unit,
+        inputs: tuple[Tensor, ...],
+        around: Surroundings,
+        watch: Stopwatch,
+        dtype: str | None,
+        scratch: Tensor,
     ) -> None:
-        self.units = units
-        self.gradients = gradients
-        self.output = output
-        self.device = device
-        self.last_use = {name: i for i, unit in enumerate(units) for name in unit.inputs}
-        self.first_use = {
-            name: i for i, unit in reversed(list(enumerate(units))) for name in unit.weights
+        self.unit, self.inputs, self.around = unit, inputs, around
+        self.watch, self.dtype, self.scratch = watch, dtype, scratch
+        outputs = self._run(inputs)
+        self.arriving = {
+            name: torch.randn_like(output)
+            for name, output in zip(unit.outputs, outputs, strict=True)
+            if name in around.reached and output.requires_grad
         }
+        leaves = {**dict(zip(unit.inputs, inputs, strict=True)), **unit.weights}
+        there = {n: leaf.detach() for n, leaf in leaves.items() if leaf.requires_grad}
+        self.summands = {n: torch.randn_like(t) for n, t in there.items() if n in around.summed}
+        self.totals = {n: torch.zeros_like(t) for n, t in there.items() if n in around.complete}
 
-    def calls(self, operator: int, inputs: tuple[Tensor, ...]) -> Calls:
-        """How often to call an operator per measurement, from a first look at it."""
-        unit = self.units[operator]
-        forward_s, outputs = seconds(lambda: unit.forward(*inputs), self.device)
-        arriving = {
-            name: torch.ones_like(value) for name, value in zip(unit.outputs, outputs, strict=True)
-        }
-        backward_s, _ = self._backward(operator, Tape(inputs, outputs), arriving, 1)
+    def calls(self) -> Calls:
+        """How often to call it per measurement, from a first look at it."""
+        forward_s, outputs = self._forward(1)
+        backward_s = self._backward(outputs, 1)
         if 0 < backward_s < 10 * ENOUGH_S:  # the first one pays for choosing kernels
-            backward_s, _ = self._backward(operator, Tape(inputs, None), arriving, 1)
+            backward_s = self._backward(None, 1)
         return Calls(_calls(forward_s), _calls(backward_s))
 
-    def repetition(
-        self,
-        values: Mapping[str, Tensor],
-        gradient: Tensor,
-        calls: Sequence[Calls],
-        tick: Callable[[], None],
-    ) -> list[tuple[float, float]]:
-        """Times of forward and backward of every operator, in s, over one step.
+    def sample(self, calls: Calls) -> tuple[float, float]:
+        """Time of one forward and of one backward pass, in s."""
+        forward_s, outputs = self._forward(calls.forward)
+        once = calls.backward == 1
+        return forward_s, self._backward(outputs if once else None, calls.backward)
 
-        Args:
-            values: inputs of the graph by name.
-            gradient: of the output.
-            calls: per operator.
-            tick: called after every operator.
+    def workspace_bytes(self) -> int:
+        """Most that the kernels hold for themselves on a CUDA device; 0 on the CPU, where nobody
+        counts.
         """
-        forward_s, tapes = self._forwards(values, calls, tick)
-        backward_s = [0.0] * len(self.units)
-        arriving = {self.output: gradient}
-        for i in reversed(range(len(self.units))):
-            time_s, leaving = self._backward(i, tapes.pop(), arriving, calls[i].backward)
-            backward_s[i] = time_s
-            for name in self.units[i].outputs:
-                arriving.pop(name, None)
-            arriving.update(leaving)
-        return list(zip(forward_s, backward_s, strict=True))
+        if self.watch.device == "cpu":
+            return 0
 
-    def _forwards(
-        self, values: Mapping[str, Tensor], calls: Sequence[Calls], tick: Callable[[], None]
-    ) -> tuple[list[float], list[Tape]]:
-        alive = dict(values)
-        times, tapes = [], []
-        for i, unit in enumerate(self.units):
-            inputs = unit.leaves(alive)
-            time_s, outputs = self._forward(unit, inputs, calls[i].forward)
-            times.append(time_s)
-            tapes.append(Tape(inputs, outputs if calls[i].backward == 1 else None))
-            alive.update(zip(unit.outputs, outputs, strict=True))
-            for name in {*unit.inputs, *unit.outputs}:
-                if self.last_use.get(name, -1) <= i:
-                    del alive[name]
-            tick()
-        return times, tapes
+        def beyond(run: Callable[[], T]) -> tuple[int, T]:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            result = run()
+            torch.cuda.synchronize(device)
+            left = torch.cuda.memory_allocated(device)  # what was made and stays is no workspace
+            return torch.cuda.max_memory_allocated(device) - left, result
 
-    def _forward(
-        self, unit: Unit, inputs: tuple[Tensor, ...], calls: int
-    ) -> tuple[float, tuple[Tensor, ...]]:
-        time_s, results = seconds(
-            lambda: [unit.forward(*inputs) for _ in range(calls)], self.device
-        )
+        device = self.watch.device
+        forward, outputs = beyond(lambda: self._run(self.inputs))
+        gradients = self._gradients([self.inputs], [outputs])
+        backward = beyond(gradients)[0] if gradients else 0
+        return max(forward, backward)
+
+    def _run(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        with autocast(self.watch.device, self.dtype):
+            return self.unit.forward(*inputs)
+
+    def _forward(self, calls: int) -> tuple[float, tuple[Tensor, ...]]:
+        if calls == 1:
+            self._clear_caches(self.inputs)
+        forward, inputs = self.unit.forward, self.inputs
+        with autocast(self.watch.device, self.dtype):
+            time_s, results = self.watch.seconds(lambda: [forward(*inputs) for _ in range(calls)])
         return time_s / calls, results[-1]
 
-    def _backward(
-        self, operator: int, tape: Tape, arriving: Mapping[str, Tensor], calls: int
-    ) -> tuple[float, dict[str, Tensor]]:
-        """The time of one backward pass, and the gradients that leave it.
+    def _backward(self, outputs: tuple[Tensor, ...] | None, calls: int) -> float:
+        """The time of one backward pass. An operator that no gradient reaches takes no time.
 
-        Those are of the inputs, and of weights that operators before it read too; they are summed
-        with what had arrived there. An operator that no gradient reaches takes no time.
+        Args:
+            outputs: with their graph; None runs the operator again for every call, because one
+                graph is not enough.
         """
-        unit = self.units[operator]
-        copies = [tape.inputs] if tape.outputs else [_copy(tape.inputs) for _ in range(calls)]
-        results = [tape.outputs or unit.forward(*copy) for copy in copies]
+        copies = [self.inputs] if outputs else [_copy(self.inputs) for _ in range(calls)]
+        gradients = self._gradients(copies, [outputs or self._run(copy) for copy in copies])
+        if gradients is None:
+            return 0.0
+        if calls == 1:
+            self._clear_caches(tuple(self.arriving.values()))
+        return self.watch.seconds(gradients)[0] / len(copies)
+
+    def _gradients(
+        self, copies: Sequence[tuple[Tensor, ...]], results: Sequence[tuple[Tensor, ...]]
+    ) -> Callable[[], list[Tensor | None]] | None:
+        """A function that computes the gradients that leave the operator, summed with what had
+        arrived there and added to the totals where they are complete; None where there are none.
+        """
+        unit = self.unit
         pairs = [
-            (output, arriving[name])
+            (output, self.arriving[name])
             for outputs in results
             for name, output in zip(unit.outputs, outputs, strict=True)
-            if name in arriving and output.requires_grad
+            if name in self.arriving
         ]
         leaves = [
             (name, leaf)
@@ -213,20 +227,16 @@ class Bench:
             if leaf.requires_grad
         ]
         if not pairs or not (leaves or unit.weights):
-            return 0.0, {}
-        outputs, gradients = zip(*pairs, strict=True)
+            return None
+        outputs, arriving = zip(*pairs, strict=True)
         names, wanted = zip(*leaves, *unit.weights.items(), strict=True)
-        summands = [arriving.get(name) for name in names]
-        complete = [
-            (at, self.gradients[name])
-            for at, name in enumerate(names)
-            if self.first_use.get(name) == operator
-        ]
+        summands = [self.summands.get(name) for name in names]
+        complete = [(at, self.totals[n]) for at, n in enumerate(names) if n in self.totals]
 
         def run() -> list[Tensor | None]:
-            found = torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+            found = torch.autograd.grad(outputs, wanted, arriving, allow_unused=True)
             sums = [
-                _sum(old, new, (*gradients, *found))
+                _sum(old, new, (*arriving, *found))
                 for old, new in zip(summands, found, strict=True)
             ]
             del found
@@ -236,9 +246,13 @@ class Bench:
                     total.add_(last)
             return sums
 
-        time_s, sums = seconds(run, self.device)
-        leaving = {name: new for name, new in zip(names, sums, strict=True) if new is not None}
-        return time_s / len(copies), leaving
+        return run
+
+    def _clear_caches(self, fresh: Sequence[Tensor]) -> None:
+        """Nothing is in the caches but the tensors that the operator before has just made."""
+        self.scratch.add_(1)
+        for tensor in fresh:
+            tensor.detach().sum()
 
 
 def _calls(time_s: float) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planner.model import Model
-from planner.operators import input_names, output_names, to_torch
+from planner.operators import input_names, output_names, parameters, to_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,23 @@ def units(model: Model, values: Mapping[str, Tensor], device: str) -> tuple[Unit
     Args:
         values: the parameters by name, on the device.
     """
-    return tuple(_unit(model, i, values, device) for i in range(len(model.graph.operators)))
+    return tuple(unit(model, i, device, values) for i in range(len(model.graph.operators)))
 
 
-def _unit(model: Model, operator: int, values: Mapping[str, Tensor], device: str) -> Unit:
-    module = to_torch(model, [operator], values=values, device=device)
-    held = {name: values[name] for name in model.graph.operators[operator].parameters}
+def unit(
+    model: Model, operator: int, device: str, values: Mapping[str, Tensor] | None = None
+) -> Unit:
+    """One operator of the model.
+
+    Args:
+        values: its parameters by name, on the device, among others; None reads them.
+
+    Raises:
+        OperatorError: if it has no conversion.
+    """
+    names = model.graph.operators[operator].parameters
+    held = parameters(model, names, device) if values is None else {n: values[n] for n in names}
+    module = to_torch(model, [operator], values=held, device=device)
     return Unit(
         forward=module.forward,
         inputs=input_names(model.graph, [operator]),

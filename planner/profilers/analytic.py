@@ -1,0 +1,293 @@
+"""`analytic`: a profile for a type of device that is not there, from what operators do and what
+such devices are known to reach. `rescale`: the same from a profile that was measured on another.
+
+Each kernel takes
+
+    launch + max(flops / (compute share x peak), bytes / (memory share x memory bandwidth))
+
+with the shares of its kind of work (efficiencies.py); a pass of an operator is the sum over its
+kernels. A view takes nothing. What the model leaves out: a kernel that is too small to fill the
+device is slower than its share says, by more than the launch.
+
+Source: the roofline of Williams, Waterman and Patterson, CACM 2009.
+"""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from planner import __version__
+from planner.costs.compute import fits_any_device, operator_times
+from planner.errors import OptionError
+from planner.graph import FLOAT_DTYPES, Operator, main_dtype, parameters_by_name, tensors_by_name
+from planner.model import Model
+from planner.profile import OperatorCost, Profile, Source
+from planner.profilers.efficiencies import Machine, machine
+from planner.profilers.works import Kernel
+from planner.topology import DeviceType
+
+if TYPE_CHECKING:
+    from planner.profilers.facts import Facts
+
+Array = npt.NDArray[np.float64]
+
+ENGINE = "roofline"
+LEAST_SHARE = 1e-3
+"""Of the step: operators that take less are left out where times are compared."""
+
+
+def analytic(
+    model: Model, *, model_path: str | None, kind: DeviceType, dtype: str | None = None
+) -> Profile:
+    """The profile of a model on a type of device, computed without it. No weights are read.
+
+    Args:
+        model: with the batch of one microbatch.
+        model_path: written into the profile, as is.
+        kind: the type of device.
+        dtype: that chooses the device's speed; sizes stay the graph's. Without, the dtype of most
+            parameter bytes.
+
+    Raises:
+        OptionError: if the dtype is unknown.
+        OperatorError: if an operator has no conversion, or cannot run without numbers.
+    """
+    from planner.profilers.facts import facts
+    dtype = dtype or main_dtype(model.graph)
+    if dtype not in FLOAT_DTYPES:
+        known = ", ".join(sorted(FLOAT_DTYPES))
+        raise OptionError(f"--dtype: expected one of {known}, got {dtype!r}")
+    known_facts = facts(model)
+    assumed = machine(kind, dtype)
+    rates = kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s
+    forward_s = _Passes([one.kernels for one in known_facts], assumed).seconds(*rates)
+    backward_s = _Passes([one.backward_kernels for one in known_facts], assumed).seconds(*rates)
+    parts = zip(model.graph.operators, known_facts, forward_s, backward_s, strict=True)
+    return Profile(
+        graph=model.graph,
+        operators=tuple(_cost(model, *part) for part in parts),
+        views=tuple(view for one in known_facts for view in one.stash.views),
+        model_path=model_path,
+        model_hash=model.hash,
+        dimensions=dict(model.dimensions),
+        microbatch_size=model.batch,
+        dtype=dtype,
+        device_type=kind.name,
+        source=Source.ANALYTIC,
+        threads=1 if kind.name == "cpu" else None,
+        repetitions=0,
+        spread=0.0,
+        whole_step=None,
+        versions=_versions(),
+        engine=ENGINE,
+        warnings=_warnings(kind, dtype),
+    )
+
+
+def _cost(
+    model: Model, operator: Operator, found: "Facts", forward_s: float, backward_s: float
+) -> OperatorCost:
+    tensors, parameters = tensors_by_name(model.graph), parameters_by_name(model.graph)
+    return OperatorCost(
+        name=operator.name,
+        forward_s=round(float(forward_s), 9),
+        backward_s=round(float(backward_s), 9),
+        output_bytes=sum(tensors[name].bytes for name in operator.outputs),
+        parameter_bytes=sum(parameters[name].bytes for name in operator.parameters),
+        flops=found.flops,
+        bytes_moved=found.bytes_moved,
+        stash_tensors=found.stash.tensors,
+        stash_private_bytes=found.stash.private_bytes,
+    )
+
+
+def _warnings(kind: DeviceType, dtype: str) -> tuple[str, ...]:
+    if dtype in kind.flops:
+        return ()
+    return (f"no speed of {kind.name} in {dtype} is known; that of float32 was taken",)
+
+
+def _versions() -> dict[str, str]:
+    import onnx
+    import torch
+
+    return {
+        "onnx": onnx.__version__,
+        "planner": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+class _Passes:
+    """The kernels of several passes as arrays.
+
+    Attributes:
+        owner: (K,) the pass that kernel k belongs to.
+        flops: (K,) floating-point operations over the share that its kind reaches.
+        bytes: (K,) bytes over the share that its kind reaches.
+    """
+
+    def __init__(self, passes: Sequence[Sequence[Kernel]], assumed: Machine) -> None:
+        kernels = [kernel for one in passes for kernel in one]
+        shares = [assumed.efficiencies[kernel.work] for kernel in kernels]
+        self.num_passes = len(passes)
+        self.launch_s = assumed.launch_s
+        self.owner = np.repeat(np.arange(len(passes)), [len(one) for one in passes])
+        self.flops = np.array([k.flops / s.compute for k, s in zip(kernels, shares, strict=True)])
+        self.bytes = np.array([k.bytes / s.memory for k, s in zip(kernels, shares, strict=True)])
+
+    def seconds(self, peak_flops: float, bandwidth_bytes_per_s: float) -> Array:
+        """(number of passes,) time of each, in s, on a device of these two speeds."""
+        each = np.maximum(self.flops / peak_flops, self.bytes / bandwidth_bytes_per_s)
+        total = np.bincount(self.owner, self.launch_s + each, self.num_passes)
+        return total.astype(np.float64)
+
+
+# ---- from a profile of another device
+
+
+def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) -> Profile:
+    """The profile for another type of device: times by the ratio of the rooflines, as solve takes
+    them where a topology has other devices than the profile.
+
+    Args:
+        measured_on: the profile's own type of device, if it is known.
+
+    Returns:
+        The profile as it is, if it is for that type already.
+
+    Raises:
+        OptionError: if the profile says too little to be rescaled.
+    """
+    if kind.name == profile.device_type:
+        return profile
+    if fits_any_device(profile):
+        raise OptionError(
+            f"the profile does not say on which device it was made, so it cannot be rescaled to"
+            f" {kind.name}; solve takes its times as they are on every device"
+        )
+    times = operator_times(profile, kind, measured_on)
+    costs = zip(profile.operators, times.forward_s, times.backward_s, strict=True)
+    how = f"rescaled from {profile.device_type} ({profile.source}) by the ratio of the rooflines"
+    return replace(
+        profile,
+        operators=tuple(
+            replace(cost, forward_s=float(forward_s), backward_s=float(backward_s))
+            for cost, forward_s, backward_s in costs
+        ),
+        device_type=kind.name,
+        source=Source.RESCALED,
+        threads=1 if kind.name == "cpu" else None,
+        whole_step=None,
+        warnings=(*profile.warnings, how),
+    )
+
+
+# ---- against what was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How well the roofline explains a measured profile, after its two constants are fitted.
+
+    Attributes:
+        peak_flops: FLOP/s.
+        memory_bandwidth_bytes_per_s: the other constant.
+        num_operators: those above `LEAST_SHARE` of the measured step, which all figures are over.
+        median_error: median of |log(predicted time / measured time)|.
+        p90_error: 90th percentile of the same.
+        rank_correlation: of predicted and measured times.
+    """
+
+    peak_flops: float
+    memory_bandwidth_bytes_per_s: float
+    num_operators: int
+    median_error: float
+    p90_error: float
+    rank_correlation: float
+
+
+def fit_constants(found: "Sequence[Facts]", measured: Profile) -> Fit:
+    """Fit a device's peak FLOP/s and memory bandwidth to a measured profile.
+
+    They minimize the mean of |log(predicted / measured)| over the operators' forward and backward
+    times together: ratios, because times differ by orders of magnitude, and absolute values,
+    because a few operators are always disturbed. The minimum is looked for on a grid of
+    logarithms that gets finer around the best point.
+
+    Args:
+        found: of the model, in the graph's order.
+        measured: its profile.
+
+    Raises:
+        ValueError: if the two are of different models, or no operator has a kernel.
+    """
+    if len(found) != len(measured.operators):
+        raise ValueError(f"{len(found)} facts, but {len(measured.operators)} operators")
+    taken_s = np.array([one.forward_s + one.backward_s for one in measured.operators])
+    kernels = [(*one.kernels, *one.backward_kernels) for one in found]
+    chosen = [
+        i for i in range(len(found)) if kernels[i] and taken_s[i] > LEAST_SHARE * taken_s.sum()
+    ]
+    if not chosen:
+        raise ValueError("no operator has a kernel")
+    kind = DeviceType(measured.device_type, 1, {measured.dtype: 1.0, "float32": 1.0}, 1.0, "")
+    passes = _Passes([kernels[i] for i in chosen], machine(kind, measured.dtype))
+    taken_s = taken_s[chosen]
+
+    def errors(point: Array) -> Array:
+        ratio: Array = np.log(passes.seconds(*np.exp(point)) / taken_s)
+        return np.abs(ratio)
+
+    work = np.array([passes.flops.sum(), passes.bytes.sum()])
+    best = np.log(np.maximum(work, 1.0) / taken_s.sum())
+    for step in GRID_STEPS:
+        around = np.arange(-GRID_HALF, GRID_HALF + 1) * step
+        points = [best + np.array([a, b]) for a in around for b in around]
+        best = min(points, key=lambda point: (errors(point).mean(), *np.abs(point - best)))
+    peak, bandwidth = np.exp(best)
+    return Fit(
+        peak_flops=float(peak),
+        memory_bandwidth_bytes_per_s=float(bandwidth),
+        num_operators=len(chosen),
+        median_error=float(np.median(errors(best))),
+        p90_error=float(np.percentile(errors(best), 90)),
+        rank_correlation=rank_correlation(passes.seconds(peak, bandwidth), taken_s),
+    )
+
+
+GRID_HALF = 8
+GRID_STEPS = (0.5, 0.1, 0.02, 0.004, 0.0008)
+"""Logarithms. The first grid spans a factor of 50 each way from the rates at which all work would
+take the whole time; every other one, more than a step of the one before."""
+
+
+def rank_correlation(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+    """Spearman's: the correlation of the ranks, equal values sharing the mean of their ranks. 1
+    where all values of both are equal, 0 where those of one are.
+
+    Args:
+        a: (N,) numbers.
+        b: (N,) numbers.
+
+    >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
+    0.8
+    """
+    first, second = (_ranks(np.asarray(values, dtype=np.float64)) for values in (a, b))
+    first, second = first - first.mean(), second - second.mean()
+    norm = np.sqrt((first @ first) * (second @ second))
+    if norm == 0:
+        return float(not first.any() and not second.any())
+    return float(round(first @ second / norm, 12))
+
+
+def _ranks(values: Array) -> Array:
+    """(N,) the rank of each, from 1; equal ones share the mean."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return np.asarray((last - (count - 1) / 2)[place], dtype=np.float64)

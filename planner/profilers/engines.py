@@ -1,0 +1,182 @@
+"""Which engine makes a profile: measuring here, or what is known of a device that is not here.
+
+torch        forward and backward of each operator, measured
+onnxruntime  forward measured, backward estimated
+analytic     both computed from FLOPs and bytes, for any type in the device table
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.clusters import shipped_device_type
+from planner.errors import OptionError
+from planner.model import Model
+from planner.profile import Profile
+from planner.profilers.measured import Effort, measure
+
+if TYPE_CHECKING:
+    from planner.profilers.analytic import Fit
+    from planner.profilers.compare import EngineComparison
+
+
+class Engine(StrEnum):
+    """What the times of a profile come from."""
+
+    TORCH = "torch"
+    ONNXRUNTIME = "onnxruntime"
+    ANALYTIC = "analytic"
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How to measure; the analytic engine needs none of it but the dtype.
+
+    Attributes:
+        threads: of the CPU.
+        dtype: that floating-point work is done in; the model's own without.
+        repetitions: at least so many per operator; the engine's own number without.
+        budget_s: time for each different operator.
+        seed: of the synthetic inputs.
+        cached: whether to take what was measured before.
+    """
+
+    threads: int = 1
+    dtype: str | None = None
+    repetitions: int | None = None
+    budget_s: float = 1.0
+    seed: int = 0
+    cached: bool = True
+
+
+def engine_for(device: str, engine: str | None) -> Engine:
+    """The engine that was asked for, or the one that fits the device: a type in the device table is
+    not here, and computed.
+
+    Raises:
+        OptionError: if engine and device do not go together; an unknown type lists the known ones.
+    """
+    here = device == "cpu" or device.partition(":")[0] == "cuda"
+    found = Engine(engine) if engine else Engine.TORCH if here else Engine.ANALYTIC
+    if found is Engine.ANALYTIC:
+        shipped_device_type(device)
+    elif not here:
+        raise OptionError(
+            f"--engine {found.value}: expected --device cpu, cuda or cuda:N, which can be measured"
+            f" here, got {device!r}; leave --engine away to compute a profile for a type of device"
+        )
+    return found
+
+
+def profile_with(
+    engine: Engine,
+    model: Model,
+    model_path: str,
+    device: str,
+    how: Measuring,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    effort: Callable[[Effort], None] = lambda found: None,
+) -> Profile:
+    """A profile of the model by the engine.
+
+    Args:
+        model_path: written into the profile, as is.
+        device: "cpu", "cuda", "cuda:N", or a type in the device table.
+        progress: called with what is done and to do.
+        effort: called with what measuring took, where the engine knows.
+
+    Raises:
+        OptionError: if an option does not fit the engine or the device is not there.
+        OperatorError: if an operator has no conversion.
+    """
+    if engine is Engine.ANALYTIC:
+        from planner.profilers.analytic import analytic
+
+        kind = shipped_device_type(device)
+        return analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
+    repetitions = {} if how.repetitions is None else {"repetitions": how.repetitions}
+    if engine is Engine.ONNXRUNTIME:
+        from planner.profilers.onnxruntime import measure_onnxruntime
+
+        if how.dtype is not None:
+            raise OptionError(
+                "--dtype is for --engine torch and analytic: ONNX Runtime computes in the types"
+                " that the model is written in"
+            )
+        return measure_onnxruntime(
+            model,
+            model_path=model_path,
+            provider=device,
+            threads=how.threads,
+            seed=how.seed,
+            progress=progress,
+            **repetitions,
+        )
+    return measure(
+        model,
+        model_path=model_path,
+        device=device,
+        threads=how.threads,
+        dtype=how.dtype,
+        budget_s=how.budget_s,
+        seed=how.seed,
+        cached=how.cached,
+        progress=progress,
+        effort=effort,
+        **repetitions,
+    )
+
+
+def compare_with_others(
+    model: Model,
+    by_torch: Profile,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> "tuple[EngineComparison, Fit]":
+    """Forward times of a model, measured by PyTorch on this CPU, beside ONNX Runtime's and computed
+    ones, for which the CPU's speeds are fitted to what was measured.
+
+    Args:
+        by_torch: the model's profile.
+        seed: of the synthetic inputs.
+        progress: called with runs done and to do.
+    """
+    from planner.profilers.analytic import analytic, fit_constants
+    from planner.profilers.compare import compare_engines
+    from planner.profilers.facts import facts
+    from planner.profilers.onnxruntime import measure_onnxruntime
+
+    fit = fit_constants(facts(model), by_torch)
+    kind = replace(
+        shipped_device_type(by_torch.device_type),
+        flops={"float32": fit.peak_flops, by_torch.dtype: fit.peak_flops},
+        memory_bandwidth_bytes_per_s=fit.memory_bandwidth_bytes_per_s,
+    )
+    computed = analytic(model, model_path=by_torch.model_path, kind=kind, dtype=by_torch.dtype)
+    by_onnxruntime = measure_onnxruntime(
+        model,
+        model_path=by_torch.model_path,
+        threads=by_torch.threads or 1,
+        seed=seed,
+        progress=progress,
+    )
+    return compare_engines(by_torch, by_onnxruntime, computed), fit
+
+
+def rescaled_profiles(path: Path, device: str) -> tuple[Profile, ...]:
+    """The profiles of a file, for another type of device.
+
+    Raises:
+        OptionError: if the type is unknown, or nothing is known of the type that they were made on.
+        FileError: if the file is no profile.
+    """
+    from planner.formats import read_any_profiles
+    from planner.profilers.analytic import rescale
+
+    kind = shipped_device_type(device)
+    profiles = read_any_profiles(path)
+    made_on = shipped_device_type(profiles[0].device_type)
+    return tuple(rescale(one, kind, made_on) for one in profiles)

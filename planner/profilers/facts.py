@@ -1,0 +1,339 @@
+"""What is known of every operator of a model without running it: what autograd keeps, FLOPs, and
+the bytes that its kernels move.
+
+Each operator's torch code runs once, forward and backward, on fake tensors: tensors without
+numbers (torch's meta device) that pass for tensors of the CPU, so that torch chooses the functions
+that it would choose there. Only shapes, strides and storages flow. No weights are read, and
+nothing is allocated, so a model may be larger than this machine. Operators of the same class (the
+same call on tensors of the same layout) run once for all of them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from planner.errors import OperatorError
+from planner.graph import parameters_by_name, tensors_by_name
+from planner.model import Model
+from planner.operators import input_names, output_names, to_torch
+from planner.operators.binding import Call, Read, bind
+from planner.operators.table import OPERATORS
+from planner.profile import View
+from planner.profilers.kernels import Kernels, listed
+from planner.profilers.stash import Stash, observe
+from planner.profilers.unit import Unit
+from planner.profilers.works import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one operator does for one microbatch.
+
+    Attributes:
+        stash: what autograd keeps of it, and which of its outputs are views.
+        flops: floating-point operations of the forward pass: what torch counts of products,
+            convolutions and attention, else one per element that is made.
+        backward_flops: the same of the backward pass; 0 where no gradient arrives.
+        bytes_moved: that the kernels of the forward pass read and write: inputs, parameters and
+            outputs. A view moves nothing; what picks by index moves what it picks.
+        backward_bytes: the same of the backward pass: arriving gradients, what was kept, gradients
+            made, and the sums of gradients of one tensor or parameter.
+        kernels: of the forward pass.
+        backward_kernels: of the backward pass.
+    """
+
+    stash: Stash
+    flops: int
+    backward_flops: int
+    bytes_moved: int
+    backward_bytes: int
+    kernels: tuple[Kernel, ...] = ()
+    backward_kernels: tuple[Kernel, ...] = ()
+
+
+def facts(model: Model) -> tuple[Facts, ...]:
+    """What is known of each operator, in the graph's order.
+
+    The backward pass is that of a step whose loss is computed from the graph's first output.
+
+    Raises:
+        OperatorError: if an operator has no conversion, or cannot run without numbers.
+    """
+    walk = _Walk(model)
+    forwards = walk.forwards()
+    backwards = walk.backwards(forwards)
+    return tuple(
+        Facts(
+            stash=one.stash,
+            flops=sum(kernel.flops for kernel in one.kernels),
+            backward_flops=sum(kernel.flops for kernel in backward),
+            bytes_moved=sum(kernel.bytes for kernel in one.kernels),
+            backward_bytes=sum(kernel.bytes for kernel in backward),
+            kernels=one.kernels,
+            backward_kernels=backward,
+        )
+        for one, backward in zip(forwards, backwards, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """An operator after its forward pass.
+
+    Attributes:
+        unit: it, or another of its class.
+        names: its tensors and parameters by the names of those of the unit.
+        key: its class.
+        inputs: of the unit's forward pass.
+        outputs: of the unit, in its order.
+        stash: in the operator's own names.
+        kernels: of the forward pass.
+    """
+
+    unit: Unit
+    names: Mapping[str, str]
+    key: object
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    stash: Stash
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """The backward pass of a class of operators.
+
+    Attributes:
+        kernels: without sums with gradients from elsewhere.
+        leaving: gradients of inputs and weights, by the names of the unit.
+    """
+
+    kernels: tuple[Kernel, ...]
+    leaving: Mapping[str, Tensor]
+
+
+NOTHING = _Backward((), {})
+
+
+@dataclass
+class _Walk:
+    """A training step of a model on fake tensors.
+
+    Attributes:
+        fake: what makes tensors that have no numbers.
+        forward_of: the first operator of each class, with the tensors in its own names.
+        backward_of: by class and the gradients that arrive.
+    """
+
+    model: Model
+    fake: FakeTensorMode = field(default_factory=FakeTensorMode)
+    forward_of: dict[object, tuple[_Forward, tuple[str, ...]]] = field(default_factory=dict)
+    backward_of: dict[object, _Backward] = field(default_factory=dict)
+
+    def forwards(self) -> list[_Forward]:
+        """Every operator's forward pass, in order."""
+        graph = self.model.graph
+        tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
+        values = {n: self.tensor(tensors[n].shape, tensors[n].dtype) for n in graph.inputs}
+        for name, one in parameters.items():
+            made = self.tensor(one.shape, one.dtype)
+            values[name] = nn.Parameter(made) if one.trainable else made
+        found = []
+        for i in range(len(graph.operators)):
+            found.append(self.forward(i, values))
+            for name, output in zip(found[-1].unit.outputs, found[-1].outputs, strict=True):
+                values[found[-1].names[name]] = output
+        return found
+
+    def forward(self, operator: int, values: dict[str, Tensor]) -> _Forward:
+        """One operator's forward pass; of another one of its class if there was one.
+
+        Args:
+            values: tensors and parameters by name; constants that it reads are added.
+        """
+        call = self.call(operator)
+        for name in call.reads:
+            if name not in values:  # a constant that configures it: small, and its type counts
+                value = self.model.values[name]
+                values[name] = self.tensor(value.shape, value.dtype.name)
+        node, own = self.model.nodes[operator], self.model.graph.operators[operator]
+        said = tensors_by_name(self.model.graph)
+        names = (*call.reads, *filter(None, node.outputs))
+        key = (
+            _identity(call),
+            tuple(_layout(values[name]) for name in call.reads),
+            tuple((said[n].shape, said[n].dtype) if n else None for n in node.outputs),
+            tuple(isinstance(values[name], nn.Parameter) for name in call.reads),
+            tuple(name in said for name in call.reads),
+            tuple(name in own.parameters for name in call.reads),
+        )
+        if key not in self.forward_of:
+            self.forward_of[key] = self.run(operator, key, values), names
+        first, first_names = self.forward_of[key]
+        renamed = dict(zip(first_names, names, strict=True))
+        return replace(
+            first, names=renamed, stash=_in_order(first.stash, renamed, (*own.inputs, *own.outputs))
+        )
+
+    def tensor(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """A tensor without numbers, contiguous."""
+        with self.fake:
+            return torch.empty(shape, dtype=getattr(torch, dtype))
+
+    def call(self, operator: int) -> Call:
+        """The call that the operator becomes."""
+        node, kind = self.model.nodes[operator], self.model.graph.operators[operator].type
+        if kind not in OPERATORS:
+            to_torch(self.model, [operator])  # raises, and says what is missing
+        return bind(self.model, node, OPERATORS[kind], "cpu")
+
+    def run(self, operator: int, key: object, values: Mapping[str, Tensor]) -> _Forward:
+        """The forward pass of the first operator of a class."""
+        unit = self.unit(operator, values)
+        inputs = unit.leaves(values)
+        kernels = Kernels()
+
+        def forward(*given: Tensor) -> tuple[Tensor, ...]:
+            with kernels:
+                return unit.forward(*given)
+
+        try:
+            with self.fake:
+                outputs, stash = observe(replace(unit, forward=forward), values)
+        except RuntimeError as error:
+            raise self.needs_numbers(operator, error) from error
+        outputs = tuple(one.detach().requires_grad_(one.requires_grad) for one in outputs)
+        return _Forward(unit, {}, key, inputs, outputs, stash, tuple(kernels.seen))
+
+    def unit(self, operator: int, values: Mapping[str, Tensor]) -> Unit:
+        """The operator as a torch function on fake tensors, which are the parameters too."""
+        graph = self.model.graph
+        module = to_torch(self.model, [operator], values)
+        held = {name: values[name] for name in graph.operators[operator].parameters}
+        return Unit(
+            forward=module.forward,
+            inputs=input_names(graph, [operator]),
+            outputs=output_names(graph, [operator]),
+            parameters=held,
+            weights={name: value for name, value in held.items() if value.requires_grad},
+            constants=tuple(module.buffers()),
+        )
+
+    def backwards(self, forwards: Sequence[_Forward]) -> list[tuple[Kernel, ...]]:
+        """The kernels of every operator's backward pass, in the graph's order, with the sums that
+        belong to it: a gradient is added to what arrived before for the same tensor, and that of a
+        weight, once complete, to the one of the microbatches before.
+        """
+        first_use = {
+            one.names[name]: i
+            for i, one in reversed(list(enumerate(forwards)))
+            for name in one.unit.weights
+        }
+        output = self.model.graph.outputs[0]
+        described = tensors_by_name(self.model.graph)[output]
+        arriving = {output: self.tensor(described.shape, described.dtype)}
+        found = []
+        for i, one in reversed(list(enumerate(forwards))):
+            backward = self.backward(i, one, arriving)
+            sums = Kernels()
+            with self.fake, sums:
+                for name, new in backward.leaving.items():
+                    own = one.names[name]
+                    total = arriving[own] + new if own in arriving else new
+                    arriving[own] = total
+                    if first_use.get(own) == i:
+                        torch.empty_like(total).add_(total)
+            found.append((*backward.kernels, *sums.seen))
+            for name in one.unit.outputs:
+                arriving.pop(one.names[name], None)
+        return found[::-1]
+
+    def backward(
+        self, operator: int, forward: _Forward, arriving: Mapping[str, Tensor]
+    ) -> _Backward:
+        """One operator's backward pass; of another one of its class if there was one."""
+        gradients = {
+            name: arriving[forward.names[name]]
+            for name, output in zip(forward.unit.outputs, forward.outputs, strict=True)
+            if output.requires_grad and forward.names[name] in arriving
+        }
+        if not gradients:
+            return NOTHING
+        layouts = tuple((name, _layout(value)) for name, value in gradients.items())
+        key = (forward.key, layouts)
+        if key not in self.backward_of:
+            try:
+                with self.fake:
+                    self.backward_of[key] = _differentiated(forward, gradients)
+            except RuntimeError as error:
+                raise self.needs_numbers(operator, error) from error
+        return self.backward_of[key]
+
+    def needs_numbers(self, operator: int, error: RuntimeError) -> OperatorError:
+        node = self.model.nodes[operator]
+        return OperatorError(
+            f"{self.model.path}: {node.type} {node.name!r} (version {node.version}): expected an"
+            " operator whose shapes do not depend on numbers, but torch cannot run it without:"
+            f" {str(error).splitlines()[0]}; measure the model on a device that is there"
+        )
+
+
+def _differentiated(forward: _Forward, gradients: Mapping[str, Tensor]) -> _Backward:
+    """The backward pass of a unit.
+
+    Args:
+        gradients: that arrive, by output.
+    """
+    unit = forward.unit
+    leaves = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in forward.inputs]
+    outputs = dict(zip(unit.outputs, unit.forward(*leaves), strict=True))
+    wanted = {n: leaf for n, leaf in zip(unit.inputs, leaves, strict=True) if leaf.requires_grad}
+    wanted |= unit.weights
+    found: list[Tensor | None] = []
+
+    def run() -> None:
+        found.extend(
+            torch.autograd.grad(
+                [outputs[name] for name in gradients],
+                list(wanted.values()),
+                list(gradients.values()),
+                allow_unused=True,
+            )
+        )
+
+    kernels = listed(run)
+    leaving = zip(wanted, found, strict=True)
+    return _Backward(kernels, {name: one for name, one in leaving if one is not None})
+
+
+def _in_order(stash: Stash, names: Mapping[str, str], order: Sequence[str]) -> Stash:
+    """The stash in other names, in their order."""
+    return Stash(
+        tensors=tuple(sorted((names[name] for name in stash.tensors), key=order.index)),
+        private_bytes=stash.private_bytes,
+        views=tuple(View(names[view.tensor], names[view.base]) for view in stash.views),
+    )
+
+
+def _identity(call: Call) -> object:
+    """What makes two calls the same, but for the tensors that they read."""
+    places = {name: i for i, name in enumerate(call.reads)}
+
+    def plain(values: Iterable[object]) -> tuple[object, ...]:
+        return tuple(places[v.name] if isinstance(v, Read) else repr(v) for v in values)
+
+    return call.function, plain(call.args), tuple(call.kwargs), plain(call.kwargs.values())
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return (
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.untyped_storage().nbytes(),
+        tensor.dtype,
+        tensor.requires_grad,
+    )

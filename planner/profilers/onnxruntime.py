@@ -1,0 +1,247 @@
+"""`measure_onnxruntime`: a profile of how ONNX Runtime runs a model on this machine.
+
+Forward times are measured, by its profiler. It does not train, so backward times are estimated
+from them, and the profile says from what. What autograd keeps is PyTorch's, because PyTorch is what
+trains.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
+from typing import TYPE_CHECKING
+
+from planner import __version__
+from planner.errors import OptionError
+from planner.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
+from planner.model import Model
+from planner.profile import OperatorCost, Profile, Source
+from planner.profilers.backward import Estimates, estimates, shipped_ratios
+from planner.profilers.measured import DEVICE_TYPES
+from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, Runs, place_of, run
+from planner.profilers.statistics import interval
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from planner.profilers.facts import Facts
+
+LARGE_DIFFERENCE = 0.15
+"""Between the sum of the kernels and the whole model in one piece, from which on it is said."""
+
+BLOCKING = "CUDA_LAUNCH_BLOCKING"
+"""An environment variable of CUDA; with 1, a launch lasts until its kernel is done."""
+
+_MOST_TYPES = 6
+
+
+def measure_onnxruntime(
+    model: Model,
+    *,
+    model_path: str | None,
+    provider: str = "cpu",
+    threads: int = 1,
+    repetitions: int = 10,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Profile:
+    """Time every operator's forward pass within runs of the whole model, and estimate backward.
+
+    Args:
+        model: with the batch of one microbatch.
+        model_path: written into the profile, as is.
+        provider: "cpu", "cuda" or "cuda:N".
+        threads: of the CPU, within an operator; says nothing elsewhere.
+        repetitions: timed runs, of which the median counts.
+        seed: of the synthetic inputs.
+        progress: called with runs done and to do.
+
+    Raises:
+        OptionError: if the device is not there, or a number is below 1.
+        OperatorError: if an operator has no conversion to PyTorch, or ONNX Runtime does not run it.
+    """
+    from planner.operators import synthetic
+    from planner.profilers.facts import facts
+
+    on_cpu = _check(provider, threads, repetitions)
+    known = facts(model)
+    inputs = synthetic.inputs(model, seed=seed, microbatch=0)
+    found = run(
+        model,
+        {name: _array(value) for name, value in inputs.items()},
+        device=provider,
+        threads=threads,
+        repetitions=repetitions,
+        progress=progress,
+    )
+    graph = model.graph
+    guessed = estimates(graph, known, shipped_ratios(on_cpu))
+    return Profile(
+        graph=graph,
+        operators=tuple(
+            _cost(graph, *parts)
+            for parts in zip(graph.operators, known, found.samples, guessed.ratios, strict=True)
+        ),
+        views=tuple(view for fact in known for view in fact.stash.views),
+        model_path=model_path,
+        model_hash=model.hash,
+        dimensions=dict(model.dimensions),
+        microbatch_size=model.batch,
+        dtype=main_dtype(graph),
+        device_type="cpu" if on_cpu else _device_type(provider),
+        source=Source.MEASURED,
+        threads=threads if on_cpu else None,
+        repetitions=repetitions,
+        spread=round(median(map(_spread, filter(any, found.samples))), 4),
+        whole_step=None,
+        versions=_versions(),
+        engine=f"onnxruntime ({_who_ran(found.providers)})",
+        warnings=(*_run_warnings(found, provider), _backward_warning(guessed)),
+    )
+
+
+def _cost(
+    graph: Graph, operator: Operator, fact: "Facts", samples: tuple[float, ...], ratio: float
+) -> OperatorCost:
+    """Figures of one operator; `ratio` is backward over forward."""
+    tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
+    forward_s = median(samples)
+    return OperatorCost(
+        name=operator.name,
+        forward_s=round(forward_s, 9),
+        backward_s=round(ratio * forward_s, 9),
+        output_bytes=sum(tensors[name].bytes for name in operator.outputs),
+        parameter_bytes=sum(parameters[name].bytes for name in operator.parameters),
+        flops=fact.flops,
+        bytes_moved=fact.bytes_moved,
+        stash_tensors=fact.stash.tensors,
+        stash_private_bytes=fact.stash.private_bytes,
+        interval=_interval(samples),
+    )
+
+
+def _check(device: str, threads: int, repetitions: int) -> bool:
+    """Whether the device is the CPU, once it is sure that it is there."""
+    for option, value in (("--threads", threads), ("--repetitions", repetitions)):
+        if value < 1:
+            raise OptionError(f"{option}: expected 1 or more, got {value}")
+    if device == "cpu":
+        return True
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index or "0").isdecimal():
+        raise OptionError(f"--device: expected cpu, cuda or cuda:N, got {device!r}")
+    import torch
+
+    # The profiler reads the host's clock, so a launch must last until its kernel is done.
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if started and os.environ.get(BLOCKING) != "1":
+        raise OptionError(
+            f"--engine onnxruntime --device {device}: expected to run before PyTorch uses CUDA,"
+            f" which reads {BLOCKING} only when it starts; use a command of its own, or set"
+            f" {BLOCKING}=1"
+        )
+    os.environ[BLOCKING] = "1"
+    num_devices = torch.cuda.device_count()
+    if int(index or 0) >= num_devices:
+        raise OptionError(
+            f"--device {device}: expected a CUDA device, PyTorch {torch.__version__} finds"
+            f" {num_devices} of them here; use --device cpu, or install PyTorch and onnxruntime-gpu"
+            " for your CUDA driver"
+        )
+    return False
+
+
+def _device_type(device: str) -> str:
+    import torch
+
+    name = torch.cuda.get_device_name(device)
+    return DEVICE_TYPES.get(name, name.replace(" ", "-"))
+
+
+def _array(value: "Tensor") -> "np.ndarray":
+    import ml_dtypes
+    import torch
+
+    if value.dtype == torch.bfloat16:
+        return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return value.numpy()
+
+
+def _spread(samples: tuple[float, ...]) -> float:
+    return (max(samples) - min(samples)) / median(samples)
+
+
+def _interval(samples: tuple[float, ...]) -> float:
+    """Half the width of the confidence interval, over the median, at least what the profiler
+    resolves.
+
+    >>> _interval((2.5e-6,) * 9)
+    0.2
+    """
+    middle = median(samples)
+    return max(interval(samples), round(TRUNCATED_S / middle, 4)) if middle else 0.0
+
+
+def _who_ran(providers: Mapping[str, int]) -> str:
+    """The execution providers that ran operators, those with most first.
+
+    >>> _who_ran({"CPUExecutionProvider": 7})
+    'CPUExecutionProvider'
+    >>> _who_ran({"CPUExecutionProvider": 1, "CUDAExecutionProvider": 7})
+    '7 operators CUDAExecutionProvider, 1 CPUExecutionProvider'
+    """
+    if len(providers) == 1:
+        return next(iter(providers))
+    most_first = sorted(providers.items(), key=lambda item: (-item[1], item[0]))
+    (name, count), *others = most_first
+    return ", ".join((f"{count} operators {name}", *(f"{n} {other}" for other, n in others)))
+
+
+def _run_warnings(found: Runs, device: str) -> Iterator[str]:
+    """Why the forward times may be wrong."""
+    wanted = PROVIDERS[place_of(device)[0]]
+    elsewhere = sum(n for name, n in found.providers.items() if name != wanted)
+    if elsewhere:
+        yield (
+            f"{elsewhere} operators ran on another provider than {wanted}, which has no kernel for"
+            " them; copies to them and back are counted as theirs"
+        )
+    if abs(found.parts_per_whole - 1) > LARGE_DIFFERENCE:
+        yield (
+            "forward times of the operators sum up to"
+            f" {found.parts_per_whole:.2f} of the time of the whole model in one piece: the machine"
+            " was busy, or the operators are too short for ONNX Runtime's profiler, which counts"
+            " microseconds"
+        )
+
+
+def _backward_warning(guessed: Estimates) -> str:
+    text = (
+        f"backward times are estimates, because ONNX Runtime does not train: {guessed.by_type}"
+        " operators by the ratio to forward that PyTorch has for their type in"
+        f" {', '.join(guessed.files) or 'no profile'}"
+    )
+    if guessed.by_facts:
+        text += f", {guessed.by_facts} by FLOPs or bytes moved ({_some(guessed.types)})"
+    return text
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = len(names) - _MOST_TYPES
+    shown = ", ".join(names[:_MOST_TYPES])
+    return f"{shown} and {more} more types" if more > 0 else shown
+
+
+def _versions() -> dict[str, str]:
+    import onnx
+    import onnxruntime
+    import torch
+
+    return {
+        "onnx": onnx.__version__,
+        "onnxruntime": onnxruntime.__version__,
+        "planner": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,113 @@
+"""Whether a measurement can be trusted: signs that the machine was busy, or too small."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.clusters import available_bytes, available_cores
+from planner.graph import Graph
+from planner.profile import Profile
+from planner.profilers.summary import summary
+
+MAX_DRIFT = 0.05
+"""Of the whole step, from before to after."""
+MAX_WALL_PER_CPU = 1.05
+"""A process with a core to itself computes all the time that passes."""
+MAX_UNSURE = 0.1
+"""Share of the time in operators whose median is not known to 3 %."""
+UNSURE = 0.03
+MAX_SUM = 1.15
+"""Sum of the operators over the whole step, or its inverse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What was seen of the machine while it measured.
+
+    Attributes:
+        threads: of the CPU; None on other devices.
+        wall_s: time that passed in what was timed.
+        cpu_s: time that the process had cores meanwhile, all threads together.
+        too_big: whether the whole model does not fit, and was not timed.
+    """
+
+    threads: int | None
+    wall_s: float
+    cpu_s: float
+    too_big: bool
+
+
+def busy(profile: Profile, conditions: Conditions) -> tuple[str, ...]:
+    """Signs that something else ran on the machine, for people."""
+    found = []
+    drift = summary(profile).drift
+    if drift is not None and abs(drift) > MAX_DRIFT:
+        how = "longer" if drift > 0 else "shorter"
+        found.append(
+            f"the whole step took {abs(drift):.0%} {how} afterwards than before: the machine was"
+            " busy, and the times may be wrong by as much; profile again when it is quiet"
+        )
+    if conditions.threads is None or not conditions.cpu_s:
+        return tuple(found)
+    if conditions.threads == 1:
+        ratio = conditions.wall_s / conditions.cpu_s
+        if ratio > MAX_WALL_PER_CPU:
+            found.append(
+                f"the work took {ratio:.2f} times its own CPU time: other processes had the cores,"
+                " and the times are too long; profile again when the machine is quiet"
+            )
+    elif (load := os.getloadavg()[0]) > (cores := available_cores()):
+        found.append(
+            f"{load:.1f} processes wanted to run on {cores} cores: the times may be too long;"
+            " profile again when the machine is quiet"
+        )
+    return tuple(found)
+
+
+def warnings(profile: Profile, conditions: Conditions) -> tuple[str, ...]:
+    """All reasons why the times may be wrong, for people."""
+    found = [*busy(profile, conditions)]
+    total_s = sum(o.forward_s + o.backward_s for o in profile.operators)
+    unsure_s = sum(o.forward_s + o.backward_s for o in profile.operators if o.interval > UNSURE)
+    if unsure_s > MAX_UNSURE * total_s:
+        found.append(
+            f"operators with {unsure_s / total_s:.0%} of the time are not known to {UNSURE:.0%}:"
+            " repetitions differ too much; profile again when the machine is quiet, or with a"
+            " larger --budget"
+        )
+    ratio = summary(profile).sum_per_whole
+    if ratio is not None and not 1 / MAX_SUM < ratio < MAX_SUM:
+        found.append(
+            f"the operators one by one take {ratio:.2f} times as long as the whole step; if some"
+            " were measured earlier, on a machine that was otherwise busy, try --no-cache"
+        )
+    if conditions.too_big:
+        found.append(
+            "the whole model needs more memory than is free here, and was not timed in one piece:"
+            " nothing checks the sum of the operators"
+        )
+    return tuple(found)
+
+
+def training_bytes(graph: Graph) -> int:
+    """Memory for a training step of the whole model, from above: parameters, gradients of the
+    trained ones, and every tensor kept with the gradients of the largest beside it.
+    """
+    parameters = sum(p.bytes for p in graph.parameters)
+    gradients = sum(p.bytes for p in graph.parameters if p.trainable)
+    tensors = [t.bytes for t in graph.tensors]
+    return parameters + gradients + sum(tensors) + 2 * max(tensors, default=0)
+
+
+def free_bytes(device: str) -> int:
+    """Memory that can be had on the device now."""
+    if device != "cpu":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not on Linux
+        return available_bytes()
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024
