@@ -22,11 +22,12 @@ from torch.nn import functional
 
 from planner.launch.feed import choose_loss
 from planner.launch.gradients import Gradients
-from planner.launch.run import Job, Settings, make_feed, make_part
+from planner.launch.run import Job, Settings, as_it_crosses, make_feed, make_part
 from planner.launch.runtime import Runtime
 from planner.launch.world import World
 from planner.model import load
 from planner.operators import parameters, synthetic, to_torch
+from planner.operators.precision import autocast
 from planner.prediction import (
     Certificate,
     DevicePrediction,
@@ -35,6 +36,7 @@ from planner.prediction import (
     Prediction,
     StagePrediction,
 )
+from planner.profilers.measured import measure
 from planner.schedules import default_warmups, dry_run, program
 from planner.strategy import ScheduleName, Stage, Strategy, crossings, used_devices, violations
 
@@ -80,6 +82,7 @@ class Case:
     schedule: ScheduleName = ScheduleName.ONE_F_ONE_B
     recompute: bool = False
     dtype: str = "float64"
+    shorter: str | None = None  # what autocast computes in
 
 
 CASES = {
@@ -99,6 +102,8 @@ CASES = {
     "2 behind, 3 stages, float32": Case((1, 1, 2), 5, dtype="float32"),
     "recompute": Case((1, 1, 1), 5, recompute=True),
     "recompute, replicated, gpipe": Case((1, 2), 5, ScheduleName.GPIPE, True),
+    "autocast": Case((1, 2, 1), 5, dtype="float32", shorter="bfloat16"),
+    "autocast, recompute": Case((1, 1), dtype="float32", recompute=True, shorter="bfloat16"),
     "data parallel": Case((4,), 6),
     "data parallel in float32": Case((3,), 7, dtype="float32"),
 }
@@ -161,14 +166,23 @@ def make_plan(case, model, **changes):
         certificate=Certificate("iteration", 1.0, 0.0, None, ""),
         solver="manual", status="feasible", reproducible=True,
         ranks=(devices[-1], *devices[:-1]),
-        crossings=crossings(strategy, model.graph),
+        crossings=crossings(strategy, graph_in(model, case.shorter)),
         model_path=model.path.name, model_hash=model.hash,
         train=tuple(p.name for p in model.graph.parameters if p.trainable),
         profile_hash="", topology="test", topology_hash="", dimensions=model.dimensions,
-        microbatch_size=BATCH, dtype=case.dtype, optimizer="sgd", threads=1, seed=3, notes=(),
+        microbatch_size=BATCH, dtype=case.shorter or case.dtype, optimizer="sgd", threads=1,
+        seed=3, notes=(),
         versions={},
     )  # fmt: skip
     return replace(plan, **changes)
+
+
+def graph_in(model, dtype):
+    """The model's graph with the types of elements that autocast gives its tensors."""
+    if dtype is None:
+        return model.graph
+    options = {"dtype": dtype, "repetitions": 1, "budget_s": 0.0, "cached": False}
+    return measure(model, model_path=None, **options).graph
 
 
 class Capture:
@@ -182,7 +196,7 @@ class Capture:
         self.found.append({name: p.grad.clone() for name, p in self.trained.items()})
 
 
-def whole_gradients(model, num_microbatches, seed):
+def whole_gradients(model, num_microbatches, seed, shorter):
     """One process over the same microbatches: the loss is their sum, divided by M."""
     values = parameters(model, [p.name for p in model.graph.parameters])
     module = to_torch(model, values=values)
@@ -190,7 +204,9 @@ def whole_gradients(model, num_microbatches, seed):
     for m in range(num_microbatches):
         ids = synthetic.inputs(model, seed=seed, microbatch=m)["ids"]
         target = synthetic.target(model, loss="cross-entropy", seed=seed, microbatch=m)
-        (logits,) = module(ids)
+        with autocast("cpu", shorter):
+            (logits,) = module(ids)
+        logits = logits.float() if shorter else logits
         loss = loss + functional.cross_entropy(logits.reshape(-1, WORDS), target.reshape(-1))
     (loss / num_microbatches).backward()
     return {name: p.grad for name, p in values.items() if p.requires_grad}, loss.item()
@@ -211,12 +227,13 @@ def run_case(case, folder, rank):
     capture = Capture(part.trained)
     gradients = Gradients(part.trained, lists.sums, world.device)
     runtime = Runtime(
-        lists.lists[world.device], model.graph, part.stages, gradients, capture, world
-    )
+        lists.lists[world.device], as_it_crosses(model.graph, plan), part.stages, gradients,
+        capture, world,
+    )  # fmt: skip
     feed = make_feed(job, part, Settings())
     batches = {m: feed(0, m) for m in range(case.num_microbatches)}
     losses = [runtime.iterate(batches).loss for _ in range(2)]
-    expected, loss = whole_gradients(model, case.num_microbatches, plan.seed)
+    expected, loss = whole_gradients(model, case.num_microbatches, plan.seed, case.shorter)
     errors = {
         f"{name}, iteration {i}": relative(found[name], expected[name])
         for i, found in enumerate(capture.found)

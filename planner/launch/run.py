@@ -249,7 +249,7 @@ def _train(
     gradients = Gradients(part.trained, job.program.sums, world.device)
     actions = job.program.lists[world.device]
     runtime = Runtime(
-        actions, _as_it_crosses(graph, plan), part.stages, gradients, optimizer, world
+        actions, as_it_crosses(graph, plan), part.stages, gradients, optimizer, world
     )
     feed = make_feed(job, part, settings)
     microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
@@ -276,7 +276,7 @@ def _train(
     return report
 
 
-def _as_it_crosses(graph: Graph, plan: Plan) -> Graph:
+def as_it_crosses(graph: Graph, plan: Plan) -> Graph:
     """The graph with the types of elements that tensors have where they cross stages, which
     autocast changes.
     """

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
     from planner.profilers.timing import Trial
 
-WHOLE_STEPS = 5
-"""How often the whole model is timed before and after, after one warm-up each."""
-
 PRECISION = 0.03
 """An operator is timed until the confidence interval of its median is that narrow."""
 
@@ -254,7 +251,7 @@ class _Walk:
 
         def whole() -> float:
             gradient = target.to(getattr(torch, self.dtype)) if self.dtype else target
-            return whole_step_s(forward, gradient, self.watch, WHOLE_STEPS)
+            return whole_step_s(forward, gradient, self.watch)
 
         return whole
 

@@ -32,6 +32,8 @@ ENOUGH_S = 0.5e-3
 """An operator that takes less is called several times per measurement. Clock, lambda and the entry
 into autograd cost 5 to 15 us (torch 2.13, CPU), 3 % of this."""
 MAX_CALLS = 20
+WHOLE_STEPS, WHOLE_S = 5, 10.0
+"""The whole model is timed so often, or so many seconds, but at least twice."""
 CACHES_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 """What is written so that caches hold nothing else: more than a core's share of a CPU's last cache,
 and than the 50 MB of an H100's."""
@@ -85,22 +87,24 @@ class Stopwatch:
         return begin.elapsed_time(end) / 1e3, result
 
 
-def whole_step_s(
-    run: Callable[[], Tensor], gradient: Tensor, watch: Stopwatch, repetitions: int
-) -> float:
+def whole_step_s(run: Callable[[], Tensor], gradient: Tensor, watch: Stopwatch) -> float:
     """Median time of forward and backward of a whole model, after one warm-up.
 
     Args:
         run: forward; returns the output that the loss is computed from.
         gradient: of that output.
     """
+    taken_s: list[float] = []
 
     def step() -> None:
         output = run()
         if output.requires_grad:
             torch.autograd.backward(output, gradient)
 
-    return median([watch.seconds(step)[0] for _ in range(repetitions + 1)][1:])
+    watch.seconds(step)
+    while len(taken_s) < WHOLE_STEPS and (len(taken_s) < 2 or sum(taken_s) < WHOLE_S):
+        taken_s.append(watch.seconds(step)[0])
+    return median(taken_s)
 
 
 @dataclass(frozen=True, slots=True)
