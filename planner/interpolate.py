@@ -7,6 +7,7 @@ n samples, so they come out exact, or there is no such profile. Nothing is said 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 
 from planner.errors import OptionError
@@ -54,6 +55,14 @@ def interpolated(profiles: Sequence[Profile], size: int) -> Profile:
             f"a microbatch of {size} cannot be interpolated between those of {below} and {above}:"
             f" {reason}; {_advice(by_size, size)}"
         )
+    return _made(gap)
+
+
+@lru_cache(maxsize=16)
+def _made(gap: "_Gap") -> Profile:
+    """The same object each time, because much is kept per profile and found again at once only by
+    identity.
+    """
     return gap.profile()
 
 

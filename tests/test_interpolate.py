@@ -79,6 +79,11 @@ def test_a_size_that_was_profiled_is_taken_as_it_is():
     assert [interpolated(profiles, n) for n in (1, 4, 8)] == profiles
 
 
+def test_a_size_between_is_made_once():
+    profiles = [profile_at(n) for n in (1, 4)]
+    assert interpolated(profiles, 2) is interpolated(tuple(profiles), 2)
+
+
 @given(
     low=st.integers(1, 64),
     gap=st.integers(2, 64),
