@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden bench bench-solve bench-solvers docs check clean
+.PHONY: help setup demo test test-all lint type fmt golden bench bench-profile bench-solve bench-solvers docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,7 +48,10 @@ docs: $(READY) ## write the tables of docs/ that are generated
 golden: $(READY) ## write the golden files of the tests anew
 	$(BIN)/python -m pytest tests/test_golden.py --golden
 
-bench: bench-solve bench-solvers ## all benchmarks
+bench: bench-profile bench-solve bench-solvers ## all benchmarks
+
+bench-profile: $(READY) ## operators beside the whole step, the cache, the roofline; writes docs/ (about 20 minutes)
+	$(BIN)/python -m tests.bench_profile --write
 
 bench-solve: $(READY) ## time of `planner solve` on the shipped profiles
 	$(BIN)/python -m tests.bench_solve

@@ -15,9 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from planner.costs.memory import stage_memory
 from planner.files import read_profile
@@ -202,8 +205,13 @@ def main() -> None:
     options = parser.parse_args()
     parts, names = options.only.split(","), options.models.split(",")
     assert {*parts} <= {*PARTS} and {*names} <= {*MODELS}
-    print(f"{processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    tables = {}
+    load = os.getloadavg()[0]
+    machine = (
+        f"{processor()}, {os.cpu_count()} cores, PyTorch {torch.__version__},"
+        f" {datetime.now(UTC).date().isoformat()}, load before {load:.1f}."
+    )
+    print(machine)
+    tables = {"machine": [machine]}
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, dict[str, Any]] = {}
         if {*parts} & {"sums", "analytic", "memory"}:
@@ -216,7 +224,7 @@ def main() -> None:
             tables["analytic"] = analytic(found)
     if options.write:
         for part, lines in tables.items():
-            if part in parts:
+            if part in (*parts, "machine"):
                 write(part, lines)
 
 

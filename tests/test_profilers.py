@@ -21,7 +21,7 @@ from planner.profilers.summary import summary
 from planner.profilers.timing import Stopwatch, Trial
 from planner.profilers.trust import Conditions, warnings
 from planner.profilers.unit import unit
-from tests.models import cached
+from tests.models import MODELS, cached
 
 FLOAT = 4  # bytes
 
@@ -264,6 +264,15 @@ def test_a_transposed_weight_that_comes_from_elsewhere_is_stashed(tmp_path):
 def test_the_stash_of_any_range_of_a_real_network_is_exact(name, tmp_path):
     model = models.load(cached(name, tmp_path), batch=1)
     assert_exact(model, profiled(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in ("squeezenet", "shufflenet")])
+def test_the_stash_of_random_stages_of_every_model_is_exact(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("planner.profilers.measured.free_bytes", lambda device: 0)  # saves time
+    sizes = {"seq": 32} if name in ("gpt2", "bert") else {}
+    model = models.load(cached(name, tmp_path), batch=2, dimensions=sizes)
+    assert_exact(model, profiled(model, cached=False), num_ranges=8)
 
 
 # ---- times and the rest
