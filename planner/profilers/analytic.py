@@ -57,6 +57,7 @@ def analytic(
         OperatorError: if an operator has no conversion, or cannot run without numbers.
     """
     from planner.profilers.facts import facts
+
     dtype = dtype or main_dtype(model.graph)
     if dtype not in FLOAT_DTYPES:
         known = ", ".join(sorted(FLOAT_DTYPES))

@@ -7,7 +7,7 @@ all that its cost depends on, so that it can be found again in another model (ca
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 
 import numpy as np
@@ -57,11 +57,14 @@ class Surroundings:
             already, to which it is added.
         complete: trained parameters that no operator before it reads: their gradient is added to
             that of the microbatches before.
+        arriving: by output, how the gradient lies that arrives there: elements from one index to
+            the next, by dimension; as the output itself where nothing is said.
     """
 
     reached: frozenset[str]
     summed: frozenset[str]
     complete: frozenset[str]
+    arriving: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def surroundings(graph: Graph) -> tuple[Surroundings, ...]:
@@ -121,7 +124,14 @@ def class_name(model: Model, operator: int, flows: Mapping[str, Flow], around: S
         "attributes": {name: _plain(value) for name, value in node.attributes.items()},
         "inputs": [described(name) for name in node.inputs],
         "outputs": [
-            [tensors[name].shape, tensors[name].dtype, name in around.reached] if name else None
+            [
+                tensors[name].shape,
+                tensors[name].dtype,
+                name in around.reached,
+                around.arriving.get(name),
+            ]
+            if name
+            else None
             for name in node.outputs
         ],
     }

@@ -43,6 +43,8 @@ class Facts:
             made, and the sums of gradients of one tensor or parameter.
         kernels: of the forward pass.
         backward_kernels: of the backward pass.
+        arriving: by output, how the gradient lies that arrives there: elements from one index to
+            the next, by dimension.
     """
 
     stash: Stash
@@ -52,6 +54,7 @@ class Facts:
     backward_bytes: int
     kernels: tuple[Kernel, ...] = ()
     backward_kernels: tuple[Kernel, ...] = ()
+    arriving: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def facts(model: Model) -> tuple[Facts, ...]:
@@ -74,8 +77,9 @@ def facts(model: Model) -> tuple[Facts, ...]:
             backward_bytes=sum(kernel.bytes for kernel in backward),
             kernels=one.kernels,
             backward_kernels=backward,
+            arriving=arriving,
         )
-        for one, backward in zip(forwards, backwards, strict=True)
+        for one, (backward, arriving) in zip(forwards, backwards, strict=True)
     )
 
 
@@ -222,10 +226,13 @@ class _Walk:
             constants=tuple(module.buffers()),
         )
 
-    def backwards(self, forwards: Sequence[_Forward]) -> list[tuple[Kernel, ...]]:
+    def backwards(
+        self, forwards: Sequence[_Forward]
+    ) -> list[tuple[tuple[Kernel, ...], dict[str, tuple[int, ...]]]]:
         """The kernels of every operator's backward pass, in the graph's order, with the sums that
         belong to it: a gradient is added to what arrived before for the same tensor, and that of a
-        weight, once complete, to the one of the microbatches before.
+        weight, once complete, to the one of the microbatches before. Beside them, how the gradients
+        lie that arrive at its outputs.
         """
         first_use = {
             one.names[name]: i
@@ -246,9 +253,9 @@ class _Walk:
                     arriving[own] = total
                     if first_use.get(own) == i:
                         torch.empty_like(total).add_(total)
-            found.append((*backward.kernels, *sums.seen))
-            for name in one.unit.outputs:
-                arriving.pop(one.names[name], None)
+            own_outputs = [one.names[name] for name in one.unit.outputs]
+            lying = {n: arriving.pop(n).stride() for n in own_outputs if n in arriving}
+            found.append(((*backward.kernels, *sums.seen), lying))
         return found[::-1]
 
     def backward(

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from planner import __version__
-from planner.errors import OptionError
+from planner.errors import OperatorError, OptionError
 from planner.graph import Graph, main_dtype, parameters_by_name, tensors_by_name
 from planner.model import Model
 from planner.profile import OperatorCost, Profile, Source, View, WholeStep
@@ -265,7 +265,7 @@ class _Walk:
         known: dict[str, Measured] = {}
         new: dict[str, Measured] = {}
         operators = []
-        for i, around in enumerate(surroundings(graph)):
+        for i, around in enumerate(self._surroundings()):
             name = class_name(self.model, i, flows, around)
             if name not in known:
                 had = self.cache.get(name)
@@ -276,6 +276,19 @@ class _Walk:
             flows.update(zip(graph.operators[i].outputs, known[name].outputs, strict=True))
             progress(i + 1, len(graph.operators))
         return operators, new, len(known)
+
+    def _surroundings(self) -> list[Surroundings]:
+        """Of every operator, with the layouts of gradients where they can be known beforehand."""
+        from planner.profilers.facts import facts
+
+        found = surroundings(self.model.graph)
+        try:
+            known = facts(self.model)
+        except OperatorError:  # numbers decide what torch does; gradients then lie as their tensors
+            return list(found)
+        return [
+            replace(one, arriving=fact.arriving) for one, fact in zip(found, known, strict=True)
+        ]
 
     def _measured(self, operator: int, around: Surroundings) -> Measured:
         """Observe and time an operator, with the values that it gets."""
