@@ -1,4 +1,4 @@
-"""The portfolio: every solver is asked, every answer is priced by the one evaluator and run by
+"""The portfolio: its solvers are asked, every answer is priced by the one evaluator and run by
 the one simulator, and the best that fits is the plan. So no plan is worse than plain data
 parallelism or any other row of the table.
 """
@@ -30,7 +30,7 @@ from planner.profile import Profile, Source
 from planner.schedules import default_warmups
 from planner.simulate.events import run
 from planner.simulate.timeline import Times, shares_s
-from planner.solvers import SOLVERS
+from planner.solvers import PORTFOLIO, SOLVERS
 from planner.strategy import ScheduleName, Strategy, crossings, used_devices
 from planner.topology import host_order
 
@@ -141,7 +141,7 @@ def compare(
     time_limit_s: float = 10.0,
     progress: Callable[[str], None] = lambda solver: None,
 ) -> Comparison:
-    """Asks the solvers, the portfolio of all unless named, and judges what they say.
+    """Asks the solvers, `PORTFOLIO` unless named, and judges what they say.
 
     Args:
         names: keys of `SOLVERS`.
@@ -160,7 +160,7 @@ def compare(
     rows: list[Row] = []
     with compile_clock() as compiling_s:
         begin = time.monotonic()
-        for name in names or SOLVERS:
+        for name in names or PORTFOLIO:
             left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
             reason = _not_asked(name, rows, left_s)
             if shortage is not None:

@@ -76,6 +76,29 @@ class PipeDream:
                 raise ValueError(f"{name}: expected more than 0, got {value}")
 
 
+class Engine(StrEnum):
+    """Who solves the constraint model."""
+
+    CP_SAT = "cp-sat"
+    GUROBI = "gurobi"
+
+
+@dataclass(frozen=True, slots=True)
+class NetSplit:
+    """Switches of the constraint model.
+
+    Attributes:
+        relaxed: whether it is the published one, in which a device runs any number of operators at
+            once and a link carries any number of messages.
+        engine: None leaves it to the solver.
+        contiguous: whether the smallest bottleneck is looked for among contiguous stages only.
+    """
+
+    relaxed: bool = False
+    engine: Engine | None = None
+    contiguous: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How the model is trained and how the search is limited.
@@ -93,6 +116,7 @@ class Options:
         exact: whether the graph must not be coarsened, whatever it costs.
         seed: for everything that draws lots.
         pipedream: switches of the solver of that name.
+        netsplit: switches of the solver of that name.
     """
 
     num_microbatches: int
@@ -106,6 +130,7 @@ class Options:
     exact: bool = False
     seed: int = 0
     pipedream: PipeDream = PipeDream()
+    netsplit: NetSplit = NetSplit()
 
 
 @dataclass(frozen=True, slots=True)

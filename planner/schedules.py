@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.graph import Graph
+from planner.prediction import StagePrediction
 from planner.strategy import (
     Crossing,
     GradientSum,
@@ -40,6 +41,7 @@ from planner.strategy import (
     Strategy,
     crossings,
     gradient_sums,
+    shares_devices,
     used_devices,
 )
 
@@ -289,38 +291,53 @@ def default_warmups(
     num_microbatches: int,
     extra: int = 0,
     schedule: ScheduleName = ScheduleName.ONE_F_ONE_B,
+    devices: Sequence[Sequence[int]] = (),
 ) -> tuple[int, ...]:
     """W of every stage. For 1F1B: 1 in the last stage and, before it,
 
         W_s = ceil(W_{s+1} R_{s+1} / R_s) + 1 + extra,
 
-    at most ceil(M / R_s). For GPipe: ceil(M / R_s).
+    at most ceil(M / R_s), without the 1 + extra where a device of the stage runs a later one too:
+    it has that one's microbatches to go on with. For GPipe: ceil(M / R_s).
 
     Args:
         widths: R_s, the number of replicas of each stage.
         num_microbatches: M.
         extra: more microbatches in flight per stage, to hide transfers.
+        devices: of each stage; without them no two stages share one.
 
     >>> default_warmups((2, 3, 1), 12)
     (4, 2, 1)
+    >>> default_warmups((1, 1, 1), 12, devices=((0,), (1,), (0,)))
+    (2, 2, 1)
     """
     if schedule is ScheduleName.GPIPE:
         return tuple(-(-num_microbatches // width) for width in widths)
     warmups: list[int] = []
+    later: set[int] = set()
     for s in reversed(range(len(widths))):
-        deep = 1 if not warmups else -(-warmups[0] * widths[s + 1] // widths[s]) + 1 + extra
+        own = set(devices[s]) if devices else set()
+        more = 0 if own & later else 1 + extra
+        deep = 1 if not warmups else -(-warmups[0] * widths[s + 1] // widths[s]) + more
         warmups.insert(0, min(deep, -(-num_microbatches // widths[s])))
+        later |= own
     return tuple(warmups)
 
 
-def program(strategy: Strategy, graph: Graph) -> Program:
+def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] = ()) -> Program:
     """The action lists of one iteration.
 
     Args:
-        strategy: sound, as `violations` says; one stage per device.
+        strategy: sound, as `violations` says.
+        times: of each stage, which decide the order of the stages of a device that runs several
+            (`schedules_shared.py`); without them a stage counts as long as it has operators.
     """
     crossing = crossings(strategy, graph)
     sums = gradient_sums(strategy, graph)
+    if shares_devices(strategy):
+        from planner import schedules_shared
+
+        return Program(Lists(encode(schedules_shared.lists(strategy, crossing, sums, times))), sums)
     used = np.array(used_devices(strategy), dtype=np.int64)
     position = {device: d for d, device in enumerate(used.tolist())}
     most = max(stage.num_replicas for stage in strategy.stages)

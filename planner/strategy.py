@@ -3,6 +3,7 @@
 `violations` checks its structure; whether it fits in memory is for `costs/evaluate.py` to say.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -150,8 +151,37 @@ def used_devices(strategy: Strategy) -> tuple[int, ...]:
     return tuple(sorted({d for stage in strategy.stages for d in stage.devices}))
 
 
+def stages_by_device(strategy: Strategy) -> Mapping[int, tuple[int, ...]]:
+    """Per used device, ascending, the stages that it runs, ascending."""
+    found: dict[int, list[int]] = {device: [] for device in used_devices(strategy)}
+    for s, stage in enumerate(strategy.stages):
+        for device in stage.devices:
+            found[device].append(s)
+    return {device: tuple(stages) for device, stages in found.items()}
+
+
+def shares_devices(strategy: Strategy) -> bool:
+    """Whether a device runs several stages."""
+    devices = [d for stage in strategy.stages for d in stage.devices]
+    return len(set(devices)) < len(devices)
+
+
+def deliveries(strategy: Strategy, crossing: Crossing) -> tuple[int, ...]:
+    """The stages that a crossing tensor is sent to: none on the device that makes it, and of
+    several on one device the first, which runs each microbatch before the others.
+    """
+    stages = strategy.stages
+    first = {stages[crossing.source].devices: crossing.source}
+    for target in crossing.targets:
+        first.setdefault(stages[target].devices, target)
+    return tuple(t for t in crossing.targets if first[stages[t].devices] == t)
+
+
 def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str, ...]:
     """Everything that is wrong with the structure of a strategy; empty if it is sound.
+
+    A device may run several stages if each of them has one replica. A stage with several has its
+    devices to itself: which of a device's microbatches are whose would depend on the stage.
 
     Args:
         num_devices: the devices that there are; indices run below it.
@@ -166,8 +196,14 @@ def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str,
     devices = [d for stage in strategy.stages for d in stage.devices]
     if any(not 0 <= d < num_devices for d in devices):
         found.append(f"a device index is not in 0..{num_devices - 1}")
-    if len(set(devices)) < len(devices):
-        found.append("a device runs two replicas")
+    shared = {d for d, count in Counter(devices).items() if count > 1}
+    found += [
+        f"device {d} runs a replica of stage {s} and another one; only stages with one replica"
+        " share a device"
+        for s, stage in enumerate(strategy.stages)
+        for d in sorted(shared.intersection(stage.devices))
+        if stage.num_replicas > 1
+    ]
     if strategy.num_microbatches < 1:
         found.append("there is no microbatch")
     for s, stage in enumerate(strategy.stages):

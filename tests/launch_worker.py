@@ -28,6 +28,7 @@ from planner.launch.world import World
 from planner.model import load
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.precision import autocast
+from planner.placement import pieces, segments
 from planner.prediction import (
     Certificate,
     DevicePrediction,
@@ -72,10 +73,17 @@ NODES = {
     ],
 }  # fmt: skip
 
+# mask, mean, mixed and extra are branches beside the others.
+BRANCHES = (0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0)
+
 
 @dataclass(frozen=True)
 class Case:
-    """Replicas of each stage, and how they run. Two stages: the last two are one."""
+    """Replicas of each stage, and how they run. Two stages: the last two are one.
+
+    With a placement, operator v of the model runs on the device that stands at v in it, repeated as
+    long as needed; the stages are the segments or the pieces of that.
+    """
 
     widths: tuple[int, ...]
     num_microbatches: int = 4
@@ -83,6 +91,14 @@ class Case:
     recompute: bool = False
     dtype: str = "float64"
     shorter: str | None = None  # what autocast computes in
+    devices: tuple[int, ...] = ()  # of stages with one replica, where some share one
+    placement: tuple[int, ...] = ()
+    fine: bool = False  # whether the placement is cut into pieces
+
+    @property
+    def num_devices(self):
+        own = sum(self.widths) - len(self.devices)  # of stages that share none
+        return own + len({*self.devices, *self.placement})
 
 
 CASES = {
@@ -104,6 +120,20 @@ CASES = {
     "recompute, replicated, gpipe": Case((1, 2), 5, ScheduleName.GPIPE, True),
     "autocast": Case((1, 2, 1), 5, dtype="float32", shorter="bfloat16"),
     "autocast, recompute": Case((1, 1), dtype="float32", recompute=True, shorter="bfloat16"),
+    "three stages on two devices": Case((1, 1, 1), devices=(0, 1, 0)),
+    "three stages on two devices, gpipe": Case((1, 1, 1), 3, ScheduleName.GPIPE, devices=(1, 0, 1)),
+    "two stages on one device": Case((1, 1), 3, devices=(0, 0)),
+    "two stages on one device, before another": Case((1, 1, 1), 5, devices=(0, 0, 1)),
+    "a replicated stage before two on one device": Case((2, 1, 1), 5, devices=(0, 0)),
+    "branches on different devices": Case((), placement=BRANCHES),
+    "branches in pieces": Case((), placement=BRANCHES, fine=True),
+    "branches in pieces, gpipe": Case((), 3, ScheduleName.GPIPE, placement=BRANCHES, fine=True),
+    "operators anywhere": Case((), 5, placement=(0, 1, 0, 2, 1)),
+    "operators anywhere, in pieces": Case((), 5, placement=(2, 0, 1, 0, 2, 3, 1), fine=True),
+    "operators anywhere, recompute": Case((), 5, recompute=True, placement=(0, 1, 1, 2)),
+    "operators anywhere, autocast": Case(
+        (), dtype="float32", shorter="bfloat16", placement=(0, 1, 1, 0, 1), fine=True
+    ),
     "data parallel": Case((4,), 6),
     "data parallel in float32": Case((3,), 7, dtype="float32"),
 }
@@ -138,20 +168,48 @@ def load_model(path):
     return load(path, dimensions={"N": BATCH}, freeze=["frozen"])
 
 
-def make_plan(case, model, **changes):
-    """A plan with devices in falling order, so that ranks and devices differ."""
-    num_stages = len(case.widths)
-    warmups = default_warmups(case.widths, case.num_microbatches, schedule=case.schedule)
-    kept = {op.name for op in model.graph.operators}
-    stages, first = [], sum(case.widths)
+def stage_parts(case, model):
+    """Devices and operators of each stage of `NODES`."""
+    num_stages, kept = len(case.widths), {op.name for op in model.graph.operators}
+    first, parts = sum(case.widths), []
+    shared = [(d,) for d in case.devices]
     for s, width in enumerate(case.widths):
         members = [t for t in NODES if min(t, num_stages - 1) == s]
         names = [f"op_{node[2]}" for t in members for node in NODES[t]]
         devices = tuple(range(first - 1, first - 1 - width, -1))
-        operators = tuple(name for name in names if name in kept)
-        stages.append(Stage(operators, devices, warmups[s], case.recompute))
+        # Shared devices are those of the last stages.
+        if s >= num_stages - len(shared):
+            devices = shared[s - num_stages]
+        parts.append((devices, tuple(name for name in names if name in kept)))
         first -= width
-    strategy = Strategy(tuple(stages), case.schedule, case.num_microbatches)
+    return parts
+
+
+def placed_parts(case, model):
+    """The same of a placement of operators."""
+    names = [operator.name for operator in model.graph.operators]
+    device_of = [case.placement[v % len(case.placement)] for v in range(len(names))]
+    if case.fine:
+        found = pieces(model.graph, device_of, range(len(names)))
+    else:
+        found = segments(model.graph, device_of)
+    return [((device,), tuple(names[v] for v in inside)) for device, inside in found]
+
+
+def make_plan(case, model, **changes):
+    """A plan with devices in falling order, so that ranks and devices differ."""
+    parts = placed_parts(case, model) if case.placement else stage_parts(case, model)
+    where = [devices for devices, _ in parts]
+    warmups = default_warmups(
+        [len(devices) for devices in where], case.num_microbatches, schedule=case.schedule,
+        devices=where,
+    )  # fmt: skip
+    stages = tuple(
+        Stage(operators, devices, warmup, case.recompute)
+        for (devices, operators), warmup in zip(parts, warmups, strict=True)
+    )
+    num_stages = len(stages)
+    strategy = Strategy(stages, case.schedule, case.num_microbatches)
     devices = used_devices(strategy)
     plan = Plan(
         strategy=strategy,
@@ -219,7 +277,7 @@ def run_case(case, folder, rank):
     if rank >= len(plan.ranks):
         return {}
     assert violations(plan.strategy, model.graph, max(plan.ranks) + 1) == ()
-    lists = program(plan.strategy, model.graph)
+    lists = program(plan.strategy, model.graph, plan.prediction.stages)
     assert dry_run(lists) is None
     job = Job(plan, model, lists, choose_loss(model.graph, "auto"), "cpu")
     world = World(plan.ranks, rank, lists, "cpu")

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import cli
 from planner.files import read_plan, shipped
 from planner.report import Table
-from planner.solvers import SOLVERS
+from planner.solvers import PORTFOLIO, SOLVERS
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = sorted(cli.main.commands)
@@ -315,7 +315,7 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
     message = run(*arguments, "1 KiB", code=3).output
     assert "no strategy fits" in message
     assert message.count("alone take") == 1
-    assert message.count("does not fit") == len(SOLVERS)
+    assert message.count("does not fit") == len(PORTFOLIO)
     for option in ("--reserve", "--device-memory", "--optimizer", "--batch", "more devices"):
         assert option in message.split("what can be changed")[1]
     found = json.loads(run(*arguments, "1 KiB", "--json", code=3).stdout)

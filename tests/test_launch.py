@@ -107,7 +107,7 @@ def errors(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_equal_those_of_one_process(errors, name):
-    used = sum(CASES[name].widths)
+    used = CASES[name].num_devices
     assert [bool(found) for found in errors[name]] == [rank < used for rank in range(4)]
     worst = {what: error for found in errors[name] for what, error in found.items()}
     assert {what.split(",")[0] for what in worst} == {"words", "w1", "w2", "b2", "more", "loss"}
@@ -138,6 +138,17 @@ def test_trains_as_one_process_does(launched, tmp_path):
     _, found, _ = launched
     alone = launch(write_case(tmp_path, Case((1,), 5)), steps=STEPS, learning_rate=0.3)
     assert found["loss"] == pytest.approx(alone.loss, rel=1e-9)
+
+
+@pytest.mark.parametrize("case", [
+    Case((1, 1, 1), 5, devices=(0, 0, 0)), Case((), 5, placement=(0,), fine=True),
+    Case((1, 1), 5, recompute=True, devices=(0, 0)),
+])  # fmt: skip
+def test_several_stages_on_one_device_train_as_one_does(tmp_path, case):
+    (tmp_path / "one").mkdir()
+    whole = launch(write_case(tmp_path / "one", Case((1,), 5)), steps=3, learning_rate=0.3)
+    found = launch(write_case(tmp_path, case), steps=3, learning_rate=0.3)
+    assert found.loss == pytest.approx(whole.loss, rel=1e-9)
 
 
 def test_extra_ranks_say_that_they_idle(launched):

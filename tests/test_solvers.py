@@ -10,7 +10,7 @@ from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.plan import ALWAYS_ASKED, OUT_OF_TIME, compare, objective_s
 from planner.problem import Recompute, Status
-from planner.solvers import SOLVERS
+from planner.solvers import PORTFOLIO, SOLVERS
 from tests.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 from tests.strategies import problems
 
@@ -72,7 +72,7 @@ def test_a_search_out_of_time_says_which_solvers_were_not_asked():
     slow = cluster([unit_type()] * 2, bandwidth=1e3)
     comparison = compare(problem_of(profile, slow), time_limit_s=0.0)
     reasons = {row.solver: row.reason for row in comparison.rows}
-    assert reasons == {name: None if name in ALWAYS_ASKED else OUT_OF_TIME for name in SOLVERS}
+    assert reasons == {name: None if name in ALWAYS_ASKED else OUT_OF_TIME for name in PORTFOLIO}
     assert comparison.best.solver == "data-parallel"
     assert not comparison.best.plan.reproducible
 

@@ -24,6 +24,10 @@ GPipe runs all forwards before the backwards, and the slowest stage may be anoth
 back: its second term is such a maximum with f_s and c_s plus another one with b_s and g_s.
 
 The sums run from the last stage to the first, so `extend` puts one more stage in front.
+
+Where a device runs several stages (`shared.py`), p_s counts the computation of all of them. The
+sum of all stages is then shortened by the time in which they run beside each other, so that it is
+what one microbatch takes in a list schedule with that placement; l_s likewise.
 """
 
 from collections.abc import Sequence
@@ -45,6 +49,10 @@ class StageCost:
         tail_s: a, once per iteration.
         num_replicas: R.
         warmup: W.
+        others_forward_s: forwards of the other stages on its device.
+        others_backward_s: their backwards.
+        beside_s: of one microbatch, how much of the stage's time and transfers runs beside later
+            stages.
     """
 
     forward_s: float
@@ -54,6 +62,9 @@ class StageCost:
     tail_s: float
     num_replicas: int
     warmup: int
+    others_forward_s: float = 0.0
+    others_backward_s: float = 0.0
+    beside_s: float = 0.0
 
 
 def extend(
@@ -123,10 +134,16 @@ def iteration_s(stages: Sequence[StageCost], num_microbatches: int, *, phases: b
     for stage in reversed(stages):
         rounds = -(-num_microbatches // stage.num_replicas)
         total, worst, worst_back, exposed = extend(
-            total, worst, worst_back, exposed,
+            total - stage.beside_s, worst, worst_back, exposed,
             stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
             rounds, stage.warmup, rounds - 1, behind, phases,
         )  # fmt: skip
+        load_s, load_back_s = _loads_s(stage)
+        if phases:
+            worst = max(worst, (rounds - 1) * load_s)
+            worst_back = max(worst_back, (rounds - 1) * load_back_s)
+        else:
+            worst = max(worst, (rounds - 1) * (load_s + load_back_s))
         behind = rounds - 1
     return total + worst + worst_back + exposed
 
@@ -153,14 +170,15 @@ def objective_s(
 
 
 def bottleneck_s(stages: Sequence[StageCost]) -> float:
-    """The largest stage time per microbatch over the stage's replicas, in s: the time between two
-    microbatches in the steady state, if enough of them are in flight. Transfers overlap with the
-    computation, and are divided by the replicas of the side that has fewer.
+    """The largest time per microbatch of a stage over its replicas, or of all stages of a device
+    that runs several, in s: the time between two microbatches in the steady state, if enough of
+    them are in flight. Transfers overlap with the computation, and are divided by the replicas of
+    the side that has fewer.
     """
     behind = [stage.num_replicas for stage in stages[1:]]
     return max(
         max(
-            (s.forward_s + s.backward_s) / s.num_replicas,
+            sum(_loads_s(s)) / s.num_replicas,
             max(s.send_s, s.return_s) / min(s.num_replicas, ahead),
         )
         for s, ahead in zip(stages, [*behind, stages[-1].num_replicas], strict=True)
@@ -169,4 +187,9 @@ def bottleneck_s(stages: Sequence[StageCost]) -> float:
 
 def latency_s(stages: Sequence[StageCost]) -> float:
     """Forward and backward of one microbatch alone, in s."""
-    return sum(s.forward_s + s.backward_s + s.send_s + s.return_s for s in stages)
+    return sum(s.forward_s + s.backward_s + s.send_s + s.return_s - s.beside_s for s in stages)
+
+
+def _loads_s(stage: StageCost) -> tuple[float, float]:
+    """What a microbatch costs the stage's device, forward and backward, in s."""
+    return stage.forward_s + stage.others_forward_s, stage.backward_s + stage.others_backward_s

@@ -10,9 +10,16 @@ from planner.costs.actions import ActionCosts
 from planner.costs.closed_form import StageCost, objective_s
 from planner.costs.collectives import allreduce_s, slowest_link
 from planner.costs.compute import slowdowns, step_s, times_on
-from planner.costs.memory import StageMemory, limit_bytes, peak_memory, stage_memory
+from planner.costs.memory import (
+    StageMemory,
+    device_memory,
+    limit_bytes,
+    peak_memory,
+    stage_memory,
+)
+from planner.costs.shared import shared_stage_costs
 from planner.graph import tensors_by_name
-from planner.prediction import MemoryParts
+from planner.prediction import MemoryParts, StagePrediction
 from planner.problem import Problem
 from planner.schedules import Program, dry_run, program
 from planner.strategy import (
@@ -21,6 +28,8 @@ from planner.strategy import (
     crossings,
     gradient_sums,
     operator_indices,
+    shares_devices,
+    stages_by_device,
     used_devices,
     violations,
 )
@@ -58,19 +67,18 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     wrong = violations(strategy, graph, len(problem.topology.devices))
     if wrong:
         raise ValueError("; ".join(wrong))
-    lists = program(strategy, graph)
+    costs, stages, needs = _priced(problem, strategy)
+    lists = program(
+        strategy, graph, [StagePrediction(one.forward_s, one.backward_s) for one in stages]
+    )
     blocked = dry_run(lists)
     if blocked:
         raise ValueError(blocked)
-    indices = operator_indices(graph)
-    inside = [[indices[name] for name in stage.operators] for stage in strategy.stages]
-    needs = [stage_memory(problem.profile, operators) for operators in inside]
-    costs = _action_costs(problem, strategy, lists.sums, inside, needs)
     memory = _memory(problem, strategy, lists, needs)
     return Evaluation(
         program=lists,
         costs=costs,
-        stages=_stage_costs(problem, strategy, lists.sums, costs),
+        stages=stages,
         memory=memory,
         shortage=_shortage(problem, strategy, memory),
     )
@@ -80,13 +88,32 @@ def closed_form_s(problem: Problem, strategy: Strategy) -> float:
     """What the closed form of the problem's objective says of a sound strategy, in s; its action
     lists are not needed.
     """
-    graph, options = problem.profile.graph, problem.options
+    options = problem.options
+    _, stages, _ = _priced(problem, strategy)
+    return objective_s(stages, options.num_microbatches, options.objective, options.schedule)
+
+
+def _priced(
+    problem: Problem, strategy: Strategy
+) -> tuple[ActionCosts, tuple[StageCost, ...], list[StageMemory]]:
+    """What needs no action lists: of the actions, and of each stage for time and memory."""
+    graph = problem.profile.graph
     indices, sums = operator_indices(graph), gradient_sums(strategy, graph)
     inside = [[indices[name] for name in stage.operators] for stage in strategy.stages]
-    needs = [stage_memory(problem.profile, operators) for operators in inside]
+    needs = _needs(problem, strategy, inside)
     costs = _action_costs(problem, strategy, sums, inside, needs)
     stages = _stage_costs(problem, strategy, sums, costs)
-    return objective_s(stages, options.num_microbatches, options.objective, options.schedule)
+    return costs, stages, needs
+
+
+def _needs(problem: Problem, strategy: Strategy, inside: list[list[int]]) -> list[StageMemory]:
+    """Per stage, the memory of one replica; what stages of one device share counts once."""
+    if not shares_devices(strategy):
+        return [stage_memory(problem.profile, operators) for operators in inside]
+    found: dict[int, StageMemory] = {}
+    for mine in dict.fromkeys(stages_by_device(strategy).values()):
+        found |= device_memory(problem.profile, {s: inside[s] for s in mine})
+    return [found[s] for s in range(len(inside))]
 
 
 def _action_costs(
@@ -98,7 +125,7 @@ def _action_costs(
 ) -> ActionCosts:
     graph, topology = problem.profile.graph, problem.topology
     slow = slowdowns(topology, used_devices(strategy))
-    forward, backward, step = {}, {}, {}
+    forward, backward, step = {}, {}, dict.fromkeys(used_devices(strategy), 0.0)
     for s, stage in enumerate(strategy.stages):
         # Forward, backward and step by device type.
         alone: dict[str, tuple[float, float, float]] = {}
@@ -115,7 +142,8 @@ def _action_costs(
                         device_type(topology, device),
                     ),
                 )
-            f, b, step[device] = (slow[device] * time_s for time_s in alone[kind])
+            f, b, own_step_s = (slow[device] * time_s for time_s in alone[kind])
+            step[device] += own_step_s
             forward[s, device], backward[s, device] = f, b + (f if stage.recompute else 0.0)
     tensors = tensors_by_name(graph)
     return ActionCosts(
@@ -130,6 +158,8 @@ def _action_costs(
 def _stage_costs(
     problem: Problem, strategy: Strategy, sums: Sequence[GradientSum], costs: ActionCosts
 ) -> tuple[StageCost, ...]:
+    if shares_devices(strategy):
+        return shared_stage_costs(problem, strategy, sums, costs)
     crossing = crossings(strategy, problem.profile.graph)
     # A sum has all devices of a stage or none.
     members = [frozenset(one.devices) for one in sums]
@@ -164,6 +194,13 @@ def _memory(
     """The peak of every used device; replicas differ by their share of the microbatches."""
     code = lists.code
     position = {device: d for d, device in enumerate(code.devices.tolist())}
+    if shares_devices(strategy):
+        return {
+            device: peak_memory(
+                problem, strategy, code, position[device], {s: needs[s] for s in stages}
+            )
+            for device, stages in stages_by_device(strategy).items()
+        }
     found = {}
     for s, stage in enumerate(strategy.stages):
         # One for each length of a list: those of the same length differ in numbers only.
@@ -191,9 +228,15 @@ def _shortage(
     if not over:
         return None
     _, s, device = max(over, key=lambda one: (one[0], -one[2]))
+    stages = stages_by_device(strategy)[device]
+    who = (
+        f"stage {s} needs"
+        if len(stages) == 1
+        else f"stages {', '.join(map(str, stages))} together need"
+    )
     parts, limit = memory[device], limit_bytes(problem, used, device)
     return (
-        f"stage {s} needs {format_bytes(parts.total_bytes)} per device, the limit is"
+        f"{who} {format_bytes(parts.total_bytes)} per device, the limit is"
         f" {format_bytes(limit)} (parameters {format_bytes(parts.parameter_bytes)}, gradients"
         f" {format_bytes(parts.gradient_bytes)}, optimizer {format_bytes(parts.optimizer_bytes)},"
         f" stash {format_bytes(parts.stash_bytes)}, buffers {format_bytes(parts.buffer_bytes)},"

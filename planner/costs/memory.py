@@ -35,6 +35,9 @@ class StageMemory:
         returned_bytes: gradients that go back to earlier stages, until they have been sent.
         workspace_bytes: activations and gradients that live only inside one pass, and the largest
             workspace of an operator's kernels.
+        left_bytes: gradients that stay on the device after its backward, for an earlier stage that
+            adds to them or uses them.
+        taken_bytes: those that have waited for its backward and are gone after it.
     """
 
     parameter_bytes: int
@@ -43,6 +46,8 @@ class StageMemory:
     boundary_bytes: int
     returned_bytes: int
     workspace_bytes: int
+    left_bytes: int = 0
+    taken_bytes: int = 0
 
 
 def read_from_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
@@ -63,11 +68,22 @@ def used_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
     )
 
 
-def stage_memory(profile: Profile, operators: Iterable[int]) -> StageMemory:
-    """What one replica of a stage with these operators needs."""
+def stage_memory(
+    profile: Profile, operators: Iterable[int], before: Iterable[int] = ()
+) -> StageMemory:
+    """What one replica of a stage with these operators needs.
+
+    Args:
+        before: operators of earlier stages on the same device; parameters that they hold, and
+            tensors that they read or make, are there already.
+    """
     graph, inside = profile.graph, frozenset(operators)
     tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
-    held = [parameters[name] for name in {n for v in inside for n in graph.operators[v].parameters}]
+    there = _touched(graph, before)
+    held = [
+        parameters[name]
+        for name in {n for v in inside for n in graph.operators[v].parameters} - there
+    ]
     inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
     kept = {
         storage_owner(profile, name, inside)
@@ -75,17 +91,70 @@ def stage_memory(profile: Profile, operators: Iterable[int]) -> StageMemory:
         for name in profile.operators[v].stash_tensors
     }
     kept |= {storage_owner(profile, n, inside) for n in (*inputs, *made)}
+    coming = [name for name in inputs if name not in there]
     private = sum(profile.operators[v].stash_private_bytes for v in inside)
     return StageMemory(
         parameter_bytes=sum(p.bytes for p in held),
         trainable_bytes=sum(p.bytes for p in held if p.trainable),
         kept_bytes=private
-        + sum(tensors[n].bytes for n in kept if n in tensors)
+        + sum(tensors[n].bytes for n in kept - there if n in tensors)
         + _loss_bytes(graph, inside),
-        boundary_bytes=sum(tensors[n].bytes for n in {*inputs, *made}),
-        returned_bytes=sum(tensors[name].bytes for name in inputs if tensors[name].gradient),
+        boundary_bytes=sum(tensors[n].bytes for n in {*coming, *made}),
+        returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
         workspace_bytes=max(_workspaces(profile, inside, kept).values(), default=0),
     )
+
+
+def _touched(graph: Graph, operators: Iterable[int]) -> set[str]:
+    """Parameters and tensors that operators read or make."""
+    return {
+        name
+        for v in operators
+        for names in (graph.operators[v].parameters, graph.operators[v].inputs,
+                      graph.operators[v].outputs)
+        for name in names
+    }  # fmt: skip
+
+
+def device_memory(
+    profile: Profile, stages: Mapping[int, Collection[int]]
+) -> Mapping[int, StageMemory]:
+    """What the stages of one device need; what several of them use counts with the first.
+
+    Args:
+        stages: the operators of each, by its index, ascending.
+    """
+    found: dict[int, StageMemory] = {}
+    left, taken = _waiting_bytes(profile.graph, stages)
+    before: list[int] = []
+    for s, inside in stages.items():
+        need = stage_memory(profile, inside, before)
+        found[s] = replace(need, left_bytes=left[s], taken_bytes=taken[s])
+        before += inside
+    return found
+
+
+def _waiting_bytes(
+    graph: Graph, stages: Mapping[int, Collection[int]]
+) -> tuple[Counter[int], Counter[int]]:
+    """Per stage of a device, the bytes of gradients that begin to wait with its backward, and of
+    those that have waited for it. A tensor's gradient begins with the last stage that reads it and
+    goes to the one that makes it, or, if that is elsewhere, goes back from the first reader.
+    """
+    tensors = tensors_by_name(graph)
+    made_in = {name: s for s, inside in stages.items() for v in inside
+               for name in graph.operators[v].outputs}  # fmt: skip
+    read_in: dict[str, list[int]] = {}
+    for s, inside in stages.items():
+        for name in read_from_outside(graph, inside):
+            read_in.setdefault(name, []).append(s)
+    left, taken = Counter[int](), Counter[int]()
+    for name, readers in read_in.items():
+        home = made_in.get(name, readers[0])
+        if tensors[name].gradient and home != readers[-1]:
+            left[readers[-1]] += tensors[name].bytes
+            taken[home] += tensors[name].bytes
+    return left, taken
 
 
 def _loss_bytes(graph: Graph, inside: Collection[int]) -> int:
@@ -245,7 +314,7 @@ def peak_memory(
     Args:
         code: the lists of all devices.
         device: its position among them.
-        stages: what the stages on the device need, by index.
+        stages: what the stages on the device need, by index, together.
     """
     trainable = sum(one.trainable_bytes for one in stages.values())
     base = MemoryParts(
@@ -294,6 +363,8 @@ def _use_bytes(
     rerun = of_stage(lambda s: stages[s].kept_bytes if again[s] else 0)
     workspace = of_stage(lambda s: stages[s].workspace_bytes)
     sent_back = of_stage(lambda s: stages[s].returned_bytes)
+    left = of_stage(lambda s: stages[s].left_bytes)
+    taken = of_stage(lambda s: stages[s].taken_bytes)
     came = np.zeros(len(kind), dtype=np.int64)
     came[receives] = size[code.tensor[mine][receives]]
     # What has come for a computation leaves the buffers with it.
@@ -309,6 +380,7 @@ def _use_bytes(
     latest = np.maximum.accumulate(np.where(back, np.arange(len(kind)), -1))
     latest = np.concatenate([[-1], latest[:-1]])
     returned = np.where(latest >= 0, sent_back[latest], 0)
+    returned += _before(np.where(back, left - taken, 0))
     return kept + np.where(back, rerun, 0), buffers + returned, workspace
 
 

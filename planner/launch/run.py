@@ -202,7 +202,7 @@ def _prepare(
             f"{path}: the strategy does not fit {model.path}: {'; '.join(wrong)}; "
             "run: planner solve"
         )
-    lists = program(plan.strategy, model.graph)
+    lists = program(plan.strategy, model.graph, plan.prediction.stages)
     blocked = dry_run(lists)
     if blocked is not None:
         raise LaunchError(f"{path}: the schedule would hang: {blocked}; run: planner solve")

@@ -101,7 +101,7 @@ class StageRunner:
     ) -> None:
         tensors = tensors_by_name(graph)
         self.input_names = cast(tuple[str, ...], module.input_names)
-        self._output_names = cast(tuple[str, ...], module.output_names)
+        self.output_names = cast(tuple[str, ...], module.output_names)
         self._trained = {name for name in self.input_names if tensors[name].gradient}
         self._module = module
         self._output = graph.outputs[0]
@@ -156,10 +156,71 @@ class StageRunner:
     def _run(self, leaves: Mapping[str, Tensor], target: Tensor | None) -> _Made:
         with self._precision():
             results = self._module(*(leaves[name] for name in self.input_names))
-        outputs = dict(zip(self._output_names, results, strict=True))
+        outputs = dict(zip(self.output_names, results, strict=True))
         if self._criterion is None or target is None:
             return _Made(outputs, None)
         return _Made(outputs, self._criterion(outputs[self._output], target))
+
+
+class Between:
+    """What the stages of one device hand to each other, by microbatch: tensors to later stages, and
+    gradients to earlier ones, added up. A device runs each microbatch in the order of its stages,
+    and backward in the reverse order.
+
+    Args:
+        stages: by index.
+    """
+
+    def __init__(self, stages: Mapping[int, StageRunner]) -> None:
+        order = sorted(stages)
+        self._later: dict[int, frozenset[str]] = {}
+        self._earlier: dict[int, frozenset[str]] = {}
+        self._made: dict[int, frozenset[str]] = {}
+        for i, s in enumerate(order):
+            own, before = stages[s], [stages[t] for t in order[:i]]
+            there = {n for one in before for n in (*one.input_names, *one.output_names)}
+            self._later[s] = frozenset(n for t in order[i + 1 :] for n in stages[t].input_names)
+            self._earlier[s] = frozenset(there.intersection(own.input_names))
+            self._made[s] = frozenset(own.output_names)
+        self._tensors: dict[int, Tensors] = {}
+        self._gradients: dict[int, Tensors] = {}
+
+    def tensors(self, stage: int, microbatch: int) -> Tensors:
+        """What earlier stages have left for the forward of a stage."""
+        held = self._tensors.get(microbatch, {})
+        return {name: held[name] for name in self._earlier[stage] if name in held}
+
+    def keep(self, stage: int, microbatch: int, tensors: Mapping[str, Tensor]) -> None:
+        """After a forward: keeps what later stages read, of what has come and what was made."""
+        held = {**self._tensors.pop(microbatch, {}), **tensors}
+        left = {name: tensor for name, tensor in held.items() if name in self._later[stage]}
+        if left:
+            self._tensors[microbatch] = left
+
+    def gradients(self, stage: int, microbatch: int, arrived: Tensors) -> Tensors:
+        """The gradients of a stage's outputs: those from other devices, and those left here."""
+        waiting = self._gradients.get(microbatch, {})
+        for name in sorted(self._made[stage] & waiting.keys()):
+            _add(arrived, name, waiting.pop(name))
+        return arrived
+
+    def leave(self, stage: int, microbatch: int, gradients: Tensors) -> Tensors:
+        """After a backward: leaves what earlier stages add to or use; gives what goes elsewhere,
+        with what later stages have left.
+        """
+        waiting = self._gradients.pop(microbatch, {})
+        leaving: Tensors = {}
+        for name, gradient in gradients.items():
+            if name in waiting:
+                gradient = waiting.pop(name) + gradient
+            (waiting if name in self._earlier[stage] else leaving)[name] = gradient
+        if waiting:
+            self._gradients[microbatch] = waiting
+        return leaving
+
+
+def _add(tensors: Tensors, name: str, more: Tensor) -> None:
+    tensors[name] = tensors[name].add_(more) if name in tensors else more
 
 
 class Runtime:
@@ -181,6 +242,7 @@ class Runtime:
         self._actions = actions
         self._tensors = tensors_by_name(graph)
         self._stages = stages
+        self._between = Between(stages)
         self._gradients = gradients
         self._optimizer = optimizer
         self._world = world
@@ -247,18 +309,18 @@ class Runtime:
                 ended_s = self._world.finish(transfer) - self._start_s
                 known = self._record.receives.setdefault(receive.device, [])
                 known.append((receive, posted_s, ended_s))
-                if receive.tensor in arrived:
-                    buffer = arrived[receive.tensor].add_(buffer)
-                arrived[receive.tensor] = buffer
+                _add(arrived, receive.tensor, buffer)
         self._awaited = [one for one in self._awaited if not waits(compute, one[0])]
         return arrived
 
     def _compute(self, action: Compute, arrived: Tensors) -> Tensors:
-        stage = self._stages[action.stage]
+        stage, s, m = self._stages[action.stage], action.stage, action.microbatch
         if action.direction is Direction.BACKWARD:
-            return stage.backward(action.microbatch, arrived)
-        batch = self._batches[action.microbatch]
-        outputs, loss = stage.forward(action.microbatch, {**batch.inputs, **arrived}, batch.target)
+            gradients = stage.backward(m, self._between.gradients(s, m, arrived))
+            return self._between.leave(s, m, gradients)
+        batch, here = self._batches[m], self._between.tensors(s, m)
+        outputs, loss = stage.forward(m, {**batch.inputs, **here, **arrived}, batch.target)
+        self._between.keep(s, m, {**arrived, **outputs})
         self._record.loss += loss
         return outputs
 

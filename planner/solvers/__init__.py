@@ -28,4 +28,13 @@ SOLVERS: Mapping[str, Solver] = {
     "antichain": _from("antichain"),
     "even": _from("even"),
     "pipedream": _from("pipedream"),
+    "heft": _from("heft"),
+    "m-topo": _from("m_topo"),
+    "m-etf": _from("m_etf"),
+    "m-sct": _from("m_sct"),
+    "pesto": _from("pesto"),
+    "netsplit": _from("netsplit"),
 }
+
+PORTFOLIO: tuple[str, ...] = ("single", "data-parallel", "antichain", "even", "pipedream")
+"""Those that are asked where none is named; the others are there to compare with."""

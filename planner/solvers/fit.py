@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
+from planner.placement import strategies_of
 from planner.problem import Problem, Recompute, Result, Status
 from planner.schedules import default_warmups
 from planner.strategy import Stage, Strategy
@@ -85,3 +86,22 @@ def _distinct(strategies: Iterable[Strategy]) -> Iterator[Strategy]:
         if strategy not in seen:
             seen.append(strategy)
             yield strategy
+
+
+def placed(
+    problem: Problem, device_of: Sequence[int], space: str, order: Sequence[int] | None = None
+) -> Result:
+    """The strategies of a placement of single operators that fit in memory, for the judge to choose
+    from; the shortage of the first if none does.
+
+    Args:
+        device_of: the device of each operator.
+        space: what placements are looked at, for the result.
+        order: the operators as the solver's schedule starts them, if it has one.
+    """
+    strategies = strategies_of(problem, device_of, order)
+    fitting = [one for one in strategies if evaluate(problem, one).shortage is None]
+    if fitting:
+        return Result(Status.FEASIBLE, fitting[0], space=space, others=tuple(fitting[1:]))
+    shortage = evaluate(problem, strategies[0]).shortage
+    return Result(Status.INFEASIBLE, None, space=space, reason=shortage)

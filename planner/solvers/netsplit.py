@@ -1,0 +1,280 @@
+"""NetSplit: every operator gets a device by a constraint model (`netsplit_model.py`).
+
+    (1) the placement problem in arrays, and a first answer: if not even all devices together hold
+        the model, there is none                                               `placing`
+    (2) the best known placement: what other solvers found, list schedules (HEFT, m-ETF, m-TOPO),
+        and one device alone                                                   `_known`
+    (3) co-placement to few groups, 2 x devices as in the thesis, and the model on them; from its
+        answer the model on more groups, each operator by itself where there are few
+                                                                               `_levels`
+    (4) what the evaluator says does not fit is tried again with that much less memory on the
+        devices that were over                                                 `solve`
+
+The objective latency is the model's own. For the bottleneck it is `netsplit_bottleneck`'s. For an
+iteration of several microbatches, which has a part of either, both are asked; the judge chooses.
+Engines: CP-SAT, or gurobi if it is asked for and covers a model of that size.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.costs.evaluate import evaluate
+from planner.placement import strategy_of
+from planner.problem import Engine, Objective, Problem, Result, Status
+from planner.solvers import (
+    heft,
+    m_etf,
+    m_topo,
+    netsplit_bottleneck,
+    netsplit_cpsat,
+    netsplit_gurobi,
+)
+from planner.solvers.coplacement import coplaced, kept_bytes
+from planner.solvers.list_schedule import NoRoom
+from planner.solvers.netsplit_model import Answer, Instance, grouped, instance_of, overflow
+from planner.solvers.placing import Placing, latency_s, placing_of
+from planner.strategy import Strategy, operator_indices
+from planner.topology import chain
+from planner.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+PER_DEVICE = 2
+"""Co-placement goes on to so many groups per device, as in the thesis."""
+
+FINE_GROUPS = 120
+"""The second model's: with more, it finds less in the time of a plan."""
+
+FINE_SHARE = 0.7
+"""Of the time, for the second model."""
+
+ROUND_SHARES = (0.7, 0.2, 0.1)
+"""Of the time, for searches with less memory each time; what the evaluator counts holds."""
+
+Device = tuple[int, ...]
+Price = Callable[[Sequence[int]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One objective.
+
+    Attributes:
+        name: of what is minimised.
+        price: of a placement, in s.
+        run: the engine, on an instance, with a limit in s and a placement to start from.
+    """
+
+    name: str
+    price: Price
+    run: Callable[[Instance, float, Sequence[int] | None], Answer]
+
+
+def solve(problem: Problem, time_limit_s: float) -> Result:
+    """The best placement, as stages.
+
+    Args:
+        time_limit_s: for all searches together.
+    """
+    placing = placing_of(problem)
+    need, room = sum(kept_bytes(placing).values()), int(placing.capacity_bytes.clip(0).sum())
+    if need > room:
+        largest = int(placing.capacity_bytes.max()) + problem.options.reserve_bytes
+        reason = (
+            f"parameters with gradients and optimizer state, and tensors with gradients, take"
+            f" {format_bytes(need)}; the limit is {format_bytes(largest)} per device, beside"
+            f" reserves all together have {format_bytes(room)}"
+        )
+        return Result(Status.INFEASIBLE, None, space=_space(problem, "", 0), reason=reason)
+    shortage = None
+    for share in ROUND_SHARES:
+        found = _searched(problem, placing, time_limit_s * share)
+        if found.strategy is None:
+            return replace(found, reason=found.reason or shortage)
+        fitting = [s for s in (found.strategy, *found.others) if not evaluate(problem, s).shortage]
+        if fitting:
+            status = found.status if fitting[0] == found.strategy else Status.FEASIBLE
+            return replace(found, status=status, strategy=fitting[0], others=tuple(fitting[1:]))
+        shortage = evaluate(problem, found.strategy).shortage
+        placing = _tighter(problem, placing, found.strategy)
+    return Result(Status.UNKNOWN, None, space=found.space, reason=shortage)
+
+
+def _tighter(problem: Problem, placing: Placing, strategy: Strategy) -> Placing:
+    """The same with as much less memory as each device was over its limit."""
+    capacity = placing.capacity_bytes.copy()
+    for p, parts in evaluate(problem, strategy).memory.items():
+        over = parts.total_bytes - problem.options.reserve_bytes - int(capacity[p])
+        capacity[p] -= max(0, over)
+    return replace(placing, capacity_bytes=capacity)
+
+
+def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result:
+    """The answers to all that is asked for, the best first, as stages."""
+    searches = list(_searches(problem, placing))
+    answers: dict[Device, None] = {}
+    first: tuple[Answer, str] | None = None
+    for search in searches:
+        answer, space = _best(problem, placing, search, time_limit_s / len(searches))
+        first = first or (answer, space)
+        if answer.device_of is not None:
+            answers[answer.device_of] = None
+    if first is None:
+        raise ValueError("no objective to search for")
+    answer, space = first
+    strategies = tuple(dict.fromkeys(strategy_of(problem, one) for one in answers))
+    if not strategies:
+        return Result(
+            answer.status, None, space=space, reason=f"no placement fits in {space}",
+            reproducible=answer.reproducible,
+        )  # fmt: skip
+    of_iteration = problem.options.objective is Objective.ITERATION
+    status = Status.FEASIBLE if of_iteration or answer.device_of is None else answer.status
+    return Result(
+        status,
+        strategies[0],
+        bound_s=None if of_iteration else answer.bound_s,
+        space=space,
+        reproducible=answer.reproducible,
+        others=strategies[1:],
+    )
+
+
+def _searches(problem: Problem, placing: Placing) -> Iterator[_Search]:
+    """What is minimised, the most telling first."""
+    options = problem.options
+    several = options.objective is Objective.ITERATION and options.num_microbatches > 1
+    if options.objective is Objective.BOTTLENECK or several:
+        order = _device_order(problem) if options.netsplit.contiguous else None
+        yield _Search(
+            "the smallest bottleneck",
+            lambda device_of: _bottleneck_s(placing, device_of, order),
+            lambda instance, limit_s, start: netsplit_bottleneck.solve(
+                instance, limit_s, start, order
+            ),
+        )
+    if options.objective is not Objective.BOTTLENECK:
+        engine = options.netsplit.engine or Engine.CP_SAT
+        yield _Search(
+            "the least latency",
+            lambda device_of: latency_s(placing, device_of),
+            lambda instance, limit_s, start: _by_engine(engine, instance, limit_s, start),
+        )
+
+
+def _by_engine(
+    engine: Engine, instance: Instance, limit_s: float, start: Sequence[int] | None
+) -> Answer:
+    note = ""
+    if engine is Engine.GUROBI:
+        try:
+            return netsplit_gurobi.solve(instance, limit_s, start)
+        except netsplit_gurobi.EngineUnavailableError as error:
+            note = f"{error}, so OR-Tools solved it"
+            log.warning("%s", note)
+    return replace(netsplit_cpsat.solve(instance, limit_s, start), note=note)
+
+
+def _device_order(problem: Problem) -> tuple[int, ...]:
+    """Devices such that neighbours are well linked."""
+    return chain(problem.topology, tuple(range(len(problem.topology.devices))))
+
+
+def _bottleneck_s(placing: Placing, device_of: Sequence[int], order: Sequence[int] | None) -> float:
+    """The bottleneck; inf if stages must be contiguous and are not."""
+    if order is not None:
+        position = {p: k for k, p in enumerate(order)}
+        ahead = [position[p] for p in device_of]
+        edges = ((flow.producer, j) for flow in placing.tensors for j in flow.consumers)
+        if any(ahead[i] > ahead[j] for i, j in edges):
+            return math.inf
+    return netsplit_bottleneck.bottleneck_s(placing, device_of)
+
+
+# ---------------------------------------------------------------------------------------- search
+
+
+def _best(
+    problem: Problem, placing: Placing, search: _Search, time_limit_s: float
+) -> tuple[Answer, str]:
+    """The answer of the finest model, or a better placement from before it."""
+    known = _known(problem, placing)
+    levels = _levels(placing, relaxed=problem.options.netsplit.relaxed)
+    answer, instance = None, levels[0]
+    for k, instance in enumerate(levels):
+        last = k + 1 == len(levels)
+        share = 1.0 if len(levels) == 1 else (FINE_SHARE if last else 1 - FINE_SHARE)
+        answer = search.run(instance, time_limit_s * share, _start(instance, known, search.price))
+        if answer.device_of is not None:
+            known = (answer.device_of, *known)
+    if answer is None:
+        raise ValueError("there is no level")
+    space = _space(problem, search.name, len(instance.groups), answer.note)
+    if instance.relaxed:
+        return answer, space
+    # With a group's members apart, or by the list schedule that is run, one may be better.
+    fitting = [one for one in known if overflow(instance, one) <= 0]
+    best = min(fitting, key=search.price, default=None)
+    if best is not None and search.price(best) < _price_of(answer, search):
+        return replace(answer, status=Status.FEASIBLE, device_of=best), space
+    return answer, space
+
+
+def _price_of(answer: Answer, search: _Search) -> float:
+    return math.inf if answer.device_of is None else search.price(answer.device_of)
+
+
+def _levels(placing: Placing, *, relaxed: bool) -> tuple[Instance, ...]:
+    """The models that are solved one after the other; the published one has few groups only."""
+    few = coplaced(placing, PER_DEVICE * placing.num_devices)
+    many = coplaced(placing, FINE_GROUPS)
+    if placing.num_operators <= FINE_GROUPS:
+        many = tuple((i,) for i in range(placing.num_operators))
+    chosen = (few,) if relaxed or len(few) == len(many) else (few, many)
+    return tuple(instance_of(placing, groups, relaxed=relaxed) for groups in chosen)
+
+
+def _start(instance: Instance, known: Sequence[Device], price: Price) -> Device | None:
+    """The best known placement that keeps groups together and fits."""
+    candidates = [grouped(instance, device_of) for device_of in known]
+    candidates = [one for one in candidates if overflow(instance, one) <= 0]
+    best = min(candidates, key=price, default=None)
+    return best if best is not None and price(best) < math.inf else None
+
+
+def _known(problem: Problem, placing: Placing) -> tuple[Device, ...]:
+    """Placements that others found, that fit the model's memory or not."""
+    indices = operator_indices(problem.profile.graph)
+    found = [_of_strategy(strategy, indices) for strategy in problem.known]
+    found.append(heft.place(placing))
+    found.append(m_topo.place(placing))
+    by_etf = m_etf.place(placing)
+    if not isinstance(by_etf, NoRoom):
+        found.append(by_etf)
+    total_s = (placing.forward_s + placing.backward_s).sum(axis=0)
+    found.append((int(np.argmin(total_s)),) * placing.num_operators)
+    return tuple(dict.fromkeys(found))
+
+
+def _of_strategy(strategy: Strategy, indices: Mapping[str, int]) -> Device:
+    """A strategy as a placement: of replicas the first."""
+    device_of = [0] * len(indices)
+    for stage in strategy.stages:
+        for name in stage.operators:
+            device_of[indices[name]] = stage.devices[0]
+    return tuple(device_of)
+
+
+def _space(problem: Problem, what: str, groups: int, note: str = "") -> str:
+    """What status and bound speak of."""
+    netsplit = problem.options.netsplit
+    parts = ["placements without replicas or recomputation"]
+    if what:
+        parts.append(f"{what} over {groups} groups of operators, times to 0.1 %")
+    if netsplit.relaxed:
+        parts.append("as published: devices and links do any number of things at once")
+    return "; ".join([*parts, *([note] if note else [])])

@@ -1,0 +1,104 @@
+"""Pesto: a placement with the least forward makespan, by an integer program.
+
+The program is the forward half of NetSplit's (`netsplit_model.py`, whose symbols these are):
+
+    minimise   F
+    subject to (1) sum_p x_gp = 1
+               (2) C_i = S_i + sum_p f_ip x_g(i)p;  F >= C_i
+               (3), (4) a reader starts when the tensor has come, which takes time between devices
+               (6) operators on a device do not overlap
+               (7) messages from p to q do not overlap
+               (8) memory of p >= what p keeps for training
+
+There is no backward: no time of it, and no gradient on its way. So what is optimal here need not be
+for a training step. Three things are not as NetSplit prints Pesto:
+
+- S_i = 0 for operators that none feeds has become S_i >= 0, which (6) needs.
+- (6) and (7), without which all operators on one device at once are optimal wherever they fit.
+- (8), which it leaves out. It is NetSplit's own, see `coplacement.kept_bytes`.
+
+Where there are more than `GROUPS` operators, those that exchange most share a device.
+
+Source: Hafeez et al., Middleware 2021; on more than two devices as in NetSplit, Nanjing 2023.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.costs.memory import limit_bytes
+from planner.problem import Problem, Result, Status
+from planner.solvers import heft, m_etf, m_topo, netsplit_cpsat
+from planner.solvers.coplacement import coplaced, kept_bytes
+from planner.solvers.fit import placed
+from planner.solvers.list_schedule import NoRoom
+from planner.solvers.netsplit_model import Answer, Instance, grouped, instance_of, overflow
+from planner.solvers.placing import Placing, latency_s, placing_of
+from planner.units import format_bytes
+
+GROUPS = 200
+"""Finer than that, the program is hardly better than what it starts from in the time of a plan."""
+
+
+def solve(problem: Problem, time_limit_s: float) -> Result:
+    """The placement, if the evaluator finds room for it as well."""
+    placing = placing_of(problem)
+    answer = place(placing, time_limit_s)
+    space = (
+        f"least forward makespan, with memory, of {len(groups_of(placing))} groups of operators;"
+        " no backward"
+    )
+    if answer.device_of is None:
+        reason = _reason(problem, placing)
+        return Result(answer.status, None, space=space, reason=reason)
+    result = placed(problem, answer.device_of, space)
+    if result.strategy is None:
+        return replace(result, status=Status.UNKNOWN)
+    return replace(
+        result, status=answer.status, bound_s=answer.bound_s, reproducible=answer.reproducible
+    )
+
+
+def place(placing: Placing, time_limit_s: float) -> Answer:
+    """The device of each operator, and a bound on the forward makespan."""
+    groups = groups_of(placing)
+    whole, forward = instance_of(placing, groups), forward_of(placing)
+    instance = replace(
+        instance_of(forward, groups),
+        alone_bytes=whole.alone_bytes,
+        together_bytes=whole.together_bytes,
+    )
+    return netsplit_cpsat.solve(instance, max(0.0, time_limit_s), _start(whole, forward))
+
+
+def groups_of(placing: Placing) -> tuple[tuple[int, ...], ...]:
+    """The operators that share a device: each by itself where they are few."""
+    if placing.num_operators <= GROUPS:
+        return tuple((i,) for i in range(placing.num_operators))
+    return coplaced(placing, GROUPS)
+
+
+def forward_of(placing: Placing) -> Placing:
+    """The same with a backward that takes no time and sends nothing."""
+    tensors = tuple(replace(flow, gradient=False) for flow in placing.tensors)
+    return replace(placing, backward_s=np.zeros_like(placing.backward_s), tensors=tensors)
+
+
+def _start(whole: Instance, forward: Placing) -> tuple[int, ...] | None:
+    """The best of some list schedules that keeps groups together and fits, if there is one."""
+    by_etf = m_etf.place(whole.placing)
+    found = [heft.place(forward), m_topo.place(whole.placing)]
+    found += [] if isinstance(by_etf, NoRoom) else [by_etf]
+    found += [(p,) * forward.num_operators for p in range(forward.num_devices)]
+    fitting = [one for one in (grouped(whole, f) for f in found) if overflow(whole, one) <= 0]
+    return min(fitting, key=lambda one: latency_s(forward, one), default=None)
+
+
+def _reason(problem: Problem, placing: Placing) -> str:
+    devices = range(placing.num_devices)
+    limit = max(limit_bytes(problem, devices, d) for d in devices)
+    return (
+        f"no placement was found to fit: training keeps"
+        f" {format_bytes(sum(kept_bytes(placing).values()))} on {len(devices)} devices, the limit"
+        f" is {format_bytes(limit)} each (reserve {format_bytes(problem.options.reserve_bytes)})"
+    )
