@@ -250,3 +250,21 @@ def test_a_rank_correlation_is_symmetric_bounded_and_blind_to_scale(pairs):
     assert rank_correlation(b, a) == found
     assert rank_correlation(np.exp(a), 3 * b + 1) == found
     assert rank_correlation(a, a) == 1
+
+
+def test_in_a_shorter_type_tensors_are_smaller_and_products_faster(tmp_path):
+    model = product(tmp_path, 4096)
+    kind = shipped_device_type("A100-SXM4-80GB")
+    whole, short = of(model, kind), of(model, kind, dtype="bfloat16")
+    assert short.dtype == "bfloat16"
+    assert {p.dtype for p in short.graph.parameters} == {"float32"}
+    made = [(t.dtype, t.bytes) for t in short.graph.tensors if t.name in model.graph.outputs]
+    before = [(t.dtype, t.bytes) for t in whole.graph.tensors if t.name in model.graph.outputs]
+    assert made == [("bfloat16", before[0][1] // 2)]
+    assert short.operators[0].forward_s < whole.operators[0].forward_s
+
+
+def test_autocast_neither_lengthens_nor_takes_other_types(tmp_path):
+    kind = shipped_device_type("A100-SXM4-80GB")
+    with pytest.raises(OptionError, match="expected float32, the model's own, or"):
+        of(product(tmp_path, 8), kind, dtype="float64")
