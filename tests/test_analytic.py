@@ -95,11 +95,6 @@ def test_half_precision_takes_the_speed_of_tensor_cores(tmp_path):
     assert machine(shipped_device_type("cpu"), "float16") is CPU
 
 
-def test_an_unknown_dtype_is_an_error_that_lists_the_known_ones(tmp_path):
-    with pytest.raises(OptionError, match=r"--dtype: expected one of bfloat16.*got 'int8'"):
-        of(product(tmp_path), dtype="int8")
-
-
 def test_an_unknown_device_type_lists_the_known_ones():
     with pytest.raises(OptionError, match=r"unknown device type 'V100'; known: .*V100-SXM2-16GB"):
         shipped_device_type("V100")
@@ -266,5 +261,6 @@ def test_in_a_shorter_type_tensors_are_smaller_and_products_faster(tmp_path):
 
 def test_autocast_neither_lengthens_nor_takes_other_types(tmp_path):
     kind = shipped_device_type("A100-SXM4-80GB")
-    with pytest.raises(OptionError, match="expected float32, the model's own, or"):
-        of(product(tmp_path, 8), kind, dtype="float64")
+    for dtype in ("float64", "int8"):
+        with pytest.raises(OptionError, match="expected float32, the model's own, or"):
+            of(product(tmp_path, 8), kind, dtype=dtype)
