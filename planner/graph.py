@@ -6,7 +6,7 @@ A graph knows names, shapes and who feeds whom. It knows no times (`profile.py`)
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -224,3 +224,15 @@ def main_dtype(graph: Graph) -> str:
         if sizes:
             return sizes.most_common(1)[0][0]
     raise ValueError("a model without floats")
+
+
+def retyped(graph: Graph, dtypes: Mapping[str, str]) -> Graph:
+    """The graph with other types of elements of some tensors, as autocast makes them.
+
+    Args:
+        dtypes: by tensor; others stay.
+    """
+    if all(dtypes.get(tensor.name, tensor.dtype) == tensor.dtype for tensor in graph.tensors):
+        return graph
+    tensors = (replace(t, dtype=dtypes.get(t.name, t.dtype)) for t in graph.tensors)
+    return replace(graph, tensors=tuple(tensors))

@@ -69,31 +69,44 @@ for _ in range(3):
 """A process that trains the whole model and does nothing else."""
 
 
-def run(command: Sequence[str], folder: Path, **environment: str) -> tuple[bytes, int, float]:
-    """What a process writes, its peak memory in bytes, and how long it took in s."""
+WATCHED = """
+import runpy, sys
+from pathlib import Path
+peak, *sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    Path(peak).write_text(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+"""
+"""Runs a script and writes the peak of its resident memory, in KiB, into a file. What the system
+tells the parent counts the parent's own memory at the start, too.
+"""
+
+
+def run(
+    script: Path, options: Sequence[str], folder: Path, **environment: str
+) -> tuple[bytes, int, float]:
+    """What a script writes, its peak memory in bytes, and how long it took in s."""
+    peak = folder / "peak"
+    command = [sys.executable, "-c", WATCHED, str(peak), str(script), *options]
     begin = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, *command],
+    done = subprocess.run(
+        command,
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
-    ) as process:
-        assert process.stdout is not None
-        said = process.stdout.read()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return said, used.ru_maxrss * unit, time.perf_counter() - begin
+        check=True,
+    )
+    return done.stdout, int(peak.read_text()) * 1024, time.perf_counter() - begin
 
 
 def profiled(model: Path, options: Sequence[str], folder: Path, cache: Path) -> dict[str, Any]:
     """What `planner profile --json` says, with its peak memory, in a process of its own."""
     path = folder / f"{model.stem}.json"
-    command = [str(ROOT / "cli.py"), "profile", str(model), *options, "-o", str(path), "--json"]
-    said, peak_bytes, took_s = run(command, folder, XDG_CACHE_HOME=str(cache))
+    command = ["profile", str(model), *options, "-o", str(path), "--json"]
+    said, peak_bytes, took_s = run(ROOT / "cli.py", command, folder, XDG_CACHE_HOME=str(cache))
     return {**json.loads(said), "peak_bytes": peak_bytes, "took_s": took_s, "path": path}
 
 
@@ -152,19 +165,24 @@ def cache_savings(folder: Path) -> list[str]:
     return lines
 
 
-def memory(found: dict[str, dict[str, Any]], folder: Path) -> list[str]:
+def memory(names: Sequence[str], folder: Path) -> list[str]:
     """Peak memory of profiling beside that of a process that trains the model."""
     lines = [
         "| model | predicted, without libraries | process that trains | `planner profile` |"
         " beyond training |",
         "|---|---:|---:|---:|---:|",
     ]
-    for name, one in found.items():
+    training = folder / "training.py"
+    training.write_text(TRAINING)
+    for name in names:
+        model, options = cached(name, BUILT), [*SIZES[name], "--budget", "10ms"]
+        with tempfile.TemporaryDirectory() as cache:
+            one = profiled(model, options, folder, Path(cache))
         needs = stage_memory(read_profile(one["path"]), range(one["num_operators"]))
         predicted = (
             needs.parameter_bytes + needs.trainable_bytes + needs.kept_bytes + needs.workspace_bytes
         )
-        _, trains, _ = run(["-c", TRAINING, str(cached(name, BUILT)), *SIZES[name]], folder)
+        _, trains, _ = run(training, [str(model), *SIZES[name]], folder)
         sizes = (predicted, trains, one["peak_bytes"], one["peak_bytes"] - trains)
         lines.append(f"| {name} | {' | '.join(f'{size / 2**20:.0f} MiB' for size in sizes)} |")
         print(lines[-1], flush=True)
@@ -214,12 +232,12 @@ def main() -> None:
     tables = {"machine": [machine]}
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, dict[str, Any]] = {}
-        if {*parts} & {"sums", "analytic", "memory"}:
+        if {*parts} & {"sums", "analytic"}:
             tables["sums"], found = sums(names, Path(folder))
         if "cache" in parts:
             tables["cache"] = cache_savings(Path(folder))
         if "memory" in parts:
-            tables["memory"] = memory(found, Path(folder))
+            tables["memory"] = memory(names, Path(folder))
         if "analytic" in parts:
             tables["analytic"] = analytic(found)
     if options.write:

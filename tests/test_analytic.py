@@ -95,11 +95,6 @@ def test_half_precision_takes_the_speed_of_tensor_cores(tmp_path):
     assert machine(shipped_device_type("cpu"), "float16") is CPU
 
 
-def test_an_unknown_dtype_is_an_error_that_lists_the_known_ones(tmp_path):
-    with pytest.raises(OptionError, match=r"--dtype: expected one of bfloat16.*got 'int8'"):
-        of(product(tmp_path), dtype="int8")
-
-
 def test_an_unknown_device_type_lists_the_known_ones():
     with pytest.raises(OptionError, match=r"unknown device type 'V100'; known: .*V100-SXM2-16GB"):
         shipped_device_type("V100")
@@ -250,3 +245,22 @@ def test_a_rank_correlation_is_symmetric_bounded_and_blind_to_scale(pairs):
     assert rank_correlation(b, a) == found
     assert rank_correlation(np.exp(a), 3 * b + 1) == found
     assert rank_correlation(a, a) == 1
+
+
+def test_in_a_shorter_type_tensors_are_smaller_and_products_faster(tmp_path):
+    model = product(tmp_path, 4096)
+    kind = shipped_device_type("A100-SXM4-80GB")
+    whole, short = of(model, kind), of(model, kind, dtype="bfloat16")
+    assert short.dtype == "bfloat16"
+    assert {p.dtype for p in short.graph.parameters} == {"float32"}
+    made = [(t.dtype, t.bytes) for t in short.graph.tensors if t.name in model.graph.outputs]
+    before = [(t.dtype, t.bytes) for t in whole.graph.tensors if t.name in model.graph.outputs]
+    assert made == [("bfloat16", before[0][1] // 2)]
+    assert short.operators[0].forward_s < whole.operators[0].forward_s
+
+
+def test_autocast_neither_lengthens_nor_takes_other_types(tmp_path):
+    kind = shipped_device_type("A100-SXM4-80GB")
+    for dtype in ("float64", "int8"):
+        with pytest.raises(OptionError, match="expected float32, the model's own, or"):
+            of(product(tmp_path, 8), kind, dtype=dtype)

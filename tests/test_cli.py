@@ -341,11 +341,13 @@ def test_an_unknown_solver_lists_the_known_ones(folder):
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in shipped("profiles").glob("*.json")))
-def test_every_shipped_profile_solves_on_every_preset(name, tmp_path, monkeypatch):
+def test_every_shipped_profile_solves(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for preset in ("p3.yaml", "p3-8xlarge.yaml", "local.yaml"):
+    large = "llama" in name  # which two devices do not hold
+    for preset in ("p3dn",) if large else ("p3.yaml", "p3-8xlarge.yaml", "local.yaml"):
         arguments = ["--profile", str(shipped("profiles") / name), "--topology", preset]
-        found = json.loads(run("solve", *arguments, "--gpus", "2", "--json").stdout)
+        devices = "8" if large else "2"
+        found = json.loads(run("solve", *arguments, "--gpus", devices, "--json").stdout)
         assert found["gap"] >= 0
 
 
@@ -365,7 +367,7 @@ def test_no_output_overwrites_what_is_read(folder, monkeypatch, arguments, said)
     (folder / "sub").mkdir()
     run("profile", "model.onnx")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr("planner.profilers.measured.measure", lambda *_, **__: pytest.fail())
+    monkeypatch.setattr("planner.profilers.engines.measure", lambda *_, **__: pytest.fail())
     monkeypatch.setattr("planner.plan.compare", lambda *_: pytest.fail())
     more = ["--topology", "pair.yaml"] if arguments[0] == "solve" else []
     assert said in run(*arguments, *more, code=1).output

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planner.errors import FileError, LaunchError, OptionError, PlannerError
 from planner.files import read_plan
-from planner.graph import Graph, main_dtype, parameters_by_name
+from planner.graph import Graph, main_dtype, parameters_by_name, retyped
 from planner.launch.feed import (
     Feed,
     Loss,
@@ -248,9 +248,7 @@ def _train(
     )
     gradients = Gradients(part.trained, job.program.sums, world.device)
     actions = job.program.lists[world.device]
-    runtime = Runtime(
-        actions, as_it_crosses(graph, plan), part.stages, gradients, optimizer, world
-    )
+    runtime = Runtime(actions, as_it_crosses(graph, plan), part.stages, gradients, optimizer, world)
     feed = make_feed(job, part, settings)
     microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
     records: deque[Record] = deque(maxlen=KEPT_STEPS)
@@ -280,9 +278,7 @@ def as_it_crosses(graph: Graph, plan: Plan) -> Graph:
     """The graph with the types of elements that tensors have where they cross stages, which
     autocast changes.
     """
-    dtypes = {crossing.tensor: crossing.dtype for crossing in plan.crossings}
-    tensors = (replace(t, dtype=dtypes.get(t.name, t.dtype)) for t in graph.tensors)
-    return replace(graph, tensors=tuple(tensors))
+    return retyped(graph, {crossing.tensor: crossing.dtype for crossing in plan.crossings})
 
 
 def make_part(job: Job, device: int) -> Part:

@@ -12,7 +12,6 @@ device is slower than its share says, by more than the launch.
 Source: the roofline of Williams, Waterman and Patterson, CACM 2009.
 """
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,12 +19,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from planner import __version__
 from planner.costs.compute import fits_any_device, operator_times
 from planner.errors import OptionError
-from planner.graph import FLOAT_DTYPES, Operator, main_dtype, parameters_by_name, tensors_by_name
+from planner.graph import (
+    Graph,
+    Operator,
+    main_dtype,
+    parameters_by_name,
+    retyped,
+    tensors_by_name,
+)
 from planner.model import Model
 from planner.profile import OperatorCost, Profile, Source
+from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import Machine, machine
 from planner.profilers.works import Kernel
 from planner.topology import DeviceType
@@ -49,7 +55,7 @@ def analytic(
         model: with the batch of one microbatch.
         model_path: written into the profile, as is.
         kind: the type of device.
-        dtype: that chooses the device's speed; sizes stay the graph's. Without, the dtype of most
+        dtype: that the work is done in where autocast does it; without, the dtype of most
             parameter bytes.
 
     Raises:
@@ -58,19 +64,18 @@ def analytic(
     """
     from planner.profilers.facts import facts
 
-    dtype = dtype or main_dtype(model.graph)
-    if dtype not in FLOAT_DTYPES:
-        known = ", ".join(sorted(FLOAT_DTYPES))
-        raise OptionError(f"--dtype: expected one of {known}, got {dtype!r}")
-    known_facts = facts(model)
+    shorter = autocast_dtype(model.graph, dtype)
+    dtype = shorter or main_dtype(model.graph)
+    known_facts = facts(model, shorter)
+    graph = retyped(model.graph, {n: d for one in known_facts for n, d in one.dtypes.items()})
     assumed = machine(kind, dtype)
     rates = kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s
     forward_s = _Passes([one.kernels for one in known_facts], assumed).seconds(*rates)
     backward_s = _Passes([one.backward_kernels for one in known_facts], assumed).seconds(*rates)
-    parts = zip(model.graph.operators, known_facts, forward_s, backward_s, strict=True)
+    parts = zip(graph.operators, known_facts, forward_s, backward_s, strict=True)
     return Profile(
-        graph=model.graph,
-        operators=tuple(_cost(model, *part) for part in parts),
+        graph=graph,
+        operators=tuple(_cost(graph, *part) for part in parts),
         views=tuple(view for one in known_facts for view in one.stash.views),
         model_path=model_path,
         model_hash=model.hash,
@@ -83,16 +88,16 @@ def analytic(
         repetitions=0,
         spread=0.0,
         whole_step=None,
-        versions=_versions(),
+        versions=versions(),
         engine=ENGINE,
         warnings=_warnings(kind, dtype),
     )
 
 
 def _cost(
-    model: Model, operator: Operator, found: "Facts", forward_s: float, backward_s: float
+    graph: Graph, operator: Operator, found: "Facts", forward_s: float, backward_s: float
 ) -> OperatorCost:
-    tensors, parameters = tensors_by_name(model.graph), parameters_by_name(model.graph)
+    tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
     return OperatorCost(
         name=operator.name,
         forward_s=round(float(forward_s), 9),
@@ -110,18 +115,6 @@ def _warnings(kind: DeviceType, dtype: str) -> tuple[str, ...]:
     if dtype in kind.flops:
         return ()
     return (f"no speed of {kind.name} in {dtype} is known; that of float32 was taken",)
-
-
-def _versions() -> dict[str, str]:
-    import onnx
-    import torch
-
-    return {
-        "onnx": onnx.__version__,
-        "planner": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
 
 
 class _Passes:

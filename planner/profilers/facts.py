@@ -20,6 +20,7 @@ from planner.graph import parameters_by_name, tensors_by_name
 from planner.model import Model
 from planner.operators import input_names, output_names, to_torch
 from planner.operators.binding import Call, Read, bind
+from planner.operators.precision import autocast
 from planner.operators.table import OPERATORS
 from planner.profile import View
 from planner.profilers.kernels import Kernels, listed
@@ -45,6 +46,7 @@ class Facts:
         backward_kernels: of the backward pass.
         arriving: by output, how the gradient lies that arrives there: elements from one index to
             the next, by dimension.
+        dtypes: types of the elements of its outputs, which are not the model's under autocast.
     """
 
     stash: Stash
@@ -55,17 +57,21 @@ class Facts:
     kernels: tuple[Kernel, ...] = ()
     backward_kernels: tuple[Kernel, ...] = ()
     arriving: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
-def facts(model: Model) -> tuple[Facts, ...]:
+def facts(model: Model, dtype: str | None = None) -> tuple[Facts, ...]:
     """What is known of each operator, in the graph's order.
 
     The backward pass is that of a step whose loss is computed from the graph's first output.
 
+    Args:
+        dtype: that autocast computes in, as it does on a CPU; None computes in the model's types.
+
     Raises:
         OperatorError: if an operator has no conversion, or cannot run without numbers.
     """
-    walk = _Walk(model)
+    walk = _Walk(model, dtype)
     forwards = walk.forwards()
     backwards = walk.backwards(forwards)
     return tuple(
@@ -78,6 +84,10 @@ def facts(model: Model) -> tuple[Facts, ...]:
             kernels=one.kernels,
             backward_kernels=backward,
             arriving=arriving,
+            dtypes={
+                one.names[name]: str(output.dtype).removeprefix("torch.")
+                for name, output in zip(one.unit.outputs, one.outputs, strict=True)
+            },
         )
         for one, (backward, arriving) in zip(forwards, backwards, strict=True)
     )
@@ -127,12 +137,14 @@ class _Walk:
     """A training step of a model on fake tensors.
 
     Attributes:
+        dtype: of autocast.
         fake: what makes tensors that have no numbers.
         forward_of: the first operator of each class, with the tensors in its own names.
         backward_of: by class and the gradients that arrive.
     """
 
     model: Model
+    dtype: str | None = None
     fake: FakeTensorMode = field(default_factory=FakeTensorMode)
     forward_of: dict[object, tuple[_Forward, tuple[str, ...]]] = field(default_factory=dict)
     backward_of: dict[object, _Backward] = field(default_factory=dict)
@@ -217,8 +229,14 @@ class _Walk:
         graph = self.model.graph
         module = to_torch(self.model, [operator], values)
         held = {name: values[name] for name in graph.operators[operator].parameters}
+
+        def forward(*given: Tensor) -> tuple[Tensor, ...]:
+            with autocast("cpu", self.dtype):
+                made: tuple[Tensor, ...] = module.forward(*given)
+            return made
+
         return Unit(
-            forward=module.forward,
+            forward=forward,
             inputs=input_names(graph, [operator]),
             outputs=output_names(graph, [operator]),
             parameters=held,
@@ -240,8 +258,13 @@ class _Walk:
             for name in one.unit.weights
         }
         output = self.model.graph.outputs[0]
-        described = tensors_by_name(self.model.graph)[output]
-        arriving = {output: self.tensor(described.shape, described.dtype)}
+        made = next(
+            tensor
+            for one in forwards
+            for name, tensor in zip(one.unit.outputs, one.outputs, strict=True)
+            if one.names[name] == output
+        )
+        arriving = {output: self.tensor(made.shape, str(made.dtype).removeprefix("torch."))}
         found = []
         for i, one in reversed(list(enumerate(forwards))):
             backward = self.backward(i, one, arriving)

@@ -7,20 +7,24 @@
 3. Time the whole model again, because a drift says that the machine was busy.
 """
 
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from planner import __version__
-from planner.errors import OperatorError, OptionError
-from planner.graph import Graph, main_dtype, parameters_by_name, tensors_by_name
+from planner.errors import OperatorError
+from planner.graph import Graph, main_dtype, parameters_by_name, retyped, tensors_by_name
 from planner.model import Model
 from planner.profile import OperatorCost, Profile, Source, View, WholeStep
 from planner.profilers.cache import Cache, Measured, cache_for, processor
 from planner.profilers.classes import Flow, Surroundings, class_name, contiguous, surroundings
+from planner.profilers.devices import (
+    autocast_dtype,
+    check_measuring,
+    device_type,
+    versions,
+)
 from planner.profilers.statistics import interval
 from planner.profilers.trust import (
     Conditions,
@@ -37,19 +41,6 @@ if TYPE_CHECKING:
 
 PRECISION = 0.03
 """An operator is timed until the confidence interval of its median is that narrow."""
-
-DTYPES = ("float32", "bfloat16", "float16")
-
-DEVICE_TYPES: Mapping[str, str] = {
-    "NVIDIA A100-SXM4-40GB": "A100-SXM4-40GB",
-    "NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB",
-    "NVIDIA H100 80GB HBM3": "H100-SXM",
-    "NVIDIA H200": "H200-SXM",
-    "NVIDIA L4": "L4",
-    "Tesla T4": "T4",
-    "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",
-}
-"""What CUDA calls a device, and what topologies call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +102,11 @@ def measure(
     """
     import torch
 
-    on_cpu = _check(device, threads, repetitions, dtype)
+    check_measuring(device, threads, repetitions)
+    on_cpu = device == "cpu"
     name = processor() if on_cpu else torch.cuda.get_device_name(device)
     main = main_dtype(model.graph)
-    amp = None if dtype in (None, main) else dtype
+    amp = autocast_dtype(model.graph, dtype)
     held_threads = threads if on_cpu else None
     store = cache_for(name, held_threads, amp or main, torch.__version__) if cached else Cache(None)
     with_model = _Walk(model, device, amp, seed, (repetitions, budget_s), store)
@@ -130,13 +122,13 @@ def measure(
         dimensions=dict(model.dimensions),
         microbatch_size=model.batch,
         dtype=amp or main,
-        device_type="cpu" if on_cpu else DEVICE_TYPES.get(name, name.replace(" ", "-")),
+        device_type=device_type(device),
         source=Source.MEASURED,
         threads=held_threads,
         repetitions=round(median(steps)),
         spread=round(median(measured.spread for measured in found.operators), 4),
         whole_step=found.whole_step,
-        versions=_versions(),
+        versions=versions(),
         engine="torch",
     )
     quiet_enough = not busy(profile, conditions)
@@ -183,6 +175,8 @@ class _Walk:
         self.watch: Stopwatch = Stopwatch(device)
         size = CACHES_BYTES[device.partition(":")[0]] // 4
         self.scratch: Tensor = torch.zeros(size, device=device)
+        # The parameters, where the whole model fits; else each operator reads its own.
+        self.held: dict[str, Tensor] | None = None
         # Values of the tensors that operators from `self.next` on read.
         self.alive: dict[str, Tensor] = synthetic.inputs(
             model, seed=seed, microbatch=0, device=device
@@ -205,7 +199,13 @@ class _Walk:
             if whole:
                 whole_s.append(whole())
         took_s = perf_counter() - begin
-        graph = _retyped(self.model.graph, operators)
+        made = zip(self.model.graph.operators, operators, strict=True)
+        dtypes = {
+            name: flow.dtype
+            for operator, measured in made
+            for name, flow in zip(operator.outputs, measured.outputs, strict=True)
+        }
+        graph = retyped(self.model.graph, dtypes)
         return _Found(
             graph=graph,
             operators=operators,
@@ -227,16 +227,23 @@ class _Walk:
         """A function that times the whole model in one piece, in s; None if it does not fit."""
         import torch
 
-        from planner.operators import input_names, output_names, synthetic, to_torch
+        from planner.operators import (
+            input_names,
+            output_names,
+            parameters,
+            synthetic,
+            to_torch,
+        )
         from planner.operators.precision import autocast
         from planner.profilers.timing import whole_step_s
 
         graph, device = self.model.graph, self.device
         if training_bytes(graph) > free_bytes(device):
             return None
-        module = to_torch(self.model, device=device)
-        for parameter in module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+        self.held = parameters(self.model, [p.name for p in graph.parameters], device)
+        module = to_torch(self.model, values=self.held, device=device)
+        for weight in module.parameters():
+            weight.grad = torch.zeros_like(weight)
         everything = range(len(graph.operators))
         inputs = [self.alive[name] for name in input_names(graph, everything)]
         position = output_names(graph, everything).index(graph.outputs[0])
@@ -283,7 +290,7 @@ class _Walk:
 
         found = surroundings(self.model.graph)
         try:
-            known = facts(self.model)
+            known = facts(self.model, self.dtype)
         except OperatorError:  # numbers decide what torch does; gradients then lie as their tensors
             return list(found)
         return [
@@ -298,7 +305,7 @@ class _Walk:
         from planner.profilers.unit import unit
 
         self._advance(operator)
-        one = unit(self.model, operator, self.device)
+        one = unit(self.model, operator, self.device, self.held)
         leaves = one.leaves(self.alive)
         with autocast(self.device, self.dtype):
             flops = _flops(lambda: one.forward(*leaves))
@@ -333,7 +340,7 @@ class _Walk:
         from planner.profilers.unit import unit
 
         while self.next < operator:
-            one = unit(self.model, self.next, self.device)
+            one = unit(self.model, self.next, self.device, self.held)
             with autocast(self.device, self.dtype):
                 outputs = one.forward(*one.leaves(self.alive))
             self._leave(self.next, dict(zip(one.outputs, outputs, strict=True)))
@@ -362,29 +369,6 @@ def _samples(trial: "Trial", least: int, budget_s: float) -> list[tuple[float, f
     return samples
 
 
-def _check(device: str, threads: int, repetitions: int, dtype: str | None) -> bool:
-    """Whether the device is the CPU, once it is sure that it is there."""
-    import torch
-
-    for option, value in (("--threads", threads), ("--repetitions", repetitions)):
-        if value < 1:
-            raise OptionError(f"{option}: expected 1 or more, got {value}")
-    if dtype is not None and dtype not in DTYPES:
-        raise OptionError(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    if device == "cpu":
-        return True
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not (index or "0").isdecimal():
-        raise OptionError(f"--device: expected cpu, cuda or cuda:N, got {device!r}")
-    num_devices = torch.cuda.device_count()
-    if int(index or 0) >= num_devices:
-        raise OptionError(
-            f"--device {device}: expected a CUDA device, PyTorch {torch.__version__} finds "
-            f"{num_devices} of them here; use --device cpu, or install PyTorch for your CUDA driver"
-        )
-    return False
-
-
 def _flops(run: Callable[[], object]) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -403,19 +387,6 @@ def _places(graph: Graph, operator: int) -> tuple[str, ...]:
     """What places in a `Measured` stand for."""
     one = graph.operators[operator]
     return (*one.inputs, *one.outputs, *one.parameters)
-
-
-def _retyped(graph: Graph, operators: list[Measured]) -> Graph:
-    """The graph with the element types that tensors really have, which autocast changes."""
-    found = {
-        name: flow.dtype
-        for operator, measured in zip(graph.operators, operators, strict=True)
-        for name, flow in zip(operator.outputs, measured.outputs, strict=True)
-    }
-    if all(found.get(t.name, t.dtype) == t.dtype for t in graph.tensors):
-        return graph
-    tensors = (replace(t, dtype=found.get(t.name, t.dtype)) for t in graph.tensors)
-    return replace(graph, tensors=tuple(tensors))
 
 
 def _cost(graph: Graph, index: int, measured: Measured) -> OperatorCost:
@@ -448,15 +419,3 @@ def _views(graph: Graph, operators: list[Measured]) -> tuple[View, ...]:
         for places in [_places(graph, i)]
         for tensor, base in measured.views
     )
-
-
-def _versions() -> dict[str, str]:
-    import onnx
-    import torch
-
-    return {
-        "onnx": onnx.__version__,
-        "planner": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }

@@ -6,18 +6,16 @@ trains.
 """
 
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
-from planner import __version__
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
 from planner.model import Model
 from planner.profile import OperatorCost, Profile, Source
 from planner.profilers.backward import Estimates, estimates, shipped_ratios
-from planner.profilers.measured import DEVICE_TYPES
+from planner.profilers.devices import check_measuring, device_type, versions
 from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, Runs, place_of, run
 from planner.profilers.statistics import interval
 
@@ -64,7 +62,12 @@ def measure_onnxruntime(
     from planner.operators import synthetic
     from planner.profilers.facts import facts
 
-    on_cpu = _check(provider, threads, repetitions)
+    on_cpu = provider == "cpu"
+    if not on_cpu:
+        _check_cuda_unused(provider)
+    check_measuring(
+        provider, threads, repetitions, "install PyTorch and onnxruntime-gpu for your CUDA driver"
+    )
     known = facts(model)
     inputs = synthetic.inputs(model, seed=seed, microbatch=0)
     found = run(
@@ -89,13 +92,13 @@ def measure_onnxruntime(
         dimensions=dict(model.dimensions),
         microbatch_size=model.batch,
         dtype=main_dtype(graph),
-        device_type="cpu" if on_cpu else _device_type(provider),
+        device_type=device_type(provider),
         source=Source.MEASURED,
         threads=threads if on_cpu else None,
         repetitions=repetitions,
         spread=round(median(map(_spread, filter(any, found.samples))), 4),
         whole_step=None,
-        versions=_versions(),
+        versions=versions("onnxruntime"),
         engine=f"onnxruntime ({_who_ran(found.providers)})",
         warnings=(*_run_warnings(found, provider), _backward_warning(guessed)),
     )
@@ -121,19 +124,12 @@ def _cost(
     )
 
 
-def _check(device: str, threads: int, repetitions: int) -> bool:
-    """Whether the device is the CPU, once it is sure that it is there."""
-    for option, value in (("--threads", threads), ("--repetitions", repetitions)):
-        if value < 1:
-            raise OptionError(f"{option}: expected 1 or more, got {value}")
-    if device == "cpu":
-        return True
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not (index or "0").isdecimal():
-        raise OptionError(f"--device: expected cpu, cuda or cuda:N, got {device!r}")
+def _check_cuda_unused(device: str) -> None:
+    """Has CUDA wait for every kernel: the profiler reads the host's clock, so a launch must last
+    until its kernel is done.
+    """
     import torch
 
-    # The profiler reads the host's clock, so a launch must last until its kernel is done.
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if started and os.environ.get(BLOCKING) != "1":
         raise OptionError(
@@ -142,21 +138,6 @@ def _check(device: str, threads: int, repetitions: int) -> bool:
             f" {BLOCKING}=1"
         )
     os.environ[BLOCKING] = "1"
-    num_devices = torch.cuda.device_count()
-    if int(index or 0) >= num_devices:
-        raise OptionError(
-            f"--device {device}: expected a CUDA device, PyTorch {torch.__version__} finds"
-            f" {num_devices} of them here; use --device cpu, or install PyTorch and onnxruntime-gpu"
-            " for your CUDA driver"
-        )
-    return False
-
-
-def _device_type(device: str) -> str:
-    import torch
-
-    name = torch.cuda.get_device_name(device)
-    return DEVICE_TYPES.get(name, name.replace(" ", "-"))
 
 
 def _array(value: "Tensor") -> "np.ndarray":
@@ -231,17 +212,3 @@ def _some(names: tuple[str, ...]) -> str:
     more = len(names) - _MOST_TYPES
     shown = ", ".join(names[:_MOST_TYPES])
     return f"{shown} and {more} more types" if more > 0 else shown
-
-
-def _versions() -> dict[str, str]:
-    import onnx
-    import onnxruntime
-    import torch
-
-    return {
-        "onnx": onnx.__version__,
-        "onnxruntime": onnxruntime.__version__,
-        "planner": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }

@@ -146,9 +146,17 @@ class Trial:
             if name in around.reached and output.requires_grad
         }
         leaves = {**dict(zip(unit.inputs, inputs, strict=True)), **unit.weights}
-        there = {n: leaf.detach() for n, leaf in leaves.items() if leaf.requires_grad}
-        self.summands = {n: torch.randn_like(t) for n, t in there.items() if n in around.summed}
-        self.totals = {n: torch.zeros_like(t) for n, t in there.items() if n in around.complete}
+        there = {n: leaf for n, leaf in leaves.items() if leaf.requires_grad}
+        self.summands = {
+            n: torch.randn_like(t, requires_grad=False)
+            for n, t in there.items()
+            if n in around.summed
+        }
+        self.totals = {
+            n: torch.zeros_like(t, requires_grad=False) if t.grad is None else t.grad
+            for n, t in there.items()
+            if n in around.complete
+        }
 
     def calls(self) -> Calls:
         """How often to call it per measurement, from a first look at it."""

@@ -1,0 +1,96 @@
+"""Devices that are here, by the names that PyTorch and topologies have for them."""
+
+import platform
+from collections.abc import Mapping
+from importlib import import_module
+
+from planner.errors import OptionError
+from planner.graph import Graph, main_dtype
+
+TYPES: Mapping[str, str] = {
+    "NVIDIA A100-SXM4-40GB": "A100-SXM4-40GB",
+    "NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB",
+    "NVIDIA H100 80GB HBM3": "H100-SXM",
+    "NVIDIA H200": "H200-SXM",
+    "NVIDIA L4": "L4",
+    "Tesla T4": "T4",
+    "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",
+}
+"""What CUDA calls a device, and what topologies call it."""
+
+
+def device_type(device: str) -> str:
+    """What topologies call a device that is here.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+    """
+    if device == "cpu":
+        return "cpu"
+    import torch
+
+    name = torch.cuda.get_device_name(device)
+    return TYPES.get(name, name.replace(" ", "-"))
+
+
+def check_measuring(
+    device: str,
+    threads: int,
+    repetitions: int,
+    install: str = "install PyTorch for your CUDA driver",
+) -> None:
+    """Whether the device is here, and there is something to do on it.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+        install: what to do where CUDA should be there, and is not.
+
+    Raises:
+        OptionError: otherwise.
+    """
+    for option, value in (("--threads", threads), ("--repetitions", repetitions)):
+        if value < 1:
+            raise OptionError(f"{option}: expected 1 or more, got {value}")
+    if device == "cpu":
+        return
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index or "0").isdecimal():
+        raise OptionError(f"--device: expected cpu, cuda or cuda:N, got {device!r}")
+    import torch
+
+    num_devices = torch.cuda.device_count()
+    if int(index or 0) >= num_devices:
+        raise OptionError(
+            f"--device {device}: expected a CUDA device, PyTorch {torch.__version__} finds"
+            f" {num_devices} of them here; use --device cpu, or {install}"
+        )
+
+
+SHORTER = ("bfloat16", "float16")
+
+
+def autocast_dtype(graph: Graph, dtype: str | None) -> str | None:
+    """What autocast has to compute in so that a model is trained in a type; None for its own.
+
+    Raises:
+        OptionError: if autocast does not compute in that type.
+    """
+    own = main_dtype(graph)
+    if dtype in (None, own):
+        return None
+    if dtype not in SHORTER or own != "float32":
+        raise OptionError(
+            f"--dtype: expected {own}, the model's own, or, for models in float32,"
+            f" {' or '.join(SHORTER)}, got {dtype!r}"
+        )
+    return dtype
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Of the software that makes profiles.
+
+    Args:
+        more: packages besides those that every profile is made with.
+    """
+    found = {n: str(import_module(n).__version__) for n in ("onnx", "planner", "torch", *more)}
+    return {**found, "python": platform.python_version()}
