@@ -383,7 +383,7 @@ def print_profiles(
               help="A file, one in ./topologies, or a preset.")  # fmt: skip
 @click.option("--solver", "solvers", multiple=True, metavar="NAME",
               help="Ask only this one of single, data-parallel, antichain, even, pipedream, heft,"
-              " m-topo, m-etf, m-sct, pesto; may be repeated.  [default: the first five]",
+              " m-topo, m-etf, m-sct, pesto, netsplit; may be repeated.  [default: the first five]",
               )  # fmt: skip
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
               default="planner", show_default=True, help="Whose figures decide.")  # fmt: skip

@@ -435,8 +435,13 @@ def under_pipedream(problem: Problem) -> Comparison:
 
 def deeper(strategy: Strategy) -> Strategy:
     """The same stages, each with one more microbatch in flight than the default."""
-    widths = [stage.num_replicas for stage in strategy.stages]
-    depths = default_warmups(widths, strategy.num_microbatches, 1, strategy.schedule)
+    depths = default_warmups(
+        [stage.num_replicas for stage in strategy.stages],
+        strategy.num_microbatches,
+        1,
+        strategy.schedule,
+        [stage.devices for stage in strategy.stages],
+    )
     stages = zip(strategy.stages, depths, strict=True)
     return replace(strategy, stages=tuple(replace(s, warmup=depth) for s, depth in stages))
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from planner.coarsen import coarsen
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.errors import OptionError
+from planner.placement import strategy_of
 from planner.problem import Recompute, Status
 from planner.profile import View
 from planner.solvers import SOLVERS, antichain
 from planner.solvers.antichain_blocks import in_parameters, sets_of
 from planner.solvers.antichain_devices import orders_of
-from planner.strategy import ScheduleName
+from planner.strategy import ScheduleName, shares_devices
 from tests.brute_force import least_objective_s
 from tests.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.strategies import dags, problems
@@ -94,6 +95,23 @@ def test_known_strategies_are_there_to_beat(problem):
     assert closed_form_s(problem, again.strategy) == pytest.approx(
         closed_form_s(problem, known), rel=1e-9
     )
+
+
+def test_a_known_strategy_outside_its_space_is_no_answer_of_its():
+    #      b
+    #    /   \
+    #  a       d    b and c at once, on two devices, is better than any pipeline
+    #    \   /
+    #      c
+    graph = graph_of([[], [0], [0], [1, 2]], [10, 10, 10, 10])
+    problem = problem_of(
+        profile_of(graph, [1e-3, 5e-2, 5e-2, 1e-3]), cluster([unit_type()] * 2, 1e9), 1
+    )
+    shared = strategy_of(problem, (0, 0, 1, 0))
+    assert shares_devices(shared)
+    found = SOLVERS["antichain"](replace(problem, known=(shared,)), 10.0)
+    assert closed_form_s(problem, shared) < closed_form_s(problem, found.strategy)
+    assert not shares_devices(found.strategy)
 
 
 def test_memory_drives_it_to_cut():

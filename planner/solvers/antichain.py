@@ -57,7 +57,7 @@ from planner.solvers.antichain_devices import (
     stage_devices,
     with_less_memory,
 )
-from planner.strategy import ScheduleName, Stage, Strategy
+from planner.strategy import ScheduleName, Stage, Strategy, shares_devices
 from planner.topology import bandwidth_bytes_per_s
 
 # The numbers of downsets of the first search and of the last before all of them, by how much they
@@ -171,7 +171,8 @@ def _seeds(problem: Problem) -> tuple[_Found, ...]:
     """
     alone = replace(problem, known=())
     plain = (solver(alone, math.inf).strategy for solver in _PLAIN)
-    known = dict.fromkeys((*problem.known, *(one for one in plain if one is not None)))
+    pipelines = (one for one in problem.known if not shares_devices(one))  # the space searched here
+    known = dict.fromkeys((*pipelines, *(one for one in plain if one is not None)))
     priced = [_Found(closed_form_s(problem, strategy), strategy) for strategy in known]
     return tuple(sorted(priced, key=lambda one: -one.objective_s))
 
