@@ -327,10 +327,12 @@ def test_pesto_keeps_to_the_memory_that_training_needs():
     assert pesto.place(never, 10.0).status is Status.INFEASIBLE
 
 
-def test_pesto_without_time_says_what_it_starts_from():
+def test_pesto_without_time_is_no_worse_than_what_it_starts_from():
     example = placing([[], [0], [0], [1, 2]], [1, 4, 4, 1])
     answer = pesto.place(example, -1.0)
-    assert (answer.status, answer.reproducible) == (Status.FEASIBLE, False)
+    # Small programs are solved before the clock is looked at; only then does the answer repeat.
+    assert answer.status in (Status.FEASIBLE, Status.OPTIMAL)
+    assert answer.reproducible == (answer.status is Status.OPTIMAL)
     assert forward_s(example, answer.device_of) <= 10
 
 
