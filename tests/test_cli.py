@@ -9,13 +9,14 @@ from pathlib import Path
 
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 import cli
+from planner.commands import printing
 from planner.files import read_plan, shipped
 from planner.report import Table
 from planner.solvers import PORTFOLIO, SOLVERS
+from tests.commands import run
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = sorted(cli.main.commands)
@@ -61,14 +62,6 @@ def folder(tmp_path, monkeypatch):
     mlp(tmp_path / "model.onnx")
     (tmp_path / "pair.yaml").write_text(TOPOLOGY)
     return tmp_path
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(cli.main, list(arguments))
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 # ------------------------------------------------------------------------------ help
@@ -449,10 +442,10 @@ def test_commands_to_run_are_quoted_for_a_shell(folder):
 
 @pytest.mark.parametrize("width", [160, 80, 60])
 def test_a_narrow_table_breaks_no_number_and_no_name(capsys, monkeypatch, width):
-    monkeypatch.setattr(cli, "PIPED_WIDTH", width)
+    monkeypatch.setattr(printing, "PIPED_WIDTH", width)
     cells = ("data-parallel", "12.3 ms", "123 ms", "1234 ms", "does not fit into the memory")
     columns = ("solver", ">iteration", ">peak memory", ">closed form of it all", "why it is so")
-    cli.show(Table("T", columns, (cells,), optional=(">closed form of it all", ">peak memory")))
+    printing.show(Table("T", columns, (cells,), optional=(">closed form of it all", ">peak memory")))
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
     assert {*["data-parallel", "12.3", "does", "not", "fit", "into", "the", "memory"]} <= {
@@ -462,9 +455,9 @@ def test_a_narrow_table_breaks_no_number_and_no_name(capsys, monkeypatch, width)
 
 
 def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "PIPED_WIDTH", 30)
+    monkeypatch.setattr(printing, "PIPED_WIDTH", 30)
     table = Table("", ("a", ">b", ">c"), (("x" * 12, "1" * 9, "2" * 9),), optional=(">b",))
-    cli.show(table)
+    printing.show(table)
     shown = capsys.readouterr().out
     assert "1" not in shown
     assert "2" * 9 in shown

@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-import cli
 from planner.files import read_plan, read_profile, write_profile, write_profiles
 from planner.formats import read_any_profile
 from planner.formats.graph_txt import parse
 from tests.builders import graph_of, profile_of
+from tests.commands import run
 
 TOPOLOGY = """
 format: planner-topology/1
@@ -44,14 +43,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "graph.txt").write_text(graph_txt())
     (tmp_path / "levels.yaml").write_text(TOPOLOGY)
     return tmp_path
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(cli.main, list(arguments))
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def solved(*arguments, code=0):

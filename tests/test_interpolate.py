@@ -20,6 +20,7 @@ from planner.plan import MOST_BETWEEN, compare, compare_between
 from planner.problem import Objective
 from planner.profile import OperatorCost, Profile, Source, View, WholeStep
 from tests.builders import cluster, problem_of, unit_type
+from tests.commands import run
 from tests.models import llama
 
 KIND = "V100-SXM2-16GB"
@@ -383,11 +384,6 @@ def test_imported_times_between_two_sizes_still_hold_on_every_device(folder):
 def test_a_real_model_between_two_sizes_is_as_if_it_had_been_profiled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("llama.onnx").write_bytes(llama(1, 32, 2, 48, 64, seed=0).SerializeToString())
-
-    def run(*arguments):
-        done = CliRunner().invoke(cli.main, list(arguments))
-        assert done.exit_code == 0, done.output
-        return done
 
     run("profile", "llama.onnx", "--batch", "1,2,3,4", "--dim", "seq=8", "--no-cache")
     one, *between, four = read_any_profiles(Path("profiles/llama.json"))

@@ -21,7 +21,7 @@ LAYERS = {
     "costs": 4, "operators": 4, "placement": 4.5,
     "profilers": 5, "solvers": 5, "simulate": 5,
     "plan": 6, "report": 7, "partition": 6, "foreign": 6,
-    "launch": 7,
+    "launch": 7, "commands": 9,
     "places": 2, "pictures": 2, "pictures_layout": 2, "pictures_svg": 2, "what_if": 3,
     "sensitivity": 6, "what_if_report": 8, "cluster_report": 8,
     "link_fit": 3, "probing": 3, "write_topology": 3, "probe_report": 8,
@@ -35,7 +35,7 @@ HEAVY = {
     "gurobipy": (),
     "numba": ("planner/jit.py",),
     "rich": (),
-    "click": ("cli.py",),
+    "click": ("cli.py", "planner/commands"),
 }
 MODULES = sorted([*(ROOT / "planner").rglob("*.py"), ROOT / "cli.py"])
 

@@ -4,13 +4,14 @@ import json
 import xml.etree.ElementTree as ET
 
 import pytest
-from click.testing import CliRunner
 
 import cli
 from planner.clusters import find_topology, read_topology
+from planner.commands.printing import PIPED_WIDTH
 from planner.files import read_plan, shipped, write_profile
 from planner.report import Table
 from tests.builders import graph_of, profile_of
+from tests.commands import run
 
 PAIR = """
 format: planner-topology/1
@@ -34,14 +35,6 @@ def folder(tmp_path, monkeypatch):
     profile = replace(profile_of(graph, [0.01] * 6), device_type="T4")
     write_profile(profile, tmp_path / "profiles" / "chain.json")
     return tmp_path
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(cli.main, list(arguments))
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def solved(*arguments):
@@ -103,7 +96,7 @@ def test_the_slowest_link_of_each_collective_is_named(folder):
 def test_a_large_cluster_is_shown_between_hosts():
     text = run("topology", "show", "gb200-nvl72").output
     assert "(the first 8 of 18 hosts)" in text
-    assert max(map(len, text.splitlines())) <= cli.PIPED_WIDTH
+    assert max(map(len, text.splitlines())) <= PIPED_WIDTH
 
 
 def test_measured_collectives_are_marked():

@@ -1,0 +1,64 @@
+"""How commands end: exit codes, and the library's and the system's errors as click's."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from planner.errors import PlannerError
+
+NO_PLAN = 3
+FAILED = 1
+STOPPED = 130  # 128 + SIGINT, as shells have it
+
+
+class Commands(click.Group):
+    """Turns the library's errors, and the system's, into click's, in this one place."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command."""
+        try:
+            return super().invoke(ctx)
+        except PlannerError as error:
+            raise click.ClickException(str(error)) from error
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("stopped", err=True)
+            ctx.exit(STOPPED)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # who reads our output has had enough, which click knows
+            abandon_output()
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise click.ClickException(f"{where}{error.strerror or error}") from error
+
+
+def abandon_output() -> None:
+    """Where standard output takes no more, such as on a full disk, keeps Python from trying again
+    when it ends.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def one_of_several() -> Iterator[None]:
+    """Ends a rank quietly where another one says why: the one that failed, or after Ctrl-C the
+    first one.
+    """
+    from planner.launch.world import Stopped
+
+    ctx = click.get_current_context()
+    try:
+        yield
+    except Stopped:
+        ctx.exit(FAILED)
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            raise
+        ctx.exit(STOPPED)

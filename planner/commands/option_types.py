@@ -1,0 +1,91 @@
+"""Types of options that click does not know: sizes, times, rates, dimensions."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from planner.errors import UnitError
+from planner.units import parse_bytes, parse_rate, parse_seconds
+
+
+class Quantity(click.ParamType[Any]):
+    """An option with a unit."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name, self.parse = name, parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Parses text; defaults that are numbers already stay."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.parse(value)
+        except UnitError as error:
+            return self.fail(str(error), param, ctx)
+
+
+class Dimension(click.ParamType[Any]):
+    """NAME=N."""
+
+    name = "NAME=N"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Splits at the equals sign."""
+        name, _, number = str(value).partition("=")
+        is_number = number.isascii() and number.isdecimal()
+        if not name or not is_number or int(number) < 1:
+            return self.fail(f"expected NAME=N such as sequence=128, got {value!r}", param, ctx)
+        return name, int(number)
+
+
+class Batches(click.ParamType[Any]):
+    """One size of a microbatch or several, such as 1,2,4."""
+
+    name = "N[,N...]"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The sizes, ascending."""
+        if not isinstance(value, str):
+            return value
+        texts = value.split(",")
+        good = all(text.isascii() and text.isdecimal() and int(text) > 0 for text in texts)
+        if not good or len({int(text) for text in texts}) < len(texts):
+            return self.fail(f"expected a size such as 8, or 4,8,16, got {value!r}", param, ctx)
+        return tuple(sorted(int(text) for text in texts))
+
+
+def distinct(
+    ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, int], ...]:
+    """Refuses a dimension that is bound twice."""
+    names = [name for name, _ in value]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.BadParameter(f"{name} is given more than once", ctx, param)
+    return value
+
+
+def parse_ratio(text: str) -> float:
+    """A number above 0.
+
+    Raises:
+        UnitError: if it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UnitError(f"expected a number above 0 such as 2, got {text!r}")
+    return value
+
+
+SIZE, TIME = Quantity("size", parse_bytes), Quantity("time", parse_seconds)
+
+
+RATE = Quantity("rate", parse_rate)
+
+
+RATIO = Quantity("ratio", parse_ratio)

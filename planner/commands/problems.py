@@ -1,0 +1,116 @@
+"""From the options of `solve` and `compare` to the problems they describe."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.errors import FileError, OptionError
+
+if TYPE_CHECKING:
+    from planner.problem import Problem
+    from planner.profile import Profile
+    from planner.what_if import Changed
+
+# What PipeDream's --memory-constraint means there.
+PIPEDREAM_MEMORY_BYTES = 16_000_000_000
+
+
+def problems_for(
+    profiles: Sequence["Profile"],
+    topology_path: Path,
+    gpus: int | None,
+    training: Mapping[str, Any],
+) -> tuple["Problem", ...]:
+    """The problems that the options describe, one for each size of the microbatch, all with the
+    same samples per iteration.
+    """
+    from planner.clusters import device_table, read_topology
+    from planner.problem import Objective, Optimizer, Options, PipeDream, Problem, Recompute
+    from planner.strategy import ScheduleName
+    from planner.topology import take
+
+    topology = read_topology(topology_path, gpus)
+    topology = topology if gpus is None else take(topology, gpus)
+    if training["exact"] and training["max_downsets"] is not None:
+        raise OptionError("give either --exact or --max-downsets, not both")
+    own = {kind.name: kind for kind in topology.device_types}
+    memory = training["device_memory"] or PIPEDREAM_MEMORY_BYTES
+    options = Options(
+        num_microbatches=1,
+        schedule=ScheduleName(training["schedule"]),
+        optimizer=Optimizer(training["optimizer"]),
+        objective=Objective(training["objective"]),
+        recompute=Recompute(training["recompute"]),
+        device_memory_bytes=training["device_memory"],
+        reserve_bytes=training["reserve"],
+        max_downsets=training["max_downsets"],
+        exact=training["exact"],
+        seed=training["seed"],
+        pipedream=PipeDream(
+            straight_pipeline=training["straight_pipeline"],
+            memory_bytes=memory if training["memory_constraint"] else None,
+            fewer_machines=training["fewer_machines"],
+            compression=training["activation_compression"],
+        ),
+    )
+    measured_on = (device_table() | own).get(profiles[-1].device_type)
+    counts = nums_microbatches(profiles, len(topology.devices), training)
+    return tuple(
+        Problem(profile, topology, replace(options, num_microbatches=count), measured_on)
+        for profile, count in zip(profiles, counts, strict=True)
+        if count is not None
+    )
+
+
+def nums_microbatches(
+    profiles: Sequence["Profile"], num_devices: int, training: Mapping[str, Any]
+) -> list[int | None]:
+    """M for each size of the microbatch, from --microbatches (of the largest), --global-batch or
+    the default; None for sizes that do not divide the samples.
+    """
+    samples, given = training["global_batch"], training["microbatches"]
+    if samples is not None and given is not None:
+        raise OptionError("give either --microbatches or --global-batch, not both")
+    sizes = [profile.microbatch_size for profile in profiles]
+    samples = samples or (given or 4 * num_devices) * sizes[-1]
+    if all(samples % size for size in sizes):
+        raise OptionError(
+            f"--global-batch {samples} is no multiple of the profile's microbatch of"
+            f" {' or '.join(map(str, sizes))}; take one, --microbatch-size for a size between, or"
+            " profile with another --batch"
+        )
+    return [None if samples % size else samples // size for size in sizes]
+
+
+def changed_cluster(
+    problem: "Problem", settings: Sequence[str], dropped: Sequence[str], added: Sequence[str]
+) -> "Changed":
+    """The cluster of a problem with what --set, --drop and --add-host ask for."""
+    from planner.clusters import device_table, find_topology, read_topology
+    from planner.what_if import what_if
+
+    topology = problem.topology
+    hosts = [host.name for host in topology.hosts]
+    shown = ", ".join(hosts[:8]) + ", .." * (len(hosts) > 8)
+    more = []
+    for name in added:
+        try:
+            path = None if name in hosts else find_topology(name)
+        except FileError as error:
+            raise OptionError(
+                f"--add-host {name}: expected a host of the topology, {shown}, or another"
+                f" topology; {error}"
+            ) from None
+        more.append((name, None if path is None else read_topology(path)))
+    return what_if(topology, settings, dropped, more, device_table())
+
+
+def say_if_compiling() -> None:
+    """Says why the first solve of a version takes longer."""
+    from planner.jit import compiled_before
+
+    if not compiled_before():
+        click.echo("compiling the search, once per version: some 10 to 20 s", err=True)

@@ -1,0 +1,375 @@
+"""`planner solve`."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.commands.ends import NO_PLAN
+from planner.commands.foreign import FOREIGN, under_foreign_model
+from planner.commands.option_types import RATE, RATIO, SIZE, TIME
+from planner.commands.outputs import check_strategy_output, relative
+from planner.commands.printing import show, spinner
+from planner.commands.problems import changed_cluster, problems_for, say_if_compiling
+from planner.errors import FileError, ModelError, OptionError
+
+if TYPE_CHECKING:
+    from planner.costs.pipedream import PipeDreamReport
+    from planner.model import Model
+    from planner.plan import Comparison
+    from planner.prediction import Plan
+    from planner.problem import Problem
+    from planner.profile import Profile
+    from planner.sensitivity import Gain
+    from planner.what_if import Changed
+
+
+@click.command()
+@click.option("--profile", "profile_path", type=click.Path(path_type=Path),
+              help="Profile to plan for.  [default: the newest in ./profiles]")  # fmt: skip
+@click.option("--model", "model_path", type=click.Path(path_type=Path),
+              help="The ONNX file, if it is not where the profile says.")  # fmt: skip
+@click.option("--gpus", type=click.IntRange(1), metavar="N",
+              help="Use the first N devices.  [default: all]")  # fmt: skip
+@click.option("--topology", "topology_name", default="local.yaml", show_default=True,
+              help="A file, one in ./topologies, or a preset.")  # fmt: skip
+@click.option("--solver", "solvers", multiple=True, metavar="NAME",
+              help="Ask only this one of single, data-parallel, antichain, even, pipedream, heft,"
+              " m-topo, m-etf, m-sct, pesto, netsplit; may be repeated.  [default: the first five]",
+              )  # fmt: skip
+@click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
+              default="planner", show_default=True, help="Whose figures decide.")  # fmt: skip
+@click.option("--bandwidth", type=RATE,
+              help='Of Piper: between devices, such as "25 GiB/s".  [default: the file\'s]',
+              )  # fmt: skip
+@click.option("--objective", type=click.Choice(["iteration", "bottleneck", "latency"]),
+              default="iteration", show_default=True)  # fmt: skip
+@click.option("--microbatches", type=click.IntRange(1), metavar="M",
+              help="Per iteration, of the profile's largest size.  [default: 4 per device]",
+              )  # fmt: skip
+@click.option("--global-batch", type=click.IntRange(1), metavar="B",
+              help="Samples per iteration, instead of --microbatches.")  # fmt: skip
+@click.option("--microbatch-size", type=click.IntRange(1), metavar="N",
+              help="Samples in a microbatch, as profiled or between.  [default: the best]",
+              )  # fmt: skip
+@click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b",
+              show_default=True)  # fmt: skip
+@click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam", "adamw"]),
+              default="sgd", show_default=True)  # fmt: skip
+@click.option("--recompute", type=click.Choice(["auto", "none", "full"]), default="auto",
+              show_default=True, help="Run forwards twice instead of stashing.")  # fmt: skip
+@click.option("--device-memory", type=SIZE, help='Per device, such as "8 GiB".')
+@click.option("--reserve", type=SIZE, default="1 GiB", show_default=True,
+              help="Memory per device that is not to be planned with.")  # fmt: skip
+@click.option("--max-downsets", type=click.IntRange(2), metavar="N",
+              help="Merge operators until there are so few.  [default: some seconds' worth]",
+              )  # fmt: skip
+@click.option("--exact", is_flag=True,
+              help="Merge no operators, however long it takes; up to 200,000 downsets.",
+              )  # fmt: skip
+@click.option("--straight-pipeline", is_flag=True,
+              help="Of PipeDream: replicate no stage.")  # fmt: skip
+@click.option("--memory-constraint", is_flag=True,
+              help="Of PipeDream: limit its stash to --device-memory.  [16 GB without it]",
+              )  # fmt: skip
+@click.option("--fewer-machines", is_flag=True,
+              help="Of PipeDream: leave machines out where that is faster.")  # fmt: skip
+@click.option("--activation-compression", type=RATIO, metavar="R",
+              help="Of PipeDream: count transfers, of activations compressed R times; 1 for not"
+              " at all.")  # fmt: skip
+@click.option("--time-limit", type=TIME, default="10s", show_default=True,
+              help="For all solvers together.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="PATH=VALUE",
+              help="What if: another figure, such as links.nic.bandwidth=200Gbps; may be repeated.",
+              )  # fmt: skip
+@click.option("--drop", "dropped", multiple=True, metavar="NAME",
+              help="What if: without this device or host; may be repeated.")  # fmt: skip
+@click.option("--add-host", "added", multiple=True, metavar="NAME",
+              help="What if: with one more of this host, or with the hosts of this topology; may be"
+              " repeated.")  # fmt: skip
+@click.option("--sensitivity", "with_sensitivity", is_flag=True,
+              help="Say which link or device bounds the plan.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path), default="strategy.json",
+              show_default=True, help="Strategy to write.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def solve(
+    ctx: click.Context,
+    /,
+    profile_path: Path | None,
+    model_path: Path | None,
+    gpus: int | None,
+    topology_name: str,
+    solvers: tuple[str, ...],
+    cost_model: str,
+    microbatch_size: int | None,
+    time_limit: float,
+    output: Path,
+    as_json: bool,
+    settings: tuple[str, ...],
+    dropped: tuple[str, ...],
+    added: tuple[str, ...],
+    with_sensitivity: bool,
+    **training: Any,
+) -> None:
+    """Finds a strategy for a profiled model on some devices and proves how good it is.
+
+    \b
+    planner solve --gpus 8 --topology p3.yaml
+    planner solve --profile profiles/gpt2.json --gpus 2 --microbatches 8 --optimizer adam
+    planner solve --profile vgg16.txt --topology levels.yaml --cost-model pipedream
+    planner solve --profile bert.json --gpus 512 --cost-model piper --bandwidth "25 GiB/s"
+
+    What if the cluster were another one? The changed one is planned for, beside the present one:
+
+    \b
+    planner solve --topology p3 --set links.gpu0-gpu1.bandwidth="50 GB/s" --sensitivity
+    planner solve --topology p3 --set devices.gpu3.type=T4 --drop gpu7
+    planner solve --topology four.yaml --add-host host0 --set levels.host.bandwidth=200Gbps
+
+    \b
+    --set takes links.NAME.bandwidth or .latency (a link's name, or its ends as a-b),
+    levels.NAME.bandwidth or .latency, devices.NAME.type, hosts.NAME.cores or .memory, and
+    device_types.NAME.memory, .memory_bandwidth or .flops.DTYPE.
+
+    Exits with 3 if no strategy fits.
+    """
+    from planner.clusters import find_topology
+    from planner.files import newest_profile, write_plan
+    from planner.formats import read_any_profiles
+    from planner.interpolate import interpolated
+    from planner.plan import compare_between, under_pipedream
+    from planner.what_if_report import sensitivity_line, sensitivity_table, what_if_json
+
+    if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
+        raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
+    if cost_model in FOREIGN and solvers:
+        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    is_changed = bool(settings or dropped or added)
+    if cost_model in FOREIGN and (is_changed or with_sensitivity):
+        raise OptionError(
+            "--set, --drop, --add-host and --sensitivity are for --cost-model planner or pipedream"
+        )
+    if cost_model in FOREIGN and microbatch_size is not None:
+        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
+    if training.pop("bandwidth") is not None and cost_model != "piper":
+        raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
+    chosen = profile_path or newest_profile(Path("profiles"))
+    if cost_model in FOREIGN:
+        ctx.exit(under_foreign_model(chosen, topology_name))
+    profiles = read_any_profiles(chosen)
+    if microbatch_size is not None:
+        profiles = (interpolated(profiles, microbatch_size),)
+    found = profiles[-1]
+    if profile_path is None:
+        click.echo(f"profile {chosen}, the newest in profiles/", err=as_json)
+    topology_path = find_topology(topology_name)
+    model = model_path or (None if found.model_path is None else Path(found.model_path))
+    check_strategy_output(output, {"profile": chosen, "topology": topology_path, "model": model})
+    problems = problems_for(profiles, topology_path, gpus, training)
+    present, changed = problems, None
+    if is_changed:
+        changed = changed_cluster(problems[-1], settings, dropped, added)
+        problems = tuple(replace(one, topology=changed.topology) for one in problems)
+    problem = problems[-1]
+    loaded = load_for(found, chosen, model_path)
+    say_if_compiling()
+    comparisons, asked = [], problems
+    with spinner() as say:
+        for some in (present, problems) if is_changed else (problems,):
+            if cost_model == "pipedream":
+                say(cost_model)
+                comparisons.append(under_pipedream(some[-1]))
+            else:
+                one, asked = compare_between(some, profiles, solvers or None, time_limit, say)
+                comparisons.append(one)
+    comparison = comparisons[-1]
+    best, partition = comparison.best, None
+    if best is not None and best.plan is not None:
+        if loaded is not None and best.microbatch_size != found.microbatch_size:
+            sizes = {one.profile.microbatch_size: one.profile for one in asked}
+            loaded = load_for(sizes[best.microbatch_size], chosen, model_path)
+        plan, partition = finished(best.plan, loaded, output)
+        write_plan(plan, output)
+    written = None if best is None else str(output)
+    report = pipedream_report(asked, comparison, (*solvers, cost_model))
+    gains = sensitivity_of(asked, comparison) if with_sensitivity else None
+    if as_json:
+        plain = solve_json(comparison, problem, report, cost_model, written, partition)
+        if changed is not None:
+            count = len(present[-1].topology.devices)
+            plain["what_if"] = what_if_json(changed.said, comparisons[0], count)
+        if gains is not None:
+            plain["sensitivity"] = [asdict(gain) for gain in gains]
+        click.echo(json.dumps(plain))
+    else:
+        print_comparison(comparison, output, partition, report, cost_model)
+        if changed is not None:
+            print_what_if(changed, comparisons, (present[-1], problem))
+        if gains:
+            show(sensitivity_table(gains))
+            click.echo(sensitivity_line(gains))
+    left = output.with_suffix(".onnx")
+    if written and partition is None and left.is_file():
+        click.echo(f"note: {left} is of an earlier strategy; delete it", err=as_json)
+    if best is None:
+        ctx.exit(NO_PLAN)
+
+
+def sensitivity_of(problems: "Sequence[Problem]", comparison: "Comparison") -> "tuple[Gain, ...]":
+    """What bounds the best plan; nothing if there is none."""
+    from planner.sensitivity import sensitivity
+
+    best = comparison.best
+    if best is None or best.plan is None:
+        return ()
+    size = best.microbatch_size
+    chosen = next(one for one in problems if one.profile.microbatch_size == size)
+    return sensitivity(chosen, best.plan.strategy)
+
+
+def print_what_if(
+    changed: "Changed", comparisons: "Sequence[Comparison]", problems: "Sequence[Problem]"
+) -> None:
+    """What is different and what it brings.
+
+    Args:
+        comparisons: before and after.
+        problems: likewise.
+    """
+    from planner.what_if_report import unheard, what_if_table
+
+    counts = [len(problem.topology.devices) for problem in problems]
+    show(what_if_table(comparisons[0], comparisons[1], counts))
+    for line in changed.said:
+        click.echo(f"changed: {line}")
+    for note in unheard(problems[0], changed.said):
+        click.echo(f"note: {note}")
+
+
+def pipedream_report(
+    problems: "Sequence[Problem]", comparison: "Comparison", asked: Sequence[str]
+) -> "PipeDreamReport | None":
+    """What PipeDream's optimizer says of its plan, if it was asked by name and has one."""
+    if "pipedream" not in asked:
+        return None
+    from planner.solvers.pipedream import optimum
+
+    sizes = {row.microbatch_size for row in comparison.rows if row.solver == "pipedream"}
+    chosen = [one for one in problems if one.profile.microbatch_size in sizes] or problems
+    return optimum(chosen[-1]).report
+
+
+def solve_json(
+    comparison: "Comparison",
+    problem: "Problem",
+    report: "PipeDreamReport | None",
+    cost_model: str,
+    written: str | None,
+    partition: str | None,
+) -> dict[str, Any]:
+    """The object that `solve --json` prints."""
+    from planner.report import comparison_json, pipedream_json, under_foreign_model
+
+    plain = comparison_json(comparison, len(problem.topology.devices), written, partition)
+    if cost_model != "planner":
+        plain = under_foreign_model(plain, None if report is None else report.objective_s)
+    return {**plain, "pipedream": None if report is None else pipedream_json(report)}
+
+
+def load_for(profile: "Profile", profile_path: Path, model_path: Path | None) -> "Model | None":
+    """The model of a profile, to be annotated; None where it is not at hand."""
+    if model_path is None and profile.model_path is None:
+        return None
+    path = model_path or Path(str(profile.model_path))
+    if model_path is None and not path.is_file():
+        return None
+    from planner.model import load
+
+    try:
+        model = load(path, dimensions=profile.dimensions)
+    except ModelError as error:
+        raise FileError(
+            f"{profile_path}: was not made for {path}, or with another version of it: {error}"
+        ) from error
+    if model.hash != profile.model_hash:
+        raise FileError(
+            f"{profile_path}: made for model {str(profile.model_hash)[:12]}, but {path} is"
+            f" {model.hash[:12]}; run: planner profile {path}"
+        )
+    return model
+
+
+def finished(plan: "Plan", model: "Model | None", output: Path) -> tuple["Plan", str | None]:
+    """The plan with its path to the model, and the path of the annotated model, if there is one."""
+    if model is None:
+        return plan, None
+    from planner.partition import write_partition
+
+    plan = replace(plan, model_path=relative(model.path, output.parent))
+    partition = output.with_suffix(".onnx")
+    write_partition(model, plan, partition)
+    return plan, str(partition)
+
+
+def print_pipedream(report: "PipeDreamReport") -> None:
+    """PipeDream's own figures."""
+    from planner.report import pipedream_lines, pipedream_table
+
+    show(pipedream_table(report))
+    for line in pipedream_lines(report):
+        click.echo(line)
+
+
+def print_comparison(
+    comparison: "Comparison",
+    output: Path,
+    partition: str | None,
+    report: "PipeDreamReport | None",
+    cost_model: str,
+) -> None:
+    """The tables and what to do next."""
+    from planner.launch.torchrun import torchrun_command
+    from planner.report import (
+        certificate_lines,
+        comparison_table,
+        no_plan_lines,
+        reason_lines,
+        stage_table,
+        times_line,
+    )
+
+    if cost_model == "planner":
+        show(comparison_table(comparison))
+    if report is not None:
+        print_pipedream(report)
+    best = comparison.best
+    if best is None or best.plan is None:
+        advice = no_plan_lines if cost_model == "planner" else reason_lines
+        for line in advice(comparison):
+            click.echo(line)
+        return
+    plan = best.plan
+    show(stage_table(plan))
+    said = (*plan.notes, *comparison.notes, *reason_lines(comparison))
+    notes = [f"note: {note}" for note in said]
+    certificate = certificate_lines(plan) if cost_model == "planner" else ()
+    for line in (*certificate, times_line(plan), *notes):
+        click.echo(line)
+    if partition is None:
+        click.echo(
+            f"wrote {output}; no annotated model, because the model is not at hand (--model)"
+        )
+    else:
+        click.echo(f"wrote {output} and {partition}")
+    count, quoted = len(plan.ranks), shlex.quote(str(output))
+    if count > 1:
+        click.echo(f"run it: {torchrun_command(output, count)}")
+        click.echo(f"    or: planner launch {quoted} --nproc {count}")
+    else:
+        click.echo(f"run it: planner launch {quoted}")
