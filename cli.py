@@ -3,6 +3,7 @@
 import click
 
 from planner import __version__
+from planner.commands.compare import compare
 from planner.commands.convert import convert
 from planner.commands.ends import Commands
 from planner.commands.launch import launch
@@ -23,7 +24,7 @@ def main() -> None:
     """
 
 
-for command in (profile, solve, launch, topology, convert):
+for command in (profile, solve, compare, launch, topology, convert):
     main.add_command(command)
 
 

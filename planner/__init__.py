@@ -6,7 +6,7 @@ The way from a model to a trained model, one module a step:
     topology.py                                               what the devices can do
     problem.py -> coarsen.py, order.py, solvers/ -> strategy.py   who runs what
     schedules.py -> simulate/, costs/                         when it runs, how long it takes
-    plan.py -> report.py, partition.py, launch/               choose, show, write, run
+    judge.py, plan.py -> reports/, partition.py, launch/    choose, show, write, run
 """
 
 __version__ = "0.1.0"

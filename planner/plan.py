@@ -7,37 +7,31 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 
-import planner
 from planner.costs.bounds import lower_bound_s, memory_shortage
-from planner.costs.closed_form import bottleneck_s, iteration_s, latency_s
-from planner.costs.compute import fits_any_device, rescaled, slowdowns
-from planner.costs.evaluate import Evaluation, evaluate
+from planner.costs.evaluate import evaluate
 from planner.errors import OptionError
-from planner.files import artefact_hash
 from planner.interpolate import interpolated
 from planner.jit import compile_clock
+from planner.judge import (
+    as_plan,
+    certificate_of,
+    comparable_s,
+    judge,
+    objective_s,
+    predict,
+    samples_of,
+)
 from planner.prediction import (
-    Certificate,
-    DevicePrediction,
     Plan,
-    Prediction,
-    StagePrediction,
 )
 from planner.problem import Objective, Problem, Result, Status
 from planner.profile import Profile, Source
-from planner.schedules import default_warmups
 from planner.simulate.events import run
-from planner.simulate.timeline import Times, shares_s
 from planner.solvers import PORTFOLIO, SOLVERS
-from planner.strategy import ScheduleName, Strategy, crossings, used_devices
-from planner.topology import host_order
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01
-# Variants of a solver's strategy are simulated up to so many actions together: some seconds.
-MOST_ACTIONS = 4_000_000
 # Solvers that take next to no time, whatever the limit.
 ALWAYS_ASKED = ("single", "data-parallel")
 # Of microbatches between those profiled, so many sizes are planned for.
@@ -109,30 +103,7 @@ def _rank(row: Row) -> tuple[float, float, bool]:
     if row.plan is None:
         raise ValueError(f"{row.solver} has no plan")
     optimal = row.status is Status.OPTIMAL
-    objective = objective_s(row.plan) / _samples(row.plan)
-    return objective, row.plan.prediction.iteration_s, not optimal
-
-
-def _samples(plan: Plan) -> int:
-    """What an objective is divided by to compare microbatches of different sizes: a bottleneck is
-    per microbatch, iterations have the same samples.
-    """
-    bottleneck = plan.certificate.objective == Objective.BOTTLENECK.value
-    return plan.microbatch_size if bottleneck else 1
-
-
-def objective_s(plan: Plan) -> float:
-    """The figure of a plan that its objective minimises, in s."""
-    return _objective_s(plan.prediction, Objective(plan.certificate.objective))
-
-
-def _objective_s(prediction: Prediction, objective: Objective) -> float:
-    match objective:
-        case Objective.ITERATION:
-            return prediction.iteration_s
-        case Objective.BOTTLENECK:
-            return prediction.bottleneck_s
-    return prediction.latency_s
+    return comparable_s(row.plan), row.plan.prediction.iteration_s, not optimal
 
 
 def compare(
@@ -140,6 +111,8 @@ def compare(
     names: Sequence[str] | None = None,
     time_limit_s: float = 10.0,
     progress: Callable[[str], None] = lambda solver: None,
+    *,
+    thorough: bool = False,
 ) -> Comparison:
     """Asks the solvers, `PORTFOLIO` unless named, and judges what they say.
 
@@ -147,6 +120,7 @@ def compare(
         names: keys of `SOLVERS`.
         time_limit_s: for all together, compiling left out; what is not begun by then is left out.
         progress: called with each solver's name before it starts.
+        thorough: each has the time to itself, and none is left out because a good plan is there.
 
     Raises:
         OptionError: if a name is unknown.
@@ -162,7 +136,8 @@ def compare(
         begin = time.monotonic()
         for name in names or PORTFOLIO:
             left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-            reason = _not_asked(name, rows, left_s)
+            left_s = time_limit_s if thorough else left_s
+            reason = None if thorough else _not_asked(name, rows, left_s)
             if shortage is not None:
                 rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0, size, source))
             elif reason is not None:
@@ -280,7 +255,7 @@ def _between(
 def _may_beat(problem: Problem, plan: Plan) -> bool:
     bottleneck = problem.options.objective is Objective.BOTTLENECK
     samples = problem.profile.microbatch_size if bottleneck else 1
-    return lower_bound_s(problem) / samples < objective_s(plan) / _samples(plan)
+    return lower_bound_s(problem) / samples < comparable_s(plan)
 
 
 def _compare_each(
@@ -317,10 +292,10 @@ def _joined(problems: Sequence[Problem], found: Sequence[Comparison]) -> Compari
 
 
 def _bounded(row: Row, bound_s: float) -> Row:
-    """The row with a gap to a bound per `_samples`."""
+    """The row with a gap to a bound per sample or per iteration, as `samples_of` says."""
     if row.plan is None:
         return row
-    own_s = bound_s * _samples(row.plan)
+    own_s = bound_s * samples_of(row.plan)
     gap = objective_s(row.plan) / own_s - 1 if own_s > 0 else 0.0
     certificate = replace(row.plan.certificate, lower_bound_s=own_s, gap=gap)
     return replace(row, plan=replace(row.plan, certificate=certificate))
@@ -346,70 +321,6 @@ def _without_plan(result: Result, reason: str | None) -> Result:
     return Result(Status.UNKNOWN, None, space=result.space, reason=reason)
 
 
-def judge(
-    problem: Problem, solver: str, result: Result, bound_s: float
-) -> tuple[Plan | None, str | None]:
-    """The plan for a solver's strategy, or None and why it does not fit. Where the simulator finds
-    them faster, and they fit, another strategy of the solver is taken, or one more microbatch in
-    flight per stage than the default; no more of them than a budget of actions allows, which a
-    note says.
-
-    Args:
-        bound_s: the lower bound for the problem's objective.
-
-    Raises:
-        ValueError: if the strategy is wrong, which is the solver's mistake.
-    """
-    strategy = result.strategy
-    if strategy is None:
-        raise ValueError(f"{solver} has no strategy to judge")
-    objective = problem.options.objective
-    verdicts: list[tuple[Strategy, Prediction]] = []
-    shortage = None
-    tried = (strategy, *result.others)
-    candidates = tuple(dict.fromkeys((*tried, *map(deeper, tried))))
-    simulated = left_out = size = 0
-    for candidate in candidates:
-        # They are about as long as the one before.
-        if verdicts and simulated + size > MOST_ACTIONS:
-            left_out += 1
-            continue
-        evaluation = evaluate(problem, candidate)
-        if evaluation.shortage is None:
-            size = len(evaluation.program.code)
-            simulated += size
-            times = run(evaluation.program, evaluation.costs, problem.topology)
-            verdicts.append((candidate, predict(problem, candidate, evaluation, times)))
-        else:
-            shortage = shortage or evaluation.shortage
-    if not verdicts:
-        return None, shortage
-    strategy, prediction = min(verdicts, key=lambda one: _objective_s(one[1], objective))
-    certificate = _certificate(problem, result, prediction, bound_s)
-    plan = _plan(problem, solver, result, strategy, prediction, certificate)
-    if left_out:
-        note = (
-            f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated:"
-            f" an iteration has {size} actions"
-        )
-        plan = replace(plan, notes=(*plan.notes, note))
-    return plan, None
-
-
-def _certificate(
-    problem: Problem, result: Result, prediction: Prediction, bound_s: float
-) -> Certificate:
-    objective = problem.options.objective
-    value = _objective_s(prediction, objective)
-    return Certificate(
-        objective=objective.value,
-        lower_bound_s=bound_s,
-        gap=(value - bound_s) / bound_s if bound_s > 0 else 0.0,
-        space_bound_s=result.bound_s,
-        space=result.space,
-    )
-
-
 def under_pipedream(problem: Problem) -> Comparison:
     """PipeDream's plan alone, as its own cost model judges it. The plan is priced and simulated
     like every other one, but kept if it does not fit by the planner's count, which a note says.
@@ -422,8 +333,8 @@ def under_pipedream(problem: Problem) -> Comparison:
         evaluation = evaluate(problem, result.strategy)
         times = run(evaluation.program, evaluation.costs, problem.topology)
         prediction = predict(problem, result.strategy, evaluation, times)
-        certificate = _certificate(problem, result, prediction, bound_s)
-        plan = _plan(problem, name, result, result.strategy, prediction, certificate)
+        certificate = certificate_of(problem, result, prediction, bound_s)
+        plan = as_plan(problem, name, result, result.strategy, prediction, certificate)
         notes = ["chosen by PipeDream's cost model; the prediction is the planner's"]
         if evaluation.shortage is not None:
             notes.append(f"it does not fit by the planner's count: {evaluation.shortage}")
@@ -431,126 +342,3 @@ def under_pipedream(problem: Problem) -> Comparison:
     took_s, size = time.monotonic() - start, problem.profile.microbatch_size
     row = Row(name, result.status, plan, result.reason, took_s, size, problem.profile.source)
     return Comparison((row,), bound_s, result.status is Status.INFEASIBLE)
-
-
-def deeper(strategy: Strategy) -> Strategy:
-    """The same stages, each with one more microbatch in flight than the default."""
-    depths = default_warmups(
-        [stage.num_replicas for stage in strategy.stages],
-        strategy.num_microbatches,
-        1,
-        strategy.schedule,
-        [stage.devices for stage in strategy.stages],
-    )
-    stages = zip(strategy.stages, depths, strict=True)
-    return replace(strategy, stages=tuple(replace(s, warmup=depth) for s, depth in stages))
-
-
-def predict(
-    problem: Problem, strategy: Strategy, evaluation: Evaluation, times: Times
-) -> Prediction:
-    """What the simulator says of a strategy."""
-    used = used_devices(strategy)
-    devices = problem.topology.devices
-    num_microbatches = strategy.num_microbatches
-    computing, communicating, idle = (share.tolist() for share in shares_s(times))
-    return Prediction(
-        iteration_s=times.iteration_s,
-        bottleneck_s=bottleneck_s(evaluation.stages),
-        latency_s=latency_s(evaluation.stages),
-        throughput=num_microbatches * problem.profile.microbatch_size / times.iteration_s,
-        bubble_fraction=1.0 - sum(computing) / (len(used) * times.iteration_s),
-        closed_form_s=iteration_s(
-            evaluation.stages,
-            num_microbatches,
-            phases=strategy.schedule is ScheduleName.GPIPE,
-        ),
-        stages=tuple(StagePrediction(s.forward_s, s.backward_s) for s in evaluation.stages),
-        devices=tuple(
-            DevicePrediction(
-                device=d,
-                name=devices[d].name,
-                type=devices[d].type,
-                compute_s=compute_s,
-                communication_s=communication_s,
-                idle_s=idle_s,
-                memory=evaluation.memory[d],
-            )
-            for d, compute_s, communication_s, idle_s in zip(
-                used, computing, communicating, idle, strict=True
-            )
-        ),
-    )
-
-
-def _plan(
-    problem: Problem,
-    solver: str,
-    result: Result,
-    strategy: Strategy,
-    prediction: Prediction,
-    certificate: Certificate,
-) -> Plan:
-    profile, topology, options = problem.profile, problem.topology, problem.options
-    return Plan(
-        strategy=strategy,
-        prediction=prediction,
-        certificate=certificate,
-        solver=solver,
-        status=result.status.value,
-        reproducible=result.reproducible,
-        ranks=host_order(topology, used_devices(strategy)),
-        crossings=crossings(strategy, profile.graph),
-        model_path=profile.model_path,
-        model_hash=profile.model_hash,
-        train=tuple(sorted(p.name for p in profile.graph.parameters if p.trainable)),
-        profile_hash=artefact_hash(profile),
-        topology=topology.name,
-        topology_hash=artefact_hash(topology),
-        dimensions=profile.dimensions,
-        microbatch_size=profile.microbatch_size,
-        dtype=profile.dtype,
-        optimizer=options.optimizer.value,
-        threads=profile.threads,
-        seed=options.seed,
-        notes=_notes(problem, strategy),
-        versions=versions(),
-        source=profile.source,
-        engine=profile.engine,
-        profiled_on=profile.device_type,
-    )
-
-
-def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What was approximated, for the user to know."""
-    profile, topology = problem.profile, problem.topology
-    used = used_devices(strategy)
-    notes = list(topology.notes)
-    types = {topology.devices[d].type for d in used}
-    notes += [f"profile: {warning}" for warning in profile.warnings]
-    scaled = [name for name in rescaled(profile, topology) if name in types]
-    if scaled:
-        notes.append(
-            f"{profile.source.value} times, of {profile.device_type}, are rescaled to"
-            f" {', '.join(scaled)} by roofline"
-        )
-    if fits_any_device(profile):
-        notes.append(
-            "times are imported, and the file does not say from which device: they are taken as"
-            f" they are on {', '.join(sorted(types))}"
-        )
-    slow = max(slowdowns(topology, used).values())
-    if slow > 1:
-        notes.append(f"{len(used)} processes share the cores: computation is {slow:.3g}x slower")
-    spare = len(topology.devices) - len(used)
-    if spare:
-        notes.append(f"{len(used)} of {len(topology.devices)} devices are used")
-    return tuple(notes)
-
-
-def versions() -> dict[str, str]:
-    """The software that a plan depends on."""
-    return {
-        "planner": planner.__version__,
-        **{name: metadata.version(name) for name in ("numba", "numpy")},
-    }

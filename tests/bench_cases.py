@@ -26,8 +26,8 @@ from planner.files import read_profile, shipped, write_profile
 from planner.foreign import ForeignModel, ForeignOptions, solve_profile
 from planner.formats import read_any_profiles
 from planner.graph import predecessors
+from planner.judge import judge
 from planner.order import count_downsets
-from planner.plan import judge
 from planner.problem import Objective, Options, Problem, Recompute
 from planner.solvers import SOLVERS
 from planner.solvers.dnn_partitioning import split

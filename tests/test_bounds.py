@@ -10,8 +10,8 @@ from planner.costs.bounds import lower_bound_s
 from planner.costs.closed_form import bottleneck_s, latency_s
 from planner.costs.evaluate import evaluate
 from planner.graph import predecessors
+from planner.judge import deeper
 from planner.order import downsets, members
-from planner.plan import deeper
 from planner.problem import Objective
 from planner.simulate.events import simulate
 from planner.solvers.fit import pipeline

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import cli
 from planner.commands import printing
 from planner.files import read_plan, shipped
-from planner.report import Table
+from planner.reports.tables import Table
 from planner.solvers import PORTFOLIO, SOLVERS
 from tests.commands import run
 
@@ -445,7 +445,9 @@ def test_a_narrow_table_breaks_no_number_and_no_name(capsys, monkeypatch, width)
     monkeypatch.setattr(printing, "PIPED_WIDTH", width)
     cells = ("data-parallel", "12.3 ms", "123 ms", "1234 ms", "does not fit into the memory")
     columns = ("solver", ">iteration", ">peak memory", ">closed form of it all", "why it is so")
-    printing.show(Table("T", columns, (cells,), optional=(">closed form of it all", ">peak memory")))
+    printing.show(
+        Table("T", columns, (cells,), optional=(">closed form of it all", ">peak memory"))
+    )
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
     assert {*["data-parallel", "12.3", "does", "not", "fit", "into", "the", "memory"]} <= {

@@ -14,7 +14,7 @@ from planner.costs.evaluate import evaluate
 from planner.costs.memory import limit_bytes, stage_memory
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, Parameter, Tensor
-from planner.plan import judge
+from planner.judge import judge
 from planner.problem import Optimizer, Result, Status
 from planner.profile import OperatorCost, View, stash_bytes
 from planner.simulate.events import simulate

@@ -20,7 +20,7 @@ from planner.launch.run import launch
 from planner.launch.runtime import StageRunner
 from planner.operators import to_torch
 from planner.problem import Optimizer
-from planner.report import launch_json, launch_tables
+from planner.reports.launch import launch_json, launch_tables
 from planner.strategy import GradientSum
 from tests.launch_worker import CASES, LENGTH, WORDS, Case, load_model, make_model, make_plan
 

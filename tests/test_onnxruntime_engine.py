@@ -23,7 +23,7 @@ from planner.profilers.compare import compare_engines
 from planner.profilers.facts import facts
 from planner.profilers.measured import measure
 from planner.profilers.onnxruntime import _run_warnings, _who_ran, measure_onnxruntime
-from planner.report import compare_lines, compare_table
+from planner.reports.engines import compare_lines, compare_table
 from tests.models import light
 
 

@@ -12,8 +12,8 @@ from planner import schedules_shared
 from planner.costs.closed_form import bottleneck_s, iteration_s, latency_s
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.graph import predecessors
+from planner.judge import judge
 from planner.placement import pieces, segments, strategies_of, strategy_of
-from planner.plan import judge
 from planner.prediction import StagePrediction
 from planner.problem import Objective, Optimizer, Recompute, Result, Status
 from planner.schedules import (

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from planner import plan as planning
+from planner import judge as judging
 from planner.clusters import device_table, read_topology
 from planner.costs.evaluate import evaluate
 from planner.files import read_plan, read_profile, write_plan, write_profile
-from planner.plan import judge
+from planner.judge import judge
 from planner.problem import Options, Problem, Result, Status
-from planner.report import MOST_ROWS, stage_table
+from planner.reports.solve import MOST_ROWS, stage_table
 from planner.solvers import SOLVERS
 from planner.solvers.fit import pipeline
 from planner.strategy import gradient_sums
@@ -94,7 +94,7 @@ def test_what_was_not_simulated_for_its_length_is_said(tmp_path, monkeypatch):
     strategy = pipelines(problem, 4, 4)
     assert not any("not simulated" in note for note in judged(problem, strategy).notes)
     size = len(evaluate(problem, strategy).program.code)
-    monkeypatch.setattr(planning, "MOST_ACTIONS", size)
+    monkeypatch.setattr(judging, "MOST_ACTIONS", size)
     notes = judged(problem, strategy).notes
     assert notes[-1] == (
         "1 of 2 variants of the test plan were not simulated:"

@@ -10,7 +10,8 @@ from cli import main
 from planner.errors import FileError
 from planner.files import read_profile_set, write_profile, write_profiles
 from planner.formats import read_any_profiles
-from planner.plan import compare, compare_sizes, objective_s
+from planner.judge import objective_s
+from planner.plan import compare, compare_sizes
 from planner.problem import Objective
 from tests.builders import cluster, graph_of, problem_of, profile_of, unit_type
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
-from planner.plan import ALWAYS_ASKED, OUT_OF_TIME, compare, objective_s
+from planner.judge import objective_s
+from planner.plan import ALWAYS_ASKED, OUT_OF_TIME, compare
 from planner.problem import Recompute, Status
 from planner.solvers import PORTFOLIO, SOLVERS
 from tests.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type

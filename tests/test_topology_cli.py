@@ -9,7 +9,7 @@ import cli
 from planner.clusters import find_topology, read_topology
 from planner.commands.printing import PIPED_WIDTH
 from planner.files import read_plan, shipped, write_profile
-from planner.report import Table
+from planner.reports.tables import Table
 from tests.builders import graph_of, profile_of
 from tests.commands import run
 
@@ -227,7 +227,7 @@ def test_sensitivity_says_what_bounds_the_plan(folder):
 
 
 def test_tables_of_the_library_are_tables_of_the_report():
-    from planner.cluster_report import devices_table
+    from planner.reports.clusters import devices_table
 
     table = devices_table(read_topology(find_topology("mixed-a100-t4")))
     assert isinstance(table, Table)

@@ -27,7 +27,7 @@ def under_foreign_model(chosen: Path, topology_name: str) -> int:
     from planner.formats.dnn_partitioning import read_dnn_partitioning
     from planner.formats.piper import read_piper
     from planner.problem import Recompute
-    from planner.report import foreign_lines, foreign_stage_table, foreign_table
+    from planner.reports.foreign import foreign_lines, foreign_stage_table, foreign_table
 
     given = click.get_current_context().params
     model = ForeignModel(given["cost_model"])

@@ -61,7 +61,7 @@ def launch(
 
         ctx.exit(start_torchrun(strategy, nproc, forwarded()))
     from planner.launch.run import launch as run
-    from planner.report import launch_json, launch_tables, loss_line
+    from planner.reports.launch import launch_json, launch_tables, loss_line
 
     with one_of_several(), bar("Training") as tick:
         report = run(

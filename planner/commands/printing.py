@@ -1,16 +1,19 @@
 """Tables, progress and the terminal: colour and its width there, neither in a pipe."""
 
+import logging
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    from planner.report import Table
+    from planner.reports.tables import Table
 
 # Width of tables where there is no terminal to ask.
 PIPED_WIDTH = 160
@@ -81,11 +84,52 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+class Said(logging.Handler):
+    """What solvers log: warnings as lines on standard error, the rest as the state of the work."""
+
+    def __init__(self, show_state: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self.show_state = show_state
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows one message."""
+        if record.levelno >= logging.WARNING:
+            click.echo(f"warning: {record.getMessage()}", err=True)
+        else:
+            self.show_state(record.getMessage())
+
+
 @contextmanager
 def spinner() -> Iterator[Callable[[str], None]]:
-    """Says which solver is at work; silent where standard output is no terminal."""
+    """Says which solver is at work and what it has so far; warnings only, where standard output is
+    no terminal.
+    """
     if not sys.stdout.isatty():
-        yield lambda name: None
+        with listening(lambda state: None, logging.WARNING):
+            yield lambda name: None
         return
     with console(stderr=True).status("Solving") as status:
-        yield lambda name: status.update(f"Solving: {name}")
+        at_work = [""]
+
+        def begin(name: str) -> None:
+            at_work[0] = name
+            status.update(f"Solving: {name}")
+
+        with listening(
+            lambda state: status.update(f"Solving: {at_work[0]}: {state}"), logging.INFO
+        ):
+            yield begin
+
+
+@contextmanager
+def listening(show_state: Callable[[str], None], level: int) -> Iterator[None]:
+    """Shows what solvers log meanwhile, from a level on."""
+    logger, handler = logging.getLogger("planner.solvers"), Said(show_state)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

@@ -1,7 +1,7 @@
 """From the options of `solve` and `compare` to the problems they describe."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,44 @@ if TYPE_CHECKING:
 PIPEDREAM_MEMORY_BYTES = 16_000_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The files that a command plans for.
+
+    Attributes:
+        profiles: ascending by size of the microbatch.
+        profile_path, topology_path: where they and the topology lie.
+    """
+
+    profiles: tuple["Profile", ...]
+    profile_path: Path
+    topology_path: Path
+
+
+def inputs_of(
+    profile_path: Path | None, topology_name: str, microbatch_size: int | None, *, quiet: bool
+) -> Inputs:
+    """What is planned for.
+
+    Args:
+        profile_path: None takes the newest in ./profiles, and says which.
+        microbatch_size: the only one to take, interpolated where it was not profiled; or None.
+        quiet: whether standard output is not for people.
+    """
+    from planner.clusters import find_topology
+    from planner.files import newest_profile
+    from planner.formats import read_any_profiles
+    from planner.interpolate import interpolated
+
+    chosen = profile_path or newest_profile(Path("profiles"))
+    profiles = tuple(read_any_profiles(chosen))
+    if microbatch_size is not None:
+        profiles = (interpolated(profiles, microbatch_size),)
+    if profile_path is None:
+        click.echo(f"profile {chosen}, the newest in profiles/", err=quiet)
+    return Inputs(profiles, chosen, find_topology(topology_name))
+
+
 def problems_for(
     profiles: Sequence["Profile"],
     topology_path: Path,
@@ -28,7 +66,16 @@ def problems_for(
     same samples per iteration.
     """
     from planner.clusters import device_table, read_topology
-    from planner.problem import Objective, Optimizer, Options, PipeDream, Problem, Recompute
+    from planner.problem import (
+        Engine,
+        NetSplit,
+        Objective,
+        Optimizer,
+        Options,
+        PipeDream,
+        Problem,
+        Recompute,
+    )
     from planner.strategy import ScheduleName
     from planner.topology import take
 
@@ -54,6 +101,11 @@ def problems_for(
             memory_bytes=memory if training["memory_constraint"] else None,
             fewer_machines=training["fewer_machines"],
             compression=training["activation_compression"],
+        ),
+        netsplit=NetSplit(
+            relaxed=training["relaxed"],
+            engine=None if training["engine"] is None else Engine(training["engine"]),
+            contiguous=training["contiguous"],
         ),
     )
     measured_on = (device_table() | own).get(profiles[-1].device_type)

@@ -181,13 +181,10 @@ def print_profiles(
 ) -> None:
     """What was found out, for people or machines."""
     from planner.profilers.summary import edge_sizes, summary
-    from planner.report import (
-        compare_json,
-        compare_lines,
-        compare_table,
+    from planner.reports.engines import compare_json, compare_lines, compare_table, fit_line
+    from planner.reports.profile import (
         edges_line,
         effort_line,
-        fit_line,
         profile_json,
         profile_lines,
         profile_table,

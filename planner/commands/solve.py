@@ -11,10 +11,11 @@ import click
 
 from planner.commands.ends import NO_PLAN
 from planner.commands.foreign import FOREIGN, under_foreign_model
-from planner.commands.option_types import RATE, RATIO, SIZE, TIME
+from planner.commands.option_types import RATE, TIME
+from planner.commands.options import INPUTS, SEARCH, TRAINING, WHAT_IF
 from planner.commands.outputs import check_strategy_output, relative
 from planner.commands.printing import show, spinner
-from planner.commands.problems import changed_cluster, problems_for, say_if_compiling
+from planner.commands.problems import changed_cluster, inputs_of, problems_for, say_if_compiling
 from planner.errors import FileError, ModelError, OptionError
 
 if TYPE_CHECKING:
@@ -29,14 +30,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--profile", "profile_path", type=click.Path(path_type=Path),
-              help="Profile to plan for.  [default: the newest in ./profiles]")  # fmt: skip
+@INPUTS
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the profile says.")  # fmt: skip
-@click.option("--gpus", type=click.IntRange(1), metavar="N",
-              help="Use the first N devices.  [default: all]")  # fmt: skip
-@click.option("--topology", "topology_name", default="local.yaml", show_default=True,
-              help="A file, one in ./topologies, or a preset.")  # fmt: skip
 @click.option("--solver", "solvers", multiple=True, metavar="NAME",
               help="Ask only this one of single, data-parallel, antichain, even, pipedream, heft,"
               " m-topo, m-etf, m-sct, pesto, netsplit; may be repeated.  [default: the first five]",
@@ -46,52 +42,11 @@ if TYPE_CHECKING:
 @click.option("--bandwidth", type=RATE,
               help='Of Piper: between devices, such as "25 GiB/s".  [default: the file\'s]',
               )  # fmt: skip
-@click.option("--objective", type=click.Choice(["iteration", "bottleneck", "latency"]),
-              default="iteration", show_default=True)  # fmt: skip
-@click.option("--microbatches", type=click.IntRange(1), metavar="M",
-              help="Per iteration, of the profile's largest size.  [default: 4 per device]",
-              )  # fmt: skip
-@click.option("--global-batch", type=click.IntRange(1), metavar="B",
-              help="Samples per iteration, instead of --microbatches.")  # fmt: skip
-@click.option("--microbatch-size", type=click.IntRange(1), metavar="N",
-              help="Samples in a microbatch, as profiled or between.  [default: the best]",
-              )  # fmt: skip
-@click.option("--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b",
-              show_default=True)  # fmt: skip
-@click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam", "adamw"]),
-              default="sgd", show_default=True)  # fmt: skip
-@click.option("--recompute", type=click.Choice(["auto", "none", "full"]), default="auto",
-              show_default=True, help="Run forwards twice instead of stashing.")  # fmt: skip
-@click.option("--device-memory", type=SIZE, help='Per device, such as "8 GiB".')
-@click.option("--reserve", type=SIZE, default="1 GiB", show_default=True,
-              help="Memory per device that is not to be planned with.")  # fmt: skip
-@click.option("--max-downsets", type=click.IntRange(2), metavar="N",
-              help="Merge operators until there are so few.  [default: some seconds' worth]",
-              )  # fmt: skip
-@click.option("--exact", is_flag=True,
-              help="Merge no operators, however long it takes; up to 200,000 downsets.",
-              )  # fmt: skip
-@click.option("--straight-pipeline", is_flag=True,
-              help="Of PipeDream: replicate no stage.")  # fmt: skip
-@click.option("--memory-constraint", is_flag=True,
-              help="Of PipeDream: limit its stash to --device-memory.  [16 GB without it]",
-              )  # fmt: skip
-@click.option("--fewer-machines", is_flag=True,
-              help="Of PipeDream: leave machines out where that is faster.")  # fmt: skip
-@click.option("--activation-compression", type=RATIO, metavar="R",
-              help="Of PipeDream: count transfers, of activations compressed R times; 1 for not"
-              " at all.")  # fmt: skip
+@TRAINING
+@SEARCH
 @click.option("--time-limit", type=TIME, default="10s", show_default=True,
               help="For all solvers together.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="PATH=VALUE",
-              help="What if: another figure, such as links.nic.bandwidth=200Gbps; may be repeated.",
-              )  # fmt: skip
-@click.option("--drop", "dropped", multiple=True, metavar="NAME",
-              help="What if: without this device or host; may be repeated.")  # fmt: skip
-@click.option("--add-host", "added", multiple=True, metavar="NAME",
-              help="What if: with one more of this host, or with the hosts of this topology; may be"
-              " repeated.")  # fmt: skip
+@WHAT_IF
 @click.option("--sensitivity", "with_sensitivity", is_flag=True,
               help="Say which link or device bounds the plan.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="strategy.json",
@@ -139,12 +94,9 @@ def solve(
 
     Exits with 3 if no strategy fits.
     """
-    from planner.clusters import find_topology
     from planner.files import newest_profile, write_plan
-    from planner.formats import read_any_profiles
-    from planner.interpolate import interpolated
     from planner.plan import compare_between, under_pipedream
-    from planner.what_if_report import sensitivity_line, sensitivity_table, what_if_json
+    from planner.reports.what_if import sensitivity_line, sensitivity_table, what_if_json
 
     if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
         raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
@@ -159,19 +111,16 @@ def solve(
         raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
     if training.pop("bandwidth") is not None and cost_model != "piper":
         raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
-    chosen = profile_path or newest_profile(Path("profiles"))
     if cost_model in FOREIGN:
+        chosen = profile_path or newest_profile(Path("profiles"))
         ctx.exit(under_foreign_model(chosen, topology_name))
-    profiles = read_any_profiles(chosen)
-    if microbatch_size is not None:
-        profiles = (interpolated(profiles, microbatch_size),)
-    found = profiles[-1]
-    if profile_path is None:
-        click.echo(f"profile {chosen}, the newest in profiles/", err=as_json)
-    topology_path = find_topology(topology_name)
+    read = inputs_of(profile_path, topology_name, microbatch_size, quiet=as_json)
+    profiles, chosen, found = read.profiles, read.profile_path, read.profiles[-1]
     model = model_path or (None if found.model_path is None else Path(found.model_path))
-    check_strategy_output(output, {"profile": chosen, "topology": topology_path, "model": model})
-    problems = problems_for(profiles, topology_path, gpus, training)
+    check_strategy_output(
+        output, {"profile": chosen, "topology": read.topology_path, "model": model}
+    )
+    problems = problems_for(profiles, read.topology_path, gpus, training)
     present, changed = problems, None
     if is_changed:
         changed = changed_cluster(problems[-1], settings, dropped, added)
@@ -242,7 +191,7 @@ def print_what_if(
         comparisons: before and after.
         problems: likewise.
     """
-    from planner.what_if_report import unheard, what_if_table
+    from planner.reports.what_if import unheard, what_if_table
 
     counts = [len(problem.topology.devices) for problem in problems]
     show(what_if_table(comparisons[0], comparisons[1], counts))
@@ -274,7 +223,8 @@ def solve_json(
     partition: str | None,
 ) -> dict[str, Any]:
     """The object that `solve --json` prints."""
-    from planner.report import comparison_json, pipedream_json, under_foreign_model
+    from planner.reports.pipedream import pipedream_json, under_foreign_model
+    from planner.reports.solve import comparison_json
 
     plain = comparison_json(comparison, len(problem.topology.devices), written, partition)
     if cost_model != "planner":
@@ -319,7 +269,7 @@ def finished(plan: "Plan", model: "Model | None", output: Path) -> tuple["Plan",
 
 def print_pipedream(report: "PipeDreamReport") -> None:
     """PipeDream's own figures."""
-    from planner.report import pipedream_lines, pipedream_table
+    from planner.reports.pipedream import pipedream_lines, pipedream_table
 
     show(pipedream_table(report))
     for line in pipedream_lines(report):
@@ -335,7 +285,8 @@ def print_comparison(
 ) -> None:
     """The tables and what to do next."""
     from planner.launch.torchrun import torchrun_command
-    from planner.report import (
+    from planner.reports.compare import winner_line
+    from planner.reports.solve import (
         certificate_lines,
         comparison_table,
         no_plan_lines,
@@ -359,7 +310,8 @@ def print_comparison(
     said = (*plan.notes, *comparison.notes, *reason_lines(comparison))
     notes = [f"note: {note}" for note in said]
     certificate = certificate_lines(plan) if cost_model == "planner" else ()
-    for line in (*certificate, times_line(plan), *notes):
+    winner = (winner_line(comparison),) if cost_model == "planner" else ()
+    for line in (*winner, *certificate, times_line(plan), *notes):
         click.echo(line)
     if partition is None:
         click.echo(

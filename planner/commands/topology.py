@@ -36,7 +36,7 @@ def list_topologies(as_json: bool) -> None:
     planner topology list
     planner topology list --json
     """
-    from planner.cluster_report import presets, presets_table
+    from planner.reports.clusters import presets, presets_table
 
     found = presets()
     if as_json:
@@ -78,7 +78,7 @@ def probe(
         command = ["topology", "probe", *options, *(["--json"] if as_json else [])]
         ctx.exit(start_ranks(command, nproc))
     from planner.launch.probe import probe as run
-    from planner.probe_report import (
+    from planner.reports.probe import (
         class_table,
         probe_comments,
         probe_json,
@@ -118,12 +118,12 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
     planner topology show p3
     planner topology show cluster.yaml --gpus 12 --svg cluster.svg
     """
-    from planner import cluster_report as report
     from planner.clusters import find_topology, read_topology
     from planner.files import write_atomically
     from planner.pictures import tree
     from planner.pictures_svg import svg
     from planner.places import without_dead_ends
+    from planner.reports import clusters as report
     from planner.topology import take
 
     path = find_topology(name)

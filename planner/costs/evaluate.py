@@ -1,4 +1,4 @@
-"""The evaluator: what one strategy costs, by the primitives of this folder. `plan.py` adds the
+"""The evaluator: what one strategy costs, by the primitives of this folder. `judge.py` adds the
 simulator's verdict.
 """
 

@@ -1,4 +1,4 @@
-"""The solvers: `Problem`, time limit in s -> `Result`. What they find is judged by `plan.py`.
+"""The solvers: `Problem`, time limit in s -> `Result`. What they find is judged by `judge.py`.
 
 A new one is one file with `solve` and one line here. Modules are imported when they are used,
 because engines and compilers take long to load.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from planner.clusters import read_topology
 from planner.costs.collectives import allreduce_s
 from planner.files import shipped
-from planner.report import Table
+from planner.reports.tables import Table
 from planner.topology import (
     Topology,
     bandwidth_bytes_per_s,

@@ -7,7 +7,8 @@ from planner.costs.compute import fits_any_device
 from planner.plan import Comparison
 from planner.prediction import Plan
 from planner.problem import Problem
-from planner.report import Table, comparison_json
+from planner.reports.solve import comparison_json
+from planner.reports.tables import Table
 from planner.sensitivity import Gain
 from planner.units import format_bytes, format_seconds
 

@@ -1,0 +1,76 @@
+"""Solvers beside each other: a picture of bars, CSV, and who won by how much."""
+
+import csv
+import io
+
+from planner.judge import comparable_s, objective_s
+from planner.plan import Comparison
+from planner.reports.bars import bars
+from planner.reports.tables import percent
+from planner.units import format_seconds
+
+# Nearer than this, two plans are as fast as each other.
+NOTICEABLE = 5e-4
+
+
+def compare_bars(comparison: Comparison, width: int) -> tuple[str, ...]:
+    """What each solver's plan takes, the best first, with a mark at the lower bound.
+
+    Args:
+        width: of the longest bar, in columns.
+    """
+    plans = sorted(
+        ((row.solver, row.plan) for row in comparison.rows if row.plan is not None),
+        key=lambda one: comparable_s(one[1]),
+    )
+    if not plans:
+        return ()
+    objective, bound_s = plans[0][1].certificate.objective, comparison.lower_bound_s
+    drawn = bars(
+        [(name, objective_s(plan), format_seconds(objective_s(plan))) for name, plan in plans],
+        width,
+        bound_s,
+    )
+    return (f"{objective}; the mark is the lower bound, {format_seconds(bound_s)}", *drawn)
+
+
+def compare_csv(comparison: Comparison) -> str:
+    """A line per solver; times in s, sizes in bytes, empty where there is no plan."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["solver", "status", "iteration_s", "bottleneck_s", "latency_s", "throughput",
+         "bubble_fraction", "peak_bytes", "lower_bound_s", "gap", "space_bound_s", "num_stages",
+         "num_devices", "solve_s", "reason"]
+    )  # fmt: skip
+    for row in comparison.rows:
+        plan, figures = row.plan, [""] * 5 + [""] + [comparison.lower_bound_s] + [""] * 4
+        if plan is not None:
+            said, sure = plan.prediction, plan.certificate
+            figures = [
+                said.iteration_s, said.bottleneck_s, said.latency_s, said.throughput,
+                said.bubble_fraction, max(d.memory.total_bytes for d in said.devices),
+                sure.lower_bound_s, sure.gap,
+                "" if sure.space_bound_s is None else sure.space_bound_s,
+                len(plan.strategy.stages), len(said.devices),
+            ]  # fmt: skip
+        writer.writerow([row.solver, row.status.value, *figures, row.solve_s, row.reason or ""])
+    return text.getvalue()
+
+
+def winner_line(comparison: Comparison) -> str:
+    """Which solver won, and by how much over plain data parallelism; empty without a plan."""
+    best = comparison.best
+    if best is None or best.plan is None:
+        return ""
+    rows = [row for row in comparison.rows if row.solver == "data-parallel"]
+    plans = [row.plan for row in rows if row.plan is not None]
+    if not rows:
+        return f"the best plan is {best.solver}'s"
+    if not plans:
+        return f"the best plan is {best.solver}'s; plain data parallelism has none"
+    gain = min(map(comparable_s, plans)) / comparable_s(best.plan) - 1
+    if gain < NOTICEABLE:
+        how = "" if best.solver == "data-parallel" else ", which is as fast as data parallelism"
+        return f"the best plan is {best.solver}'s{how}"
+    return f"the best plan is {best.solver}'s, {percent(gain)} faster than plain data parallelism"

@@ -1,0 +1,56 @@
+"""Plans under other planners' cost models."""
+
+from typing import TYPE_CHECKING
+
+from planner.reports.tables import Table, device_runs
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from planner.foreign import ForeignComparison
+
+
+def foreign_table(comparison: "ForeignComparison") -> Table:
+    """What the solvers under a foreign cost model came up with."""
+    rows = tuple(
+        (
+            row.solver,
+            row.status.value,
+            str(len(row.stages) or ""),
+            str(sum(len(stage.devices) for stage in row.stages) or ""),
+            "" if row.bottleneck_s is None else format_seconds(row.bottleneck_s),
+            format_seconds(row.solve_s),
+        )
+        for row in comparison.rows
+    )
+    marked = comparison.rows.index(comparison.best) if comparison.best.stages else None
+    columns = ("solver", "status", ">stages", ">devices", ">bottleneck", ">took")
+    return Table(f"Plans, by {comparison.model.value}'s cost model", columns, rows, marked)
+
+
+def foreign_stage_table(comparison: "ForeignComparison") -> Table:
+    """The stages of the best plan."""
+    rows = tuple(
+        (
+            str(s),
+            device_runs(stage.devices),
+            str(len(stage.operators)),
+            format_seconds(stage.forward_s + stage.backward_s),
+            format_seconds(stage.communication_s),
+            format_seconds(stage.load_s),
+            format_bytes(stage.memory_bytes),
+            stage.how,
+            f"{stage.operators[0]} .. {stage.operators[-1]}",
+        )
+        for s, stage in enumerate(comparison.best.stages)
+    )
+    columns = (">stage", "devices", ">operators", ">computation", ">communication", ">load",
+               ">memory", "how", "from .. to")  # fmt: skip
+    return Table("Stages", columns, rows, optional=("from .. to", ">computation", ">operators"))
+
+
+def foreign_lines(comparison: "ForeignComparison") -> tuple[str, ...]:
+    """Why solvers have no plan, and what the user should know."""
+    return (
+        *(f"{row.solver}: {row.reason}" for row in comparison.rows if row.reason),
+        *(f"note: {note}" for note in comparison.notes),
+    )

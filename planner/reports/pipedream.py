@@ -1,0 +1,91 @@
+"""What PipeDream's optimizer says of its plan."""
+
+from typing import TYPE_CHECKING, Any
+
+from planner.reports.tables import Table, count, device_runs
+from planner.units import format_seconds
+
+if TYPE_CHECKING:
+    from planner.costs.pipedream import PipeDreamReport
+
+
+def pipedream_table(report: "PipeDreamReport") -> Table:
+    """The stages as PipeDream's cost model sees them."""
+    rows = tuple(
+        (
+            str(s),
+            device_runs(stage.devices),
+            " x ".join(map(str, stage.replicas)),
+            str(stage.num_operators),
+            format_seconds(stage.compute_s),
+            format_seconds(stage.synchronisation_s),
+            format_seconds(stage.transfer_s),
+            str(stage.in_flight),
+            " ".join(stage.antichain),
+        )
+        for s, stage in enumerate(report.stages)
+    )
+    transfer = ">transfer" if report.transfers_counted else ">transfer (not counted)"
+    columns = (">stage", "devices", "replicas", ">operators", ">compute", ">synchronisation",
+               transfer, ">in flight", "split before antichain")  # fmt: skip
+    optional = ("split before antichain", ">operators", ">in flight")
+    return Table("PipeDream's stages, per minibatch", columns, rows, optional=optional)
+
+
+def pipedream_lines(report: "PipeDreamReport") -> tuple[str, ...]:
+    """PipeDream's times, speed-ups and unused machines."""
+    unused = device_runs(report.unused_devices) or "none"
+    return (
+        f"PipeDream's cost model, per minibatch: pipeline {format_seconds(report.objective_s)},"
+        f" data parallelism {format_seconds(report.data_parallel_s)},"
+        f" one machine {format_seconds(report.single_s)}",
+        f"speed-up of the pipeline over one machine {report.pipeline_speedup:.4g},"
+        f" of data parallelism over one machine {report.data_parallel_speedup:.4g},"
+        f" of the pipeline over data parallelism {report.advantage:.4g}",
+        f"{count(report.num_states, 'state')}; devices not used: {unused}",
+    )
+
+
+def pipedream_json(report: "PipeDreamReport") -> dict[str, Any]:
+    """The object `pipedream` of `solve --json`."""
+    return {
+        "objective_s": report.objective_s,
+        "single_s": report.single_s,
+        "data_parallel_s": report.data_parallel_s,
+        "pipeline_speedup": report.pipeline_speedup,
+        "data_parallel_speedup": report.data_parallel_speedup,
+        "pipeline_over_data_parallel": report.advantage,
+        "transfers_counted": report.transfers_counted,
+        "num_states": report.num_states,
+        "unused_devices": list(report.unused_devices),
+        "stages": [
+            {
+                "devices": list(stage.devices),
+                "num_operators": stage.num_operators,
+                "replicas": list(stage.replicas),
+                "compute_s": stage.compute_s,
+                "synchronisation_s": stage.synchronisation_s,
+                "transfer_s": stage.transfer_s,
+                "antichain": list(stage.antichain),
+                "in_flight": stage.in_flight,
+            }
+            for stage in report.stages
+        ],
+    }
+
+
+# What only the planner's own cost model knows.
+_FOREIGN_NULLS = ("iteration_s", "throughput", "bubble_fraction", "gap", "lower_bound_s",
+                  "space_bound_s")  # fmt: skip
+
+
+def under_foreign_model(plain: dict[str, Any], objective_s: float | None) -> dict[str, Any]:
+    """The object of `solve --json` under a foreign cost model: `bottleneck_s` is its objective,
+    and what it does not know is null.
+
+    Args:
+        plain: as `comparison_json` makes it, of one row.
+    """
+    changed = {**dict.fromkeys(_FOREIGN_NULLS), "bottleneck_s": objective_s}
+    rows = [{**row, **changed} for row in plain["compared"]]
+    return {**plain, **changed, "compared": rows}

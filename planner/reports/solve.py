@@ -1,0 +1,229 @@
+"""What solvers came up with, as rows of plain text and as the machine's JSON."""
+
+from dataclasses import replace
+from typing import Any
+
+from planner.plan import Comparison, Row
+from planner.prediction import Plan, Prediction, said_times
+from planner.problem import Status
+from planner.profile import Source
+from planner.reports.tables import Table, device_runs, percent
+from planner.units import format_bytes, format_seconds
+
+# Of a table of stages.
+MOST_ROWS = 24
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """What all solvers came up with."""
+    best = comparison.best
+    sizes = {row.microbatch_size for row in comparison.rows}
+    profiled = all(row.source is not Source.INTERPOLATED for row in comparison.rows)
+    columns = ("solver", ">microbatch", ">stages", ">devices", ">iteration", ">samples/s",
+               ">bubble", ">gap", ">peak memory", ">closed form", ">took", "")  # fmt: skip
+    table = Table(
+        "Strategies, judged by the simulator",
+        columns,
+        tuple(_row_cells(row, row is best) for row in comparison.rows),
+        marked=None if best is None else comparison.rows.index(best),
+        optional=(">closed form", ">took", ">bubble", ">gap", ">devices", ">peak memory"),
+    )
+    return table.without(">microbatch") if len(sizes) == 1 and profiled else table
+
+
+def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
+    took = format_seconds(row.solve_s)
+    if row.plan is None:
+        short = "does not fit" if row.status is Status.INFEASIBLE else "no plan"
+        return (row.solver, _size(row), *[""] * 8, took, short)
+    prediction = row.plan.prediction
+    off = prediction.closed_form_s / prediction.iteration_s - 1
+    return (
+        row.solver,
+        _size(row),
+        str(len(row.plan.strategy.stages)),
+        str(len(prediction.devices)),
+        format_seconds(prediction.iteration_s),
+        _throughput(prediction.throughput),
+        percent(prediction.bubble_fraction),
+        percent(row.plan.certificate.gap),
+        format_bytes(_peak_bytes(prediction)),
+        f"{100 * off:+.1f} %",
+        took,
+        "best" if best else "",
+    )
+
+
+def _size(row: Row) -> str:
+    """Of the microbatch; one that was not profiled is marked."""
+    between = row.source is Source.INTERPOLATED
+    return f"{row.microbatch_size}{' interpolated' if between else ''}"
+
+
+def _throughput(samples_per_s: float) -> str:
+    """Four digits, or all of a larger number.
+
+    >>> _throughput(11780.4), _throughput(1.23456)
+    ('11780', '1.235')
+    """
+    return f"{samples_per_s:.0f}" if samples_per_s >= 1000 else f"{samples_per_s:.4g}"
+
+
+def _peak_bytes(prediction: Prediction) -> int:
+    return max(device.memory.total_bytes for device in prediction.devices)
+
+
+def stage_table(plan: Plan) -> Table:
+    """The stages of a plan; of many, the first and the last ones."""
+    rows: list[tuple[str, ...]] = []
+    peaks = {d.device: d.memory.total_bytes for d in plan.prediction.devices}
+    for s, stage in enumerate(plan.strategy.stages):
+        times = plan.prediction.stages[s]
+        memory = max(peaks[device] for device in stage.devices)
+        rows.append(
+            (
+                str(s),
+                device_runs(stage.devices),
+                str(len(stage.operators)),
+                format_seconds(times.forward_s),
+                format_seconds(times.backward_s),
+                str(stage.warmup),
+                "yes" if stage.recompute else "",
+                format_bytes(memory),
+                f"{stage.operators[0]} .. {stage.operators[-1]}",
+            )
+        )
+    columns = (">stage", "devices", ">operators", ">forward", ">backward", ">in flight",
+               "recompute", ">peak memory", "from .. to")  # fmt: skip
+    optional = ("from .. to", "recompute", ">in flight", ">operators")
+    title = "Stages, per microbatch"
+    if len(rows) > MOST_ROWS:
+        ends = MOST_ROWS // 2
+        title += f" (the first and the last {ends} of {len(rows)}; the strategy file has all)"
+        rows = [*rows[:ends], ("..", *[""] * (len(columns) - 1)), *rows[-ends:]]
+    return Table(title, columns, tuple(rows), optional=optional)
+
+
+def times_line(plan: Plan) -> str:
+    """Where the times come from that a plan is made of."""
+    return f"operator times: {said_times(plan)}"
+
+
+def certificate_lines(plan: Plan) -> tuple[str, ...]:
+    """How far from the best a plan is, and in which space it was searched."""
+    certificate = plan.certificate
+    return (
+        f"lower bound {format_seconds(certificate.lower_bound_s)} for the {certificate.objective}"
+        f" over all strategies: this plan is at most {percent(certificate.gap)} above the best",
+        f"{plan.solver}: {plan.status} over {certificate.space}",
+    )
+
+
+def row_json(row: Row, lower_bound_s: float, num_devices: int) -> dict[str, Any]:
+    """One solver's fields of `solve --json`.
+
+    Args:
+        num_devices: of the topology; `peak_bytes` has one entry for each.
+    """
+    plan = row.plan
+    found: dict[str, Any] = {
+        "solver": row.solver,
+        "status": row.status.value,
+        "reason": row.reason,
+        "solve_s": row.solve_s,
+        "microbatch_size": row.microbatch_size,
+        "source": row.source.value,
+        "engine": None if plan is None else plan.engine,
+        "profiled_on": None if plan is None else plan.profiled_on,
+        "lower_bound_s": lower_bound_s,
+        "iteration_s": None, "bottleneck_s": None, "throughput": None, "bubble_fraction": None,
+        "gap": None, "space_bound_s": None, "peak_bytes": None, "num_stages": None,
+        "stages": None, "reproducible": None,
+    }  # fmt: skip
+    if plan is None:
+        return found
+    prediction = plan.prediction
+    found["lower_bound_s"] = plan.certificate.lower_bound_s
+    peaks = {d.device: d.memory.total_bytes for d in prediction.devices}
+    return found | {
+        "iteration_s": prediction.iteration_s,
+        "bottleneck_s": prediction.bottleneck_s,
+        "throughput": prediction.throughput,
+        "bubble_fraction": prediction.bubble_fraction,
+        "gap": plan.certificate.gap,
+        "space_bound_s": plan.certificate.space_bound_s,
+        "peak_bytes": [peaks.get(d, 0) for d in range(num_devices)],
+        "num_stages": len(plan.strategy.stages),
+        "stages": [
+            {
+                "devices": list(stage.devices),
+                "num_operators": len(stage.operators),
+                "forward_s": times.forward_s,
+                "backward_s": times.backward_s,
+            }
+            for stage, times in zip(plan.strategy.stages, prediction.stages, strict=True)
+        ],
+        "reproducible": plan.reproducible,
+    }
+
+
+def comparison_json(
+    comparison: Comparison, num_devices: int, strategy: str | None, partition: str | None
+) -> dict[str, Any]:
+    """The object that `solve --json` prints.
+
+    Args:
+        strategy: path of the strategy file, None if none was written.
+        partition: path of the annotated model, None likewise.
+    """
+    rows = [row_json(row, comparison.lower_bound_s, num_devices) for row in comparison.rows]
+    best = comparison.best
+    shown = rows[comparison.rows.index(best)] if best else _nothing(comparison, num_devices)
+    return {
+        **shown,
+        "solve_s": sum(row.solve_s for row in comparison.rows),
+        "strategy": strategy,
+        "partition": partition,
+        "compared": rows,
+    }
+
+
+def _nothing(comparison: Comparison, num_devices: int) -> dict[str, Any]:
+    last = comparison.rows[-1]
+    row = replace(
+        last,
+        solver="portfolio",
+        status=comparison.status,
+        plan=None,
+        reason=shortage(comparison),
+        solve_s=0.0,
+    )
+    return row_json(row, comparison.lower_bound_s, num_devices)
+
+
+def shortage(comparison: Comparison) -> str:
+    """Why there is no plan: the reason of the solver that searches most, else of the last."""
+    reasons = {row.solver: row.reason for row in comparison.rows if row.reason}
+    return reasons.get("antichain") or [Status.UNKNOWN.value, *reasons.values()][-1]
+
+
+def reason_lines(comparison: Comparison) -> tuple[str, ...]:
+    """Why some solvers have no plan; each reason once, after the solvers that gave it."""
+    solvers: dict[str, dict[str, None]] = {}
+    for row in comparison.rows:
+        if row.plan is None:
+            solvers.setdefault(row.reason or row.status.value, {})[row.solver] = None
+    return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
+
+
+def no_plan_lines(comparison: Comparison) -> tuple[str, ...]:
+    """Why there is no plan at all, and what the user can change."""
+    reasons = reason_lines(comparison)
+    if len(reasons) == 1:
+        reasons = (shortage(comparison),)
+    return (
+        "no strategy fits:",
+        *(f"  {reason}" for reason in reasons),
+        "what can be changed: a smaller --reserve, more --device-memory, another --optimizer, a"
+        " smaller --batch when profiling, more devices",
+    )

@@ -1,0 +1,65 @@
+"""`Table`: what people see, as plain text; and how figures are written in one."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table for people.
+
+    Attributes:
+        title: above it.
+        columns: the heads; those of numbers start with ">" and are set to the right.
+        rows: as many cells as columns, each.
+        marked: index of a row to stand out, or None.
+        optional: heads of columns that may be left out where there is no room, the first one
+            first.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    marked: int | None = None
+    optional: tuple[str, ...] = ()
+
+    def without(self, head: str) -> "Table":
+        """The same table without a column."""
+        kept = [i for i, column in enumerate(self.columns) if column != head]
+        return replace(
+            self,
+            columns=tuple(self.columns[i] for i in kept),
+            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
+        )
+
+
+def percent(share: float) -> str:
+    """A share with one digit.
+
+    >>> percent(0.1234)
+    '12.3 %'
+    """
+    return f"{100 * share:.1f} %"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> count(1, "step"), count(2, "step")
+    ('1 step', '2 steps')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def device_runs(devices: tuple[int, ...]) -> str:
+    """Indices with runs shortened.
+
+    >>> device_runs((0, 1, 2, 5))
+    '0-2 5'
+    """
+    runs: list[list[int]] = []
+    for d in sorted(devices):
+        if runs and d == runs[-1][-1] + 1:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    return " ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
