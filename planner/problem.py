@@ -100,6 +100,19 @@ class NetSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class Manual:
+    """The user's own stages.
+
+    Attributes:
+        cuts: the last operators of all stages but the last.
+        replicas: per stage; empty for one each.
+    """
+
+    cuts: tuple[str, ...] = ()
+    replicas: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """How the model is trained and how the search is limited.
 
@@ -117,6 +130,7 @@ class Options:
         seed: for everything that draws lots.
         pipedream: switches of the solver of that name.
         netsplit: switches of the solver of that name.
+        manual: the user's own stages, for the solver of that name; None if there are none.
     """
 
     num_microbatches: int
@@ -131,6 +145,7 @@ class Options:
     seed: int = 0
     pipedream: PipeDream = PipeDream()
     netsplit: NetSplit = NetSplit()
+    manual: Manual | None = None
 
 
 @dataclass(frozen=True, slots=True)

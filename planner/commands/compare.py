@@ -12,7 +12,13 @@ from planner.commands.option_types import TIME
 from planner.commands.options import INPUTS, SEARCH, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
 from planner.commands.printing import show, spinner
-from planner.commands.problems import changed_cluster, inputs_of, problems_for, say_if_compiling
+from planner.commands.problems import (
+    changed_cluster,
+    inputs_of,
+    problems_for,
+    say_if_compiling,
+    solvers_of,
+)
 
 # Columns of the longest bar.
 BAR_WIDTH = 48
@@ -62,7 +68,7 @@ def compare(
     from planner.plan import compare as run
     from planner.reports.compare import compare_bars, compare_csv, winner_line
     from planner.reports.solve import comparison_json, comparison_table, reason_lines
-    from planner.solvers import SOLVERS
+    from planner.solvers import AUTOMATIC
 
     read = inputs_of(profile_path, topology_name, microbatch_size, quiet=as_json)
     if csv_path is not None:
@@ -73,7 +79,9 @@ def compare(
         problem = replace(problem, topology=changed.topology)
     say_if_compiling()
     with spinner() as say:
-        comparison = run(problem, solvers or tuple(SOLVERS), time_limit, say, thorough=True)
+        comparison = run(
+            problem, solvers_of(solvers, AUTOMATIC, problem), time_limit, say, thorough=True
+        )
     if csv_path is not None:
         write_atomically(csv_path, compare_csv(comparison).encode())
     if as_json:

@@ -67,6 +67,22 @@ def distinct(
     return value
 
 
+def names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Names between commas."""
+    found = () if value is None else tuple(name.strip() for name in value.split(","))
+    if not all(found):
+        raise click.BadParameter(f"expected names such as a,b, got {value!r}", ctx, param)
+    return found
+
+
+def counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """Numbers above 0 between commas."""
+    texts = names(ctx, param, value)
+    if not all(text.isascii() and text.isdecimal() and int(text) > 0 for text in texts):
+        raise click.BadParameter(f"expected numbers such as 2,1, got {value!r}", ctx, param)
+    return tuple(map(int, texts))
+
+
 def parse_ratio(text: str) -> float:
     """A number above 0.
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from planner.commands.option_types import RATIO, SIZE
+from planner.commands.option_types import RATIO, SIZE, counts, names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -143,6 +143,19 @@ SEARCH = stacked(
         show_default=True,
         help="Of NetSplit: whether the smallest bottleneck is one of stages that follow"
         " each other.",
+    ),
+    click.option(
+        "--cuts",
+        metavar="NAME,NAME",
+        callback=names,
+        help="Your own stages, for the solver manual, which is asked too then: the last"
+        " operators of all but the last.",
+    ),
+    click.option(
+        "--replicas",
+        metavar="N,N",
+        callback=counts,
+        help="Of your own stages: the devices of each.  [default: 1 each]",
     ),
     click.option("--seed", default=0, show_default=True),
 )

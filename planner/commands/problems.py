@@ -68,6 +68,7 @@ def problems_for(
     from planner.clusters import device_table, read_topology
     from planner.problem import (
         Engine,
+        Manual,
         NetSplit,
         Objective,
         Optimizer,
@@ -84,6 +85,7 @@ def problems_for(
     if training["exact"] and training["max_downsets"] is not None:
         raise OptionError("give either --exact or --max-downsets, not both")
     own = {kind.name: kind for kind in topology.device_types}
+    given = bool(training["cuts"] or training["replicas"])
     memory = training["device_memory"] or PIPEDREAM_MEMORY_BYTES
     options = Options(
         num_microbatches=1,
@@ -107,6 +109,7 @@ def problems_for(
             engine=None if training["engine"] is None else Engine(training["engine"]),
             contiguous=training["contiguous"],
         ),
+        manual=Manual(training["cuts"], training["replicas"]) if given else None,
     )
     measured_on = (device_table() | own).get(profiles[-1].device_type)
     counts = nums_microbatches(profiles, len(topology.devices), training)
@@ -158,6 +161,15 @@ def changed_cluster(
             ) from None
         more.append((name, None if path is None else read_topology(path)))
     return what_if(topology, settings, dropped, more, device_table())
+
+
+def solvers_of(named: Sequence[str], default: Sequence[str], problem: "Problem") -> tuple[str, ...]:
+    """The solvers to ask: those named, else the default ones; and the user's own stages, if there
+    are any.
+    """
+    chosen = tuple(named or default)
+    own = problem.options.manual is not None and "manual" not in chosen
+    return (*chosen, "manual") if own else chosen
 
 
 def say_if_compiling() -> None:

@@ -15,7 +15,13 @@ from planner.commands.option_types import RATE, TIME
 from planner.commands.options import INPUTS, SEARCH, TRAINING, WHAT_IF
 from planner.commands.outputs import check_strategy_output, relative
 from planner.commands.printing import show, spinner
-from planner.commands.problems import changed_cluster, inputs_of, problems_for, say_if_compiling
+from planner.commands.problems import (
+    changed_cluster,
+    inputs_of,
+    problems_for,
+    say_if_compiling,
+    solvers_of,
+)
 from planner.errors import FileError, ModelError, OptionError
 
 if TYPE_CHECKING:
@@ -35,8 +41,8 @@ if TYPE_CHECKING:
               help="The ONNX file, if it is not where the profile says.")  # fmt: skip
 @click.option("--solver", "solvers", multiple=True, metavar="NAME",
               help="Ask only this one of single, data-parallel, antichain, even, pipedream, heft,"
-              " m-topo, m-etf, m-sct, pesto, netsplit; may be repeated.  [default: the first five]",
-              )  # fmt: skip
+              " m-topo, m-etf, m-sct, pesto, netsplit, manual; may be repeated.  [default: the first"
+              " five]")  # fmt: skip
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
               default="planner", show_default=True, help="Whose figures decide.")  # fmt: skip
 @click.option("--bandwidth", type=RATE,
@@ -97,6 +103,7 @@ def solve(
     from planner.files import newest_profile, write_plan
     from planner.plan import compare_between, under_pipedream
     from planner.reports.what_if import sensitivity_line, sensitivity_table, what_if_json
+    from planner.solvers import PORTFOLIO
 
     if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
         raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
@@ -135,7 +142,8 @@ def solve(
                 say(cost_model)
                 comparisons.append(under_pipedream(some[-1]))
             else:
-                one, asked = compare_between(some, profiles, solvers or None, time_limit, say)
+                names = solvers_of(solvers, PORTFOLIO, some[-1])
+                one, asked = compare_between(some, profiles, names, time_limit, say)
                 comparisons.append(one)
     comparison = comparisons[-1]
     best, partition = comparison.best, None

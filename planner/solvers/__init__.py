@@ -34,7 +34,11 @@ SOLVERS: Mapping[str, Solver] = {
     "m-sct": _from("m_sct"),
     "pesto": _from("pesto"),
     "netsplit": _from("netsplit"),
+    "manual": _from("manual"),
 }
 
 PORTFOLIO: tuple[str, ...] = ("single", "data-parallel", "antichain", "even", "pipedream")
 """Those that are asked where none is named; the others are there to compare with."""
+
+AUTOMATIC: tuple[str, ...] = tuple(name for name in SOLVERS if name != "manual")
+"""Those that need no stages from the user."""
