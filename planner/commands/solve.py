@@ -41,8 +41,8 @@ if TYPE_CHECKING:
               help="The ONNX file, if it is not where the profile says.")  # fmt: skip
 @click.option("--solver", "solvers", multiple=True, metavar="NAME",
               help="Ask only this one of single, data-parallel, antichain, even, pipedream, heft,"
-              " m-topo, m-etf, m-sct, pesto, netsplit, manual; may be repeated.  [default: the first"
-              " five]")  # fmt: skip
+              " m-topo, m-etf, m-sct, pesto, netsplit, manual; may be repeated.  [default: the"
+              " first five]")  # fmt: skip
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
               default="planner", show_default=True, help="Whose figures decide.")  # fmt: skip
 @click.option("--bandwidth", type=RATE,
