@@ -8,6 +8,7 @@ from planner.commands.convert import convert
 from planner.commands.ends import Commands
 from planner.commands.launch import launch
 from planner.commands.profile import profile
+from planner.commands.simulate import simulate
 from planner.commands.solve import solve
 from planner.commands.topology import topology
 
@@ -24,7 +25,7 @@ def main() -> None:
     """
 
 
-for command in (profile, solve, compare, launch, topology, convert):
+for command in (profile, solve, compare, simulate, launch, topology, convert):
     main.add_command(command)
 
 

@@ -105,6 +105,31 @@ def judge(
     return plan, None
 
 
+def exactly(
+    problem: Problem, solver: str, result: Result, bound_s: float
+) -> tuple[Plan, Evaluation, Times]:
+    """The plan for a solver's strategy as it is, even if it does not fit by the planner's count,
+    which a note says; and what it was priced and timed at.
+
+    Args:
+        bound_s: the lower bound for the problem's objective.
+
+    Raises:
+        ValueError: if there is no strategy, or it is wrong.
+    """
+    if result.strategy is None:
+        raise ValueError(f"{solver} has no strategy to judge")
+    evaluation = evaluate(problem, result.strategy)
+    times = run(evaluation.program, evaluation.costs, problem.topology)
+    prediction = predict(problem, result.strategy, evaluation, times)
+    certificate = certificate_of(problem, result, prediction, bound_s)
+    plan = as_plan(problem, solver, result, result.strategy, prediction, certificate)
+    if evaluation.shortage is not None:
+        note = f"it does not fit by the planner's count: {evaluation.shortage}"
+        plan = replace(plan, notes=(*plan.notes, note))
+    return plan, evaluation, times
+
+
 def certificate_of(
     problem: Problem, result: Result, prediction: Prediction, bound_s: float
 ) -> Certificate:

@@ -9,25 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.costs.bounds import lower_bound_s, memory_shortage
-from planner.costs.evaluate import evaluate
 from planner.errors import OptionError
 from planner.interpolate import interpolated
 from planner.jit import compile_clock
-from planner.judge import (
-    as_plan,
-    certificate_of,
-    comparable_s,
-    judge,
-    objective_s,
-    predict,
-    samples_of,
-)
+from planner.judge import comparable_s, exactly, judge, objective_s, samples_of
 from planner.prediction import (
     Plan,
 )
 from planner.problem import Objective, Problem, Result, Status
 from planner.profile import Profile, Source
-from planner.simulate.events import run
 from planner.solvers import PORTFOLIO, SOLVERS
 
 # The search ends when a plan is this close to the lower bound.
@@ -330,15 +320,9 @@ def under_pipedream(problem: Problem) -> Comparison:
     start, bound_s = time.monotonic(), lower_bound_s(problem)
     name, result, plan = "pipedream", solve_alone(problem), None
     if result.strategy is not None:
-        evaluation = evaluate(problem, result.strategy)
-        times = run(evaluation.program, evaluation.costs, problem.topology)
-        prediction = predict(problem, result.strategy, evaluation, times)
-        certificate = certificate_of(problem, result, prediction, bound_s)
-        plan = as_plan(problem, name, result, result.strategy, prediction, certificate)
-        notes = ["chosen by PipeDream's cost model; the prediction is the planner's"]
-        if evaluation.shortage is not None:
-            notes.append(f"it does not fit by the planner's count: {evaluation.shortage}")
-        plan = replace(plan, notes=(*plan.notes, *notes))
+        plan, _, _ = exactly(problem, name, result, bound_s)
+        note = "chosen by PipeDream's cost model; the prediction is the planner's"
+        plan = replace(plan, notes=(*plan.notes, note))
     took_s, size = time.monotonic() - start, problem.profile.microbatch_size
     row = Row(name, result.status, plan, result.reason, took_s, size, problem.profile.source)
     return Comparison((row,), bound_s, result.status is Status.INFEASIBLE)

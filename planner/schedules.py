@@ -24,7 +24,7 @@ device 1; "2>5:0:d/x" is x's gradient; "A0" is the first sum of gradients and "O
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import lru_cache
 from urllib.parse import quote, unquote
@@ -322,6 +322,32 @@ def default_warmups(
         warmups.insert(0, min(deep, -(-num_microbatches // widths[s])))
         later |= own
     return tuple(warmups)
+
+
+def with_microbatches(strategy: Strategy, num_microbatches: int) -> Strategy:
+    """The same stages for another M, each with as many microbatches in flight beyond the default
+    as before.
+    """
+
+    def defaults(count: int) -> tuple[int, ...]:
+        return default_warmups(
+            [stage.num_replicas for stage in strategy.stages],
+            count,
+            schedule=strategy.schedule,
+            devices=[stage.devices for stage in strategy.stages],
+        )
+
+    before, after = defaults(strategy.num_microbatches), defaults(num_microbatches)
+    stages = [
+        replace(
+            stage,
+            warmup=min(
+                max(1, new + stage.warmup - old), -(-num_microbatches // stage.num_replicas)
+            ),
+        )
+        for stage, old, new in zip(strategy.stages, before, after, strict=True)
+    ]
+    return replace(strategy, stages=tuple(stages), num_microbatches=num_microbatches)
 
 
 def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] = ()) -> Program:

@@ -11,12 +11,12 @@ from planner.costs.evaluate import evaluate
 from planner.judge import objective_s
 from planner.plan import ALWAYS_ASKED, OUT_OF_TIME, compare
 from planner.problem import Recompute, Status
-from planner.solvers import PORTFOLIO, SOLVERS
+from planner.solvers import AUTOMATIC, PORTFOLIO, SOLVERS
 from tests.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 from tests.strategies import problems
 
 
-@pytest.fixture(params=SOLVERS)
+@pytest.fixture(params=AUTOMATIC)
 def solver(request):
     return SOLVERS[request.param]
 

@@ -144,6 +144,11 @@ SEARCH = stacked(
         help="Of NetSplit: whether the smallest bottleneck is one of stages that follow"
         " each other.",
     ),
+    click.option("--seed", default=0, show_default=True),
+)
+"""Switches of solvers."""
+
+OWN_STAGES = stacked(
     click.option(
         "--cuts",
         metavar="NAME,NAME",
@@ -157,9 +162,8 @@ SEARCH = stacked(
         callback=counts,
         help="Of your own stages: the devices of each.  [default: 1 each]",
     ),
-    click.option("--seed", default=0, show_default=True),
 )
-"""Switches of solvers."""
+"""The user's own stages."""
 
 WHAT_IF = stacked(
     click.option(

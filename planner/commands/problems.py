@@ -10,8 +10,9 @@ import click
 from planner.errors import FileError, OptionError
 
 if TYPE_CHECKING:
-    from planner.problem import Problem
+    from planner.problem import Options, Problem
     from planner.profile import Profile
+    from planner.topology import DeviceType, Topology
     from planner.what_if import Changed
 
 # What PipeDream's --memory-constraint means there.
@@ -65,28 +66,35 @@ def problems_for(
     """The problems that the options describe, one for each size of the microbatch, all with the
     same samples per iteration.
     """
-    from planner.clusters import device_table, read_topology
-    from planner.problem import (
-        Engine,
-        Manual,
-        NetSplit,
-        Objective,
-        Optimizer,
-        Options,
-        PipeDream,
-        Problem,
-        Recompute,
-    )
-    from planner.strategy import ScheduleName
+    from planner.clusters import read_topology
+    from planner.problem import Problem
     from planner.topology import take
 
     topology = read_topology(topology_path, gpus)
     topology = topology if gpus is None else take(topology, gpus)
-    if training["exact"] and training["max_downsets"] is not None:
-        raise OptionError("give either --exact or --max-downsets, not both")
+    options = options_of(training)
+    counts = nums_microbatches(profiles, len(topology.devices), training)
+    measured_on = type_of(profiles[-1], topology)
+    return tuple(
+        Problem(profile, topology, replace(options, num_microbatches=count), measured_on)
+        for profile, count in zip(profiles, counts, strict=True)
+        if count is not None
+    )
+
+
+def type_of(profile: "Profile", topology: "Topology") -> "DeviceType | None":
+    """The type of device that a profile was made on; None if it is not known."""
+    from planner.clusters import device_table
+
     own = {kind.name: kind for kind in topology.device_types}
-    given = bool(training["cuts"] or training["replicas"])
-    memory = training["device_memory"] or PIPEDREAM_MEMORY_BYTES
+    return (device_table() | own).get(profile.device_type)
+
+
+def options_of(training: Mapping[str, Any]) -> "Options":
+    """How to train, and where there are switches of solvers, how to search; for one microbatch."""
+    from planner.problem import Manual, Objective, Optimizer, Options, Recompute
+    from planner.strategy import ScheduleName
+
     options = Options(
         num_microbatches=1,
         schedule=ScheduleName(training["schedule"]),
@@ -95,28 +103,35 @@ def problems_for(
         recompute=Recompute(training["recompute"]),
         device_memory_bytes=training["device_memory"],
         reserve_bytes=training["reserve"],
-        max_downsets=training["max_downsets"],
-        exact=training["exact"],
-        seed=training["seed"],
+    )
+    if training["cuts"] or training["replicas"]:
+        options = replace(options, manual=Manual(training["cuts"], training["replicas"]))
+    return with_switches(options, training) if "exact" in training else options
+
+
+def with_switches(options: "Options", search: Mapping[str, Any]) -> "Options":
+    """The options with the switches of solvers."""
+    from planner.problem import Engine, NetSplit, PipeDream
+
+    if search["exact"] and search["max_downsets"] is not None:
+        raise OptionError("give either --exact or --max-downsets, not both")
+    memory = options.device_memory_bytes or PIPEDREAM_MEMORY_BYTES
+    return replace(
+        options,
+        max_downsets=search["max_downsets"],
+        exact=search["exact"],
+        seed=search["seed"],
         pipedream=PipeDream(
-            straight_pipeline=training["straight_pipeline"],
-            memory_bytes=memory if training["memory_constraint"] else None,
-            fewer_machines=training["fewer_machines"],
-            compression=training["activation_compression"],
+            straight_pipeline=search["straight_pipeline"],
+            memory_bytes=memory if search["memory_constraint"] else None,
+            fewer_machines=search["fewer_machines"],
+            compression=search["activation_compression"],
         ),
         netsplit=NetSplit(
-            relaxed=training["relaxed"],
-            engine=None if training["engine"] is None else Engine(training["engine"]),
-            contiguous=training["contiguous"],
+            relaxed=search["relaxed"],
+            engine=None if search["engine"] is None else Engine(search["engine"]),
+            contiguous=search["contiguous"],
         ),
-        manual=Manual(training["cuts"], training["replicas"]) if given else None,
-    )
-    measured_on = (device_table() | own).get(profiles[-1].device_type)
-    counts = nums_microbatches(profiles, len(topology.devices), training)
-    return tuple(
-        Problem(profile, topology, replace(options, num_microbatches=count), measured_on)
-        for profile, count in zip(profiles, counts, strict=True)
-        if count is not None
     )
 
 

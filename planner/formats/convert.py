@@ -2,13 +2,11 @@
 PipeDream's graph.txt with the stage of every node.
 """
 
-from contextlib import suppress
 from pathlib import Path
 
-from planner.errors import FileError, OptionError
+from planner.errors import OptionError
 from planner.files import (
     STRATEGY_FORMAT,
-    artefact_hash,
     newest_profile,
     read_plan,
     write_atomically,
@@ -23,7 +21,7 @@ from planner.formats.graph_txt import (
     to_dot,
     to_text,
 )
-from planner.interpolate import interpolated
+from planner.formats.origins import profile_of
 from planner.prediction import Plan
 from planner.profile import Profile
 
@@ -77,21 +75,12 @@ def _convert_strategy(
         raise OptionError(f"{target}: expected a name such as graph.txt; the picture is written"
                           " beside it and has the ending .dot")  # fmt: skip
     path = profile_path or _own_profile(target)
-    profiles, is_text = read_any_profiles(path), detect(path) == GRAPH_TXT
+    is_text = detect(path) == GRAPH_TXT
     if target.resolve() == path.resolve() and not is_text:
         raise OptionError(
             f"{target} is the profile itself, and would be overwritten; choose another name"
         )
-    with suppress(OptionError):  # of another size; then it is another profile's strategy
-        profiles = tuple(dict.fromkeys((*profiles, interpolated(profiles, plan.microbatch_size))))
-    by_hash = {artefact_hash(profile): profile for profile in profiles}
-    if plan.profile_hash not in by_hash:
-        found = ", ".join(digest[:12] for digest in by_hash)
-        raise FileError(
-            f"{source}: made for profile {plan.profile_hash[:12]}, but {path} is {found};"
-            " give the one it was made for with --profile"
-        )
-    profile = by_hash[plan.profile_hash]
+    profile = profile_of(plan, source, path)
     text = _with_stages(profile, path.read_text() if is_text else None, plan)
     write_atomically(target, text.encode())
     write_atomically(dot, to_dot(parse(text, target)).encode())

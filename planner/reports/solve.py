@@ -142,10 +142,19 @@ def row_json(row: Row, lower_bound_s: float, num_devices: int) -> dict[str, Any]
     }  # fmt: skip
     if plan is None:
         return found
-    prediction = plan.prediction
     found["lower_bound_s"] = plan.certificate.lower_bound_s
+    return found | plan_json(plan, num_devices)
+
+
+def plan_json(plan: Plan, num_devices: int) -> dict[str, Any]:
+    """What the judge says of a plan, in the fields of `solve --json`.
+
+    Args:
+        num_devices: of the topology; `peak_bytes` has one entry for each.
+    """
+    prediction = plan.prediction
     peaks = {d.device: d.memory.total_bytes for d in prediction.devices}
-    return found | {
+    return {
         "iteration_s": prediction.iteration_s,
         "bottleneck_s": prediction.bottleneck_s,
         "throughput": prediction.throughput,

@@ -1,0 +1,177 @@
+"""`planner simulate`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from planner.commands.ends import NO_PLAN
+from planner.commands.options import INPUTS, OWN_STAGES, TRAINING, WHAT_IF
+from planner.commands.outputs import check_output
+from planner.commands.printing import show
+from planner.commands.problems import (
+    changed_cluster,
+    inputs_of,
+    options_of,
+    problems_for,
+    say_if_compiling,
+    type_of,
+)
+from planner.errors import OptionError
+
+if TYPE_CHECKING:
+    from planner.problem import Problem, Result
+
+# Options that say what a strategy says itself.
+OF_THE_STRATEGY = (
+    "gpus", "objective", "global_batch", "microbatch_size", "schedule", "optimizer", "recompute",
+    "cuts", "replicas",
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("strategy", type=click.Path(path_type=Path), required=False)
+@INPUTS
+@TRAINING
+@OWN_STAGES
+@WHAT_IF
+@click.option("--trace", "trace_path", type=click.Path(path_type=Path),
+              help="Write the iteration, to be opened with Perfetto.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def simulate(
+    ctx: click.Context,
+    /,
+    strategy: Path | None,
+    profile_path: Path | None,
+    gpus: int | None,
+    topology_name: str,
+    settings: tuple[str, ...],
+    dropped: tuple[str, ...],
+    added: tuple[str, ...],
+    trace_path: Path | None,
+    as_json: bool,
+    **training: Any,
+) -> None:
+    """Simulates one iteration of a STRATEGY, or of your own cuts of a profile.
+
+    \b
+    planner simulate strategy.json --trace trace.json
+    planner simulate strategy.json --microbatches 64 --set links.nic.bandwidth=200Gbps
+    planner simulate --profile profiles/gpt2.json --topology p3 --cuts node_view_46 --replicas 2,1
+
+    The profile of a strategy is the newest in ./profiles or --profile; its topology is found by its
+    name, or is another one, --topology.
+    """
+    from planner.costs.bounds import lower_bound_s
+    from planner.judge import exactly
+    from planner.reports.simulate import device_table, simulation_json
+    from planner.reports.solve import certificate_lines, stage_table, times_line
+    from planner.simulate.timeline import timeline_of
+    from planner.simulate.trace import write_trace
+
+    if strategy is None:
+        problem, name, result = of_cuts(profile_path, topology_name, gpus, training, as_json)
+        read = {"profile": profile_path}
+    else:
+        refuse_what_it_says(ctx)
+        problem, name, result = of_strategy(ctx, strategy, training)
+        read = {"strategy": strategy, "profile": profile_path}
+    if trace_path is not None:
+        check_output([trace_path], read)
+    if settings or dropped or added:
+        changed = changed_cluster(problem, settings, dropped, added)
+        problem = replace(problem, topology=changed.topology)
+    say_if_compiling()
+    if result.strategy is None:
+        click.echo(f"the cuts given do not fit: {result.reason}", err=True)
+        ctx.exit(NO_PLAN)
+    plan, _, times = exactly(problem, name, result, lower_bound_s(problem))
+    if trace_path is not None:
+        names = {device.device: device.name for device in plan.prediction.devices}
+        write_trace(timeline_of(times), names, trace_path)
+    if as_json:
+        trace = None if trace_path is None else str(trace_path)
+        click.echo(json.dumps(simulation_json(plan, len(problem.topology.devices), trace)))
+        return
+    show(stage_table(plan))
+    show(device_table(plan))
+    for line in (
+        *certificate_lines(plan)[:1],
+        times_line(plan),
+        *(f"note: {note}" for note in plan.notes),
+    ):
+        click.echo(line)
+    if trace_path is not None:
+        click.echo(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
+
+
+def of_cuts(
+    profile_path: Path | None,
+    topology_name: str,
+    gpus: int | None,
+    training: Mapping[str, Any],
+    quiet: bool,
+) -> "tuple[Problem, str, Result]":
+    """The user's own stages."""
+    from planner.solvers.manual import solve
+
+    if not training["cuts"] and not training["replicas"]:
+        raise OptionError(
+            "give a strategy, or --cuts NAME,NAME with the last operators of all stages but the"
+            " last, or --replicas N for one stage"
+        )
+    read = inputs_of(profile_path, topology_name, training["microbatch_size"], quiet=quiet)
+    problem = problems_for(read.profiles[-1:], read.topology_path, gpus, training)[-1]
+    return problem, "manual", solve(problem, 0.0)
+
+
+def of_strategy(
+    ctx: click.Context, path: Path, training: Mapping[str, Any]
+) -> "tuple[Problem, str, Result]":
+    """A strategy on what it was made for, or on another topology, with as many microbatches as it
+    has, or others.
+    """
+    from planner.files import newest_profile, read_plan
+    from planner.formats.origins import profile_of, topology_of
+    from planner.problem import Problem, Result, Status
+    from planner.schedules import with_microbatches
+
+    plan = read_plan(path)
+    profile = profile_of(plan, path, ctx.params["profile_path"] or newest_profile(Path("profiles")))
+    named = ctx.params["topology_name"] if is_given(ctx, "topology_name") else None
+    topology, same = topology_of(plan, path, named)
+    own = plan.strategy
+    count = training["microbatches"] or own.num_microbatches
+    said = {
+        "objective": plan.certificate.objective, "schedule": own.schedule.value,
+        "optimizer": plan.optimizer, "recompute": "auto",
+    }  # fmt: skip
+    options = replace(options_of({**training, **said}), num_microbatches=count, seed=plan.seed)
+    problem = Problem(profile, topology, options, type_of(profile, topology))
+    if same and count == own.num_microbatches:
+        certificate = plan.certificate
+        return problem, plan.solver, Result(
+            Status(plan.status), own, certificate.space_bound_s, certificate.space,
+            reproducible=plan.reproducible,
+        )  # fmt: skip
+    space = "another topology or number of microbatches than was planned for"
+    moved = with_microbatches(own, count)
+    return problem, plan.solver, Result(Status.FEASIBLE, moved, space=space)
+
+
+def refuse_what_it_says(ctx: click.Context) -> None:
+    """Refuses options that contradict the strategy."""
+    given = [name for name in OF_THE_STRATEGY if is_given(ctx, name)]
+    if given:
+        flag = given[0].replace("_", "-")
+        raise OptionError(f"--{flag} is for your own cuts; a strategy says it itself")
+
+
+def is_given(ctx: click.Context, name: str) -> bool:
+    """Whether the user has given an option."""
+    return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
