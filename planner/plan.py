@@ -13,6 +13,7 @@ from planner.errors import OptionError
 from planner.interpolate import interpolated
 from planner.jit import compile_clock
 from planner.judge import comparable_s, exactly, judge, objective_s, samples_of
+from planner.pins import broken, separated
 from planner.prediction import (
     Plan,
 )
@@ -118,6 +119,8 @@ def compare(
     unknown = [name for name in names or () if name not in SOLVERS]
     if unknown:
         raise OptionError(f"unknown solver {unknown[0]!r}; known: {', '.join(SOLVERS)}")
+    asked = separated(problem)
+    problem = replace(problem, options=replace(problem.options, pins=()))
     bound = lower_bound_s(problem)
     shortage, profile = memory_shortage(problem), problem.profile
     size, source = profile.microbatch_size, profile.source
@@ -135,7 +138,7 @@ def compare(
             else:
                 progress(name)
                 known = tuple(row.plan.strategy for row in rows if row.plan is not None)
-                rows.append(_row(replace(problem, known=known), name, left_s, bound))
+                rows.append(_row(problem, replace(asked, known=known), name, left_s, bound))
     if any(row.reason == OUT_OF_TIME for row in rows):
         rows = [_not_reproducible(row) for row in rows]
     return Comparison(tuple(rows), bound, shortage is not None)
@@ -291,16 +294,33 @@ def _bounded(row: Row, bound_s: float) -> Row:
     return replace(row, plan=replace(row.plan, certificate=certificate))
 
 
-def _row(problem: Problem, name: str, time_limit_s: float, bound_s: float) -> Row:
-    """One solver's answer, judged."""
+def _row(problem: Problem, asked: Problem, name: str, time_limit_s: float, bound_s: float) -> Row:
+    """One solver's answer, judged.
+
+    Args:
+        problem: as it is.
+        asked: as the solver sees it.
+    """
     start = time.monotonic()
-    result = SOLVERS[name](problem, time_limit_s)
-    plan = None
+    result, plan = SOLVERS[name](asked, time_limit_s), None
     if result.strategy is not None:
-        plan, reason = judge(problem, name, result, bound_s)
+        result, reason = _without_broken(asked, result)
+        if result.strategy is not None:
+            plan, reason = judge(problem, name, result, bound_s)
         result = result if plan else _without_plan(result, reason)
     took_s, size = time.monotonic() - start, problem.profile.microbatch_size
     return Row(name, result.status, plan, result.reason, took_s, size, problem.profile.source)
+
+
+def _without_broken(problem: Problem, result: Result) -> tuple[Result, str | None]:
+    """The result without strategies that break a pin; why, if none is left."""
+    if not problem.options.pins or result.strategy is None:
+        return result, None
+    reasons = {one: broken(problem, one) for one in (result.strategy, *result.others)}
+    kept = [one for one, reason in reasons.items() if reason is None]
+    if not kept:
+        return _without_plan(result, reasons[result.strategy]), reasons[result.strategy]
+    return replace(result, strategy=kept[0], others=tuple(kept[1:])), None
 
 
 def _not_reproducible(row: Row) -> Row:

@@ -130,6 +130,7 @@ class Options:
         seed: for everything that draws lots.
         pipedream: switches of the solver of that name.
         netsplit: switches of the solver of that name.
+        pins: operators that have to be on a device, and its name.
         manual: the user's own stages, for the solver of that name; None if there are none.
     """
 
@@ -145,6 +146,7 @@ class Options:
     seed: int = 0
     pipedream: PipeDream = PipeDream()
     netsplit: NetSplit = NetSplit()
+    pins: tuple[tuple[str, str], ...] = ()
     manual: Manual | None = None
 
 

@@ -15,6 +15,7 @@ LAYERS = {
     "interpolate": 2,
     "prediction": 3,
     "formats": 3, "schedules": 3, "schedules_kernels": 3, "schedules_shared": 3, "problem": 3,
+    "pins": 3,
     "files": 3, "clusters": 3,
     "clusters_building": 3, "clusters_levels": 3, "clusters_schema": 3,
     "coarsen": 3, "model": 3,

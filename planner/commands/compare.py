@@ -9,7 +9,7 @@ import click
 
 from planner.commands.ends import NO_PLAN
 from planner.commands.option_types import TIME
-from planner.commands.options import INPUTS, OWN_STAGES, SEARCH, TRAINING, WHAT_IF
+from planner.commands.options import INPUTS, OWN_STAGES, PINS, SEARCH, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
 from planner.commands.printing import show, spinner
 from planner.commands.problems import (
@@ -30,6 +30,7 @@ BAR_WIDTH = 48
               help="Compare only this one; may be repeated.  [default: all]")  # fmt: skip
 @TRAINING
 @SEARCH
+@PINS
 @OWN_STAGES
 @click.option("--time-limit", type=TIME, default="10s", show_default=True,
               help="For each solver.")  # fmt: skip

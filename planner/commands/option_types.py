@@ -40,6 +40,19 @@ class Dimension(click.ParamType[Any]):
         return name, int(number)
 
 
+class Pin(click.ParamType[Any]):
+    """NAME=DEVICE."""
+
+    name = "NAME=DEVICE"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Splits at the last equals sign: names of operators may have one."""
+        operator, _, device = str(value).rpartition("=")
+        if not operator or not device:
+            return self.fail(f"expected NAME=DEVICE such as conv1=gpu0, got {value!r}", param, ctx)
+        return operator, device
+
+
 class Batches(click.ParamType[Any]):
     """One size of a microbatch or several, such as 1,2,4."""
 

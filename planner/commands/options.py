@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from planner.commands.option_types import RATIO, SIZE, counts, names
+from planner.commands.option_types import RATIO, SIZE, Pin, counts, names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -147,6 +147,17 @@ SEARCH = stacked(
     click.option("--seed", default=0, show_default=True),
 )
 """Switches of solvers."""
+
+PINS = stacked(
+    click.option(
+        "--pin",
+        "pins",
+        type=Pin(),
+        multiple=True,
+        help="Keep this operator on this device; may be repeated.",
+    ),
+)
+"""What has to be where."""
 
 OWN_STAGES = stacked(
     click.option(

@@ -120,6 +120,7 @@ def with_switches(options: "Options", search: Mapping[str, Any]) -> "Options":
         options,
         max_downsets=search["max_downsets"],
         exact=search["exact"],
+        pins=tuple(search["pins"]),
         seed=search["seed"],
         pipedream=PipeDream(
             straight_pipeline=search["straight_pipeline"],

@@ -12,7 +12,7 @@ import click
 from planner.commands.ends import NO_PLAN
 from planner.commands.foreign import FOREIGN, under_foreign_model
 from planner.commands.option_types import RATE, TIME
-from planner.commands.options import INPUTS, OWN_STAGES, SEARCH, TRAINING, WHAT_IF
+from planner.commands.options import INPUTS, OWN_STAGES, PINS, SEARCH, TRAINING, WHAT_IF
 from planner.commands.outputs import check_strategy_output, relative
 from planner.commands.printing import show, spinner
 from planner.commands.problems import (
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
               )  # fmt: skip
 @TRAINING
 @SEARCH
+@PINS
 @OWN_STAGES
 @click.option("--time-limit", type=TIME, default="10s", show_default=True,
               help="For all solvers together.")  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import OptionError
+from planner.pins import PENALTY, pinned
 from planner.problem import Optimizer, Problem
 from planner.profile import OperatorCost, Profile, Source
 from planner.topology import DeviceType, Topology, device_type
@@ -110,10 +111,18 @@ def slowdown(topology: Topology, used: Iterable[int], device: int) -> float:
 
 
 def times_on(problem: Problem, device: int) -> OperatorTimes:
-    """Times of the operators on a device of the problem that has its host to itself."""
-    return operator_times(
+    """Times of the operators on a device of the problem that has its host to itself; of those that
+    are pinned to another one, prohibitive ones (`pins.py`).
+    """
+    times = operator_times(
         problem.profile, device_type(problem.topology, device), problem.measured_on
     )
+    elsewhere = [v for v, d in pinned(problem).items() if d != device]
+    if not elsewhere:
+        return times
+    forward, backward = times.forward_s.copy(), times.backward_s.copy()
+    forward[elsewhere] += PENALTY * float((times.forward_s + times.backward_s).sum())
+    return OperatorTimes(forward, backward)
 
 
 def step_s(optimizer: Optimizer, trainable_bytes: int, kind: DeviceType) -> float:
