@@ -20,9 +20,9 @@ from planner.simulate.timeline import (
 )
 from planner.simulate.trace import chrome_trace, write_trace
 from planner.strategy import crossings
-from planner.topology import routes
+from planner.topology import Sharing, routes
 from tests import slow_simulator
-from tests.programs import chain, hosts, mesh, split, split_graphs, star, written
+from tests.programs import chain, hosts, mesh, split, split_graphs, star, with_sharing, written
 from tests.slow_simulator import Links, fair_rates
 
 FREE = 1e30
@@ -338,13 +338,18 @@ def timed_cases(draw):
     width = st.sampled_from([0.3, 1.0, 2.0, 3.0, 7.0])
     each = [draw(st.lists(one, min_size=size, max_size=size)) for one in (width, width, some)]
     topology = star(*each) if draw(st.booleans()) else mesh(size, draw(width), draw(some))
+    if draw(st.booleans()):
+        topology = with_sharing(topology, [draw(st.sampled_from(Sharing)) for _ in topology.links])
     equal = costs(lists)
+    extras = [{d: draw(st.sampled_from([0.0, 0.1, 1.0])) for d in lists.lists} for _ in range(3)]
+    extras = extras if draw(st.booleans()) else [{}, {}, {}]
     found = ActionCosts(
         {key: draw(some) for key in sorted(equal.forward_s)},
         {key: draw(some) for key in sorted(equal.backward_s)},
         {name: draw(st.sampled_from([0, 1, 4, 9])) for name in sorted(equal.tensor_bytes)},
         tuple(draw(some) for _ in lists.sums),
         {device: draw(some) for device in lists.lists},
+        *extras,
     )
     return lists, found, topology
 
