@@ -107,7 +107,7 @@ def hosts(num_hosts, num_devices, inner=100.0, outer=10.0):
 
 
 def with_sharing(topology, each):
-    """The topology with another way of sharing for each link; one for all where it is not a list."""
+    """The topology with a way of sharing for each link, or one for all."""
     each = [each] * len(topology.links) if isinstance(each, Sharing) else each
     links = tuple(
         replace(link, sharing=one) for link, one in zip(topology.links, each, strict=True)

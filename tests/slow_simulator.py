@@ -88,8 +88,8 @@ class _Simulation:
         self.waits_for: dict[int, _Key | None] = dict.fromkeys(program.lists)
         self.members: dict[int, list[int]] = {}
         self.pairs: dict[tuple[int, int], _Pair] = {}
-        # Per exclusive link, the transfers that hold it or wait for it; what has just got ready, and
-        # what has just ended.
+        # Per exclusive link, the transfers that hold it or wait for it; what has just got ready,
+        # and what has just ended.
         self.queues: dict[int, deque[_Transfer]] = {}
         self.fresh: list[_Transfer] = []
         self.freed: list[_Transfer] = []
@@ -104,11 +104,11 @@ class _Simulation:
             self._advance(device)
         while self.queue or self.links.stale or self.fresh or self.freed:
             over = not self.queue or self.queue[0][0] > self.now_s
-            if over and (self.fresh or self.freed):
-                self._admit()
-                continue
             if self.links.stale and over:
                 self._share()
+                continue
+            if over and (self.fresh or self.freed):
+                self._admit()
                 continue
             time_s, device, _, number = heappop(self.queue)
             if number is None:

@@ -18,7 +18,8 @@ What they take of the device is the posting, and copies that its processor makes
 (`ActionCosts.post_s`, `copy_s_per_byte`).
 
 Events at the same time are taken in the order of devices, then in that in which they were foreseen.
-The loop is compiled (`events_kernels.py`), because there can be millions of actions.
+Where no two transfers share bandwidth, a shorter loop (`closed_kernels.py`) gives the same times to
+the last bit. The loop is compiled (`events_kernels.py`), because there can be millions of actions.
 """
 
 from math import nan
@@ -28,9 +29,11 @@ import numpy as np
 
 from planner.costs.actions import ActionCosts
 from planner.schedules import Code, Kind, Program, Wiring, dry_run, wire
+from planner.simulate import closed_kernels
 from planner.simulate import events_kernels as kernels
+from planner.simulate.closed import Network, closed_case, exclusive_links, network
 from planner.simulate.timeline import Floats, Timeline, Times, timeline_of
-from planner.topology import Sharing, Topology, routes
+from planner.topology import Topology
 
 
 def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeline:
@@ -50,20 +53,37 @@ def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
     """The same as times of the actions, in arrays. Arguments and errors as of `simulate`."""
     code = program.code
     wiring = wire(code)
-    world = _world(code, wiring, program.members, costs, topology)
-    if not wiring.sound or not kernels.run(world):
+    amount, post = amounts(code, costs), postings(code, costs)
+    ways = network(topology, code.devices[wiring.source], code.devices[wiring.target])
+    case = closed_case(topology, code, wiring, program.members, ways, amount, post)
+    if case is not None and wiring.sound:
+        ended, *found = closed_kernels.run(case)
+    else:
+        world = _world(code, wiring, program.members, ways, amount, post, topology)
+        ended = wiring.sound and kernels.run(world)
+        found = [world.actions[name].copy() for name in ("start_s", "end_s", "post_s", "posted_s")]
+    if not ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
-    start_s, end_s = world.actions["start_s"].copy(), world.actions["end_s"].copy()
+    return times_of(code, costs, *found)
+
+
+def times_of(
+    code: Code, costs: ActionCosts, start_s: Floats, end_s: Floats, post_s: Floats, posted_s: Floats
+) -> Times:
+    """What a kernel has found, as `Times`.
+
+    Raises:
+        ValueError: if the costs lack an action of the program.
+    """
     if np.isnan(end_s).any():
         raise ValueError("an action of the program has no cost")
-    posted_s = world.actions["posted_s"].copy()
     return Times(
         code=code,
         start_s=start_s,
         end_s=end_s,
         tensor_bytes=tuple(costs.tensor_bytes.get(name, 0) for name in code.tensors),
         iteration_s=float(max(end_s.max(initial=0.0), posted_s.max(initial=0.0))),
-        post_s=world.actions["post_s"].copy(),
+        post_s=post_s,
         posted_s=posted_s,
     )
 
@@ -111,15 +131,13 @@ def postings(code: Code, costs: ActionCosts) -> Floats:
 
 
 def _world(
-    code: Code, wiring: Wiring, members: kernels.Ints, costs: ActionCosts, topology: Topology
-) -> kernels.World:
+    code: Code, wiring: Wiring, members: kernels.Ints, ways: Network, amount: Floats, post: Floats,
+    topology: Topology,
+) -> kernels.World:  # fmt: skip
     """Everything before the first event."""
-    known = routes(topology)
-    exclusive = np.array([link.sharing is Sharing.EXCLUSIVE for link in topology.links])
-    pairs = np.stack([code.devices[wiring.source], code.devices[wiring.target]])
-    paths = [known[p, q] for p, q in pairs.T.tolist()]
-    bounds = np.cumsum([0, *map(len, paths)])
-    num_pairs, num_links = len(paths), len(topology.links)
+    exclusive, bounds = exclusive_links(topology), ways.bounds
+    num_pairs, num_links = len(ways.latency_s), len(topology.links)
+    held = np.concatenate([[0], np.cumsum(exclusive[ways.links])])[bounds]
 
     def numbers(size: int) -> kernels.Ints:
         return np.zeros(size, dtype=np.int64)
@@ -132,18 +150,18 @@ def _world(
         actions=_records(
             kernels.ACTION, len(code),
             kind=code.kind, key=wiring.key, pair=wiring.pair,
-            amount=amounts(code, costs), post=postings(code, costs),
+            amount=amount, post=post,
         ),
         pairs=_records(
             kernels.PAIR, num_pairs,
             source=wiring.source, target=wiring.target, first=wiring.first[:-1],
-            hop=bounds[:-1], end_hop=bounds[1:], latency=known.latency_s[pairs[0], pairs[1]],
-            gated=[any(exclusive[link] for link in path) for path in paths],
+            hop=bounds[:-1], end_hop=bounds[1:], latency=ways.latency_s,
+            gated=held[1:] > held[:-1],
             number=-1, place=-1,
         ),
         hops=_records(
             kernels.HOP, int(bounds[-1]),
-            link=[link for path in paths for link in path],
+            link=ways.links,
             pair=np.repeat(np.arange(num_pairs), np.diff(bounds)),
         ),
         links=_records(

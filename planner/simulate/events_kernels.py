@@ -35,8 +35,8 @@ COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
 # waits: key of the computation that it waits for, -1 where it does not
 DEVICE = np.dtype([("at", "i8"), ("end", "i8"), ("waits", "i8")])
 # key: of a computation or receive, or the sum; amount: s, or bytes of a receive; post: s that
-# posting a send or receive takes; start_s, end_s: of what has begun; of a transfer they stand at its
-# receive; post_s, posted_s: from when until when a send or receive was posted
+# posting a send or receive takes; start_s, end_s: of what has begun, a transfer's at its receive;
+# post_s, posted_s: from when until when a send or receive was posted
 ACTION = np.dtype(
     [("kind", "i8"), ("key", "i8"), ("pair", "i8"), ("amount", "f8"), ("post", "f8"),
      ("start_s", "f8"), ("end_s", "f8"), ("post_s", "f8"), ("posted_s", "f8")]
@@ -473,12 +473,12 @@ def run(world: World) -> bool:
     stale = False
     while len(queue) or stale or clock[0].fresh or clock[0].freed:
         if not len(queue) or queue[0][0] > clock[0].now:
-            if clock[0].fresh or clock[0].freed:
-                admit(world, queue)
-                continue
             if stale:
                 share(world, queue)
                 stale = False
+                continue
+            if clock[0].fresh or clock[0].freed:
+                admit(world, queue)
                 continue
         time, device, _, pair, number = heappop(queue)
         if pair < 0:

@@ -80,7 +80,7 @@ def compute_s(timeline: Timeline, device: int) -> float:
 
 
 def communication_s(timeline: Timeline, device: int) -> float:
-    """Time in which a device does not compute and a transfer, a sum or a posting of its own runs."""
+    """Time in which a device does not compute and a transfer, sum or posting of its own runs."""
     return _busy_s(timeline, device) - compute_s(timeline, device)
 
 
