@@ -57,7 +57,7 @@ def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
     ways = network(topology, code.devices[wiring.source], code.devices[wiring.target])
     case = closed_case(topology, code, wiring, program.members, ways, amount, post)
     if case is not None and wiring.sound:
-        ended, *found = closed_kernels.run(case)
+        ended, *found = closed_kernels.run(*case)
     else:
         world = _world(code, wiring, program.members, ways, amount, post, topology)
         ended = wiring.sound and kernels.run(world)
