@@ -10,6 +10,7 @@ What a change leaves alone is taken over from the strategy before:
     blocks      (`schedules_blocks.py`) of stages with the same devices, warm-up and ends; which
                 tensors cross there does not matter
     wiring      and routes, if all blocks stay
+    times       if all blocks stay and all actions take what they took
 
 The times are computed anew from the first event on. In a pipeline there is next to nothing to take
 over: a change of a stage reaches all others within the first microbatch, at its first forward, and
@@ -19,8 +20,10 @@ bit, on any links; the loop is the fast one where transfers do not share bandwid
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import numpy as np
 
 from planner.costs.actions import ActionCosts
 from planner.costs.pricing import StagePrice, action_costs, stage_price
@@ -35,8 +38,8 @@ from planner.schedules_blocks import (
     stage_ends,
     stage_sums,
 )
-from planner.simulate.events import Wired, run_wired, wired
-from planner.simulate.timeline import Times
+from planner.simulate.events import Wired, amounts, run_wired, wired
+from planner.simulate.timeline import Floats, Times
 from planner.strategy import (
     Crossing,
     GradientSum,
@@ -75,6 +78,7 @@ class Simulated:
     _shapes: tuple[object, ...]
     _blocks: tuple[tuple[Block, ...], ...]
     _wired: Wired
+    _amount: Floats
 
     def moved(self, strategy: Strategy) -> "Simulated":
         """Another strategy for the same problem; the less it differs, the faster. This one stays as
@@ -120,10 +124,16 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
     lists = Program(Lists(code), sums)
     same = before is not None and before._shapes == shapes and before.program.sums == sums
     found = before._wired if same and before is not None else wired(code, problem.topology)
-    times = run_wired(lists, costs, problem.topology, found)
+    amount = amounts(code, costs)
+    if same and before is not None and np.array_equal(amount, before._amount):
+        sizes = tuple(one.bytes for one in crossing)
+        times = replace(before.times, code=code, tensor_bytes=sizes)
+    else:
+        times = run_wired(lists, costs, problem.topology, found, amount)
     return Simulated(
-        problem, strategy, lists, costs, times, stages, crossing, prices, shapes, blocks, found
-    )
+        problem, strategy, lists, costs, times, stages, crossing, prices, shapes, blocks, found,
+        amount,
+    )  # fmt: skip
 
 
 def _stages_after(

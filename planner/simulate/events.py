@@ -51,7 +51,8 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
 
 def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
     """The same as times of the actions, in arrays. Arguments and errors as of `simulate`."""
-    return run_wired(program, costs, topology, wired(program.code, topology))
+    amount = amounts(program.code, costs)
+    return run_wired(program, costs, topology, wired(program.code, topology), amount)
 
 
 class Wired(NamedTuple):
@@ -73,14 +74,17 @@ def wired(code: Code, topology: Topology) -> Wired:
     return Wired(wiring, network(topology, sources, targets))
 
 
-def run_wired(program: Program, costs: ActionCosts, topology: Topology, found: Wired) -> Times:
+def run_wired(
+    program: Program, costs: ActionCosts, topology: Topology, found: Wired, amount: Floats
+) -> Times:
     """The same as `run`.
 
     Args:
         found: `wired` of these lists, or of ones that differ in the names of tensors only.
+        amount: `amounts` of these lists.
     """
     code, wiring, ways = program.code, found.wiring, found.ways
-    amount, post = amounts(code, costs), postings(code, costs)
+    post = postings(code, costs)
     case = closed_case(topology, code, wiring, program.members, ways, amount, post)
     if case is not None and wiring.sound:
         ended, *times = closed_kernels.run(*case)
