@@ -143,9 +143,7 @@ def _cell(net: _Net, last: str, before: str, channels: int, *, reduces: bool, ha
         same = net.channels[before] == channels
         states.append(before if same else net.relu_conv(before, channels))
     for pair in REDUCTION if reduces else NORMAL:
-        made = [
-            _operation(net, what, states[i], 2 if reduces and i < 2 else 1) for i, what in pair
-        ]
+        made = [_operation(net, what, states[i], 2 if reduces and i < 2 else 1) for i, what in pair]
         states.append(net.same("Add", *made))
     return net.joined([states[i] for i in (REDUCTION_JOINS if reduces else NORMAL_JOINS)])
 
