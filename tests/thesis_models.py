@@ -1,13 +1,15 @@
 """The four networks of NetSplit's experiments (thesis, Nanjing 2023) without weights: AmoebaNet-D,
 Wide ResNet-152, U-Net, and DeepLab-V3 on Wide ResNet-152; images of 224 x 224, batch symbolic.
 
-    python -m tests.models amoebanet-d amoebanet-d.onnx
+    python -m tests.thesis_models amoebanet-d amoebanet-d.onnx
 
 The weights are external data in a file that nobody has to write: planning reads their shapes only.
 A convolution has a batch normalization behind it and no bias.
 """
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -106,7 +108,7 @@ class _Net(Flow):
         )
 
 
-def amoebanet_d(layers: int = 18, filters: int = 256) -> ModelProto:
+def amoebanet_d(layers: int = 18, filters: int = 208) -> ModelProto:
     """AmoebaNet-D: cells that read the two before them and add up five pairs of branches, after a
     stem of two reductions, with two more among them.
 
@@ -114,7 +116,8 @@ def amoebanet_d(layers: int = 18, filters: int = 256) -> ModelProto:
 
     Args:
         layers: normal cells, a multiple of 3.
-        filters: four times the channels of the stem.
+        filters: four times the channels of the stem; of GPipe's sizes, 208 has the memory that the
+            thesis reports.
     """
     net = _Net("amoebanet-d")
     channels = filters // 4
@@ -289,3 +292,24 @@ def _resized(net: _Net, x: str, factor: int) -> str:
     """Bilinear, `factor` times the side."""
     scales = net.constant(f"times{factor}", np.array([1, 1, factor, factor], np.float32))
     return net.same("Resize", x, "", scales, mode="linear")
+
+
+NETWORKS: Mapping[str, Callable[[], ModelProto]] = {
+    "amoebanet-d": amoebanet_d,
+    "wide-resnet-152": wide_resnet,
+    "u-net": unet,
+    "deeplab-v3": deeplab_v3,
+}
+
+
+def main() -> None:
+    """Write one of the networks to a file."""
+    parser = argparse.ArgumentParser(description="Write a network of NetSplit's experiments.")
+    parser.add_argument("name", choices=NETWORKS)
+    parser.add_argument("out", type=Path, help="such as u-net.onnx")
+    options = parser.parse_args()
+    options.out.write_bytes(NETWORKS[options.name]().SerializeToString())
+
+
+if __name__ == "__main__":
+    main()
