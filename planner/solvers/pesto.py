@@ -69,7 +69,8 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
                 bound_s=None if again else answer.bound_s, reproducible=answer.reproducible,
             )  # fmt: skip
         shortage = result.reason
-        placing = tighter(problem, placing, strategy_of(problem, answer.device_of))
+        strategy = strategy_of(problem, answer.device_of)
+        placing = tighter(problem, placing, answer.device_of, strategy, kept_bytes(placing))
     return Result(Status.UNKNOWN, None, space=space, reason=shortage)
 
 

@@ -209,14 +209,32 @@ def least_bytes(placing: Placing) -> Mapping[tuple[int, ...], int]:
     return found
 
 
-def tighter(problem: Problem, placing: Placing, strategy: Strategy) -> Placing:
-    """The same with as much less memory as each device is over its limit by the evaluator's count:
-    what did not fit is tried again with that.
+def tighter(
+    problem: Problem,
+    placing: Placing,
+    device_of: Sequence[int],
+    strategy: Strategy,
+    counted: Mapping[tuple[int, ...], int],
+) -> Placing:
+    """The same with so much less memory that a placement which the evaluator finds no room for does
+    not fit by the solver's own count either, by as much, nor on other devices of as much memory.
+
+    Args:
+        device_of: the placement.
+        strategy: the stages that it became.
+        counted: the solver's count, in the form of `least_bytes`.
     """
-    capacity = placing.capacity_bytes.copy()
+    reserve_bytes = problem.options.reserve_bytes
+    limit, capacity = placing_of(problem).capacity_bytes, placing.capacity_bytes.copy()
+    used = Counter[int]()
+    for those, size in counted.items():
+        for p in {device_of[i] for i in those}:
+            used[p] += size
     for p, parts in evaluate(problem, strategy).memory.items():
-        over = parts.total_bytes - problem.options.reserve_bytes - int(capacity[p])
-        capacity[p] -= max(0, over)
+        over = parts.total_bytes - reserve_bytes - int(limit[p])
+        if over > 0:
+            alike = limit == limit[p]
+            capacity[alike] = np.minimum(capacity[alike], used[p] - over)
     return replace(placing, capacity_bytes=capacity)
 
 
