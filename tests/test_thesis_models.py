@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from planner.graph import producers
 from planner.model import load
 from planner.operators.convert import to_torch
+from tests.bench_thesis import PUBLISHED, three
 from tests.thesis_models import NETWORKS, amoebanet_d, deeplab_v3, unet, wide_resnet
 
 
@@ -88,3 +89,12 @@ def test_every_operator_is_used_and_every_tensor_has_its_size(tmp_path):
         graph = read(tmp_path, build()).graph
         read_anywhere = {name for o in graph.operators for name in o.inputs} | {*graph.outputs}
         assert {*producers(graph)} <= read_anywhere
+
+
+def test_the_benchmark_has_the_published_figures_and_the_right_devices():
+    leads = [f"{published.lead:.1%}" for published in PUBLISHED.values()]
+    assert leads == ["14.7%", "6.4%", "4.4%", "13.7%"]
+    topology = three()
+    assert [device.name for device in topology.devices] == ["gpu0", "gpu1", "gpu2"]
+    behind = {link.source: link.target for link in topology.links if link.source.startswith("gpu")}
+    assert behind["gpu0"] == behind["gpu1"] != behind["gpu2"]
