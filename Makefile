@@ -5,10 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden bench bench-profile bench-solve bench-solvers docs check clean
+.PHONY: help setup demo test test-all lint type fmt golden bench bench-placements bench-profile bench-solve bench-solvers docs check clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -48,7 +48,10 @@ docs: $(READY) ## write the tables of docs/ that are generated
 golden: $(READY) ## write the golden files of the tests anew
 	$(BIN)/python -m pytest tests/test_golden.py --golden
 
-bench: bench-profile bench-solve bench-solvers ## all benchmarks
+bench: bench-placements bench-profile bench-solve bench-solvers ## all benchmarks
+
+bench-placements: $(READY) ## NetSplit's experiments anew, all planners in one table; writes docs/ (about 10 minutes)
+	$(BIN)/python -m tests.bench_thesis --write
 
 bench-profile: $(READY) ## operators beside the whole step, the cache, the roofline; writes docs/ (about 20 minutes)
 	$(BIN)/python -m tests.bench_profile --write

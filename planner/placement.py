@@ -1,7 +1,7 @@
 """A placement of single operators on devices -> a strategy.
 
 A stage runs in one piece, so a placement is cut into segments: sets of operators of one device
-between which the flow has no cycle. Two ways of cutting it:
+between which the flow has no cycle. Ways of cutting it:
 
     `segments`   as few as there can be: each takes all that its device can run before another
                  device must go on.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from planner.costs.collectives import transfer_s
 from planner.costs.compute import slowdowns, times_on
-from planner.costs.evaluate import closed_form_s
+from planner.costs.evaluate import closed_form_s, evaluate
 from planner.graph import Graph, consumers, predecessors, producers, tensors_by_name
 from planner.problem import Problem, Recompute
 from planner.schedules import default_warmups
@@ -38,16 +38,18 @@ _Run = Callable[[int, int], int]
 def strategy_of(
     problem: Problem, device_of: Sequence[int], order: Sequence[int] | None = None
 ) -> Strategy:
-    """The first of `strategies_of`."""
-    return strategies_of(problem, device_of, order)[0]
+    """The first of `strategies_of` that fits in memory; the first of all if none does."""
+    strategies = strategies_of(problem, device_of, order)
+    fitting = (one for one in strategies if evaluate(problem, one).shortage is None)
+    return next(fitting, strategies[0])
 
 
 def strategies_of(
     problem: Problem, device_of: Sequence[int], order: Sequence[int] | None = None
 ) -> tuple[Strategy, ...]:
-    """The strategies of a placement, one or two: with few stages, and with more that wait less for
-    each other. The better one by the closed form of the problem's objective comes first, that with
-    few stages where they are as good.
+    """The strategies of a placement, one to three: with few stages, and with more that wait less
+    for each other, by forwards and by backwards. The best one by the closed form of the problem's
+    objective comes first, that with few stages where they are as good.
 
     Args:
         device_of: the device of each operator.
@@ -60,16 +62,21 @@ def strategies_of(
     graph = problem.profile.graph
     _check(graph, device_of)
     few = segments(graph, device_of)
-    few = tuple(few[i] for i in _order(problem, few))
-    if order is None:
-        each = [(p, (v,)) for v, p in enumerate(device_of)]
-        order = _order(problem, each)
-    found = _strategy(problem, few)
-    more = _strategy(problem, pieces(graph, device_of, order))
-    if {s.operators for s in found.stages} == {s.operators for s in more.stages}:
-        return (found,)
-    faster = closed_form_s(problem, more) * (1 + WORTH_MORE_STAGES) < closed_form_s(problem, found)
-    return (more, found) if faster else (found, more)
+    found = [_strategy(problem, [few[i] for i in _order(problem, few)])]
+    each = [(p, (v,)) for v, p in enumerate(device_of)]
+    there = _order(problem, each) if order is None else order
+    for one in (there, _order(problem, each, backward=True)):
+        found.append(_strategy(problem, pieces(graph, device_of, one)))
+
+    def price_s(strategy: Strategy) -> float:
+        many = len(strategy.stages) > len(few)
+        return closed_form_s(problem, strategy) * (1 + WORTH_MORE_STAGES if many else 1)
+
+    # One for each set of stages, whose orders differ little.
+    distinct: dict[frozenset[tuple[str, ...]], Strategy] = {}
+    for strategy in sorted(found, key=price_s):
+        distinct.setdefault(frozenset(s.operators for s in strategy.stages), strategy)
+    return tuple(distinct.values())
 
 
 def _strategy(problem: Problem, parts: Sequence[Segment]) -> Strategy:
@@ -225,50 +232,71 @@ def pieces(graph: Graph, device_of: Sequence[int], order: Sequence[int]) -> tupl
 # ---------------------------------------------------------------------------------- the order
 
 
-def _order(problem: Problem, parts: Sequence[Segment]) -> list[int]:
+def _order(problem: Problem, parts: Sequence[Segment], *, backward: bool = False) -> list[int]:
     """The parts as one forward pass starts them: of those whose inputs have been made, the one that
-    can start first; of equals, the one with the longest way to the end. A tensor is there one
-    transfer after it was made.
+    can start first; of equals, the one with the longest way to the end. What a part makes for a
+    device goes there in one transfer, and the transfers of a pair of devices one after the other.
+
+    Args:
+        backward: the reverse of the order in which one backward pass starts them instead.
     """
-    time_s = _forward_s(problem, parts)
-    edges = _edges_s(problem, parts)
+    time_s = _times_s(problem, parts, backward=backward)
+    edges = _edges_s(problem, parts, backward=backward)
     waits = [0] * len(parts)
     for after in edges:
         for b in after:
             waits[b] += 1
     ways = _ways_s(time_s, edges, list(waits))
     inputs_s, free_s = [0.0] * len(parts), dict.fromkeys((device for device, _ in parts), 0.0)
+    # By pair of devices; on one device, when it has ended.
+    sent_until_s: dict[tuple[int, int], float] = defaultdict(float)
     ready, order = [i for i, count in enumerate(waits) if count == 0], []
     while ready:
         start_s, _, i = min((max(inputs_s[i], free_s[parts[i][0]]), -ways[i], i) for i in ready)
         ready.remove(i)
         order.append(i)
-        end_s = free_s[parts[i][0]] = start_s + time_s[i]
+        p = parts[i][0]
+        end_s = free_s[p] = start_s + time_s[i]
+        sending_s: dict[int, float] = defaultdict(float)
         for b, sent_s in edges[i].items():
-            inputs_s[b] = max(inputs_s[b], end_s + sent_s)
+            sending_s[parts[b][0]] = max(sending_s[parts[b][0]], sent_s)
+        for q, sent_s in sending_s.items():
+            sent_until_s[p, q] = max(sent_until_s[p, q], end_s) + sent_s
+        for b in edges[i]:
+            inputs_s[b] = max(inputs_s[b], sent_until_s[p, parts[b][0]])
             waits[b] -= 1
             if waits[b] == 0:
                 ready.append(b)
-    return order
+    return order[::-1] if backward else order
 
 
-def _forward_s(problem: Problem, parts: Sequence[Segment]) -> list[float]:
-    """The forward of each part on its device, in s."""
+def _times_s(problem: Problem, parts: Sequence[Segment], *, backward: bool) -> list[float]:
+    """The forward or backward of each part on its device, in s."""
     slow = slowdowns(problem.topology, {device for device, _ in parts})
-    times = {device: slow[device] * times_on(problem, device).forward_s for device in slow}
-    return [float(times[device][list(inside)].sum()) for device, inside in parts]
+    by_device = {device: times_on(problem, device) for device in slow}
+    found = []
+    for device, inside in parts:
+        times = by_device[device]
+        each_s = times.backward_s if backward else times.forward_s
+        found.append(slow[device] * float(each_s[list(inside)].sum()))
+    return found
 
 
-def _edges_s(problem: Problem, parts: Sequence[Segment]) -> list[dict[int, float]]:
-    """Per part, those that read its tensors, and how long these take to get there, in s."""
+def _edges_s(
+    problem: Problem, parts: Sequence[Segment], *, backward: bool
+) -> list[dict[int, float]]:
+    """Per part, those that wait for its tensors or gradients, and how long these take to get there,
+    in s; backwards keep the order of the flow also where no gradient comes back.
+    """
     graph = problem.profile.graph
     tensors, read_by = tensors_by_name(graph), consumers(graph)
     part_of = {v: i for i, (_, inside) in enumerate(parts) for v in inside}
     edges: list[dict[int, float]] = [{} for _ in parts]
     for name, maker in producers(graph).items():
-        a = part_of[maker]
-        for b in {part_of[v] for v in read_by[name]} - {a}:
-            sent_s = transfer_s(problem.topology, parts[a][0], parts[b][0], tensors[name].bytes)
+        sent = 0 if backward and not tensors[name].gradient else tensors[name].bytes
+        for other in {part_of[v] for v in read_by[name]} - {part_of[maker]}:
+            a, b = (other, part_of[maker]) if backward else (part_of[maker], other)
+            sent_s = transfer_s(problem.topology, parts[a][0], parts[b][0], sent)
             edges[a][b] = max(edges[a].get(b, 0.0), sent_s)
     return edges
 

@@ -215,7 +215,7 @@ def deep_transformer(
         sequence: tokens in a sample.
         vocabulary: number of tokens.
     """
-    flow = _Flow("deep-transformer")
+    flow = Flow("deep-transformer")
     hidden = flow.add("Gather", flow.weight("embedding", vocabulary, width), "tokens")
     mask = flow.constant("mask", np.triu(np.full((sequence, sequence), -1e4, np.float32), 1))
     for layer in range(layers):
@@ -257,7 +257,7 @@ def llama(
         vocabulary: number of tokens.
         seed: of the weights; None names external data in `llama.data`, which nobody has to write.
     """
-    flow = _Flow("llama", opset=24, seed=seed)
+    flow = Flow("llama", opset=24, seed=seed)
     hidden = flow.add("Gather", flow.weight("embedding", vocabulary, width), "tokens")
     angles = _angles(flow, width // heads)
 
@@ -293,7 +293,7 @@ def llama(
     )
 
 
-def _angles(flow: "_Flow", head_width: int) -> tuple[str, str, str]:
+def _angles(flow: "Flow", head_width: int) -> tuple[str, str, str]:
     """Cosine and sine by position and frequency, (seq, width / 2) each, and the position of every
     token, (batch, seq).
     """
@@ -311,7 +311,7 @@ def _angles(flow: "_Flow", head_width: int) -> tuple[str, str, str]:
     return flow.add("Cos", angles), flow.add("Sin", angles), flow.add("Expand", positions, shape)
 
 
-class _Flow:
+class Flow:
     """A graph that grows operator by operator; names carry the scope.
 
     Args:
@@ -367,7 +367,7 @@ class _Flow:
         return helper.make_model(graph, ir_version=10, opset_imports=[opset])
 
 
-def _normed(flow: _Flow, hidden: str, name: str, width: int) -> str:
+def _normed(flow: Flow, hidden: str, name: str, width: int) -> str:
     """Layer normalization in nine operators."""
     axes = flow.constant("last", np.array([-1]))
     off = flow.add("Sub", hidden, flow.add("ReduceMean", hidden, axes))
@@ -377,12 +377,12 @@ def _normed(flow: _Flow, hidden: str, name: str, width: int) -> str:
     return flow.add("Add", scaled, flow.weight(f"{name}.bias", width))
 
 
-def _linear(flow: _Flow, hidden: str, name: str, width_in: int, width_out: int) -> str:
+def _linear(flow: Flow, hidden: str, name: str, width_in: int, width_out: int) -> str:
     product = flow.add("MatMul", hidden, flow.weight(f"{name}.weight", width_in, width_out))
     return flow.add("Add", product, flow.weight(f"{name}.bias", width_out))
 
 
-def _attention(flow: _Flow, hidden: str, mask: str, width: int, sequence: int) -> str:
+def _attention(flow: Flow, hidden: str, mask: str, width: int, sequence: int) -> str:
     """Causal self-attention in 21 operators."""
     split = flow.constant("split", np.array([-1, sequence, width // 64, 64]))
     joined = flow.constant("joined", np.array([-1, sequence, width]))

@@ -190,6 +190,33 @@ def test_the_order_of_a_solver_is_kept():
         assert [stage.operators for stage in strategy.stages] == [(f"op{v}",) for v in order]
 
 
+def test_a_third_way_follows_the_order_of_backwards():
+    # 0 -> 2 -> 4 and 1 -> 3 -> 4, with 0 and 1 on device 0.
+    graph = graph_of([[], [], [0], [1], [2, 3]], [8] * 5)
+    profile = profile_of(graph, [4.0, 1, 1, 2, 1], [1.0, 9, 9, 1, 1])
+    problem = problem_of(profile, cluster([unit_type()] * 2, FREE), 1)
+    found = strategies_of(problem, [0, 0, 1, 1, 1])
+    stages = [[",".join(stage.operators) for stage in strategy.stages] for strategy in found]
+    assert stages[:2] == [["op0", "op1", "op2", "op3,op4"], ["op1", "op0", "op3", "op2,op4"]]
+    # There 8 s; back 4 and 3 take 2 s, then 2 and 1 run at once for 9 s, and 0 for 1 s.
+    assert run(problem, found[0]).iteration_s == pytest.approx(20.0)
+    # Forwards alone would start 1 before 0, which takes 7 s: but then 2 and 1 do not run at once.
+    assert run(problem, found[1]).iteration_s == pytest.approx(27.0)
+
+
+def test_the_cut_that_fits_is_taken():
+    #   0 -> 1 (device 1, next to no time) -> 3, 0 -> 2 -> 3: few stages are as fast.
+    problem, (few, more) = placed([0, 1, 0, 0], [[], [0], [0], [1, 2]], [1.0, 1e-3, 4.0, 1.0])
+    assert (len(few.stages), len(more.stages)) == (3, 4)
+    assert strategy_of(problem, [0, 1, 0, 0]) == few
+    # Stages that are longer have more in their largest pass.
+    assert [evaluate(problem, s).memory[0].total_bytes for s in (few, more)] == [8072, 8064]
+    small = replace(problem, options=replace(problem.options, device_memory_bytes=8070))
+    assert strategy_of(small, [0, 1, 0, 0]) == more
+    smaller = replace(problem, options=replace(problem.options, device_memory_bytes=8000))
+    assert strategy_of(smaller, [0, 1, 0, 0]) == few
+
+
 def test_recomputation_where_it_is_asked_for():
     _, found = placed([0, 1, 0], [[], [0], [1]], [1.0] * 3, recompute=Recompute.FULL)
     assert all(stage.recompute for strategy in found for stage in strategy.stages)

@@ -1,5 +1,6 @@
 """What a placement of single operators costs, and how one microbatch runs through it."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -11,7 +12,9 @@ from planner.costs.collectives import transfer_s as costs_transfer_s
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.graph import Graph, Operator, Parameter, Tensor
+from planner.placement import strategies_of, strategy_of
 from planner.problem import Optimizer
+from planner.profile import View
 from planner.simulate.events import run
 from planner.solvers.fit import pipeline
 from planner.solvers.placing import (
@@ -19,7 +22,9 @@ from planner.solvers.placing import (
     Shared,
     feeds_of,
     latency_s,
+    least_bytes,
     placing_of,
+    tighter,
     timetable,
     transfer_s,
 )
@@ -129,6 +134,54 @@ def placements(draw):
     device = st.integers(0, len(problem.topology.devices) - 1)
     count = len(problem.profile.operators)
     return problem, tuple(draw(st.lists(device, min_size=count, max_size=count)))
+
+
+@st.composite
+def stashes(draw):
+    """A placed problem in which any operator stashes any of its tensors or makes a view."""
+    problem, device_of = draw(placements())
+    profile, costs, views = problem.profile, [], []
+    for operator, cost in zip(profile.graph.operators, profile.operators, strict=True):
+        tensors = [*operator.inputs, *operator.outputs]
+        stash = tuple(t for t in tensors if draw(st.booleans()))
+        private = draw(st.integers(0, 99))
+        costs.append(replace(cost, stash_tensors=stash, stash_private_bytes=private))
+        if draw(st.booleans()):
+            views.append(View(operator.outputs[0], operator.inputs[0]))
+    profile = replace(profile, operators=tuple(costs), views=tuple(views))
+    options = replace(problem.options, optimizer=draw(st.sampled_from(Optimizer)))
+    return replace(problem, profile=profile, options=options), device_of
+
+
+@given(stashes())
+def test_no_placement_needs_less_than_the_least(drawn):
+    problem, device_of = drawn
+    least = least_bytes(placing_of(problem))
+    for strategy in strategies_of(problem, device_of):
+        for p, parts in evaluate(problem, strategy).memory.items():
+            inside = {v for v, device in enumerate(device_of) if device == p}
+            need = sum(size for those, size in least.items() if not inside.isdisjoint(those))
+            assert need <= parts.total_bytes - parts.reserve_bytes
+
+
+def test_what_does_not_fit_is_beyond_the_memory_that_is_left():
+    problem = problem_of(
+        profile_of(graph_of([[], [0]]), [1.0, 1.0]),
+        cluster([unit_type(memory=5_500)] * 2),
+        num_microbatches=1,
+        reserve_bytes=1_000,
+    )
+    placing, strategy = placing_of(problem), strategy_of(problem, (0, 1))
+    over = {p: m.total_bytes - 5_500 for p, m in evaluate(problem, strategy).memory.items()}
+    assert over[0] > 0 and over[1] > 0
+    # A parameter with its gradient each, t0, and x on device 0; t1 belongs to no operator alone.
+    least = least_bytes(placing)
+    assert sum(least.values()) == 2 * 2_000 + 1_000 + 1_000
+    less = tighter(problem, placing, (0, 1), strategy, least)
+    assert less.capacity_bytes.tolist() == [min(4_000 - over[0], 3_000 - over[1])] * 2
+    roomy = replace(problem, options=replace(problem.options, device_memory_bytes=10**6))
+    same = tighter(roomy, placing, (0, 1), strategy, least)
+    assert same.capacity_bytes.tolist() == placing.capacity_bytes.tolist()
 
 
 @given(placements())

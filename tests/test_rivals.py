@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.costs.evaluate import evaluate
+from planner.placement import strategies_of
 from planner.plan import compare
 from planner.problem import Status
 from planner.solvers import PORTFOLIO, SOLVERS, heft, m_etf, m_sct, m_topo, pesto
@@ -325,6 +327,38 @@ def test_pesto_keeps_to_the_memory_that_training_needs():
     assert len(set(pesto.place(tight_one, 10.0).device_of)) == 2
     never = placing([[], [0], [1]], [1, 1, 1], **sizes, memory=3 * KB)
     assert pesto.place(never, 10.0).status is Status.INFEASIBLE
+
+
+def test_pesto_tries_again_where_the_evaluator_finds_no_room():
+    # On one device 2 s less for the tensor, but all workspaces there with what training keeps.
+    graph = graph_of([[], [0]], [KB] * 2, [KB] * 2)
+    profile = profile_of(graph, [1.0, 1.0])
+    costs = tuple(replace(cost, workspace_bytes=20 * KB) for cost in profile.operators)
+    problem = problem_of(
+        replace(profile, operators=costs), cluster([unit_type()] * 2, bandwidth=1e3), 1
+    )
+    together = pesto.solve(problem, 10.0)
+    (need,) = evaluate(problem, together.strategy).memory.values()
+    options = replace(problem.options, device_memory_bytes=need.total_bytes - 2_500)
+    apart = pesto.solve(replace(problem, options=options), 10.0)
+    assert (together.status, apart.status) == (Status.OPTIMAL, Status.FEASIBLE)
+    assert [len(one.strategy.stages) for one in (together, apart)] == [1, 2]
+    assert apart.bound_s is None
+
+
+def test_other_cuts_are_for_the_judge_to_choose():
+    #   0 (1 s) -> 1 (4 s) -> 3 (1 s)
+    #           -> 2 (4 s) ->
+    graph = graph_of([[], [0], [0], [1, 2]], [8] * 4)
+    problem = problem_of(profile_of(graph, [1.0, 4, 4, 1]), cluster([unit_type()] * 2), 1)
+    for name in ("heft", "m-topo", "m-etf", "m-sct", "pesto"):
+        result = SOLVERS[name](problem, 10.0)
+        found, home = (result.strategy, *result.others), {}
+        for stage in result.strategy.stages:
+            home |= dict.fromkeys(stage.operators, stage.devices[0])
+        device_of = [home[operator.name] for operator in graph.operators]
+        assert {*found} == {*strategies_of(problem, device_of)}
+        assert len(found) > 1
 
 
 def test_pesto_without_time_is_no_worse_than_what_it_starts_from():

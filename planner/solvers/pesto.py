@@ -27,36 +27,51 @@ from dataclasses import replace
 import numpy as np
 
 from planner.costs.memory import limit_bytes
+from planner.placement import strategy_of
 from planner.problem import Problem, Result, Status
 from planner.solvers import heft, m_etf, m_topo, netsplit_cpsat
 from planner.solvers.coplacement import coplaced, kept_bytes
 from planner.solvers.fit import placed
 from planner.solvers.list_schedule import NoRoom
 from planner.solvers.netsplit_model import Answer, Instance, grouped, instance_of, overflow
-from planner.solvers.placing import Placing, latency_s, placing_of
+from planner.solvers.placing import Placing, latency_s, placing_of, tighter
 from planner.units import format_bytes
+
+ROUND_SHARES = (0.7, 0.2, 0.1)
+"""Of the time, for searches with less memory each time."""
 
 GROUPS = 200
 """Finer than that, the program is hardly better than what it starts from in the time of a plan."""
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
-    """The placement, if the evaluator finds room for it as well."""
+    """The placement, if the evaluator finds room for it as well; what it finds none for is tried
+    again with that much less memory.
+    """
     placing = placing_of(problem)
-    answer = place(placing, time_limit_s)
     space = (
         f"least forward makespan, with memory, of {len(groups_of(placing))} groups of operators;"
         " no backward"
     )
-    if answer.device_of is None:
-        reason = _reason(problem, placing)
-        return Result(answer.status, None, space=space, reason=reason)
-    result = placed(problem, answer.device_of, space)
-    if result.strategy is None:
-        return replace(result, status=Status.UNKNOWN)
-    return replace(
-        result, status=answer.status, bound_s=answer.bound_s, reproducible=answer.reproducible
-    )
+    shortage = None
+    for share in ROUND_SHARES:
+        answer = place(placing, time_limit_s * share)
+        if answer.device_of is None:
+            # With less memory, what the program says is not said of the problem.
+            status = Status.UNKNOWN if shortage else answer.status
+            reason = shortage or _reason(problem, placing)
+            return Result(status, None, space=space, reason=reason)
+        result = placed(problem, answer.device_of, space)
+        if result.strategy is not None:
+            again = shortage is not None
+            return replace(
+                result, status=Status.FEASIBLE if again else answer.status,
+                bound_s=None if again else answer.bound_s, reproducible=answer.reproducible,
+            )  # fmt: skip
+        shortage = result.reason
+        strategy = strategy_of(problem, answer.device_of)
+        placing = tighter(problem, placing, answer.device_of, strategy, kept_bytes(placing))
+    return Result(Status.UNKNOWN, None, space=space, reason=shortage)
 
 
 def place(placing: Placing, time_limit_s: float) -> Answer:

@@ -6,8 +6,9 @@ times, sizes and limits as the evaluator. Legend: N operators, D devices; i, j o
 devices. Operators are in topological order.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heappop, heappush
 
@@ -15,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.costs.compute import slowdowns, times_on
+from planner.costs.evaluate import evaluate
 from planner.costs.memory import limit_bytes
 from planner.graph import Graph, consumers, holders, producers, tensors_by_name
 from planner.problem import Problem
 from planner.profile import storage_owner
+from planner.strategy import Strategy
 from planner.topology import pair_widths
 
 Floats = npt.NDArray[np.float64]
@@ -35,6 +38,7 @@ class Flow:
         bytes: of one microbatch.
         gradient: whether a gradient of the same size comes back.
         stashed: whether autograd keeps it, or a tensor in the same storage, for backward.
+        owns: whether it has a storage of its own where all operators are on one device.
     """
 
     producer: int
@@ -42,6 +46,7 @@ class Flow:
     bytes: int
     gradient: bool
     stashed: bool = True
+    owns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,7 @@ def placing_of(problem: Problem) -> Placing:
                 tensors[name].bytes,
                 tensors[name].gradient,
                 storage_owner(profile, name, everything) in stashed,
+                storage_owner(profile, name, everything) == name,
             )
             for name, maker in made_by.items()
             if read_by[name]
@@ -182,6 +188,54 @@ def _sums(graph: Graph, parts: Iterable[tuple[int, int]]) -> Ints:
         found[operator] += size
     found.setflags(write=False)
     return found
+
+
+def least_bytes(placing: Placing) -> Mapping[tuple[int, ...], int]:
+    """What devices keep from forward to backward of one microbatch at the least, by the operators
+    that need it: each entry is held once by every device with at least one of them. No placement
+    without recomputation needs less by the evaluator's count, which adds buffers, workspaces and
+    what no operator stashes but a transfer waits for.
+    """
+    found = Counter[tuple[int, ...]]()
+    extra = 1 + placing.moments
+    for i in range(placing.num_operators):
+        found[i,] += int(placing.parameter_bytes[i] + placing.private_bytes[i])
+        found[i,] += extra * int(placing.trainable_bytes[i])
+    for shared in (*placing.shared_parameters, *placing.inputs):
+        found[shared.operators] += shared.bytes * (1 + extra if shared.trainable else 1)
+    for flow in placing.tensors:
+        if flow.stashed and flow.owns:
+            found[tuple(sorted({flow.producer, *flow.consumers}))] += flow.bytes
+    return found
+
+
+def tighter(
+    problem: Problem,
+    placing: Placing,
+    device_of: Sequence[int],
+    strategy: Strategy,
+    counted: Mapping[tuple[int, ...], int],
+) -> Placing:
+    """The same with so much less memory that a placement which the evaluator finds no room for does
+    not fit by the solver's own count either, by as much, nor on other devices of as much memory.
+
+    Args:
+        device_of: the placement.
+        strategy: the stages that it became.
+        counted: the solver's count, in the form of `least_bytes`.
+    """
+    reserve_bytes = problem.options.reserve_bytes
+    limit, capacity = placing_of(problem).capacity_bytes, placing.capacity_bytes.copy()
+    used = Counter[int]()
+    for those, size in counted.items():
+        for p in {device_of[i] for i in those}:
+            used[p] += size
+    for p, parts in evaluate(problem, strategy).memory.items():
+        over = parts.total_bytes - reserve_bytes - int(limit[p])
+        if over > 0:
+            alike = limit == limit[p]
+            capacity[alike] = np.minimum(capacity[alike], used[p] - over)
+    return replace(placing, capacity_bytes=capacity)
 
 
 def transfer_s(placing: Placing, size_bytes: int, p: int, q: int) -> float:
