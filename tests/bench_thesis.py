@@ -17,8 +17,9 @@ from pathlib import Path
 from planner.clusters import device_table, find_topology, read_topology
 from planner.costs.bounds import lower_bound_s
 from planner.graph import Graph, producers
+from planner.judge import judge
 from planner.model import Model, load
-from planner.plan import compare, judge
+from planner.plan import compare
 from planner.problem import Objective, Optimizer, Options, Problem
 from planner.profilers.analytic import analytic
 from planner.solvers import SOLVERS
