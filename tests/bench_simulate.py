@@ -10,6 +10,7 @@ import argparse
 import random
 import statistics
 import time
+from functools import cache
 
 import numpy as np
 
@@ -80,9 +81,15 @@ def speeds():
 # -------------------------------------------------------------------------------- delta
 
 
+@cache
+def profile_of(model):
+    """A shipped profile; the same object each time, as in one run of the planner."""
+    return read_any_profiles(shipped("profiles") / f"{model}.json")[-1]
+
+
 def problem_of(model, count, preset, sharing=Sharing.EXCLUSIVE):
     """A shipped profile on the first devices of a preset, four microbatches for each."""
-    profile = read_any_profiles(shipped("profiles") / f"{model}.json")[-1]
+    profile = profile_of(model)
     topology = with_sharing(take(read_topology(find_topology(preset)), count), sharing)
     options = Options(4 * count, device_memory_bytes=10**15)
     return Problem(profile, topology, options, device_table().get(profile.device_type))

@@ -43,6 +43,7 @@ class Evaluation:
         program: its action lists, proved to run to their end.
         costs: what each action takes.
         stages: as the closed form sees them.
+        needs: of each stage, the memory of one replica.
         memory: the peak of each used device.
         shortage: why it does not fit, or None.
     """
@@ -50,6 +51,7 @@ class Evaluation:
     program: Program
     costs: ActionCosts
     stages: tuple[StageCost, ...]
+    needs: tuple[StageMemory, ...]
     memory: Mapping[int, MemoryParts]
     shortage: str | None
 
@@ -77,6 +79,7 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
         program=lists,
         costs=costs,
         stages=stages,
+        needs=tuple(needs),
         memory=memory,
         shortage=_shortage(problem, strategy, memory),
     )

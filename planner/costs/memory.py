@@ -316,14 +316,8 @@ def peak_memory(
         device: its position among them.
         stages: what the stages on the device need, by index, together.
     """
-    trainable = sum(one.trainable_bytes for one in stages.values())
-    base = MemoryParts(
-        parameter_bytes=sum(one.parameter_bytes for one in stages.values()),
-        gradient_bytes=trainable,
-        optimizer_bytes=problem.options.optimizer.num_moments * trainable,
-        reserve_bytes=problem.options.reserve_bytes,
-    )
-    kept, buffers, workspace = _use_bytes(problem, strategy, code, device, stages)
+    base = standing_memory(problem, stages)
+    kept, buffers, workspace = use_bytes(problem, strategy, code, device, stages)
     use = kept + buffers + workspace
     fullest = int(use.argmax()) if len(use) else 0
     if not len(use) or use[fullest] <= 0:
@@ -336,14 +330,31 @@ def peak_memory(
     )
 
 
-def _use_bytes(
+def standing_memory(problem: Problem, stages: Mapping[int, StageMemory]) -> MemoryParts:
+    """What a device holds all the time.
+
+    Args:
+        stages: as of `peak_memory`.
+    """
+    trainable = sum(one.trainable_bytes for one in stages.values())
+    return MemoryParts(
+        parameter_bytes=sum(one.parameter_bytes for one in stages.values()),
+        gradient_bytes=trainable,
+        optimizer_bytes=problem.options.optimizer.num_moments * trainable,
+        reserve_bytes=problem.options.reserve_bytes,
+    )
+
+
+def use_bytes(
     problem: Problem,
     strategy: Strategy,
     code: Code,
     device: int,
     stages: Mapping[int, StageMemory],
 ) -> tuple[Ints, Ints, Ints]:
-    """(n,) stash, buffers and workspace of a device during each action of its list."""
+    """(n,) stash, buffers and workspace of a device during each action of its list. Arguments as of
+    `peak_memory`.
+    """
     mine = slice(code.start[device], code.start[device + 1])
     kind, backward, stage = code.kind[mine], code.backward[mine], code.stage[mine]
     tensors = tensors_by_name(problem.profile.graph)

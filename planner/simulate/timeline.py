@@ -154,8 +154,8 @@ class Times:
 def timeline_of(times: Times) -> Timeline:
     """Events and transfers, one by one."""
     code, owner = times.code, times.code.owner()
-    start_s, end_s = _occupied(times)
-    occupying = np.flatnonzero(~_transfers(code) | (end_s > start_s))
+    start_s, end_s = occupied(times)
+    occupying = np.flatnonzero(~transfers(code) | (end_s > start_s))
     # In the order of the lists where several have no length.
     occupying = occupying[np.lexsort((code.devices[owner[occupying]], start_s[occupying]))]
     received = np.flatnonzero(code.kind == Kind.RECEIVE)
@@ -189,15 +189,15 @@ def timeline_of(times: Times) -> Timeline:
     return Timeline(times.iteration_s, events, flows)
 
 
-def _transfers(code: Code) -> npt.NDArray[np.bool_]:
+def transfers(code: Code) -> npt.NDArray[np.bool_]:
     """(n,) whether each action is a send or receive."""
     found: npt.NDArray[np.bool_] = (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
     return found
 
 
-def _occupied(times: Times) -> tuple[Floats, Floats]:
+def occupied(times: Times) -> tuple[Floats, Floats]:
     """(n,) each: from when until when each action occupied its device."""
-    moving = _transfers(times.code)
+    moving = transfers(times.code)
     return (
         np.where(moving, times.post_s, times.start_s),
         np.where(moving, times.posted_s, times.end_s),
@@ -211,8 +211,8 @@ def shares_s(times: Times) -> tuple[Floats, Floats, Floats]:
     position = np.zeros(int(code.devices.max()) + 1, dtype=np.int64)
     position[code.devices] = np.arange(len(code.devices))
     # What keeps a device busy: its own actions, and transfers to and from it.
-    start_s, end_s = _occupied(times)
-    own = np.flatnonzero(~_transfers(code) | (end_s > start_s))
+    start_s, end_s = occupied(times)
+    own = np.flatnonzero(~transfers(code) | (end_s > start_s))
     some = np.concatenate([own, received, received])
     devices = np.concatenate([owner[own], owner[received], position[code.peer[received]]])
     start_s = np.concatenate([start_s[own], np.tile(times.start_s[received], 2)])
