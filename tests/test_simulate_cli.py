@@ -1,7 +1,9 @@
 """`planner simulate`, as a user meets it."""
 
 import json
+import xml.etree.ElementTree as ET
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,40 @@ def test_the_table_shows_stages_and_devices(folder):
     text = run("simulate", "strategy.json", "--topology", "pair.yaml").output
     for said in ("Stages, per microbatch", "Devices, in an iteration of", "gpu0", "lower bound"):
         assert said in text
+
+
+def test_devices_idle_for_reasons_and_the_critical_path_is_as_long_as_the_iteration(folder):
+    solved()
+    found = simulated("strategy.json", "--topology", "pair.yaml")
+    for one in found["timeline"]:
+        assert sum(wait["idle_s"] for wait in one["idle"]) == pytest.approx(one["idle_s"])
+    causes = {wait["cause"] for one in found["timeline"] for wait in one["idle"]}
+    assert {"warm-up", "cool-down"} <= causes
+    path = found["critical_path"]
+    assert path[0]["start_s"] == 0
+    assert path[-1]["end_s"] == found["iteration_s"]
+    for before, after in pairwise(path):
+        assert before["end_s"] == after["start_s"]
+
+
+def test_the_picture_has_a_row_for_every_device(folder):
+    solved()
+    given = ["strategy.json", "--topology", "pair.yaml", "--gantt", "--svg", "plan.svg"]
+    text = run("simulate", *given).output
+    rows = [line for line in text.splitlines() if line.startswith("gpu") and line.endswith("|")]
+    assert [row.split()[0] for row in rows] == ["gpu0", "gpu1", "gpu2", "gpu3"]
+    assert len({len(row) for row in rows}) == 1
+    assert "numbers are microbatches" in text
+    assert "transfer" in text.split("The critical path")[1]
+    assert ET.fromstring(Path("plan.svg").read_text()).tag.endswith("svg")
+
+
+def test_too_many_actions_for_a_picture_are_said(folder, monkeypatch):
+    monkeypatch.setattr("planner.commands.simulate.MOST_ACTIONS", 10)
+    solved()
+    given = ["strategy.json", "--topology", "pair.yaml"]
+    assert simulated(*given)["critical_path"] is None
+    assert "take fewer --microbatches" in run("simulate", *given, "--gantt", code=1).output
 
 
 def test_a_trace_is_written_that_has_all_devices(folder):

@@ -3,7 +3,7 @@
 import logging
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from planner.reports.tables import Table
+    from planner.simulate.timeline import Timeline
 
+# Of a Gantt chart, by what a device does.
+COLOURS = {
+    "forward": "black on blue", "backward": "black on green", "all-reduce": "black on yellow",
+    "step": "black on magenta", "posting": "red", "transfer": "cyan",
+}  # fmt: skip
 # Width of tables where there is no terminal to ask.
 PIPED_WIDTH = 160
 
@@ -69,6 +75,27 @@ def draw(table: "Table", *, tall: bool) -> "RichTable":
     for index, row in enumerate(table.rows):
         drawn.add_row(*map(escape, row), style="bold green" if index == table.marked else None)
     return drawn
+
+
+def show_gantt(timeline: "Timeline", names: Mapping[int, str]) -> None:
+    """Draws what every device does when, as wide as the terminal.
+
+    Args:
+        names: of the devices.
+    """
+    from rich.text import Text
+
+    from planner.simulate.gantt import SIGNS, Kind, gantt
+
+    screen = console()
+    margin = max(map(len, names.values()))
+    for row in gantt(timeline, max(10, screen.width - margin - 3)):
+        line = Text(names[row.device].ljust(margin) + " |")
+        for segment in row.segments:
+            line.append(segment.text, style=COLOURS.get(segment.kind.value, ""))
+        screen.print(line.append("|"), overflow="crop", no_wrap=True)
+    signs = ", ".join(f"{SIGNS[kind]} {kind.value}" for kind in Kind if kind is not Kind.IDLE)
+    screen.print(f"{' ' * margin}  numbers are microbatches; {signs}", style="dim")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from planner.commands.ends import NO_PLAN
 from planner.commands.options import INPUTS, OWN_STAGES, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
-from planner.commands.printing import show
+from planner.commands.printing import show, show_gantt
 from planner.commands.problems import (
     changed_cluster,
     inputs_of,
@@ -26,6 +26,8 @@ from planner.errors import OptionError
 if TYPE_CHECKING:
     from planner.problem import Problem, Result
 
+# Of an iteration; beyond, there is no account of every action.
+MOST_ACTIONS = 300_000
 # Options that say what a strategy says itself.
 OF_THE_STRATEGY = (
     "gpus", "objective", "global_batch", "microbatch_size", "schedule", "optimizer", "recompute",
@@ -41,6 +43,8 @@ OF_THE_STRATEGY = (
 @WHAT_IF
 @click.option("--trace", "trace_path", type=click.Path(path_type=Path),
               help="Write the iteration, to be opened with Perfetto.")  # fmt: skip
+@click.option("--gantt", "drawn", is_flag=True, help="Show what every device does when.")
+@click.option("--svg", "svg_path", type=click.Path(path_type=Path), help="The same as a picture.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def simulate(
@@ -54,13 +58,15 @@ def simulate(
     dropped: tuple[str, ...],
     added: tuple[str, ...],
     trace_path: Path | None,
+    drawn: bool,
+    svg_path: Path | None,
     as_json: bool,
     **training: Any,
 ) -> None:
     """Simulates one iteration of a STRATEGY, or of your own cuts of a profile.
 
     \b
-    planner simulate strategy.json --trace trace.json
+    planner simulate strategy.json --gantt --trace trace.json
     planner simulate strategy.json --microbatches 64 --set links.nic.bandwidth=200Gbps
     planner simulate --profile profiles/gpt2.json --topology p3 --cuts node_view_46 --replicas 2,1
 
@@ -68,10 +74,12 @@ def simulate(
     name, or is another one, --topology.
     """
     from planner.costs.bounds import lower_bound_s
+    from planner.files import write_atomically
     from planner.judge import exactly
-    from planner.reports.simulate import device_table, simulation_json
+    from planner.reports.simulate import device_table, idle_table, path_table, simulation_json
     from planner.reports.solve import certificate_lines, stage_table, times_line
-    from planner.simulate.timeline import timeline_of
+    from planner.simulate.account import account
+    from planner.simulate.gantt_svg import gantt_svg
     from planner.simulate.trace import write_trace
 
     if strategy is None:
@@ -81,8 +89,7 @@ def simulate(
         refuse_what_it_says(ctx)
         problem, name, result = of_strategy(ctx, strategy, training)
         read = {"strategy": strategy, "profile": profile_path}
-    if trace_path is not None:
-        check_output([trace_path], read)
+    check_output([path for path in (trace_path, svg_path) if path is not None], read)
     if settings or dropped or added:
         changed = changed_cluster(problem, settings, dropped, added)
         problem = replace(problem, topology=changed.topology)
@@ -91,15 +98,30 @@ def simulate(
         click.echo(f"the cuts given do not fit: {result.reason}", err=True)
         ctx.exit(NO_PLAN)
     plan, _, times = exactly(problem, name, result, lower_bound_s(problem))
-    if trace_path is not None:
-        names = {device.device: device.name for device in plan.prediction.devices}
-        write_trace(timeline_of(times), names, trace_path)
+    names = {device.device: device.name for device in plan.prediction.devices}
+    few = len(times.code) <= MOST_ACTIONS
+    told = account(problem, result.strategy) if few else None
+    if told is None and (drawn or svg_path or trace_path):
+        raise OptionError(
+            f"an iteration has {len(times.code)} actions, too many for a picture or a trace; take"
+            " fewer --microbatches"
+        )
+    if told is not None and trace_path is not None:
+        write_trace(told.timeline, names, trace_path)
+    if told is not None and svg_path is not None:
+        write_atomically(svg_path, gantt_svg(told.timeline, names).encode())
     if as_json:
-        trace = None if trace_path is None else str(trace_path)
-        click.echo(json.dumps(simulation_json(plan, len(problem.topology.devices), trace)))
+        paths = (None if path is None else str(path) for path in (trace_path, svg_path))
+        plain = simulation_json(plan, told, len(problem.topology.devices), *paths)
+        click.echo(json.dumps(plain))
         return
     show(stage_table(plan))
     show(device_table(plan))
+    if told is not None:
+        show(idle_table(told.idle, names))
+        show(path_table(told.path, names))
+        if drawn:
+            show_gantt(told.timeline, names)
     for line in (
         *certificate_lines(plan)[:1],
         times_line(plan),
@@ -108,6 +130,8 @@ def simulate(
         click.echo(line)
     if trace_path is not None:
         click.echo(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
+    if svg_path is not None:
+        click.echo(f"wrote {svg_path}")
 
 
 def of_cuts(

@@ -1,11 +1,24 @@
 """One simulated iteration as rows of plain text and as the machine's JSON."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.prediction import Plan
 from planner.reports.solve import plan_json
-from planner.reports.tables import Table, percent
+from planner.reports.tables import Table, count, percent
+from planner.schedules import AllReduce, Compute, Receive, Step, text
+from planner.simulate.account import Account
+from planner.simulate.critical_path import PathStep
+from planner.simulate.idle import Cause, Wait
 from planner.units import format_bytes, format_seconds
+
+# Lines of the table of the critical path.
+MOST_PARTS = 12
+
+HEADS: Mapping[Cause, str] = {
+    Cause.WARM_UP: "warm-up", Cause.OUTPUT: "for outputs", Cause.GRADIENT: "for gradients",
+    Cause.ALL_REDUCE: "for all-reduces", Cause.COOL_DOWN: "cool-down", Cause.OWN: "own",
+}  # fmt: skip
 
 
 def device_table(plan: Plan) -> Table:
@@ -30,12 +43,94 @@ def device_table(plan: Plan) -> Table:
     )
 
 
-def simulation_json(plan: Plan, num_devices: int, trace: str | None) -> dict[str, Any]:
+def idle_table(idle: Mapping[int, Mapping[Wait, float]], names: Mapping[int, str]) -> Table:
+    """What each device waits for, of an iteration.
+
+    Args:
+        idle: per device, seconds by cause, the longest first.
+        names: of the devices.
+    """
+    rows = []
+    for device, waits in idle.items():
+        by_cause = dict.fromkeys(Cause, 0.0)
+        for wait, time_s in waits.items():
+            by_cause[wait.cause] += time_s
+        longest = next((wait for wait in waits if wait.stage is not None), None)
+        told = "" if longest is None else f"stage {longest.stage} ({waits_s(waits[longest])})"
+        rows.append((names[device], *map(waits_s, by_cause.values()), told))
+    columns = ("device", *(f">{HEADS[cause]}" for cause in Cause), "longest for")
+    return Table("Why devices idle", columns, tuple(rows), optional=("longest for", ">own"))
+
+
+def waits_s(time_s: float) -> str:
+    """A time of waiting, empty for none."""
+    return format_seconds(time_s) if time_s > 0 else ""
+
+
+def path_table(path: Sequence[PathStep], names: Mapping[int, str]) -> Table:
+    """What the length of the iteration is made of: the actions of the critical path by what they
+    do and where.
+    """
+    parts: dict[tuple[str, str], list[float]] = {}
+    for step in path:
+        parts.setdefault(_said(step, names), []).append(step.end_s - step.start_s)
+    whole_s = path[-1].end_s if path else 0.0
+    shown = sorted(parts.items(), key=lambda part: -sum(part[1]))
+    return Table(
+        f"The critical path, {count(len(path), 'action')}",
+        ("what", "where", ">times", ">together", ">of the iteration"),
+        tuple(
+            (
+                what,
+                where,
+                str(len(times_s)),
+                format_seconds(sum(times_s)),
+                percent(sum(times_s) / whole_s),
+            )
+            for (what, where), times_s in shown[:MOST_PARTS]
+            if sum(times_s) > 0
+        ),
+    )
+
+
+def _said(step: PathStep, names: Mapping[int, str]) -> tuple[str, str]:
+    """What a step does, and where."""
+    where = names[step.device]
+    match step.action:
+        case Compute(direction, stage):
+            return f"{direction.name.lower()} of stage {stage}", where
+        case AllReduce():
+            return "all-reduce", where
+        case Step():
+            return "optimizer step", where
+        case Receive(device=source) if step.transfer:
+            return "transfer", f"{names[source]} to {where}"
+    return "posting of transfers", where
+
+
+def _path_json(step: PathStep) -> dict[str, Any]:
+    return {
+        "action": text(step.action), "device": step.device, "transfer": step.transfer,
+        "reason": step.reason.value, "start_s": step.start_s, "end_s": step.end_s,
+    }  # fmt: skip
+
+
+def _idle_json(waits: Mapping[Wait, float]) -> list[dict[str, Any]]:
+    return [
+        {"cause": w.cause.value, "stage": w.stage, "device": w.device, "idle_s": time_s}
+        for w, time_s in waits.items()
+    ]
+
+
+def simulation_json(
+    plan: Plan, account: Account | None, num_devices: int, trace: str | None, svg: str | None
+) -> dict[str, Any]:
     """The object that `simulate --json` prints.
 
     Args:
+        account: None where there are too many actions for one.
         num_devices: of the topology; `peak_bytes` has one entry for each.
-        trace: path of the trace, None if none was written.
+        trace, svg: paths of the trace and of the picture, None if none was written.
     """
     return {
         "solver": plan.solver,
@@ -50,9 +145,12 @@ def simulation_json(plan: Plan, num_devices: int, trace: str | None) -> dict[str
                 "compute_s": one.compute_s,
                 "communication_s": one.communication_s,
                 "idle_s": one.idle_s,
+                "idle": [] if account is None else _idle_json(account.idle[one.device]),
             }
             for one in plan.prediction.devices
         ],
+        "critical_path": None if account is None else [*map(_path_json, account.path)],
         "notes": list(plan.notes),
         "trace": trace,
+        "svg": svg,
     }
