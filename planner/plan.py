@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.costs.bounds import lower_bound_s, memory_shortage
+from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
 from planner.errors import OptionError
 from planner.interpolate import interpolated
 from planner.jit import compile_clock
@@ -20,11 +20,17 @@ from planner.prediction import (
 from planner.problem import Objective, Problem, Result, Status
 from planner.profile import Profile, Source
 from planner.solvers import PORTFOLIO, SOLVERS
+from planner.units import format_seconds
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01
 # Solvers that take next to no time, whatever the limit.
 ALWAYS_ASKED = ("single", "data-parallel")
+# Whose strategies have no replicas: asked only where such a one may win.
+UNREPLICATED = ("netsplit",)
+# Of the time limit, for solvers that use all they are given: so much, whatever is left, so that
+# results repeat.
+SHARES = {"netsplit": 0.3}
 # Of microbatches between those profiled, so many sizes are planned for.
 MOST_BETWEEN = 4
 # Of a solver whose turn did not come.
@@ -129,8 +135,9 @@ def compare(
         begin = time.monotonic()
         for name in names or PORTFOLIO:
             left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-            left_s = time_limit_s if thorough else left_s
-            reason = None if thorough else _not_asked(name, rows, left_s)
+            share_s = SHARES.get(name, 1.0) * time_limit_s
+            allowed_s = time_limit_s if thorough else min(left_s, share_s)
+            reason = None if thorough else _not_asked(problem, name, rows, left_s)
             if shortage is not None:
                 rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0, size, source))
             elif reason is not None:
@@ -138,18 +145,24 @@ def compare(
             else:
                 progress(name)
                 known = tuple(row.plan.strategy for row in rows if row.plan is not None)
-                rows.append(_row(problem, replace(asked, known=known), name, left_s, bound))
+                row = _row(problem, replace(asked, known=known), name, allowed_s, bound)
+                cut = not thorough and name in SHARES and allowed_s < share_s
+                rows.append(_not_reproducible(row) if cut else row)
     if any(row.reason == OUT_OF_TIME for row in rows):
         rows = [_not_reproducible(row) for row in rows]
     return Comparison(tuple(rows), bound, shortage is not None)
 
 
-def _not_asked(name: str, rows: Sequence[Row], left_s: float) -> str | None:
+def _not_asked(problem: Problem, name: str, rows: Sequence[Row], left_s: float) -> str | None:
     """Why a solver is not asked, or None. Plans are never worse than data parallelism, so it always
     is, as long as nothing better is there.
     """
     if any(row.plan and row.plan.certificate.gap <= GOOD_ENOUGH for row in rows):
         return f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
+    if name in UNREPLICATED and any(row.plan for row in rows):
+        least_s = unreplicated_s(problem)
+        if least_s >= min(objective_s(row.plan) for row in rows if row.plan):
+            return f"not asked: without replicas nothing is faster than {format_seconds(least_s)}"
     return OUT_OF_TIME if left_s <= 0 and rows and name not in ALWAYS_ASKED else None
 
 

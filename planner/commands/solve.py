@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--solver", "solvers", multiple=True, metavar="NAME",
               help="Ask only this one of single, data-parallel, antichain, even, pipedream, heft,"
               " m-topo, m-etf, m-sct, pesto, netsplit, manual; may be repeated.  [default: the"
-              " first five]")  # fmt: skip
+              " first five, netsplit]")  # fmt: skip
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
               default="planner", show_default=True, help="Whose figures decide.")  # fmt: skip
 @click.option("--bandwidth", type=RATE,

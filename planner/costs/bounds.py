@@ -19,22 +19,62 @@ from planner.units import format_bytes
 def lower_bound_s(problem: Problem) -> float:
     """The largest of the bounds that hold for the problem's objective, in s.
 
-    iteration: M times the fractional assignment, the longest path, and ceil(M / K) times the
-    heaviest operator. bottleneck: the fractional assignment. latency: the longest path.
+    iteration: M times the fractional assignment, the longest path, and what one operator forces
+    whose busiest replica has ceil(M / K) microbatches. bottleneck: the fractional assignment.
+    latency: the longest path.
     """
-    kinds = _kinds(problem)
     num_microbatches = problem.options.num_microbatches
     match problem.options.objective:
         case Objective.BOTTLENECK:
             return fractional_s(problem)
         case Objective.LATENCY:
             return longest_path_s(problem)
-    fastest = np.min([t.forward_s + t.backward_s for t in kinds.values()], axis=0)
-    rounds = -(-num_microbatches // len(problem.topology.devices))
     return max(
         num_microbatches * fractional_s(problem),
         longest_path_s(problem),
-        rounds * float(np.max(fastest, initial=0.0)),
+        operator_s(problem, -(-num_microbatches // len(problem.topology.devices))),
+    )
+
+
+def unreplicated_s(problem: Problem) -> float:
+    """The same over strategies in which every operator is on one device, in s."""
+    bound_s, num_microbatches = lower_bound_s(problem), problem.options.num_microbatches
+    match problem.options.objective:
+        case Objective.BOTTLENECK:
+            return max(bound_s, float(np.max(_fastest(problem).sum(axis=0), initial=0.0)))
+        case Objective.LATENCY:
+            return bound_s
+    return max(bound_s, operator_s(problem, num_microbatches))
+
+
+def operator_s(problem: Problem, rounds: int) -> float:
+    """What one operator forces on an iteration in which a device runs it for so many microbatches:
+    its forwards and backwards there, behind the longest chain of forwards to it and before that of
+    backwards from it, each on the fastest type of device, in s.
+    """
+    forward, backward = _fastest(problem)
+    graph = problem.profile.graph
+    before, tensors, made_by = predecessors(graph), tensors_by_name(graph), producers(graph)
+    head = np.zeros(len(before))
+    for v, feeds in enumerate(before):
+        head[v] = max((head[u] + forward[u] for u in feeds), default=0.0)
+    tail = np.zeros(len(before))
+    for v, operator in enumerate(graph.operators):
+        up = [made_by[n] for n in operator.inputs if tensors[n].gradient and n in made_by]
+        tail[v] = max((tail[u] + backward[u] for u in up), default=0.0)
+    # An operator without a backward is done after its last forward.
+    tail = np.where(backward > 0, tail, 0.0)
+    return float(np.max(head + rounds * (forward + backward) + tail, initial=0.0))
+
+
+def _fastest(problem: Problem) -> npt.NDArray[np.float64]:
+    """(2, N) forward and backward of each operator on the type that is fastest for it, in s."""
+    kinds = _kinds(problem).values()
+    return np.array(
+        [
+            np.min([k.forward_s for k in kinds], axis=0),
+            np.min([k.backward_s for k in kinds], axis=0),
+        ]
     )
 
 
@@ -108,9 +148,7 @@ def longest_path_s(problem: Problem) -> float:
     """Longest chain of dependent forwards and backwards of one microbatch, each operator on the
     device type that is fastest for it, in s.
     """
-    kinds = list(_kinds(problem).values())
-    forward = np.min([k.forward_s for k in kinds], axis=0)
-    backward = np.min([k.backward_s for k in kinds], axis=0)
+    forward, backward = _fastest(problem)
     graph = problem.profile.graph
     feeds = predecessors(graph)
     there = np.zeros(len(feeds))

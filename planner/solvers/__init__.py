@@ -37,7 +37,14 @@ SOLVERS: Mapping[str, Solver] = {
     "manual": _from("manual"),
 }
 
-PORTFOLIO: tuple[str, ...] = ("single", "data-parallel", "antichain", "even", "pipedream")
+PORTFOLIO: tuple[str, ...] = (
+    "single",
+    "data-parallel",
+    "antichain",
+    "even",
+    "pipedream",
+    "netsplit",
+)
 """Those that are asked where none is named; the others are there to compare with."""
 
 AUTOMATIC: tuple[str, ...] = tuple(name for name in SOLVERS if name != "manual")
