@@ -362,12 +362,21 @@ def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] =
         from planner import schedules_shared
 
         return Program(Lists(encode(schedules_shared.lists(strategy, crossing, sums, times))), sums)
-    from planner.schedules_blocks import assembled, stage_blocks, stage_ends, stage_sums
+    from planner.schedules_blocks import (
+        Pattern,
+        Shape,
+        assembled,
+        stage_blocks,
+        stage_ends,
+        stage_sums,
+    )
 
     ends = stage_ends(crossing, len(strategy.stages))
     tails = stage_sums(strategy, sums)
+    known: dict[Shape, Pattern] = {}
     blocks = [
-        stage_blocks(strategy, s, ends[s], len(tails[s])) for s in range(len(strategy.stages))
+        stage_blocks(strategy, s, ends[s], len(tails[s]), known)
+        for s in range(len(strategy.stages))
     ]
     code = assembled(blocks, ends, tails, tuple(one.tensor for one in crossing))
     return Program(Lists(code), sums)

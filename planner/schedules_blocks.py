@@ -6,13 +6,14 @@ all devices are blocks put together.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.schedules import SCHEDULES, Code, Direction, Ints, Kind
-from planner.strategy import Crossing, GradientSum, Strategy
+from planner.strategy import Crossing, GradientSum, ScheduleName, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,42 @@ class Ends:
     leaving: tuple[End, ...]
 
 
+class Shape(NamedTuple):
+    """All that the list of a replica depends on but for numbers and names.
+
+    Attributes:
+        schedule: of the strategy.
+        count: microbatches of the replica.
+        warmup: W.
+        entering: per tensor that comes into the stage, whether it has a gradient.
+        leaving: likewise.
+        num_sums: how many sums the replica takes part in.
+    """
+
+    schedule: ScheduleName
+    count: int
+    warmup: int
+    entering: tuple[bool, ...]
+    leaving: tuple[bool, ...]
+    num_sums: int
+
+
+class Pattern(NamedTuple):
+    """The list of a replica, n actions; (n,) each.
+
+    Attributes:
+        kind, backward: as in `Code`.
+        turn: which of the replica's microbatches, from 0 on.
+        slot: what the action moves: a position among the tensors that enter the stage, those that
+            leave it, its sums, and one more for actions that move nothing.
+    """
+
+    kind: npt.NDArray[np.int8]
+    backward: npt.NDArray[np.bool_]
+    turn: Ints
+    slot: Ints
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """The lists of r replicas of a stage, n actions each; columns as in `Code`.
@@ -46,8 +83,7 @@ class Block:
         devices: of the replicas.
         kind, backward, stage: (n,).
         microbatch, peer: (r, n).
-        slot: (n,) what the action moves: a position among the tensors that enter the stage, those
-            that leave it, its sums, and one more for actions that move nothing.
+        slot: (n,) as in `Pattern`.
     """
 
     devices: tuple[int, ...]
@@ -82,13 +118,14 @@ def stage_sums(strategy: Strategy, sums: Sequence[GradientSum]) -> tuple[tuple[i
 
 
 def stage_blocks(
-    strategy: Strategy, s: int, ends: Ends, num_sums: int
-) -> tuple[Block, ...]:  # fmt: skip
+    strategy: Strategy, s: int, ends: Ends, num_sums: int, known: dict[Shape, Pattern]
+) -> tuple[Block, ...]:
     """The lists of a stage: one block, or two where M is no multiple of R.
 
     Args:
         ends: of the stage; which tensors they are does not matter.
         num_sums: how many sums its devices take part in.
+        known: patterns that were made before; new ones are added.
     """
     stage, found = strategy.stages[s], []
     others = [end.stage for end in (*ends.entering, *ends.leaving)]
@@ -96,7 +133,13 @@ def stage_blocks(
     for count, which in ((rounds + 1, range(more)), (rounds, range(more, stage.num_replicas))):
         if not which:
             continue
-        kind, backward, turn, slot = _pattern(strategy, s, count, ends, num_sums)
+        entering, leaving = (
+            tuple(e.gradient for e in some) for some in (ends.entering, ends.leaving)
+        )
+        shape = Shape(strategy.schedule, count, stage.warmup, entering, leaving, num_sums)
+        if shape not in known:
+            known[shape] = pattern(shape)
+        kind, backward, turn, slot = known[shape]
         of_stage = kind <= Kind.RECEIVE
         microbatch = np.array(which)[:, None] + turn * stage.num_replicas
         microbatch = np.where(of_stage, microbatch, 0)
@@ -132,10 +175,6 @@ def assembled(
         for row, device in enumerate(block.devices)
     )
     each = [blocks[s][b] for _, s, b, _ in rows]
-    moved = [
-        np.array([*(e.tensor for e in (*both.entering, *both.leaving)), *tail, 0])
-        for both, tail in zip(ends, tails, strict=True)
-    ]
     return Code(
         np.array([device for device, *_ in rows], dtype=np.int64),
         np.cumsum([0, *(len(block.kind) for block in each)]),
@@ -145,27 +184,45 @@ def assembled(
         np.concatenate(
             [block.microbatch[row] for block, (*_, row) in zip(each, rows, strict=True)]
         ),
-        np.concatenate(
-            [moved[s][block.slot] for block, (_, s, *_) in zip(each, rows, strict=True)]
-        ),
+        _tensors([(s, block) for block, (_, s, *_) in zip(each, rows, strict=True)], ends, tails),
         np.concatenate([block.peer[row] for block, (*_, row) in zip(each, rows, strict=True)]),
         names,
     )
 
 
-def _pattern(
-    strategy: Strategy, s: int, count: int, ends: Ends, num_sums: int
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_], Ints, Ints]:
-    """Forwards, backwards and transfers of a replica of stage s, then its sums and the step.
+def renamed(
+    code: Code,
+    blocks: Sequence[Sequence[Block]],
+    ends: Sequence[Ends],
+    tails: Sequence[Sequence[int]],
+    names: tuple[str, ...],
+) -> Code:
+    """The lists that were put together from blocks, for other tensors. Arguments as of `assembled`,
+    with the same blocks.
+    """
+    owner = {device: (s, b) for s, some in enumerate(blocks) for b in some for device in b.devices}
+    tensor = _tensors([owner[device] for device in code.devices.tolist()], ends, tails)
+    return replace(code, tensor=tensor, tensors=names)
+
+
+def _tensors(
+    rows: Sequence[tuple[int, Block]], ends: Sequence[Ends], tails: Sequence[Sequence[int]]
+) -> Ints:
+    """The column of tensors and sums.
 
     Args:
-        count: its microbatches.
-
-    Returns:
-        (n,) each: kind, backward and slot as in `Block`, and which of the replica's microbatches,
-        from 0 on, before the slot.
+        rows: stage and block of each device.
     """
-    order = list(SCHEDULES[strategy.schedule](count, strategy.stages[s].warmup))
+    moved = [
+        np.array([*(e.tensor for e in (*both.entering, *both.leaving)), *tail, 0])
+        for both, tail in zip(ends, tails, strict=True)
+    ]
+    return np.concatenate([moved[s][block.slot] for s, block in rows])
+
+
+def pattern(shape: Shape) -> Pattern:
+    """Forwards, backwards and transfers of a replica, then its sums and the step."""
+    order = list(SCHEDULES[shape.schedule](shape.count, shape.warmup))
     back = np.array([direction is Direction.BACKWARD for direction, _ in order])
     turn = np.array([k for _, k in order], dtype=np.int64)
     places = np.arange(len(order))
@@ -178,15 +235,15 @@ def _pattern(
         posted[same[:1]] = np.maximum(same[:1] - 1, 0)
     # (place, 0 before its action or 2 after it, computation, position), and what the action is.
     keys = [np.stack([places, np.ones_like(places), places, np.zeros_like(places)])]
-    before = {True: 0, False: len(ends.entering)}
-    nothing = len(ends.entering) + len(ends.leaving) + num_sums
+    before = {True: 0, False: len(shape.entering)}
+    nothing = len(shape.entering) + len(shape.leaving) + shape.num_sums
     parts = [(Kind.COMPUTE, places, nothing)]
     for kind, at, phase in ((Kind.RECEIVE, posted, 0), (Kind.SEND, places, 2)):
         for backward in (False, True):
             own = np.flatnonzero(back == backward)
             entering = (kind is Kind.RECEIVE) != backward
-            for j, end in enumerate(ends.entering if entering else ends.leaving):
-                if end.gradient or not backward:
+            for j, gradient in enumerate(shape.entering if entering else shape.leaving):
+                if gradient or not backward:
                     place = at[own], np.full_like(own, phase), own, np.full_like(own, j)
                     keys.append(np.stack(place))
                     parts.append((kind, own, before[entering] + j))
@@ -194,14 +251,15 @@ def _pattern(
     of = np.concatenate([own for _, own, _ in parts])
     place_of, phase_of, computation, j_of = np.concatenate(keys, axis=1)
     by_place = np.lexsort((j_of, computation, phase_of, place_of))
-    zeros = np.zeros(num_sums + 1, dtype=np.int64)
+    zeros = np.zeros(shape.num_sums + 1, dtype=np.int64)
+    tail = [*[Kind.SUM] * shape.num_sums, Kind.STEP]
 
     def column(values: Sequence[int], end: Sequence[int]) -> Ints:
         return np.concatenate([np.repeat(values, sizes)[by_place], end])
 
-    return (
-        column([kind for kind, *_ in parts], [*[Kind.SUM] * num_sums, Kind.STEP]).astype(np.int8),
+    return Pattern(
+        column([kind for kind, *_ in parts], tail).astype(np.int8),
         np.concatenate([back[of][by_place], zeros.astype(bool)]),
         np.concatenate([turn[of][by_place], zeros]),
-        column([slot for *_, slot in parts], range(nothing - num_sums, nothing + 1)),
+        column([slot for *_, slot in parts], range(nothing - shape.num_sums, nothing + 1)),
     )

@@ -1,5 +1,6 @@
 """What is read off a timeline: idle times, memory over time and the critical path."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.evaluate import evaluate
-from planner.schedules import Compute, Direction, program, text
+from planner.schedules import Compute, Direction, default_warmups, program, text
+from planner.simulate.account import account
 from planner.simulate.critical_path import Reason, critical_path
 from planner.simulate.events import run, simulate
 from planner.simulate.idle import Cause, Wait, idle_by_cause, idle_times
@@ -21,7 +23,7 @@ from planner.simulate.timeline import (
     idle_s,
 )
 from tests.programs import chain, mesh, split, split_graphs, star, with_sharing, written
-from tests.test_delta import problems_and_strategies
+from tests.test_delta import example, problems_and_strategies
 from tests.test_simulate import ALONE, costs, or_error, timed_cases
 
 # Critical path, by hand.
@@ -141,6 +143,24 @@ def test_computation_communication_and_the_causes_make_up_the_iteration(case, ex
         assert Wait(Cause.OWN) not in waits
     for one in idle_times(timeline, strategy, graph):
         assert one.start_s < one.end_s
+
+
+def test_a_device_with_several_stages_is_accounted_for_too():
+    problem, strategy = example()
+    devices = ((0,), (1,), (0,))
+    depths = default_warmups((1, 1, 1), 4, devices=devices)
+    stages = zip(strategy.stages, devices, depths, strict=True)
+    shared = replace(strategy, stages=tuple(replace(s, devices=d, warmup=w) for s, d, w in stages))
+    found, evaluation = account(problem, shared), evaluate(problem, shared)
+    peaks = {d: max(size for _, size in curve) for d, curve in found.timeline.memory.items()}
+    assert peaks == {d: parts.total_bytes for d, parts in evaluation.memory.items()}
+    assert found.path[-1].end_s == found.timeline.iteration_s
+    assert all(a.end_s == b.start_s for a, b in pairwise(found.path))
+    for device, waits in found.idle.items():
+        assert sum(waits.values()) == pytest.approx(idle_s(found.timeline, device), abs=1e-12)
+    # Device 0 waits for the output of stage 1 in stage 2, and for its gradient in stage 0.
+    causes = {(one.cause, one.stage) for one in found.idle[0]}
+    assert causes <= {(Cause.OUTPUT, 1), (Cause.GRADIENT, 1), (Cause.COOL_DOWN, None)}
 
 
 # Memory.

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.actions import ActionCosts
-from planner.schedules import AllReduce, Compute, Direction, Send, Step, dry_run, program, text
+from planner.costs.collectives import allreduce_s
+from planner.schedules import (
+    AllReduce,
+    Compute,
+    Direction,
+    Receive,
+    Send,
+    Step,
+    dry_run,
+    program,
+    text,
+)
 from planner.simulate.events import run, simulate
 from planner.simulate.timeline import (
     Event,
@@ -355,6 +366,48 @@ def test_transfers_of_a_pair_do_not_overlap_and_no_link_carries_more_than_it_can
             loads[link] += flow.bytes
     for link, load in loads.items():
         assert load <= topology.links[link].bandwidth_bytes_per_s * found.iteration_s
+
+
+@given(split_graphs(), st.sampled_from(Sharing))
+def test_as_many_bytes_are_received_as_sent(case, sharing):
+    graph, strategy = case
+    lists = program(strategy, graph)
+    count = len(lists.lists)
+    topology = with_sharing(star([3.0] * count, [2.0] * count), sharing)
+    found = simulate(lists, costs(lists), topology)
+    sizes = {one.tensor: one.bytes for one in crossings(strategy, graph)}
+    for device, actions in lists.lists.items():
+        for kind, end in ((Send, "source"), (Receive, "target")):
+            due = sum(sizes[a.tensor] for a in actions if isinstance(a, kind))
+            assert due == sum(f.bytes for f in found.flows if getattr(f, end) == device)
+
+
+@given(split_graphs())
+def test_an_exclusive_link_carries_one_transfer_at_a_time_at_full_speed(case):
+    graph, strategy = case
+    lists = program(strategy, graph)
+    count = len(lists.lists)
+    topology = with_sharing(star([3.0] * count, [2.0] * count, [0.5] * count), ALONE)
+    found = simulate(lists, costs(lists), topology)
+    on = {}
+    for flow in found.flows:
+        assert flow.end_s == flow.start_s + 0.5 + flow.bytes / 2.0
+        for link in routes(topology)[flow.source, flow.target]:
+            on.setdefault(link, []).append((flow.start_s, flow.end_s))
+    for times in on.values():
+        assert all(a[1] <= b[0] for a, b in pairwise(sorted(times)))
+
+
+def test_a_ring_all_reduce_at_the_end_of_data_parallelism_by_hand():
+    # 3 replicas, 2 microbatches each of 3 s; 2 (3 - 1) messages of 12 / 3 bytes at 2 B/s, 1 s
+    # apart; and the step.
+    graph = chain(1)
+    lists = program(split(graph, [], [3], 6), graph)
+    topology = mesh(3, bandwidth=2.0, latency_s=1.0)
+    sum_s = allreduce_s(topology, (0, 1, 2), 12)
+    assert sum_s == 4 * (1.0 + 4 / 2.0)
+    found = simulate(lists, costs(lists, sum_s=sum_s, step_s=0.5), topology)
+    assert found.iteration_s == 2 * 3.0 + 12.0 + 0.5
 
 
 @settings(max_examples=200)

@@ -6,17 +6,17 @@ What a change leaves alone is taken over from the strategy before:
 
     prices      of stages with the same operators
     crossings   of tensors that no moved operator makes or reads
-    sums        if the devices stay, and no moved operator has parameters
+    sums        if the devices stay and no moved operator has parameters
     blocks      (`schedules_blocks.py`) of stages with the same devices, warm-up and ends; which
                 tensors cross there does not matter
     wiring      and routes, if all blocks stay
+    patterns    of lists, of all strategies before
     times       if all blocks stay and all actions take what they took
 
-The times are computed anew from the first event on. In a pipeline there is next to nothing to take
-over: a change of a stage reaches all others within the first microbatch, at its first forward, and
-floating-point sums do not absorb it again. So the loop (`closed_kernels.py`) runs over all actions,
-which takes less than what is before it does. Results equal those of a full simulation to the last
-bit, on any links; the loop is the fast one where transfers do not share bandwidth.
+Where an action takes another time, the event loop runs from its start: the first forward of any
+stage is in the first few percent of an iteration, so there is no later point to go on from. It is
+the fast loop (`closed_kernels.py`) where transfers do not share bandwidth. Results equal those of a
+full simulation to the last bit, on any links.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,10 @@ from planner.schedules import Lists, Program
 from planner.schedules_blocks import (
     Block,
     Ends,
+    Pattern,
+    Shape,
     assembled,
+    renamed,
     stage_blocks,
     stage_ends,
     stage_sums,
@@ -51,6 +54,9 @@ from planner.strategy import (
     stage_of,
     violations,
 )
+
+# A chain of strategies remembers so many patterns, then begins anew.
+MOST_PATTERNS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +81,7 @@ class Simulated:
     _crossing: tuple[Crossing, ...]
     # Of each stage.
     _prices: tuple[StagePrice, ...]
+    _patterns: dict[Shape, Pattern]
     _shapes: tuple[object, ...]
     _blocks: tuple[tuple[Block, ...], ...]
     _wired: Wired
@@ -114,25 +121,28 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
     costs = action_costs(problem, strategy, prices, crossing, sums)
     ends, tails = stage_ends(crossing, len(strategy.stages)), stage_sums(strategy, sums)
     shapes = tuple(_shape(strategy, s, ends[s], len(tails[s])) for s in range(len(ends)))
+    patterns = dict(before._patterns) if before and len(before._patterns) < MOST_PATTERNS else {}
     blocks = tuple(
         before._blocks[s]
         if before is not None and before._shapes[s] == shape
-        else stage_blocks(strategy, s, ends[s], len(tails[s]))
+        else stage_blocks(strategy, s, ends[s], len(tails[s]), patterns)
         for s, shape in enumerate(shapes)
     )
-    code = assembled(blocks, ends, tails, tuple(one.tensor for one in crossing))
-    lists = Program(Lists(code), sums)
-    same = before is not None and before._shapes == shapes and before.program.sums == sums
-    found = before._wired if same and before is not None else wired(code, problem.topology)
-    amount = amounts(code, costs)
-    if same and before is not None and np.array_equal(amount, before._amount):
+    names = tuple(one.tensor for one in crossing)
+    if before is not None and before._shapes == shapes and before.program.sums == sums:
+        code, found = renamed(before.times.code, blocks, ends, tails, names), before._wired
+    else:
+        code = assembled(blocks, ends, tails, names)
+        found = wired(code, problem.topology)
+    lists, amount = Program(Lists(code), sums), amounts(code, costs)
+    if before and found is before._wired and np.array_equal(amount, before._amount):
         sizes = tuple(one.bytes for one in crossing)
         times = replace(before.times, code=code, tensor_bytes=sizes)
     else:
         times = run_wired(lists, costs, problem.topology, found, amount)
     return Simulated(
-        problem, strategy, lists, costs, times, stages, crossing, prices, shapes, blocks, found,
-        amount,
+        problem, strategy, lists, costs, times, stages, crossing, prices, patterns, shapes, blocks,
+        found, amount,
     )  # fmt: skip
 
 

@@ -123,20 +123,20 @@ def amounts(code: Code, costs: ActionCosts) -> Floats:
     owner = code.owner()
     position = {device: d for d, device in enumerate(code.devices.tolist())}
     amount = np.full(len(code), nan)
-    for backward, known in ((False, costs.forward_s), (True, costs.backward_s)):
-        table = np.full((len(position), int(code.stage.max(initial=0)) + 1), nan)
+    table = np.full((2, len(position), int(code.stage.max(initial=0)) + 1), nan)
+    for backward, known in enumerate((costs.forward_s, costs.backward_s)):
         for (stage, device), time_s in known.items():
-            if device in position and stage < table.shape[1]:
-                table[position[device], stage] = time_s
-        own = (code.kind == Kind.COMPUTE) & (code.backward == backward)
-        amount[own] = table[owner[own], code.stage[own]]
+            if device in position and stage < table.shape[2]:
+                table[backward, position[device], stage] = time_s
+    own = np.flatnonzero(code.kind == Kind.COMPUTE)
+    amount[own] = table[code.backward[own].astype(np.int8), owner[own], code.stage[own]]
     for kind, values, of in (
         (Kind.RECEIVE, [costs.tensor_bytes.get(name, nan) for name in code.tensors], code.tensor),
         (Kind.SUM, costs.sum_s, code.tensor),
         (Kind.STEP, [costs.step_s.get(device, nan) for device in position], owner),
     ):
-        own = code.kind == kind
-        if own.any():
+        own = np.flatnonzero(code.kind == kind)
+        if len(own):
             amount[own] = np.array(values, dtype=float)[of[own]]
     if costs.launch_s:
         launch_s = np.array([costs.launch_s.get(device, 0.0) for device in position])

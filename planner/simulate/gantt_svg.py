@@ -115,7 +115,7 @@ def _axis(iteration_s: float, left: float, top: float, width: float) -> Iterator
     for i in range(int(iteration_s / tick_s) + 1):
         x = left + i * tick_s / iteration_s * width
         yield f"<path d='M{x:.1f} {top:.1f}v4' stroke='{INK}'/>"
-        yield _words(format_seconds(i * tick_s), x, top + 15, "middle")
+        yield _words(format_seconds(i * tick_s) if i else "0", x, top + 15, "middle")
 
 
 def _round_step(least_s: float) -> float:
