@@ -220,9 +220,7 @@ def chosen(costs: Costs, state: State, moved: Ints, target: Ints) -> int:
 
 
 @njit
-def annealed(
-    costs: Costs, start: Ints, seed: int, moves: int, heat: float
-) -> tuple[Ints, float]:
+def annealed(costs: Costs, start: Ints, seed: int, moves: int, heat: float) -> tuple[Ints, float]:
     """The best placement that simulated annealing meets, and its largest load in s.
 
     What is cooled down on is the 64-norm of all loads, from a temperature of `heat` of the first

@@ -38,7 +38,7 @@ from planner.solvers.mip import Mip
 TOLD_APART = 3
 """Heaviest items per device for which (7) is asked; every further one costs rows and tells less."""
 
-TIDY = 0.01
+TIDY = 0.1
 """Weight of the mean work beside the largest in a neighbourhood."""
 
 
@@ -67,14 +67,13 @@ class Model:
 
     def hint(self, on: Sequence[int]) -> dict[int, float]:
         """The values of x of a placement."""
-        return {
-            j: float(on[v] == p) for v, row in enumerate(self.x) for p, j in enumerate(row)
-        }
+        return {j: float(on[v] == p) for v, row in enumerate(self.x) for p, j in enumerate(row)}
 
 
 def heaviest_first(problem: Bottleneck) -> list[int]:
     """Items by falling work where they are fastest."""
-    return np.argsort(-problem.work_s.min(axis=1), kind="stable").tolist()
+    lightest = problem.work_s.min(axis=1)
+    return sorted(range(problem.num_items), key=lambda v: -lightest[v])
 
 
 def canonical(problem: Bottleneck, on: Sequence[int]) -> tuple[int, ...]:
@@ -210,10 +209,10 @@ def neighbourhood(model: Model, on: Sequence[int], devices: Collection[int]) -> 
             elif p not in devices:
                 high[j] = 0.0
     rows, objective = list(mip.rows), {model.bottleneck: 1.0}
-    for place, row in model.place.items():
-        terms, _, limit = rows[row]
+    for place, at in model.place.items():
+        terms, _, _ = rows[at]
         if not _touches(place, num, devices):
-            rows[row] = (terms, -np.inf, np.inf)
+            rows[at] = (terms, -np.inf, np.inf)
             continue
         for j, a in terms.items():
             if j != model.bottleneck:

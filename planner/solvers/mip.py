@@ -118,9 +118,7 @@ def highs(mip: Mip, limits: Limits, hint: Terms) -> Solved:
         relative_gap_tolerance=limits.gap,
         random_seed=limits.seed,
     )
-    found = mathopt.solve(
-        model, mathopt.SolverType.HIGHS, params=parameters, model_params=starts
-    )
+    found = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters, model_params=starts)
     reason, limit = found.termination.reason, found.termination.limit
     in_time = limit != mathopt.Limit.TIME
     bound = found.termination.objective_bounds.dual_bound
