@@ -24,8 +24,9 @@ def measured(instance, published_ms, limit_s, seed):
     took_s = time.monotonic() - begin
     row, contiguous = found.rows[:2]
     published = f"{published_ms:10.5f}" if published_ms else " " * 10
+    name = instance.split("/", 1)[1].removesuffix(".json")
     print(
-        f"{instance.split('/', 1)[1].removesuffix('.json'):36} {contiguous.bottleneck_s * 1e3:10.5f}"
+        f"{name:36} {contiguous.bottleneck_s * 1e3:10.5f}"
         f" {published} {row.bottleneck_s * 1e3:10.5f} {row.bound_s * 1e3:10.5f}"
         f" {row.bottleneck_s / row.bound_s - 1:7.3%} {took_s:6.1f} {row.status}"
         f"{'' if row.reproducible else ', cut by the clock'}",

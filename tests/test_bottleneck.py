@@ -14,7 +14,7 @@ from planner.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode
 from planner.problem import Engine, Status
 from planner.solvers import bottleneck
 from planner.solvers.bottleneck_kernels import annealed
-from planner.solvers.bottleneck_mip import built, canonical, neighbourhood
+from planner.solvers.bottleneck_mip import TIDY, built, canonical, neighbourhood
 from planner.solvers.bottleneck_model import (
     Bottleneck,
     Net,
@@ -161,10 +161,19 @@ def test_a_neighbourhood_moves_only_what_it_may_and_gets_no_worse(problem, data)
     assert fits(problem, found)
     for p, q in zip(start, found, strict=True):
         assert (q in devices) if p in devices else (p == q)
-    assert (
-        bottleneck_s(problem, found)
-        <= max(bottleneck_s(problem, start), least_s(problem)) * 1.2 + 1e-9
-    )  # ties and less work in total count too
+    most_s = tidied_s(problem, start, devices)
+    assert tidied_s(problem, found, devices) <= most_s * (1 + 2e-6) + 1e-9
+
+
+def tidied_s(problem, on, devices):
+    """What a neighbourhood minimises: the largest work that has an end on some devices, and a part
+    of the sum of these works.
+    """
+    num = problem.num_devices
+    works = works_s(problem, on)
+    ends = [{p} for p in range(num)] + [{p, q} for p in range(num) for q in range(num)]
+    touched = works[[not places.isdisjoint(devices) for places in ends]]
+    return touched.max() + TIDY * touched.sum() / len(devices)
 
 
 @settings(max_examples=40)
@@ -347,8 +356,7 @@ def test_dnn_partitioning_without_contiguity_is_as_by_every_placement(graph):
     assert sorted(v for s in found.split.stages for v in s.nodes) == [*range(len(graph.nodes))]
 
 
-#   0 (3) -> 1 (2) -> 2 (3): contiguous in two 5 and 3; 0 with 2 apart from 1: not better, but
-#   3, 2, 3, 2 without edges: 5 and 5, of which a chain of downsets has 0 and 1, 2 and 3
+#   3 -> 1 -> 1 -> 3 -> 2 -> 2:  contiguous 5 | 7;  not, 3 1 2 | 1 3 2
 def test_the_row_of_placements_comes_first_and_names_its_bound():
     nodes = tuple(
         DnnNode(v, time, 90.0, False, True, f"n{v}") for v, time in enumerate([3, 1, 1, 3, 2, 2])
