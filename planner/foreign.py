@@ -15,13 +15,14 @@ from typing import Any
 from planner.costs import dnn_partitioning, piper
 from planner.costs.memory import own_limit_bytes
 from planner.errors import OptionError
-from planner.formats.dnn_partitioning import DnnGraph, colocated
+from planner.formats.dnn_partitioning import DnnGraph, colocated, color_classes
 from planner.formats.piper import RECOMPUTED, PiperGraph
-from planner.problem import Problem, Recompute, Status
+from planner.problem import Engine, Problem, Recompute, Status
 from planner.solvers.dnn_partitioning import DEFAULT_MAX_DOWNSETS, DnnStage, split
+from planner.solvers.dnn_partitioning_placement import place
 from planner.solvers.piper import PiperOptions, PiperPlan, plan
 from planner.solvers.piper_equal import equal_stages
-from planner.units import format_bytes
+from planner.units import format_bytes, format_seconds
 
 # Piper's files have one time for both passes; this share of it is shown as the forward pass.
 PIPER_FORWARD_SHARE = 1 / 3
@@ -46,6 +47,9 @@ class ForeignOptions:
         recompute: whether layers may or must recompute their activations; Piper's.
         max_downsets: the most to look at; None leaves it to the solver.
         exact: whether to look at all.
+        contiguous: whether stages must be differences of downsets; dnn-partitioning's.
+        time_limit_s: of the search for placements that are not contiguous.
+        seed: of that search; engine: who solves its programs, gurobi or else HiGHS.
     """
 
     num_devices: int | None = None
@@ -55,6 +59,10 @@ class ForeignOptions:
     recompute: Recompute = Recompute.AUTO
     max_downsets: int | None = None
     exact: bool = False
+    contiguous: bool = True
+    time_limit_s: float = 10.0
+    seed: int = 0
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +97,12 @@ class ForeignRow:
     Attributes:
         solver: its name.
         status: of its own space.
-        stages: in topological order; empty if it has no plan.
+        stages: in topological order, or by their first operators where they are not contiguous;
+            empty if it has no plan.
         reason: why it has none.
         solve_s: how long it took.
+        bound_s: nothing in its space has a smaller objective; None if it has no bound.
+        reproducible: False where the clock cut the search.
     """
 
     solver: str
@@ -99,6 +110,8 @@ class ForeignRow:
     stages: tuple[ForeignStage, ...]
     reason: str | None = None
     solve_s: float = 0.0
+    bound_s: float | None = None
+    reproducible: bool = True
 
     @property
     def bottleneck_s(self) -> float | None:
@@ -183,8 +196,11 @@ def _solve_dnn(graph: DnnGraph, options: ForeignOptions) -> ForeignComparison:
     memory = graph.memory_bytes if options.memory_bytes is None else options.memory_bytes
     most = None if options.exact else options.max_downsets or DEFAULT_MAX_DOWNSETS
 
+    known: list[DnnStage] = []
+
     def exact() -> ForeignRow:
         found = split(graph, count, memory, most)
+        known.extend(found.stages)
         stages = _dnn_stages(graph, found.stages, count)
         reason = None if stages else _dnn_reason(graph, count, memory)
         return ForeignRow("dnn-partitioning", found.status, stages, reason)
@@ -200,10 +216,44 @@ def _solve_dnn(graph: DnnGraph, options: ForeignOptions) -> ForeignComparison:
     notes = []
     if graph.num_cpus:
         notes.append(f"the host's CPUs count as devices from {count} on, as the file says")
-    rows = (_timed(exact), _timed(single))
+    rows = [_timed(exact), _timed(single)]
+    if not options.contiguous:
+        row, said = _dnn_placement(graph, count, memory, known, options)
+        rows.insert(0, row)
+        notes += said
     return ForeignComparison(
-        ForeignModel.DNN_PARTITIONING, rows, count + graph.num_cpus, tuple(notes)
+        ForeignModel.DNN_PARTITIONING, tuple(rows), count + graph.num_cpus, tuple(notes)
     )
+
+
+def _dnn_placement(
+    graph: DnnGraph,
+    count: int,
+    memory: float,
+    known: Sequence[DnnStage],
+    options: ForeignOptions,
+) -> tuple[ForeignRow, list[str]]:
+    """The row of placements that need not be contiguous, and what to say of it."""
+    begin = time.monotonic()
+    found = place(graph, count, memory, known, options.time_limit_s, options.seed, options.engine)
+    stages, bound_s = _dnn_stages(graph, found.split.stages, count), found.bound_s
+    row = ForeignRow(
+        "netsplit",
+        found.split.status,
+        stages,
+        None if stages else _dnn_reason(graph, count, memory, contiguous=False),
+        time.monotonic() - begin,
+        bound_s if stages and bound_s > 0 else None,
+        found.reproducible,
+    )
+    notes = [found.note] if found.note else []
+    if row.bottleneck_s is not None and row.bound_s is not None:
+        gap = max(0.0, row.bottleneck_s / row.bound_s - 1)
+        notes.append(
+            f"netsplit: no placement is below {format_seconds(row.bound_s)}, contiguous or not;"
+            f" gap {gap:.2%}"
+        )
+    return row, notes
 
 
 def _dnn_stages(
@@ -236,20 +286,24 @@ def _dnn_stages(
     return tuple(found)
 
 
-def _dnn_reason(graph: DnnGraph, num_devices: int, memory: float) -> str:
-    """Why there is no split."""
+def _dnn_reason(
+    graph: DnnGraph, num_devices: int, memory: float, *, contiguous: bool = True
+) -> str:
+    """Why there is no split, or no placement."""
     refused = [node for node in graph.nodes if not node.supported]
     if refused and (num_devices == 1 or not graph.num_cpus):
         return f"{refused[0].name or refused[0].id} runs on no device, and there is no CPU for it"
     limit = format_bytes(memory)
     needed = dnn_partitioning.memory_bytes(graph, range(len(graph.nodes)))
-    largest = max(dnn_partitioning.memory_bytes(graph, nodes) for nodes in colocated(graph).members)
+    together = colocated(graph).members if contiguous else color_classes(graph)
+    largest = max(dnn_partitioning.memory_bytes(graph, nodes) for nodes in together)
     if largest > memory:
         what = f"nodes that share a device occupy {format_bytes(largest)}, the limit is {limit}"
     elif needed > num_devices * memory:
         what = f"the nodes occupy {format_bytes(needed)}, more than {num_devices} x {limit}"
     else:
-        what = f"no contiguous split has {num_devices} parts of at most {limit} each"
+        kind = "contiguous split" if contiguous else "placement"
+        what = f"no {kind} has {num_devices} parts of at most {limit} each"
     return f"{what}; try more devices or --device-memory"
 
 
@@ -372,9 +426,9 @@ def _row_json(row: ForeignRow, num_devices: int) -> dict[str, Any]:
                 "bubble_fraction",
                 "lower_bound_s",
                 "gap",
-                "space_bound_s",
             )
         ),
+        "space_bound_s": row.bound_s,
         "peak_bytes": [round(peaks.get(d, 0)) for d in range(num_devices)] if planned else None,
         "num_stages": len(row.stages) if planned else None,
         "stages": [
@@ -391,5 +445,5 @@ def _row_json(row: ForeignRow, num_devices: int) -> dict[str, Any]:
         ]
         if planned
         else None,
-        "reproducible": True if planned else None,
+        "reproducible": row.reproducible if planned else None,
     }

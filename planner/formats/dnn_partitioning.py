@@ -179,6 +179,11 @@ def colors(graph: DnnGraph) -> list[int]:
     return [seen.setdefault(key, len(seen)) for key in keys]
 
 
+def color_classes(graph: DnnGraph) -> list[list[int]]:
+    """The positions of the nodes of each color class, by `colors`."""
+    return _members(colors(graph))
+
+
 def colocated(graph: DnnGraph) -> Blocks:
     """The blocks that a contiguous split may part.
 

@@ -67,11 +67,14 @@ class _Search:
         name: of what is minimised.
         price: of a placement, in s.
         run: the engine, on an instance, with a limit in s and a placement to start from.
+        whole: whether the last instance is always the whole graph, operators one by one, so that
+            the bound speaks of it.
     """
 
     name: str
     price: Price
     run: Callable[[Instance, float, Sequence[int] | None], Answer]
+    whole: bool = False
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
@@ -154,8 +157,9 @@ def _searches(problem: Problem, placing: Placing) -> Iterator[_Search]:
             "the smallest bottleneck",
             lambda device_of: _bottleneck_s(placing, device_of, order),
             lambda instance, limit_s, start: netsplit_bottleneck.solve(
-                instance, limit_s, start, order
+                instance, limit_s, start, order, options.seed, options.netsplit.engine
             ),
+            whole=True,
         )
     if options.objective is not Objective.BOTTLENECK:
         engine = options.netsplit.engine or Engine.CP_SAT
@@ -203,7 +207,11 @@ def _best(
 ) -> tuple[Answer, str]:
     """The answer of the finest model, or a better placement from before it."""
     known = _known(problem, placing)
-    levels = _levels(placing, relaxed=problem.options.netsplit.relaxed)
+    levels = (
+        _levels_to_whole(placing)
+        if search.whole
+        else _levels(placing, relaxed=problem.options.netsplit.relaxed)
+    )
     answer, instance = None, levels[0]
     for k, instance in enumerate(levels):
         last = k + 1 == len(levels)
@@ -236,6 +244,14 @@ def _levels(placing: Placing, *, relaxed: bool) -> tuple[Instance, ...]:
         many = tuple((i,) for i in range(placing.num_operators))
     chosen = (few,) if relaxed or len(few) == len(many) else (few, many)
     return tuple(instance_of(placing, groups, relaxed=relaxed) for groups in chosen)
+
+
+def _levels_to_whole(placing: Placing) -> tuple[Instance, ...]:
+    """The whole graph; before it, where it is large, so many groups that much is found."""
+    whole = instance_of(placing, [(i,) for i in range(placing.num_operators)])
+    if placing.num_operators <= FINE_GROUPS:
+        return (whole,)
+    return instance_of(placing, coplaced(placing, FINE_GROUPS)), whole
 
 
 def _start(instance: Instance, known: Sequence[Device], price: Price) -> Device | None:
