@@ -1,0 +1,143 @@
+"""One search by OR-Tools CP-SAT in several calls: what they share, and a call.
+
+Limits are of deterministic work, in seconds of the time limit that the user gave, each worth
+`DETERMINISTIC_PER_S`; the clock cuts only where the machine is slower than that.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.solvers.netsplit_cpsat_model import Model
+from planner.solvers.netsplit_watch import Watch
+
+DETERMINISTIC_PER_S = 0.08
+"""Units of deterministic work per second of the limit."""
+
+LEAST_S = 0.01
+"""No call gets less."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What is left to search with.
+
+    Attributes:
+        watch: of the whole search.
+        seed: of the engine.
+        whole_s: the limit; left_s: what of it was not worked off, in s of work.
+        until: the clock's end.
+        in_time: whether the clock did not cut anything so far.
+    """
+
+    watch: Watch
+    seed: int
+    whole_s: float
+    left_s: float
+    until: float
+    in_time: bool = True
+
+    @classmethod
+    def begun(cls, watch: Watch, time_limit_s: float, seed: int) -> "Run":
+        """From now on."""
+        return cls(watch, seed, time_limit_s, time_limit_s, time.monotonic() + time_limit_s)
+
+    def draw(self, share: float) -> float:
+        """Takes a share of the whole limit, in s of work, as far as it is left."""
+        taken = min(share * self.whole_s, self.left_s)
+        self.left_s -= taken
+        return taken
+
+    def over(self) -> bool:
+        """Whether nothing shall be searched any more, because the clock has run out or the watch
+        says so.
+        """
+        if time.monotonic() > self.until:
+            self.in_time = False
+        return not self.in_time or self.watch.done
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one call says.
+
+    Attributes:
+        status: CP-SAT's name of it; device_of: None without a placement.
+        value: of the objective; bound: no solution is below it; in ticks.
+        starts: of the operators that were asked for, in ticks.
+    """
+
+    status: str
+    device_of: tuple[int, ...] | None
+    value: int
+    bound: int
+    starts: tuple[int, ...] = ()
+
+
+def call(
+    model: Model,
+    run: Run,
+    share: float,
+    *,
+    elsewhere: int | None = None,
+    starts: Sequence[Any] = (),
+    gap: float = 0.0,
+) -> Found:
+    """Solves what is built, without linear relaxations and with one worker.
+
+    Args:
+        share: of what is left, the most that this takes.
+        elsewhere: what the bound of the whole is more than that of this model, in ticks; None if
+            they have nothing to do with each other.
+        starts: variables whose values are asked for; a model without is a relaxation, and what it
+            finds is no incumbent.
+        gap: at which it may end.
+    """
+    from ortools.sat.python import cp_model
+
+    for variable, value in model.hints:
+        model.cp.add_hint(variable, value)
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers, parameters.linearization_level = 1, 0
+    parameters.random_seed = run.seed
+    parameters.catch_sigint_signal = False
+    parameters.relative_gap_limit = gap / (1 + gap)
+    seconds = max(share * (run.until - time.monotonic()), LEAST_S)
+    parameters.max_time_in_seconds = seconds
+    parameters.max_deterministic_time = max(share * run.left_s, LEAST_S) * DETERMINISTIC_PER_S
+    if elsewhere is not None:
+        above = elsewhere
+        solver.best_bound_callback = lambda bound: run.watch.see(bound=bound + above)
+    solved = run.watch.run(
+        lambda: solver.solve(model.cp, _incumbents(run.watch) if starts else None),
+        solver.stop_search,
+    )
+    status = solver.status_name(solved)
+    worked_s = solver.response_proto.deterministic_time / DETERMINISTIC_PER_S
+    run.left_s = max(0.0, run.left_s - worked_s)
+    run.in_time = run.in_time and solver.wall_time < seconds
+    if status not in ("OPTIMAL", "FEASIBLE"):
+        bound = 0 if status == "INFEASIBLE" else math.ceil(solver.best_objective_bound - 1e-6)
+        return Found(status, None, 0, bound)
+    where = [next(p for p, one in enumerate(row) if solver.boolean_value(one)) for row in model.x]
+    return Found(
+        status,
+        tuple(where[g] for g in model.instance.group_of),
+        round(solver.objective_value),
+        math.ceil(solver.best_objective_bound - 1e-6),
+        tuple(solver.value(one) for one in starts),
+    )
+
+
+def _incumbents(watch: Watch) -> Any:
+    """Tells the watch of every solution."""
+    from ortools.sat.python import cp_model
+
+    class Incumbents(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            watch.see(self.objective_value, self.best_objective_bound)
+
+    return Incumbents()
