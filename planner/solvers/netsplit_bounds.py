@@ -209,7 +209,7 @@ def _by_work(
             for k in range(min(count, devices, num_groups)):
                 total += heads[k] + ways[k]
                 least = min(least, (total + k) // (k + 1))
-            best = max(best, least)
+            best = max(best, int(least))
     return best
 
 

@@ -7,15 +7,16 @@ because memory and messages that wait for each other seldom make the best schedu
     step 1   forwards alone, with neither (7) nor (8): F is never less
     step 2   backwards alone, likewise: B is never less
     step 3   both together, likewise, each within what the other leaves: F + B is never less
-    step 4   both with (8), from the best placement so far
-    step 5   all of it, likewise; any of them ends when the best is as good as the bound so far
+    step 4   both with (8), unless the placement of step 3 fits
+    step 5   all of it, but with the placement of the step before
+    step 6   all of it
 
-After a step that gives placements, the local search goes on from there. Without linear relaxations
-and with one worker: on such models CP-SAT's clauses prove in seconds what takes its other
-strategies minutes, and one worker repeats itself. Where there is more work than the devices can
-share within the longest path, `netsplit_bounds` is the bound and hardly anything here improves it:
-then steps 1 to 3 are left out, and more time goes into the local search. Everything is limited by
-deterministic work.
+Any of them ends when the best schedule is as good as the bound so far. After steps 3 and 4 the
+local search goes on from what they found. Without linear relaxations and with one worker: on such
+models CP-SAT's clauses prove in seconds what takes its other strategies minutes, and one worker
+repeats itself. Where there is more work than the devices can share within the longest path,
+`netsplit_bounds` is the bound and hardly anything here improves it: then more of the limit goes
+into the local search. Everything is limited by deterministic work.
 
 Source: Perron and Didier, OR-Tools CP-SAT.
 """
@@ -29,16 +30,26 @@ from planner.problem import Status
 from planner.solvers import heft
 from planner.solvers.netsplit_bounds import Limits, limits_of
 from planner.solvers.netsplit_cpsat_model import (
+    Model,
+    Phase,
     add_apart,
     add_channels,
     add_crossings,
+    keep,
     phase_of,
     placement_of,
 )
-from planner.solvers.netsplit_cpsat_relaxed import makespan_of
+from planner.solvers.netsplit_cpsat_relaxed import relaxed
 from planner.solvers.netsplit_cpsat_run import Found, Run, call
-from planner.solvers.netsplit_model import Answer, Instance, Known, known_of, overflow
-from planner.solvers.netsplit_search import improved
+from planner.solvers.netsplit_model import (
+    Answer,
+    Instance,
+    Known,
+    Schedule,
+    known_of,
+    overflow,
+)
+from planner.solvers.netsplit_search import improved, timed
 from planner.solvers.netsplit_watch import INTERRUPTED, Watch, interruptible
 
 log = logging.getLogger(__name__)
@@ -49,17 +60,14 @@ edges."""
 
 MOVES_SIZE = 300
 
-SEARCH_SHARE, CROWDED_SHARE = 0.1, 0.5
+SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.4
 """Of the limit, for the local search before the proof; the second where work decides."""
 
 POLISH_SHARE = 0.03
 """The same, after a step."""
 
-STEP_SHARES = (0.2, 0.25, 0.4, 0.5, 1.0)
-"""The most that each step takes of what the steps before it have left."""
-
 NEAR_SHARE = 0.2
-"""The same, to find a placement that fits."""
+"""The most of what is left, to find a placement that fits."""
 
 FEW_OPERATORS = 20
 """Up to so many, everything is proved whatever the strategy."""
@@ -70,22 +78,27 @@ class _Step:
     """Which parts of the model are built.
 
     Attributes:
+        share: the most that it takes of what the steps before it have left.
         phases: False for forwards, True for backwards.
         channels: whether there is (7); memory: whether there is (8).
+        kept: whether the placement is that of the step before.
     """
 
+    share: float
     phases: tuple[bool, ...]
     channels: bool = False
     memory: bool = False
+    kept: bool = False
 
 
 _BOTH = (False, True)
 _STEPS = (
-    _Step((False,)),
-    _Step((True,)),
-    _Step(_BOTH),
-    _Step(_BOTH, memory=True),
-    _Step(_BOTH, memory=True, channels=True),
+    _Step(0.2, (False,)),
+    _Step(0.25, (True,)),
+    _Step(0.4, _BOTH),
+    _Step(0.5, _BOTH, memory=True),
+    _Step(0.3, _BOTH, memory=True, channels=True, kept=True),
+    _Step(1.0, _BOTH, memory=True, channels=True),
 )
 
 
@@ -94,23 +107,34 @@ class _Search:
     """A search of the full model while it goes on.
 
     Attributes:
-        known: the best schedule; guess: a placement that may not fit, for hints.
+        known: the best schedule.
         limits: of forwards and of backwards, with what steps have proved of them.
         total: F + B is at least that.
+        kept: the placement of the last step without (7), if it fits.
+        settled: whether no other placement can do better without (7).
+        infeasible: whether nothing fits.
     """
 
     instance: Instance
     run: Run
     known: Known
-    guess: Known
     limits: list[Limits]
     total: int
+    kept: tuple[int, ...] | None = None
+    settled: bool = False
+    infeasible: bool = False
 
     @property
     def crowded(self) -> bool:
         """Whether work decides about the length, of more than few operators."""
         many = self.instance.placing.num_operators > FEW_OPERATORS
         return many and any(limits.crowded for limits in self.limits)
+
+    def asks(self, step: _Step) -> bool:
+        """Whether a step may tell something."""
+        if step.kept:
+            return self.kept is not None
+        return step.channels or not (step.memory and self.settled)
 
 
 def solve(
@@ -132,113 +156,112 @@ def solve(
     watch = Watch(log, instance.tick_s, gap)
     run = Run.begun(watch, time_limit_s, seed)
     with interruptible(watch):
-        search = _relaxed if instance.relaxed else _full
-        answer = search(instance, run, start)
+        answer = (relaxed if instance.relaxed else _full)(instance, run, start)
     if watch.interrupted:
         return replace(answer, reproducible=False, note=INTERRUPTED)
     return answer
 
 
-# ------------------------------------------------------------------------------------ full model
-
-
 def _full(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
     """Local search, then the steps."""
-    wish = heft.place(instance.placing)
     if start is None:
-        start = _near(instance, wish, run)
-    known = known_of(instance, start)
+        found = _near(instance, heft.place(instance.placing), run)
+        if found.status == "INFEASIBLE":
+            return Answer(Status.INFEASIBLE, None, math.inf, None)
+        start = found.device_of
     limits = [limits_of(instance, backward=backward) for backward in _BOTH]
     total = sum(one.least for one in limits)
-    guess = known if known.fits else known_of(instance, wish)
-    search = _Search(instance, run, known, guess, limits, total)
-    if known.fits:
-        run.watch.see(known.latest, total)
-        _improve(search, CROWDED_SHARE if search.crowded else SEARCH_SHARE)
-    found = None
-    for step, share in zip(_STEPS, STEP_SHARES, strict=True):
-        if search.crowded and not step.memory:
-            continue
-        if run.watch.done:
-            break
-        found = _step(search, step, share)
-        _learn(search, step, found)
-    return _answer(search, found)
+    search = _Search(instance, run, known_of(instance, start), limits, total)
+    run.watch.see(bound=total)
+    if search.known.fits:
+        run.watch.see(search.known.latest)
+        share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
+        search.known = _improved(search, search.known, share)
+    for step in _STEPS:
+        if search.asks(step) and not run.watch.done:
+            _learn(search, step, _solved(search, step))
+    return _answer(search)
 
 
-def _improve(search: _Search, share: float) -> None:
-    """Looks for better schedules near the best, with a share of the whole limit."""
-    placing = search.instance.placing
-    size = placing.num_operators + sum(len(flow.consumers) for flow in placing.tensors)
-    limit_s = search.run.draw(share)
-    moves = int(limit_s * MOVES_PER_S * MOVES_SIZE / size)
-    run = search.run
-    search.known = improved(search.instance, search.known, moves, run.watch, run.over, run.seed)
+def _improved(search: _Search, known: Known, share: float) -> Known:
+    """The best schedule near a known one that a share of the whole limit finds."""
+    instance, run = search.instance, search.run
+    edges = sum(len(flow.consumers) for flow in instance.placing.tensors)
+    per_s = MOVES_PER_S * MOVES_SIZE / (instance.placing.num_operators + edges)
+    return improved(instance, known, int(per_s * run.draw(share)), run.watch, run.over, run.seed)
 
 
 def _learn(search: _Search, step: _Step, found: Found) -> None:
-    """Takes in what a step found. Every step but the last is a relaxation, so its bound holds for
-    all that follow, and its placement may be a good one.
+    """Takes in what a step found: a bound, unless it kept a placement; and a schedule, or what may
+    become one.
     """
     if len(step.phases) == 1:
         backward = step.phases[0]
         least = max(search.limits[backward].least, found.bound)
         search.limits[backward] = replace(search.limits[backward], least=least)
         search.total = max(search.total, sum(limits.least for limits in search.limits))
-    else:
+    elif found.device_of is None:
+        search.infeasible = found.status == "INFEASIBLE" and not search.known.fits
+    elif step.channels:
+        forward, backward = found.starts
+        schedule = Schedule(forward, backward, {}, {}, *found.ends)
+        _take(search, Known(found.device_of, True, schedule.latency, schedule))
+    elif overflow(search.instance, found.device_of) <= 0:
+        search.kept, search.settled = found.device_of, found.status == "OPTIMAL"
+        near = timed(search.instance, found.device_of, *found.starts)
+        _take(search, _improved(search, near, POLISH_SHARE))
+    if len(step.phases) == 2 and not step.kept:
         search.total = max(search.total, found.bound)
-        if not step.channels and found.device_of is not None:
-            _polish(search, found.device_of)
-    search.run.watch.see(search.known.latest if search.known.fits else math.inf, search.total)
+    search.run.watch.see(bound=search.total)
 
 
-def _polish(search: _Search, device_of: Sequence[int]) -> None:
-    """Looks for better schedules near a placement, if it fits."""
-    search.guess = known_of(search.instance, device_of)
-    if overflow(search.instance, device_of) > 0:
-        return
-    before, search.known = search.known, search.guess
-    _improve(search, POLISH_SHARE)
-    if before.fits and before.latest <= search.known.latest:
-        search.known = before
+def _take(search: _Search, found: Known) -> None:
+    """Keeps a schedule if it is the best."""
+    if not search.known.fits or found.latest < search.known.latest:
+        search.known = found
+    search.run.watch.see(search.known.latest)
 
 
-def _step(search: _Search, step: _Step, share: float) -> Found:
+def _solved(search: _Search, step: _Step) -> Found:
     """Builds a step's model and solves it."""
     from ortools.sat.python import cp_model
 
-    instance, most, limits = search.instance, search.known.latest, search.limits
-    hint = search.known if search.known.fits else search.guess
-    model = placement_of(instance, cp_model.CpModel(), hint.device_of, memory=step.memory)
-    add_apart(model, hint.device_of)
+    instance, known = search.instance, search.known
+    model = placement_of(instance, cp_model.CpModel(), known.device_of, memory=step.memory)
+    if step.kept and search.kept is not None:
+        keep(model, search.kept)
+    add_apart(model, known.device_of)
     if step.channels:
-        add_crossings(model, hint.device_of)
-    phases = []
-    for backward in step.phases:
-        latest = most - limits[not backward].least
-        phases.append(phase_of(model, limits[backward], hint, latest, backward=backward))
-        if step.channels:
-            add_channels(model, phases[-1], hint, latest)
-    if len(phases) > 1:
-        objective = phases[0].end + phases[1].end
-        model.cp.add_linear_constraint(objective, search.total, most)
-        elsewhere = 0
-    else:
-        objective, elsewhere = phases[0].end, limits[not step.phases[0]].least
-    model.cp.minimize(objective)
+        add_crossings(model, known.device_of)
+    phases = [_phase(search, step, model, backward) for backward in step.phases]
+    ends = [phase.end for phase in phases]
+    if len(ends) > 1:
+        model.cp.add_linear_constraint(sum(ends), search.total, known.latest)
+    model.cp.minimize(sum(ends))
+    besides = search.limits[not step.phases[0]].least if len(ends) == 1 else 0
     return call(
         model,
         search.run,
-        share,
-        elsewhere=elsewhere,
-        starts=phases[0].start if step.channels else (),
-        gap=search.run.watch.enough if step.channels else 0.0,
+        step.share,
+        besides=None if step.kept else besides,
+        starts=[phase.start for phase in phases],
+        ends=ends,
+        whole=step.channels,
     )
 
 
-def _near(instance: Instance, wish: Sequence[int], run: Run) -> tuple[int, ...] | None:
-    """A placement that fits with as much work as can be where a given one has it; None if there is
-    none or none was found.
+def _phase(search: _Search, step: _Step, model: Model, backward: bool) -> Phase:
+    """A phase of a step's model, which leaves the other its least time."""
+    known, latest = search.known, search.known.latest - search.limits[not backward].least
+    phase = phase_of(model, search.limits[backward], known, latest, backward=backward)
+    if step.channels:
+        add_channels(model, phase, known, latest)
+    return phase
+
+
+def _near(instance: Instance, wish: Sequence[int], run: Run) -> Found:
+    """A placement that fits with as much work as can be where a given one has it, if there is one
+    and it was found.
     """
     from ortools.sat.python import cp_model
 
@@ -251,50 +274,22 @@ def _near(instance: Instance, wish: Sequence[int], run: Run) -> tuple[int, ...] 
             for g, group in enumerate(instance.groups)
         )
     )
-    return call(model, run, NEAR_SHARE).device_of
+    return call(model, run, NEAR_SHARE)
 
 
-def _answer(search: _Search, found: Found | None) -> Answer:
-    """The last step's schedule or the best that was known, whichever is shorter.
-
-    Source: https://developers.google.com/optimization/cp/cp_solver (CpSolverStatus).
-    """
-    instance, known, run = search.instance, search.known, search.run
-    bound_s = max(0.0, search.total * instance.tick_s - instance.lost_s)
-    value, device_of = known.latest, known.device_of
-    order = known.schedule.orders[0] if known.schedule else None
-    if found is not None and found.device_of and found.starts and (not known.fits or found.value < known.latest):
-        value, device_of = found.value, found.device_of
-        order = tuple(sorted(range(len(found.starts)), key=lambda i: (found.starts[i], i)))
-    elif not known.fits:
-        if found is not None and found.status == "INFEASIBLE":
-            return Answer(Status.INFEASIBLE, None, math.inf, None)
-        return Answer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=run.in_time)
-    status = Status.OPTIMAL if value <= search.total else Status.FEASIBLE
-    return Answer(
-        status, device_of, value * instance.tick_s, bound_s, reproducible=run.in_time, order=order
-    )
-
-
-# ------------------------------------------------------------------------------- published model
-
-
-def _relaxed(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
-    """The model as it was published, in one step."""
-    from ortools.sat.python import cp_model
-
-    known = known_of(instance, start)
-    model = placement_of(instance, cp_model.CpModel(), known.device_of, memory=True)
-    model.cp.minimize(makespan_of(model, known))
-    found = call(model, run, 1.0, elsewhere=0)
-    bound_s = max(0.0, found.bound * instance.tick_s - instance.lost_s)
-    if found.device_of is not None and (not known.fits or found.value <= known.latest):
-        value, device_of = found.value, found.device_of
-    elif known.fits:
-        value, device_of = known.latest, known.device_of
-    elif found.status == "INFEASIBLE":
+def _answer(search: _Search) -> Answer:
+    """The best schedule, with the bound."""
+    known, tick_s, in_time = search.known, search.instance.tick_s, search.run.in_time
+    bound_s = max(0.0, search.total * tick_s - search.instance.lost_s)
+    if search.infeasible:
         return Answer(Status.INFEASIBLE, None, math.inf, None)
-    else:
-        return Answer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=run.in_time)
-    status = Status.OPTIMAL if value <= found.bound else Status.FEASIBLE
-    return Answer(status, device_of, value * instance.tick_s, bound_s, reproducible=run.in_time)
+    if not known.fits or known.schedule is None:
+        return Answer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=in_time)
+    return Answer(
+        Status.OPTIMAL if known.latest <= search.total else Status.FEASIBLE,
+        known.device_of,
+        known.latest * tick_s,
+        bound_s,
+        reproducible=in_time,
+        order=known.schedule.orders[0],
+    )

@@ -69,6 +69,12 @@ def placement_of(instance: Instance, cp: Any, known: Sequence[int], *, memory: b
     return model
 
 
+def keep(model: Model, device_of: Sequence[int]) -> None:
+    """Leaves a single placement."""
+    for group, row in zip(model.instance.groups, model.x, strict=True):
+        model.cp.add(row[device_of[group[0]]] == 1)
+
+
 def _memory(model: Model) -> None:
     """(8), left out for devices that everything fits on."""
     instance, cp = model.instance, model.cp

@@ -6,14 +6,51 @@ Nothing keeps two operators from running at once on one device, so there are no 
 Source: NetSplit, Nanjing 2023.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+from planner.problem import Status
 from planner.solvers.coplacement import edge_bytes
-from planner.solvers.netsplit_cpsat_model import Model
-from planner.solvers.netsplit_model import Known, edge_ticks, relaxed_times
+from planner.solvers.netsplit_cpsat_model import Model, placement_of
+from planner.solvers.netsplit_cpsat_run import Run, call
+from planner.solvers.netsplit_model import (
+    Answer,
+    Instance,
+    Known,
+    edge_ticks,
+    known_of,
+    relaxed_times,
+)
 
 
-def makespan_of(model: Model, known: Known) -> Any:
+def relaxed(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
+    """The best placement by the published model.
+
+    Args:
+        start: see `netsplit_cpsat.solve`.
+    """
+    from ortools.sat.python import cp_model
+
+    known = known_of(instance, start)
+    model = placement_of(instance, cp_model.CpModel(), known.device_of, memory=True)
+    model.cp.minimize(_makespan(model, known))
+    if known.fits:
+        run.watch.see(known.latest)
+    found = call(model, run, 1.0, besides=0, whole=True)
+    bound_s = max(0.0, found.bound * instance.tick_s - instance.lost_s)
+    value, device_of = known.latest, known.device_of
+    if found.device_of is not None:
+        value, device_of = found.value, found.device_of
+    elif not known.fits and found.status == "INFEASIBLE":
+        return Answer(Status.INFEASIBLE, None, math.inf, None)
+    elif not known.fits:
+        return Answer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=run.in_time)
+    status = Status.OPTIMAL if value <= found.bound else Status.FEASIBLE
+    return Answer(status, device_of, value * instance.tick_s, bound_s, reproducible=run.in_time)
+
+
+def _makespan(model: Model, known: Known) -> Any:
     """(2'), (4') and (5'): the makespan."""
     instance, cp, worst = model.instance, model.cp, known.latest
     num, devices = instance.placing.num_operators, range(instance.placing.num_devices)

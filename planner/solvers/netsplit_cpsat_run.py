@@ -66,14 +66,15 @@ class Found:
     Attributes:
         status: CP-SAT's name of it; device_of: None without a placement.
         value: of the objective; bound: no solution is below it; in ticks.
-        starts: of the operators that were asked for, in ticks.
+        starts, ends: values of what was asked for.
     """
 
     status: str
     device_of: tuple[int, ...] | None
     value: int
     bound: int
-    starts: tuple[int, ...] = ()
+    starts: tuple[tuple[int, ...], ...] = ()
+    ends: tuple[int, ...] = ()
 
 
 def call(
@@ -81,19 +82,19 @@ def call(
     run: Run,
     share: float,
     *,
-    elsewhere: int | None = None,
-    starts: Sequence[Any] = (),
-    gap: float = 0.0,
+    besides: int | None = None,
+    starts: Sequence[Sequence[Any]] = (),
+    ends: Sequence[Any] = (),
+    whole: bool = False,
 ) -> Found:
     """Solves what is built, without linear relaxations and with one worker.
 
     Args:
         share: of what is left, the most that this takes.
-        elsewhere: what the bound of the whole is more than that of this model, in ticks; None if
-            they have nothing to do with each other.
-        starts: variables whose values are asked for; a model without is a relaxation, and what it
-            finds is no incumbent.
-        gap: at which it may end.
+        besides: ticks by which the bound of the whole is above that of this model; None if this
+            one's says nothing of the whole.
+        starts, ends: variables whose values are asked for.
+        whole: whether this is no relaxation, so that what it finds is an incumbent.
     """
     from ortools.sat.python import cp_model
 
@@ -104,15 +105,16 @@ def call(
     parameters.num_workers, parameters.linearization_level = 1, 0
     parameters.random_seed = run.seed
     parameters.catch_sigint_signal = False
-    parameters.relative_gap_limit = gap / (1 + gap)
+    if whole:
+        parameters.relative_gap_limit = run.watch.enough / (1 + run.watch.enough)
     seconds = max(share * (run.until - time.monotonic()), LEAST_S)
     parameters.max_time_in_seconds = seconds
     parameters.max_deterministic_time = max(share * run.left_s, LEAST_S) * DETERMINISTIC_PER_S
-    if elsewhere is not None:
-        above = elsewhere
+    if besides is not None:
+        above = besides
         solver.best_bound_callback = lambda bound: run.watch.see(bound=bound + above)
     solved = run.watch.run(
-        lambda: solver.solve(model.cp, _incumbents(run.watch) if starts else None),
+        lambda: solver.solve(model.cp, _incumbents(run.watch) if whole else None),
         solver.stop_search,
     )
     status = solver.status_name(solved)
@@ -128,7 +130,8 @@ def call(
         tuple(where[g] for g in model.instance.group_of),
         round(solver.objective_value),
         math.ceil(solver.best_objective_bound - 1e-6),
-        tuple(solver.value(one) for one in starts),
+        tuple(tuple(solver.value(one) for one in some) for some in starts),
+        tuple(solver.value(one) for one in ends),
     )
 
 
@@ -138,6 +141,6 @@ def _incumbents(watch: Watch) -> Any:
 
     class Incumbents(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            watch.see(self.objective_value, self.best_objective_bound)
+            watch.see(self.objective_value)
 
     return Incumbents()

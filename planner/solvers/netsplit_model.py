@@ -267,11 +267,23 @@ class Schedule:
     @property
     def orders(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The operators as their forwards start, and as their backwards do."""
-        num = range(len(self.forward_start))
-        return (
-            tuple(sorted(num, key=lambda i: (self.forward_start[i], i))),
-            tuple(sorted(num, key=lambda i: (self.backward_start[i], -i))),
-        )
+        return orders_of(self.forward_start, self.backward_start)
+
+
+def orders_of(
+    forward: Sequence[int], backward: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The operators as their forwards start, and as their backwards do; among equals, what feeds
+    comes first, or last.
+
+    Args:
+        forward, backward: (N,) starts.
+    """
+    num = range(len(forward))
+    return (
+        tuple(sorted(num, key=lambda i: (forward[i], i))),
+        tuple(sorted(num, key=lambda i: (backward[i], -i))),
+    )
 
 
 def schedule_of(instance: Instance, device_of: Sequence[int]) -> Schedule:

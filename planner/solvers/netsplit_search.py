@@ -14,12 +14,19 @@ Source: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992 (the o
 this project's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from planner.solvers.netsplit_kernels import Plant, State, anneal, lists_of, state_of
-from planner.solvers.netsplit_model import Instance, Known, Schedule, canonical, messages_of
+from planner.solvers.netsplit_model import (
+    Instance,
+    Known,
+    Schedule,
+    canonical,
+    messages_of,
+    orders_of,
+)
 from planner.solvers.netsplit_watch import Watch
 from planner.solvers.placing import feeds_of
 
@@ -63,6 +70,19 @@ def improved(
             best = _known(instance, plant, state)
             watch.see(incumbent=latest)
     return best
+
+
+def timed(
+    instance: Instance, device_of: Sequence[int], forward: Sequence[int], backward: Sequence[int]
+) -> Known:
+    """The schedule of a placement that fits in the order of some starts, which need not be those of
+    a schedule with (7).
+
+    Args:
+        forward, backward: (N,) starts.
+    """
+    plant = _plant(instance)
+    return _known(instance, plant, state_of(plant, device_of, orders_of(forward, backward)))
 
 
 def _plant(instance: Instance) -> Plant:
