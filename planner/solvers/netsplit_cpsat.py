@@ -15,8 +15,8 @@ Any of them ends when the best schedule is as good as the bound so far. After st
 local search goes on from what they found. Without linear relaxations and with one worker: on such
 models CP-SAT's clauses prove in seconds what takes its other strategies minutes, and one worker
 repeats itself. Where there is more work than the devices can share within the longest path,
-`netsplit_bounds` is the bound and hardly anything here improves it: then more of the limit goes
-into the local search. Everything is limited by deterministic work.
+`netsplit_bounds` is the bound and hardly anything here improves it: then steps 1 to 3 are left out
+and most of the limit goes into the local search. Everything is limited by deterministic work.
 
 Source: Perron and Didier, OR-Tools CP-SAT.
 """
@@ -26,6 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.jit import compile_clock
 from planner.problem import Status
 from planner.solvers import heft
 from planner.solvers.netsplit_bounds import Limits, limits_of
@@ -40,7 +41,7 @@ from planner.solvers.netsplit_cpsat_model import (
     placement_of,
 )
 from planner.solvers.netsplit_cpsat_relaxed import relaxed
-from planner.solvers.netsplit_cpsat_run import Found, Run, call
+from planner.solvers.netsplit_cpsat_run import CROWDED_PER_S, DETERMINISTIC_PER_S, Found, Run, call
 from planner.solvers.netsplit_model import (
     Answer,
     Instance,
@@ -54,23 +55,23 @@ from planner.solvers.netsplit_watch import INTERRUPTED, Watch, interruptible
 
 log = logging.getLogger(__name__)
 
-MOVES_PER_S = 100_000
+MOVES_PER_S = 200_000
 """Moves of the local search per second of the limit, for a graph with `MOVES_SIZE` operators and
 edges."""
 
 MOVES_SIZE = 300
 
-SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.4
+SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.6
 """Of the limit, for the local search before the proof; the second where work decides."""
 
 POLISH_SHARE = 0.03
 """The same, after a step."""
 
-NEAR_SHARE = 0.2
-"""The most of what is left, to find a placement that fits."""
+NEAR_SHARES = (0.02, 0.3)
+"""The most of what is left, to find a good placement that fits, and any if there is none yet."""
 
 FEW_OPERATORS = 20
-"""Up to so many, everything is proved whatever the strategy."""
+"""Up to so many, everything is proved whatever the strategy, and at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,9 @@ class _Search:
         """Whether a step may tell something."""
         if step.kept:
             return self.kept is not None
-        return step.channels or not (step.memory and self.settled)
+        if not step.memory:
+            return not self.crowded
+        return step.channels or not self.settled
 
 
 def solve(
@@ -154,8 +157,8 @@ def solve(
         gap: (latency - bound) / bound at which the search may end.
     """
     watch = Watch(log, instance.tick_s, gap)
-    run = Run.begun(watch, time_limit_s, seed)
-    with interruptible(watch):
+    with interruptible(watch), compile_clock() as compiling_s:
+        run = Run.begun(watch, time_limit_s, seed, compiling_s)
         answer = (relaxed if instance.relaxed else _full)(instance, run, start)
     if watch.interrupted:
         return replace(answer, reproducible=False, note=INTERRUPTED)
@@ -176,6 +179,7 @@ def _full(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
     if search.known.fits:
         run.watch.see(search.known.latest)
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
+        run.per_s = CROWDED_PER_S if search.crowded else DETERMINISTIC_PER_S
         search.known = _improved(search, search.known, share)
     for step in _STEPS:
         if search.asks(step) and not run.watch.done:
@@ -186,6 +190,8 @@ def _full(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
 def _improved(search: _Search, known: Known, share: float) -> Known:
     """The best schedule near a known one that a share of the whole limit finds."""
     instance, run = search.instance, search.run
+    if instance.placing.num_operators <= FEW_OPERATORS:
+        return known
     edges = sum(len(flow.consumers) for flow in instance.placing.tensors)
     per_s = MOVES_PER_S * MOVES_SIZE / (instance.placing.num_operators + edges)
     return improved(instance, known, int(per_s * run.draw(share)), run.watch, run.over, run.seed)
@@ -196,9 +202,9 @@ def _learn(search: _Search, step: _Step, found: Found) -> None:
     become one.
     """
     if len(step.phases) == 1:
-        backward = step.phases[0]
-        least = max(search.limits[backward].least, found.bound)
-        search.limits[backward] = replace(search.limits[backward], least=least)
+        which = step.phases[0]
+        least = max(search.limits[which].least, found.bound)
+        search.limits[which] = replace(search.limits[which], least=least)
         search.total = max(search.total, sum(limits.least for limits in search.limits))
     elif found.device_of is None:
         search.infeasible = found.status == "INFEASIBLE" and not search.known.fits
@@ -274,7 +280,8 @@ def _near(instance: Instance, wish: Sequence[int], run: Run) -> Found:
             for g, group in enumerate(instance.groups)
         )
     )
-    return call(model, run, NEAR_SHARE)
+    found = call(model, run, NEAR_SHARES[0])
+    return call(model, run, NEAR_SHARES[1]) if found.status == "UNKNOWN" else found
 
 
 def _answer(search: _Search) -> Answer:

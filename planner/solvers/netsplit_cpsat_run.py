@@ -6,15 +6,19 @@ Limits are of deterministic work, in seconds of the time limit that the user gav
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from planner.solvers.netsplit_cpsat_model import Model
 from planner.solvers.netsplit_watch import Watch
 
-DETERMINISTIC_PER_S = 0.08
-"""Units of deterministic work per second of the limit."""
+DETERMINISTIC_PER_S = 0.12
+"""Units of deterministic work per second of the limit. On two cores at 2.9 GHz that other processes
+used as well, a second of one core did 0.09 to 0.2."""
+
+CROWDED_PER_S = 0.3
+"""The same where the work decides about the length: there it did 0.3 to 0.9."""
 
 LEAST_S = 0.01
 """No call gets less."""
@@ -28,7 +32,8 @@ class Run:
         watch: of the whole search.
         seed: of the engine.
         whole_s: the limit; left_s: what of it was not worked off, in s of work.
-        until: the clock's end.
+        until: the clock's end; compiling_s: what was spent compiling, which does not count.
+        per_s: units of deterministic work per second of the limit.
         in_time: whether the clock did not cut anything so far.
     """
 
@@ -37,12 +42,21 @@ class Run:
     whole_s: float
     left_s: float
     until: float
+    compiling_s: Callable[[], float]
+    per_s: float = DETERMINISTIC_PER_S
     in_time: bool = True
 
     @classmethod
-    def begun(cls, watch: Watch, time_limit_s: float, seed: int) -> "Run":
+    def begun(
+        cls, watch: Watch, time_limit_s: float, seed: int, compiling_s: Callable[[], float]
+    ) -> "Run":
         """From now on."""
-        return cls(watch, seed, time_limit_s, time_limit_s, time.monotonic() + time_limit_s)
+        until = time.monotonic() + time_limit_s
+        return cls(watch, seed, time_limit_s, time_limit_s, until, compiling_s)
+
+    def seconds(self) -> float:
+        """Left by the clock."""
+        return self.until + self.compiling_s() - time.monotonic()
 
     def draw(self, share: float) -> float:
         """Takes a share of the whole limit, in s of work, as far as it is left."""
@@ -54,7 +68,7 @@ class Run:
         """Whether nothing shall be searched any more, because the clock has run out or the watch
         says so.
         """
-        if time.monotonic() > self.until:
+        if self.seconds() < 0:
             self.in_time = False
         return not self.in_time or self.watch.done
 
@@ -107,9 +121,9 @@ def call(
     parameters.catch_sigint_signal = False
     if whole:
         parameters.relative_gap_limit = run.watch.enough / (1 + run.watch.enough)
-    seconds = max(share * (run.until - time.monotonic()), LEAST_S)
+    seconds = max(share * run.seconds(), LEAST_S)
     parameters.max_time_in_seconds = seconds
-    parameters.max_deterministic_time = max(share * run.left_s, LEAST_S) * DETERMINISTIC_PER_S
+    parameters.max_deterministic_time = max(share * run.left_s, LEAST_S) * run.per_s
     if besides is not None:
         above = besides
         solver.best_bound_callback = lambda bound: run.watch.see(bound=bound + above)
@@ -118,7 +132,7 @@ def call(
         solver.stop_search,
     )
     status = solver.status_name(solved)
-    worked_s = solver.response_proto.deterministic_time / DETERMINISTIC_PER_S
+    worked_s = solver.response_proto.deterministic_time / run.per_s
     run.left_s = max(0.0, run.left_s - worked_s)
     run.in_time = run.in_time and solver.wall_time < seconds
     if status not in ("OPTIMAL", "FEASIBLE"):

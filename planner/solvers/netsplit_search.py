@@ -99,7 +99,9 @@ def _plant(instance: Instance) -> Plant:
         makes[flow.producer].append(t)
         for j in flow.consumers:
             reads[j].append(t)
-    kept = [((g,), size) for g, size in enumerate(instance.alone_bytes)]
+    kept: list[tuple[tuple[int, ...], int]] = [
+        ((g,), size) for g, size in enumerate(instance.alone_bytes)
+    ]
     kept += sorted((tuple(those), size) for those, size in instance.together_bytes.items())
     keeps: list[list[int]] = [[] for _ in instance.groups]
     for e, (groups, _) in enumerate(kept):
