@@ -13,9 +13,10 @@ from typing import Any
 from planner.solvers.netsplit_cpsat_model import Model
 from planner.solvers.netsplit_watch import Watch
 
-DETERMINISTIC_PER_S = 0.12
+DETERMINISTIC_PER_S = 0.14
 """Units of deterministic work per second of the limit. On two cores at 2.9 GHz that other processes
-used as well, a second of one core did 0.09 to 0.2."""
+used as well, a second of one core did 0.1 to 0.2, mostly
+0.12 to 0.17."""
 
 CROWDED_PER_S = 0.3
 """The same where the work decides about the length: there it did 0.3 to 0.9."""

@@ -133,6 +133,7 @@ def _solved(
     if known.fits:
         watch.see(known.latest)
     watch.run(lambda: model.optimize(_tell(grb, watch)), model.terminate)
+    watch.interrupted |= model.Status == grb.GRB.INTERRUPTED
     in_time = model.Status != grb.GRB.TIME_LIMIT
     bound_s = max(0.0, model.ObjBound) * instance.tick_s - instance.lost_s
     if model.SolCount == 0 and model.Status == grb.GRB.INFEASIBLE and not known.fits:

@@ -17,7 +17,14 @@ from planner.units import format_seconds
 INTERRUPTED = "interrupted"
 """The note of an answer that came early because of it."""
 
+AGAIN_S = 0.1
+"""While an engine runs, it is looked after so often."""
+
 T = TypeVar("T")
+
+
+def _nothing() -> None:
+    pass
 
 
 class Watch:
@@ -26,6 +33,7 @@ class Watch:
     Attributes:
         interrupted: whether the user wants it to end.
         enough: the gap at which it may end.
+        listen: makes sure that signals are heard.
     """
 
     def __init__(self, log: logging.Logger, tick_s: float, gap: float = 0.0) -> None:
@@ -40,6 +48,7 @@ class Watch:
         self.enough, self._log, self._tick_s = gap, log, tick_s
         self._incumbent, self._bound = math.inf, 0.0
         self._stops: list[Callable[[], object]] = []
+        self.listen: Callable[[], object] = _nothing
 
     @property
     def incumbent(self) -> float:
@@ -97,10 +106,13 @@ class Watch:
         beside = ThreadPoolExecutor(1)
         try:
             result = beside.submit(engine)
-            # An engine that has not begun yet hears nothing, so it is told again.
-            while not wait([result], timeout=1.0).done:
+            while not wait([result], timeout=AGAIN_S).done:
+                # Gurobi takes the signal for itself when it begins; and an engine that has not
+                # begun hears nothing, so it is told again.
                 if self.interrupted:
                     stop()
+                else:
+                    self.listen()
             return result.result()
         finally:
             self._stops.remove(stop)
@@ -122,7 +134,8 @@ def interruptible(watch: Watch) -> Iterator[None]:
         watch.interrupted = True
         watch.stop()
 
-    signal.signal(signal.SIGINT, heard)
+    watch.listen = lambda: signal.signal(signal.SIGINT, heard)
+    watch.listen()
     try:
         yield
     finally:
