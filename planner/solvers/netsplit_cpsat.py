@@ -71,7 +71,8 @@ NEAR_SHARES = (0.02, 0.3)
 """The most of what is left, to find a good placement that fits, and any if there is none yet."""
 
 FEW_OPERATORS = 20
-"""Up to so many, everything is proved whatever the strategy, and at once."""
+"""Up to so many operators, everything is proved at once, whatever the strategy; up to so many
+groups, the steps prove more than the local search finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,8 @@ class _Search:
 
     @property
     def crowded(self) -> bool:
-        """Whether work decides about the length, of more than few operators."""
-        many = self.instance.placing.num_operators > FEW_OPERATORS
+        """Whether work decides about the length, and there are many placements."""
+        many = len(self.instance.groups) > FEW_OPERATORS
         return many and any(limits.crowded for limits in self.limits)
 
     def asks(self, step: _Step) -> bool:
