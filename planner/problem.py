@@ -92,11 +92,13 @@ class NetSplit:
             once and a link carries any number of messages.
         engine: None leaves it to the solver.
         contiguous: whether the smallest bottleneck is looked for among contiguous stages only.
+        gap: (latency - bound) / bound at which the search for the least latency may end.
     """
 
     relaxed: bool = False
     engine: Engine | None = None
     contiguous: bool = True
+    gap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

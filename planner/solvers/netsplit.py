@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.costs.evaluate import evaluate
-from planner.placement import strategy_of
+from planner.placement import strategies_of
 from planner.problem import Engine, Objective, Problem, Result, Status
 from planner.solvers import (
     heft,
@@ -36,6 +36,7 @@ from planner.solvers import (
 from planner.solvers.coplacement import coplaced, kept_bytes
 from planner.solvers.list_schedule import NoRoom
 from planner.solvers.netsplit_model import Answer, Instance, grouped, instance_of, overflow
+from planner.solvers.netsplit_watch import INTERRUPTED
 from planner.solvers.placing import Placing, latency_s, placing_of
 from planner.strategy import Strategy, operator_indices
 from planner.topology import chain
@@ -77,6 +78,22 @@ class _Search:
     whole: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Of a search.
+
+    Attributes:
+        answer: the engine's, or with a better placement from elsewhere.
+        space: what its status and bound speak of.
+        placements: that may be the best, with the order of forwards where there is one; the best by
+            the model first.
+    """
+
+    answer: Answer
+    space: str
+    placements: tuple[tuple[Device, Device | None], ...]
+
+
 def solve(problem: Problem, time_limit_s: float) -> Result:
     """The best placement, as stages.
 
@@ -96,7 +113,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     shortage = None
     for share in ROUND_SHARES:
         found = _searched(problem, placing, time_limit_s * share)
-        if found.strategy is None:
+        if found.strategy is None or INTERRUPTED in found.space:
             return replace(found, reason=found.reason or shortage)
         fitting = [s for s in (found.strategy, *found.others) if not evaluate(problem, s).shortage]
         if fitting:
@@ -119,17 +136,19 @@ def _tighter(problem: Problem, placing: Placing, strategy: Strategy) -> Placing:
 def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result:
     """The answers to all that is asked for, the best first, as stages."""
     searches = list(_searches(problem, placing))
-    answers: dict[Device, None] = {}
-    first: tuple[Answer, str] | None = None
+    outcomes: list[_Outcome] = []
     for search in searches:
-        answer, space = _best(problem, placing, search, time_limit_s / len(searches))
-        first = first or (answer, space)
-        if answer.device_of is not None:
-            answers[answer.device_of] = None
-    if first is None:
-        raise ValueError("no objective to search for")
-    answer, space = first
-    strategies = tuple(dict.fromkeys(strategy_of(problem, one) for one in answers))
+        if not any(INTERRUPTED in outcome.answer.note for outcome in outcomes):
+            outcomes.append(_best(problem, placing, search, time_limit_s / len(searches)))
+    answer, space = outcomes[0].answer, outcomes[0].space
+    strategies = tuple(
+        dict.fromkeys(
+            strategy
+            for outcome in outcomes
+            for device_of, order in outcome.placements
+            for strategy in strategies_of(problem, device_of, order)
+        )
+    )
     if not strategies:
         return Result(
             answer.status, None, space=space, reason=f"no placement fits in {space}",
@@ -162,25 +181,27 @@ def _searches(problem: Problem, placing: Placing) -> Iterator[_Search]:
             whole=True,
         )
     if options.objective is not Objective.BOTTLENECK:
-        engine = options.netsplit.engine or Engine.CP_SAT
         yield _Search(
             "the least latency",
             lambda device_of: latency_s(placing, device_of),
-            lambda instance, limit_s, start: _by_engine(engine, instance, limit_s, start),
+            lambda instance, limit_s, start: _by_engine(problem, instance, limit_s, start),
         )
 
 
 def _by_engine(
-    engine: Engine, instance: Instance, limit_s: float, start: Sequence[int] | None
+    problem: Problem, instance: Instance, limit_s: float, start: Sequence[int] | None
 ) -> Answer:
+    """By the engine that is asked for, or by CP-SAT where that cannot be used."""
+    seed, gap = problem.options.seed, problem.options.netsplit.gap
     note = ""
-    if engine is Engine.GUROBI:
+    if problem.options.netsplit.engine is Engine.GUROBI:
         try:
-            return netsplit_gurobi.solve(instance, limit_s, start)
+            return netsplit_gurobi.solve(instance, limit_s, start, seed=seed, gap=gap)
         except netsplit_gurobi.EngineUnavailableError as error:
             note = f"{error}, so OR-Tools solved it"
             log.warning("%s", note)
-    return replace(netsplit_cpsat.solve(instance, limit_s, start), note=note)
+    answer = netsplit_cpsat.solve(instance, limit_s, start, seed=seed, gap=gap)
+    return replace(answer, note="; ".join(part for part in (note, answer.note) if part))
 
 
 def _device_order(problem: Problem) -> tuple[int, ...]:
@@ -202,10 +223,8 @@ def _bottleneck_s(placing: Placing, device_of: Sequence[int], order: Sequence[in
 # ---------------------------------------------------------------------------------------- search
 
 
-def _best(
-    problem: Problem, placing: Placing, search: _Search, time_limit_s: float
-) -> tuple[Answer, str]:
-    """The answer of the finest model, or a better placement from before it."""
+def _best(problem: Problem, placing: Placing, search: _Search, time_limit_s: float) -> _Outcome:
+    """The answer of the finest model, and a placement from before it that may be better."""
     known = _known(problem, placing)
     levels = (
         _levels_to_whole(placing)
@@ -219,17 +238,23 @@ def _best(
         answer = search.run(instance, time_limit_s * share, _start(instance, known, search.price))
         if answer.device_of is not None:
             known = (answer.device_of, *known)
+        if INTERRUPTED in answer.note:
+            break
     if answer is None:
         raise ValueError("there is no level")
     space = _space(problem, search.name, len(instance.groups), answer.note)
+    own = () if answer.device_of is None else ((answer.device_of, answer.order),)
     if instance.relaxed:
-        return answer, space
+        return _Outcome(answer, space, own)
     # With a group's members apart, or by the list schedule that is run, one may be better.
     fitting = [one for one in known if overflow(instance, one) <= 0]
     best = min(fitting, key=search.price, default=None)
-    if best is not None and search.price(best) < _price_of(answer, search):
-        return replace(answer, status=Status.FEASIBLE, device_of=best), space
-    return answer, space
+    if best is None or search.price(best) >= _price_of(answer, search):
+        return _Outcome(answer, space, own)
+    if search.price(best) >= answer.latency_s:
+        return _Outcome(answer, space, (*own, (best, None)))
+    worse = replace(answer, status=Status.FEASIBLE, device_of=best, order=None)
+    return _Outcome(worse, space, ((best, None), *own))
 
 
 def _price_of(answer: Answer, search: _Search) -> float:

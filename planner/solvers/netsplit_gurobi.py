@@ -9,7 +9,7 @@ there:
 
     (6)  S_j >= C_i - H (1 - o_ij) - H (2 - x_g(i)p - x_g(j)p), and the same with i and j swapped
     (7)  A_uq >= A_tq + m_tpq - H (1 - o_tu) - H (2 - y_tpq - y_upq), and with t and u swapped
-    (9)  as it stands; load and critical path bounds as in `netsplit_cpsat`
+    (9)  as it stands; heads, tails and least ends as in `netsplit_bounds`
 
 Pairs grow with the square of operators and messages: this engine is for small instances, and for a
 second opinion. The bundled licence takes 2,000 variables and 2,000 constraints.
@@ -17,14 +17,16 @@ second opinion. The bundled licence takes 2,000 variables and 2,000 constraints.
 Source: Gurobi Optimization, https://docs.gurobi.com/projects/optimizer.
 """
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
 
 from planner.problem import Status
 from planner.solvers.coplacement import edge_bytes
+from planner.solvers.netsplit_bounds import limits_of
 from planner.solvers.netsplit_model import (
     Answer,
     Instance,
@@ -33,7 +35,10 @@ from planner.solvers.netsplit_model import (
     known_of,
     message_ticks,
 )
+from planner.solvers.netsplit_watch import INTERRUPTED, Watch, interruptible
 from planner.solvers.placing import Ints
+
+log = logging.getLogger(__name__)
 
 TOO_LARGE, NO_LICENCE = 10010, 10009
 
@@ -64,53 +69,71 @@ class _Model:
         """Whether operator i is on device p."""
         return self.x[self.instance.group_of[i]][p]
 
-    def time(self) -> Any:
+    def time(self, least: int = 0) -> Any:
         """A new variable for a time in ticks."""
-        return self.model.addVar(ub=self.horizon)
+        return self.model.addVar(lb=least, ub=self.horizon)
 
     def flag(self) -> Any:
         """A new binary variable."""
         return self.model.addVar(vtype=self.grb.GRB.BINARY)
 
 
-def solve(instance: Instance, time_limit_s: float, start: Sequence[int] | None) -> Answer:
+def solve(
+    instance: Instance,
+    time_limit_s: float,
+    start: Sequence[int] | None,
+    *,
+    seed: int = 0,
+    gap: float = 0.0,
+) -> Answer:
     """The best placement that is found from a known one.
 
     Args:
         time_limit_s: of the wall clock, and of deterministic work.
         start: a placement that fits, to start from and to beat; None if none is known.
+        seed: of the engine.
+        gap: (latency - bound) / bound at which the search may end.
 
     Raises:
         EngineUnavailableError: if there is no licence, or it does not cover so large a model.
     """
     import gurobipy
 
+    watch = Watch(log, instance.tick_s, gap)
     try:
         # Empty and silent before it starts, or the licence's banner goes to standard output.
         with gurobipy.Env(empty=True) as env:
             env.setParam("OutputFlag", 0)
             env.start()
-            with gurobipy.Model(env=env) as model:
-                return _solved(instance, gurobipy, model, time_limit_s, start)
+            with gurobipy.Model(env=env) as model, interruptible(watch):
+                model.Params.Threads, model.Params.Seed = 1, seed
+                model.Params.TimeLimit = time_limit_s
+                model.Params.WorkLimit = WORK_PER_S * time_limit_s
+                answer = _solved(instance, gurobipy, model, watch, start)
     except gurobipy.GurobiError as error:
         if error.errno in (TOO_LARGE, NO_LICENCE):
             what = "model too large for its licence" if error.errno == TOO_LARGE else "no licence"
             raise EngineUnavailableError(f"gurobi: {what} (error {error.errno})") from error
         raise
+    if watch.interrupted:
+        return replace(answer, reproducible=False, note=INTERRUPTED)
+    return answer
 
 
 def _solved(
-    instance: Instance, grb: Any, model: Any, time_limit_s: float, start: Sequence[int] | None
+    instance: Instance, grb: Any, model: Any, watch: Watch, start: Sequence[int] | None
 ) -> Answer:
-    model.Params.Threads, model.Params.Seed = 1, 0
-    model.Params.TimeLimit, model.Params.WorkLimit = time_limit_s, WORK_PER_S * time_limit_s
-    # The default stops at 0.01 %, and allows 1e-6 of H in big-M constraints.
-    model.Params.MIPGap, model.Params.IntFeasTol = 0.0, 1e-9
+    # The default stops at 0.01 %, and allows 1e-6 of H in big-M constraints. A gap is of the
+    # incumbent here.
+    model.Params.MIPGap, model.Params.IntFeasTol = watch.enough / (1 + watch.enough), 1e-9
     known = known_of(instance, start)
     built = _placement(instance, grb, model, known)
     objective = _relaxed(built) if instance.relaxed else _full(built)
     model.setObjective(objective, grb.GRB.MINIMIZE)
-    model.optimize()
+    if known.fits:
+        watch.see(known.latest)
+    watch.run(lambda: model.optimize(_tell(grb, watch)), model.terminate)
+    watch.interrupted |= model.Status == grb.GRB.INTERRUPTED
     in_time = model.Status != grb.GRB.TIME_LIMIT
     bound_s = max(0.0, model.ObjBound) * instance.tick_s - instance.lost_s
     if model.SolCount == 0 and model.Status == grb.GRB.INFEASIBLE and not known.fits:
@@ -120,14 +143,30 @@ def _solved(
     if model.SolCount == 0:
         latency_s = known.latest * instance.tick_s
         return Answer(Status.FEASIBLE, known.device_of, latency_s, bound_s, reproducible=in_time)
+    # The optimum is a whole number of ticks.
+    proved = model.ObjVal <= model.ObjBound + 0.5
     device_of = tuple(max(range(len(row)), key=lambda p: row[p].X) for row in built.x)
     return Answer(
-        Status.OPTIMAL if model.Status == grb.GRB.OPTIMAL else Status.FEASIBLE,
+        Status.OPTIMAL if proved else Status.FEASIBLE,
         tuple(device_of[g] for g in instance.group_of),
         model.ObjVal * instance.tick_s,
         bound_s,
         reproducible=in_time,
     )
+
+
+def _tell(grb: Any, watch: Watch) -> Callable[[Any, int], None]:
+    """Tells the watch what the engine finds."""
+
+    def called(model: Any, where: int) -> None:
+        if where == grb.GRB.Callback.MIP:
+            best = model.cbGet(grb.GRB.Callback.MIP_OBJBST)
+            watch.see(
+                best if best < grb.GRB.INFINITY else math.inf,
+                model.cbGet(grb.GRB.Callback.MIP_OBJBND),
+            )
+
+    return called
 
 
 def _placement(instance: Instance, grb: Any, model: Any, known: Known) -> _Model:
@@ -197,10 +236,11 @@ def _phase(built: _Model, ticks: Ints, *, backward: bool) -> Any:
     """The end of a phase, F or B, with (2) and (4) or (5) to (7)."""
     instance, model = built.instance, built.model
     num, devices = instance.placing.num_operators, range(instance.placing.num_devices)
-    end, start = built.time(), [built.time() for _ in range(num)]
+    limits = limits_of(instance, backward=backward)
+    end, start = built.time(limits.least), [built.time(head) for head in limits.head]
     last = [sum(int(ticks[i, p]) * built.on(i, p) for p in devices) for i in range(num)]
     for i in range(num):
-        model.addConstr(end >= start[i] + last[i])
+        model.addConstr(end >= start[i] + last[i] + limits.tail[i])
     for p in devices:
         model.addConstr(end >= sum(int(ticks[i, p]) * built.on(i, p) for i in range(num)))
     before = _messages(built, start, last, backward=backward)

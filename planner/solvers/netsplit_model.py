@@ -95,8 +95,9 @@ class Answer:
         device_of: device of each operator, None if the status is infeasible or unknown.
         latency_s: of the engine's own schedule, by its own model; inf without a placement.
         bound_s: no placement of these groups is faster; None if unknown.
-        reproducible: False where the wall clock cut the search.
+        reproducible: False where the wall clock, or the user, cut the search.
         note: what the user should know, such as an engine that could not be used.
+        order: the operators as the forwards of the engine's schedule start; None without one.
     """
 
     status: Status
@@ -105,6 +106,7 @@ class Answer:
     bound_s: float | None
     reproducible: bool = True
     note: str = ""
+    order: tuple[int, ...] | None = None
 
 
 def instance_of(
@@ -159,6 +161,13 @@ def _tick_s(placing: Placing) -> tuple[float, float]:
 def message_ticks(instance: Instance, size_bytes: int, p: int, q: int) -> int:
     """Ticks m of a message from p to q."""
     return round(transfer_s(instance.placing, size_bytes, p, q) / instance.tick_s)
+
+
+def messages_of(instance: Instance) -> Ints:
+    """(T, D, D) ticks m of every tensor from p to q."""
+    placing = instance.placing
+    sizes = np.array([flow.bytes for flow in placing.tensors], dtype=np.int64)[:, None, None]
+    return _ticks(placing.latency_s + sizes * placing.seconds_per_byte, instance.tick_s)
 
 
 def _alike(placing: Placing) -> tuple[tuple[int, ...], ...]:
@@ -248,6 +257,33 @@ class Schedule:
     def latency(self) -> int:
         """F + B."""
         return self.forward_end + self.backward_end
+
+    def phase(self, backward: bool) -> tuple[int, ...]:
+        """(N + 1,) the starts of a phase's operators, and its end."""
+        if backward:
+            return *self.backward_start, self.backward_end
+        return *self.forward_start, self.forward_end
+
+    @property
+    def orders(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The operators as their forwards start, and as their backwards do."""
+        return orders_of(self.forward_start, self.backward_start)
+
+
+def orders_of(
+    forward: Sequence[int], backward: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The operators as their forwards start, and as their backwards do; among equals, what feeds
+    comes first, or last.
+
+    Args:
+        forward, backward: (N,) starts.
+    """
+    num = range(len(forward))
+    return (
+        tuple(sorted(num, key=lambda i: (forward[i], i))),
+        tuple(sorted(num, key=lambda i: (backward[i], -i))),
+    )
 
 
 def schedule_of(instance: Instance, device_of: Sequence[int]) -> Schedule:
@@ -340,11 +376,13 @@ class Known:
         fits: whether it fits the memory; if not, it is no answer and no hint.
         latest: ticks that the best schedule does not exceed: its own, or those of everything after
             each other.
+        schedule: its own; None if it does not fit, or the model is relaxed.
     """
 
     device_of: tuple[int, ...]
     fits: bool
     latest: int
+    schedule: Schedule | None = None
 
 
 def known_of(instance: Instance, start: Sequence[int] | None) -> Known:
@@ -369,9 +407,9 @@ def known_of(instance: Instance, start: Sequence[int] | None) -> Known:
     if instance.relaxed:
         back = relaxed_times(instance, device_of)[1]
         latest = max(t + int(instance.backward[i, device_of[i]]) for i, t in enumerate(back))
-    else:
-        latest = schedule_of(instance, device_of).latency
-    return Known(device_of, True, latest)
+        return Known(device_of, True, latest)
+    schedule = schedule_of(instance, device_of)
+    return Known(device_of, True, schedule.latency, schedule)
 
 
 def edge_ticks(instance: Instance, size_bytes: int, p: int, q: int) -> int:
