@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import metadata
 
 import planner
-from planner.costs.closed_form import bottleneck_s, iteration_s, latency_s
+from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.compute import fits_any_device, rescaled, slowdowns
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.files import artefact_hash
@@ -18,7 +18,7 @@ from planner.prediction import (
     StagePrediction,
 )
 from planner.problem import Objective, Problem, Result
-from planner.schedules import default_warmups
+from planner.schedules import Kind, default_warmups, program, with_microbatches
 from planner.simulate.events import run
 from planner.simulate.timeline import Times, shares_s
 from planner.strategy import ScheduleName, Strategy, crossings, used_devices
@@ -169,7 +169,7 @@ def predict(
     return Prediction(
         iteration_s=times.iteration_s,
         bottleneck_s=bottleneck_s(evaluation.stages),
-        latency_s=latency_s(evaluation.stages),
+        latency_s=_latency_s(problem, strategy, evaluation, times),
         throughput=num_microbatches * problem.profile.microbatch_size / times.iteration_s,
         bubble_fraction=1.0 - sum(computing) / (len(used) * times.iteration_s),
         closed_form_s=iteration_s(
@@ -193,6 +193,18 @@ def predict(
             )
         ),
     )
+
+
+def _latency_s(problem: Problem, strategy: Strategy, evaluation: Evaluation, times: Times) -> float:
+    """When the last backward of one microbatch ends that is alone, in s."""
+    if strategy.num_microbatches > 1:
+        lists = program(
+            with_microbatches(strategy, 1),
+            problem.profile.graph,
+            [StagePrediction(stage.forward_s, stage.backward_s) for stage in evaluation.stages],
+        )
+        times = run(lists, evaluation.costs, problem.topology)
+    return float(times.end_s[times.code.kind == Kind.COMPUTE].max(initial=0.0))
 
 
 def as_plan(

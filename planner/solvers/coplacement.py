@@ -10,8 +10,8 @@ Union-find over the edges between operators, by falling bytes, ties by the opera
 A group says where its operators run, not when: they are scheduled one by one, because a group need
 not be convex, and as one block it might have to wait for itself.
 
-What a set of operators keeps follows the constraint model's memory: parameters times alpha, and
-every tensor that they touch with its gradient, once however many of them touch it.
+What a set of operators keeps follows the constraint model's memory. As published: parameters times
+alpha, and every tensor that they touch with its gradient, once however many of them touch it.
 
 Source: NetSplit, Nanjing 2023, co-placement.
 """
@@ -19,7 +19,7 @@ Source: NetSplit, Nanjing 2023, co-placement.
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from planner.solvers.placing import Placing
+from planner.solvers.placing import Placing, least_bytes
 
 Kept = Mapping[tuple[int, ...], int]
 
@@ -30,8 +30,11 @@ def kept_bytes(placing: Placing) -> Kept:
 
     A parameter counts alpha = 2 + moments times if it is trained (itself, gradient, moments: 4 for
     Adam, 3 with momentum, 2 for plain SGD), else once; a tensor twice if a gradient comes back,
-    and a result of the model twice; what autograd keeps besides tensors once.
+    and a result of the model twice; what autograd keeps besides tensors once. Where the problem is
+    not to be `doubled`, what the evaluator counts at the least.
     """
+    if not placing.doubled:
+        return least_bytes(placing)
     alpha = 2 + placing.moments
     found = Counter[tuple[int, ...]]()
     for i in range(placing.num_operators):

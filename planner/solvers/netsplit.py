@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.costs.evaluate import evaluate
-from planner.placement import strategies_of
+from planner.placement import strategies_of, strategy_of
 from planner.problem import Engine, Objective, Problem, Result, Status
 from planner.solvers import (
     heft,
@@ -37,7 +37,7 @@ from planner.solvers.coplacement import coplaced, kept_bytes
 from planner.solvers.list_schedule import NoRoom
 from planner.solvers.netsplit_model import Answer, Instance, grouped, instance_of, overflow
 from planner.solvers.netsplit_watch import INTERRUPTED
-from planner.solvers.placing import Placing, latency_s, placing_of
+from planner.solvers.placing import Placing, latency_s, placing_of, tighter
 from planner.strategy import Strategy, operator_indices
 from planner.topology import chain
 from planner.units import format_bytes
@@ -52,6 +52,9 @@ FINE_GROUPS = 120
 
 FINE_SHARE = 0.7
 """Of the time, for the second model."""
+
+MOST_KNOWN = 3
+"""So many of the known placements are shown to the judge besides."""
 
 ROUND_SHARES = (0.7, 0.2, 0.1)
 """Of the time, for searches with less memory each time; what the evaluator counts holds."""
@@ -100,12 +103,12 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: for all searches together.
     """
-    placing = placing_of(problem)
+    placing = replace(placing_of(problem), doubled=problem.options.netsplit.relaxed)
     need, room = sum(kept_bytes(placing).values()), int(placing.capacity_bytes.clip(0).sum())
     if need > room:
         largest = int(placing.capacity_bytes.max()) + problem.options.reserve_bytes
         reason = (
-            f"parameters with gradients and optimizer state, and tensors with gradients, take"
+            f"parameters with gradients and optimizer state, and what is kept for backwards, take"
             f" {format_bytes(need)}; the limit is {format_bytes(largest)} per device, beside"
             f" reserves all together have {format_bytes(room)}"
         )
@@ -120,17 +123,9 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
             status = found.status if fitting[0] == found.strategy else Status.FEASIBLE
             return replace(found, status=status, strategy=fitting[0], others=tuple(fitting[1:]))
         shortage = evaluate(problem, found.strategy).shortage
-        placing = _tighter(problem, placing, found.strategy)
+        home = _of_strategy(found.strategy, operator_indices(problem.profile.graph))
+        placing = tighter(problem, placing, home, found.strategy, kept_bytes(placing))
     return Result(Status.UNKNOWN, None, space=found.space, reason=shortage)
-
-
-def _tighter(problem: Problem, placing: Placing, strategy: Strategy) -> Placing:
-    """The same with as much less memory as each device was over its limit."""
-    capacity = placing.capacity_bytes.copy()
-    for p, parts in evaluate(problem, strategy).memory.items():
-        over = parts.total_bytes - problem.options.reserve_bytes - int(capacity[p])
-        capacity[p] -= max(0, over)
-    return replace(placing, capacity_bytes=capacity)
 
 
 def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result:
@@ -149,6 +144,12 @@ def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result
             for strategy in strategies_of(problem, device_of, order)
         )
     )
+    if strategies and not placing.doubled:
+        # By the simulator, another placement that is known may be better.
+        price = searches[0].price
+        near = sorted(_known(problem, placing), key=price)[:MOST_KNOWN]
+        more = (strategy_of(problem, device_of) for device_of in near)
+        strategies = tuple(dict.fromkeys((*strategies, *more)))
     if not strategies:
         return Result(
             answer.status, None, space=space, reason=f"no placement fits in {space}",

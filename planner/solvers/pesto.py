@@ -15,7 +15,7 @@ for a training step. Three things are not as NetSplit prints Pesto:
 
 - S_i = 0 for operators that none feeds has become S_i >= 0, which (6) needs.
 - (6) and (7), without which all operators on one device at once are optimal wherever they fit.
-- (8), which it leaves out. It is NetSplit's own, see `coplacement.kept_bytes`.
+- (8), which it leaves out: what training keeps at the least, see `placing.least_bytes`.
 
 Where there are more than `GROUPS` operators, those that exchange most share a device.
 
@@ -48,7 +48,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     """The placement, if the evaluator finds room for it as well; what it finds none for is tried
     again with that much less memory.
     """
-    placing = placing_of(problem)
+    placing = replace(placing_of(problem), doubled=False)
     space = (
         f"least forward makespan, with memory, of {len(groups_of(placing))} groups of operators;"
         " no backward"

@@ -84,6 +84,8 @@ class Placing:
         workspace_bytes: (N,) what its kernels hold for themselves while they run.
         capacity_bytes: (D,) memory beside the reserve; negative where that alone is too much.
         moments: tensors of optimizer state per trained parameter.
+        doubled: whether NetSplit's model counts memory as it is published, every tensor twice, or
+            what training keeps at the least, `least_bytes`.
     """
 
     forward_s: Floats
@@ -100,6 +102,7 @@ class Placing:
     workspace_bytes: Ints
     capacity_bytes: Ints
     moments: int
+    doubled: bool = True
 
     @property
     def num_operators(self) -> int:
