@@ -1,5 +1,7 @@
 """The smallest bottleneck: against every placement, under both cost models."""
 
+import ctypes
+import os
 from dataclasses import replace
 from itertools import product
 
@@ -12,7 +14,7 @@ from planner.costs import dnn_partitioning
 from planner.foreign import ForeignOptions, foreign_json, solve_foreign
 from planner.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode
 from planner.problem import Engine, Status
-from planner.solvers import bottleneck
+from planner.solvers import bottleneck, mip
 from planner.solvers.bottleneck_kernels import annealed
 from planner.solvers.bottleneck_mip import TIDY, built, canonical, neighbourhood
 from planner.solvers.bottleneck_model import (
@@ -221,20 +223,20 @@ def test_a_start_that_is_not_allowed_is_left_out():
 
 def knapsack():
     """min -3 a - 2 b, 2 a + 2 b <= 3, both 0 or 1."""
-    mip = Mip()
-    a, b = mip.variable(integer=True), mip.variable(integer=True)
-    mip.objective = {a: -3.0, b: -2.0}
-    mip.row({a: 2.0, b: 2.0}, high=3.0)
-    return mip
+    program = Mip()
+    a, b = program.variable(integer=True), program.variable(integer=True)
+    program.objective = {a: -3.0, b: -2.0}
+    program.row({a: 2.0, b: 2.0}, high=3.0)
+    return program
 
 
 @pytest.mark.parametrize("engine", [highs, gurobi])
 def test_an_engine_tells_best_from_none(engine):
     solved = engine(knapsack(), NO_LIMIT, {})
     assert (solved.status, solved.values, solved.bound) == (Status.OPTIMAL, [1.0, 0.0], -3.0)
-    mip = knapsack()
-    mip.row({0: 1.0, 1: 1.0}, low=2.0)
-    assert engine(mip, NO_LIMIT, {}).status is Status.INFEASIBLE
+    program = knapsack()
+    program.row({0: 1.0, 1: 1.0}, low=2.0)
+    assert engine(program, NO_LIMIT, {}).status is Status.INFEASIBLE
 
 
 @pytest.mark.parametrize("engine", [highs, gurobi])
@@ -243,9 +245,18 @@ def test_a_hint_that_breaks_a_row_changes_nothing(engine):
     assert (solved.status, solved.values) == (Status.OPTIMAL, [1.0, 0.0])
 
 
+@pytest.mark.skipif(os.name != "posix", reason="C's buffer is flushed through its library")
+def test_what_the_library_prints_is_not_on_standard_output(capfd):
+    print("before")
+    with mip._library_on_standard_error():
+        ctypes.CDLL(None).printf(b"from C\n")
+    print("after")
+    assert tuple(capfd.readouterr()) == ("before\nafter\n", "from C\n")
+
+
 def test_an_engine_that_claims_no_placement_beside_a_known_one_is_not_believed(monkeypatch):
-    def nothing(mip, limits, hint):
-        return replace(highs(mip, limits, hint), status=Status.INFEASIBLE, values=None)
+    def nothing(program, limits, hint):
+        return replace(highs(program, limits, hint), status=Status.INFEASIBLE, values=None)
 
     monkeypatch.setattr(bottleneck, "highs", nothing)
     problem = two_chains()
@@ -270,7 +281,7 @@ def two_chains():
 
 
 def test_a_program_too_large_for_a_licence_is_solved_by_the_other_engine(monkeypatch, caplog):
-    def refuses(mip, limits, hint):
+    def refuses(program, limits, hint):
         raise EngineUnavailableError("gurobi: model too large for its licence (error 10010)")
 
     monkeypatch.setattr(bottleneck, "gurobi", refuses)

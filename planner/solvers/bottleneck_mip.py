@@ -38,7 +38,7 @@ from planner.solvers.mip import Mip
 TOLD_APART = 3
 """Heaviest items per device for which (7) is asked; every further one costs rows and tells less."""
 
-TIDY = 0.1
+TIDY = 0.03
 """Weight of the mean work beside the largest in a neighbourhood."""
 
 

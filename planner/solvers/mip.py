@@ -5,8 +5,12 @@ and gurobi.
     subject to low_i <= sum of a_ij x_j <= high_i,  low_j <= x_j <= high_j,  some x_j integer
 """
 
+import ctypes
 import math
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -118,7 +122,10 @@ def highs(mip: Mip, limits: Limits, hint: Terms) -> Solved:
         relative_gap_tolerance=limits.gap,
         random_seed=limits.seed,
     )
-    found = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters, model_params=starts)
+    with _library_on_standard_error():
+        found = mathopt.solve(
+            model, mathopt.SolverType.HIGHS, params=parameters, model_params=starts
+        )
     reason, limit = found.termination.reason, found.termination.limit
     in_time = limit != mathopt.Limit.TIME
     bound = found.termination.objective_bounds.dual_bound
@@ -133,6 +140,23 @@ def highs(mip: Mip, limits: Limits, hint: Terms) -> Solved:
     if reason in nowhere:
         return Solved(Status.INFEASIBLE, None, math.inf, in_time)
     return Solved(Status.UNKNOWN, None, bound, in_time)
+
+
+@contextmanager
+def _library_on_standard_error() -> Iterator[None]:
+    """Sends what a library writes to standard output to standard error: HiGHS has lines that no
+    option silences, and standard output may be somebody's JSON.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        if os.name == "posix":
+            ctypes.CDLL(None).fflush(None)  # C has a buffer of its own
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def gurobi(mip: Mip, limits: Limits, hint: Terms) -> Solved:
