@@ -19,7 +19,7 @@ from planner.clusters_schema import (
     LinkSchema,
     TableSchema,
 )
-from planner.topology import Device, DeviceType, Host, Link, Table, Topology
+from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology
 
 # What `levels` makes up, so that a file with levels may not give it.
 _EXPLICIT_ONLY = ("hosts", "devices", "switches", "links")
@@ -280,7 +280,10 @@ class _Draft:
         twice = [way for way in ways if way in self.own]
         self.own |= set(ways)
         for way in ways:
-            self.links[way] = Link(*way, given.bandwidth or 1.0, given.latency or 0.0, given.name)
+            self.links[way] = Link(
+                *way, given.bandwidth or 1.0, given.latency or 0.0, given.name,
+                Sharing(given.sharing or Sharing.FAIR),
+            )  # fmt: skip
         if twice:
             (p, q), *more = twice
             also = f", and {len(more)} more" if more else ""
@@ -307,11 +310,13 @@ class _Draft:
                 f"{place}.name",
                 f"no link is called {given.name!r}; there are: {there}; a new one needs `between`",
             )
-        new: dict[str, float] = {}
+        new: dict[str, float | Sharing] = {}
         if given.bandwidth is not None:
             new["bandwidth_bytes_per_s"] = given.bandwidth
         if given.latency is not None:
             new["latency_s"] = given.latency
+        if given.sharing is not None:
+            new["sharing"] = Sharing(given.sharing)
         for ends, link in self.links.items():
             if given.name and link.name == given.name:
                 self.links[ends] = replace(link, **new)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -127,6 +127,7 @@ class LinkSchema(_Schema):
     target: str | None = Field(default=None, alias="to")
     bandwidth: Rate | None = None
     latency: Seconds | None = None
+    sharing: Literal["fair", "exclusive"] | None = None
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
@@ -239,7 +240,7 @@ def plain_yaml(path: Path, form: str) -> dict[str, Any]:
 # What stands for a quantity that is wrong, while the rest of a file is checked.
 _SOUND = {
     "bandwidth": "1 GB/s", "latency": "0 s", "memory": "1 GB", "memory_bandwidth": "1 GB/s",
-    "count": 1, "cores": 1,
+    "count": 1, "cores": 1, "sharing": "fair",
 }  # fmt: skip
 _SOUND_TYPE = {
     "memory": "1 GB", "flops": {"float32": "1 FLOP/s"}, "memory_bandwidth": "1 GB/s", "source": "",

@@ -6,6 +6,7 @@ It answers which links a transfer takes and how wide they are; times come from `
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache, lru_cache
 from heapq import heappop, heappush
 from itertools import permutations
@@ -86,12 +87,22 @@ class Device:
     host: str
 
 
+class Sharing(StrEnum):
+    """What becomes of transfers that want a link at the same time: they share its bandwidth, or
+    one has all of it and the others wait.
+    """
+
+    FAIR = "fair"
+    EXCLUSIVE = "exclusive"
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """One direction of a connection between two vertices: devices, hosts or switches.
 
     Attributes:
         name: of its kind, such as "nic"; links of one kind share it, empty for none.
+        sharing: among the transfers that it carries; simulated, and no matter to closed forms.
     """
 
     source: str
@@ -99,6 +110,7 @@ class Link:
     bandwidth_bytes_per_s: float
     latency_s: float
     name: str = ""
+    sharing: Sharing = Sharing.FAIR
 
 
 @dataclass(frozen=True, slots=True)

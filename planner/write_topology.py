@@ -7,12 +7,13 @@ digits in the smallest one. Levels, patterns and templates are written as what t
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from planner import units
 from planner.clusters import TOPOLOGY_FORMAT, device_table
 from planner.files import write_atomically
-from planner.topology import Device, DeviceType, Host, Link, Table, Topology
+from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology
 
 # What needs no quotes in YAML, within brackets too, and is not read as something else than text.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
@@ -92,7 +93,9 @@ def _links(links: Sequence[Link]) -> Iterator[str]:
             "latency": _time(link.latency_s),
         }
         name = {"name": _text(link.name)} if link.name else {}
-        back = Link(link.target, link.source, link.bandwidth_bytes_per_s, link.latency_s, link.name)
+        if link.sharing is not Sharing.FAIR:
+            figures["sharing"] = link.sharing.value
+        back = replace(link, source=link.target, target=link.source)
         if links[i + 1 : i + 2] == (back,):
             yield _map({**name, "between": _list([link.source, link.target]), **figures})
             i += 2

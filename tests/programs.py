@@ -1,11 +1,13 @@
 """Small graphs, strategies, programs and clusters for the tests of schedules and the simulator."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.schedules import Program, default_warmups, parse
 from planner.strategy import GradientSum, ScheduleName, Stage, Strategy
-from planner.topology import Device, DeviceType, Host, Link, Topology
+from planner.topology import Device, DeviceType, Host, Link, Sharing, Topology
 from tests.strategies import dags
 
 ANY_TYPE = DeviceType("any", 2**34, {"float32": 1e12}, 1e11, "made up")
@@ -102,6 +104,15 @@ def hosts(num_hosts, num_devices, inner=100.0, outer=10.0):
         ("core",),
         tuple(links),
     )
+
+
+def with_sharing(topology, each):
+    """The topology with a way of sharing for each link, or one for all."""
+    each = [each] * len(topology.links) if isinstance(each, Sharing) else each
+    links = tuple(
+        replace(link, sharing=one) for link, one in zip(topology.links, each, strict=True)
+    )
+    return replace(topology, links=links)
 
 
 def _cluster(names, switches, links):

@@ -17,7 +17,7 @@ from planner.schedules import (
     dry_run,
 )
 from planner.simulate.timeline import Event, Flow, Timeline
-from planner.topology import Topology, latency_s, routes
+from planner.topology import Sharing, Topology, latency_s, routes
 
 # A computation, or the one that a receive is for: whether forward, stage, microbatch.
 _Key = tuple[bool, int, int]
@@ -45,11 +45,16 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
 class _Pair:
     """An ordered pair of devices, and what either end has posted and not begun to transfer."""
 
-    __slots__ = ("busy", "latency_s", "receives", "route", "sends", "source", "target")
+    __slots__ = (
+        "busy", "exclusive", "latency_s", "receives", "route", "sends", "source", "target"
+    )  # fmt: skip
 
     def __init__(self, topology: Topology, source: int, target: int) -> None:
         self.source, self.target = source, target
         self.route = routes(topology)[source, target]
+        self.exclusive = [
+            link for link in self.route if topology.links[link].sharing is Sharing.EXCLUSIVE
+        ]
         self.latency_s = latency_s(topology, source, target)
         self.sends: deque[Send] = deque()
         self.receives: deque[Receive] = deque()
@@ -83,6 +88,11 @@ class _Simulation:
         self.waits_for: dict[int, _Key | None] = dict.fromkeys(program.lists)
         self.members: dict[int, list[int]] = {}
         self.pairs: dict[tuple[int, int], _Pair] = {}
+        # Per exclusive link, the transfers that hold it or wait for it; what has just got ready,
+        # and what has just ended.
+        self.queues: dict[int, deque[_Transfer]] = {}
+        self.fresh: list[_Transfer] = []
+        self.freed: list[_Transfer] = []
         self.transfers: dict[int, _Transfer] = {}
         # (time in s, device, order, transfer); no transfer where the device ends its action.
         self.queue: list[tuple[float, int, int, int | None]] = []
@@ -92,13 +102,20 @@ class _Simulation:
         """Runs to the end; whether it is one in which nothing is left over."""
         for device in self.program.lists:
             self._advance(device)
-        while self.queue or self.links.stale:
-            if self.links.stale and (not self.queue or self.queue[0][0] > self.now_s):
+        while self.queue or self.links.stale or self.fresh or self.freed:
+            over = not self.queue or self.queue[0][0] > self.now_s
+            if self.links.stale and over:
                 self._share()
+                continue
+            if over and (self.fresh or self.freed):
+                self._admit()
                 continue
             time_s, device, _, number = heappop(self.queue)
             if number is None:
                 self.now_s = time_s
+                action = self.program.lists[device][self.position[device]]
+                if isinstance(action, Send | Receive):
+                    self._post(device, action)
                 self.position[device] += 1
                 self._advance(device)
             # Else foreseen at a rate that has changed since.
@@ -116,6 +133,11 @@ class _Simulation:
         """Takes a device to its next action that needs time; begins it if nothing is missing."""
         actions, position = self.program.lists[device], self.position[device]
         while position < len(actions) and type(actions[position]) in (Send, Receive):
+            post_s = self._post_s(device, actions[position])
+            if post_s > 0:
+                self.position[device] = position
+                self._occupy(device, actions[position], post_s)
+                return
             self._post(device, actions[position])
             position += 1
         self.position[device] = position
@@ -129,9 +151,11 @@ class _Simulation:
                 members.append(device)
                 if len(members) == len(self.program.sums[index].devices):
                     for member in members:
-                        self._occupy(member, action, self.costs.sum_s[index])
+                        launch_s = self.costs.launch_s.get(member, 0.0)
+                        self._occupy(member, action, self.costs.sum_s[index] + launch_s)
             case Step() as action:
-                self._occupy(device, action, self.costs.step_s[device])
+                launch_s = self.costs.launch_s.get(device, 0.0)
+                self._occupy(device, action, self.costs.step_s[device] + launch_s)
 
     def _compute(self, device: int, action: Compute) -> None:
         forward = action.direction is Direction.FORWARD
@@ -140,12 +164,18 @@ class _Simulation:
             self.waits_for[device] = key
         else:
             time_s = self.costs.forward_s if forward else self.costs.backward_s
-            self._occupy(device, action, time_s[action.stage, device])
+            launch_s = self.costs.launch_s.get(device, 0.0)
+            self._occupy(device, action, time_s[action.stage, device] + launch_s)
 
     def _occupy(self, device: int, action: Action, time_s: float) -> None:
         end_s = self.now_s + time_s
         self.events.append(Event(device, action, self.now_s, end_s))
         self._foresee(end_s, device, None)
+
+    def _post_s(self, device: int, action: Send | Receive) -> float:
+        each_s = self.costs.post_s.get(device, 0.0)
+        per_byte_s = self.costs.copy_s_per_byte.get(device, 0.0)
+        return each_s + per_byte_s * self.costs.tensor_bytes[action.tensor]
 
     def _post(self, device: int, action: Action) -> None:
         if isinstance(action, Send):
@@ -165,7 +195,7 @@ class _Simulation:
         return pair
 
     def _match(self, pair: _Pair) -> None:
-        """Begins the next transfer of a pair if both ends have posted it and none runs."""
+        """The next transfer of a pair, if both ends have posted it and none is under way."""
         if pair.busy or not pair.sends or not pair.receives:
             return
         send, receive = pair.sends.popleft(), pair.receives.popleft()
@@ -175,9 +205,32 @@ class _Simulation:
             raise ValueError(f"the schedule blocks: {dry_run(self.program)}")
         pair.busy = True
         transfer = _Transfer(pair, receive, self.costs.tensor_bytes[send.tensor], self.now_s)
+        if pair.exclusive:
+            self.fresh.append(transfer)
+        else:
+            self._begin(transfer)
+
+    def _begin(self, transfer: _Transfer) -> None:
+        transfer.start_s = transfer.since_s = self.now_s
+        transfer.end_s = self.now_s + transfer.pair.latency_s
         number = self.order
         self.transfers[number] = transfer
-        self._foresee(transfer.end_s, pair.source, number)
+        self._foresee(transfer.end_s, transfer.pair.source, number)
+
+    def _admit(self) -> None:
+        """At the end of a moment: queues what has got ready, and begins what is the first in all of
+        its queues.
+        """
+        self.fresh.sort(key=lambda one: (one.pair.source, one.pair.target))
+        for transfer in self.fresh:
+            for link in transfer.pair.exclusive:
+                self.queues.setdefault(link, deque()).append(transfer)
+        queues = [self.queues[link] for one in self.freed for link in one.pair.exclusive]
+        for transfer in (*(queue[0] for queue in queues if queue), *self.fresh):
+            first = all(self.queues[link][0] is transfer for link in transfer.pair.exclusive)
+            if first and transfer not in self.transfers.values():
+                self._begin(transfer)
+        self.fresh, self.freed = [], []
 
     def _proceed(self, number: int, transfer: _Transfer) -> None:
         """The end of a transfer's latency, or its own."""
@@ -186,6 +239,9 @@ class _Simulation:
             self.links.add(number, pair.route)
             return
         self.links.remove(number)
+        for link in pair.exclusive:
+            self.queues[link].popleft()
+        self.freed += [transfer] if pair.exclusive else []
         del self.transfers[number]
         pair.busy = False
         self._match(pair)

@@ -15,7 +15,7 @@ from planner.errors import FileError
 from planner.plan import compare
 from planner.problem import Recompute, Status
 from planner.solvers import SOLVERS
-from planner.topology import Link, bandwidth_bytes_per_s, problems, routes, take
+from planner.topology import Link, Sharing, bandwidth_bytes_per_s, problems, routes, take
 from tests.brute_force import least_objective_s
 from tests.builders import graph_of, problem_of, profile_of
 
@@ -225,6 +225,17 @@ def test_an_extension_without_anything_is_the_same_under_another_name(read):
 def test_a_file_may_extend_the_preset_of_its_own_name(read):
     found = read(p3="extends: p3\ndevices: [{name: gpu*, type: V100-SXM2-32GB}]\n")
     assert {device.type for device in found.devices} == {"V100-SXM2-32GB"}
+
+
+def test_links_are_shared_fairly_unless_the_file_says_otherwise(read, said):
+    pcie = "links: [{name: pcie, sharing: exclusive}]\n"
+    base, found = read(base=BASE), read(base=BASE, more="extends: base\n" + pcie)
+    assert {link.sharing for link in base.links} == {Sharing.FAIR}
+    kinds = {(link.name == "pcie", link.sharing) for link in found.links}
+    assert kinds == {(True, Sharing.EXCLUSIVE), (False, Sharing.FAIR)}
+    (wrong,) = said(base=BASE, more="extends: base\n" + pcie.replace("exclusive", "half"))
+    assert wrong.startswith("links[0].sharing: ")
+    assert "'fair' or 'exclusive'" in wrong
 
 
 def test_extensions_may_not_lead_in_a_circle(said):

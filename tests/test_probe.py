@@ -25,6 +25,7 @@ from planner.topology import (
     DeviceType,
     Host,
     Link,
+    Sharing,
     Table,
     Topology,
     latency_s,
@@ -350,7 +351,8 @@ def topologies(draw):
         pair = (name, switch), (switch, name)
         same = draw(figures), draw(st.floats(0, 1e3))
         for a, b in pair:
-            links.append(Link(a, b, *draw(st.sampled_from([same, (draw(figures), 1e-6)]))))
+            width = draw(st.sampled_from([same, (draw(figures), 1e-6)]))
+            links.append(Link(a, b, *width, sharing=draw(st.sampled_from(Sharing))))
     tables = ()
     if count > 1:
         points = draw(st.dictionaries(st.integers(0, 10**12), st.floats(0, 1e3), min_size=2))

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from itertools import pairwise, product
 from math import lcm
 
@@ -20,9 +21,9 @@ from planner.simulate.timeline import (
 )
 from planner.simulate.trace import chrome_trace, write_trace
 from planner.strategy import crossings
-from planner.topology import routes
+from planner.topology import Sharing, routes
 from tests import slow_simulator
-from tests.programs import chain, hosts, mesh, split, split_graphs, star, written
+from tests.programs import chain, hosts, mesh, split, split_graphs, star, with_sharing, written
 from tests.slow_simulator import Links, fair_rates
 
 FREE = 1e30
@@ -153,6 +154,62 @@ def test_three_flows_with_unequal_bottlenecks():
     topology = star([10, 3.0, 10, 10], [10, 10, 4.0, 10])
     found = simulate(lists, costs(lists, sizes={"x": 5, "y": 3, "z": 6}), topology)
     assert flows(found) == "0>2:x[0,2] 1>2:y[0,2] 1>3:z[0,3]"
+
+
+# Exclusive links, by hand.
+
+ALONE = Sharing.EXCLUSIVE
+
+
+def test_the_later_one_of_two_transfers_waits_for_an_exclusive_link():
+    lists = written("0F0 0>2:0:x", "1>2:0:y", "2<0:0:x 2<1:0:y 2F0")
+    narrow = with_sharing(star([9, 9, 9], [9, 9, 2.0]), ALONE)
+    assert flows(simulate(lists, costs(lists, sizes={"y": 8}), narrow)) == "1>2:y[0,4] 0>2:x[4,6]"
+
+
+def test_of_transfers_that_are_ready_together_the_lower_source_goes_first():
+    lists = written("0>2:0:x 0>2:1:x", "1>2:0:y", "2<1:0:y 2<0:0:x 2<0:1:x 2F0")
+    narrow = with_sharing(star([9, 9, 9], [9, 9, 2.0]), ALONE)
+    # The second x is ready when the first has ended: y has waited longer.
+    assert flows(simulate(lists, costs(lists), narrow)) == "0>2:x[0,2] 1>2:y[2,4] 0>2:x[4,6]"
+
+
+def test_a_transfer_waits_for_all_of_its_exclusive_links_and_keeps_them_for_its_latency():
+    # 0 -> 2 holds the link into 2, so 1 -> 2 waits, and behind it, on the link out of 1, 1 -> 3.
+    lists = written("0>2:0:x", "1>2:0:y 1>3:0:z", "2<0:0:x 2<1:0:y", "3<1:0:z")
+    cluster = star([4, 4, 4, 4], [4, 4, 4, 4], latencies_s=[1.0] * 4)
+    found = simulate(lists, costs(lists), with_sharing(cluster, ALONE))
+    assert flows(found) == "0>2:x[0,2] 1>2:y[2,4] 1>3:z[4,6]"
+
+
+def test_only_the_links_that_say_so_are_exclusive():
+    lists = written("0>2:0:x", "1>2:0:y", "2<0:0:x 2<1:0:y 2F0")
+    cluster = star([1, 1, 9], [9, 9, 9])
+    shared = [Sharing.FAIR if link.target == "switch" else ALONE for link in cluster.links]
+    assert flows(simulate(lists, costs(lists), with_sharing(cluster, shared))) == (
+        "0>2:x[0,4] 1>2:y[4,8]"
+    )
+
+
+# What launching and posting take, by hand.
+
+
+def test_launching_prolongs_what_a_device_does_itself():
+    lists = written("0F0 0>1:0:x A0 O", "1<0:0:x 1F0 A0", sums=[(0, 1)])
+    plain = costs(lists, sum_s=1.0, step_s=1.0)
+    found = simulate(lists, replace(plain, launch_s={0: 0.5}), mesh(2, bandwidth=4.0))
+    assert events(found) == "0F0[0,1.5] A0[3.5,5] O[5,6.5]\n1F0[2.5,3.5] A0[3.5,4.5]"
+
+
+def test_posting_keeps_a_device_from_its_next_action_and_the_transfer_from_its_start():
+    lists = written("0F0 0>1:0:x 0F1", "1<0:0:x 1F9 1F0")
+    slow = replace(costs(lists), post_s={0: 0.5, 1: 2.0}, copy_s_per_byte={0: 0.25})
+    found = simulate(lists, slow, mesh(2, bandwidth=4.0))
+    assert events(found) == (
+        "0F0[0,1] 0>1:0:x[1,2.5] 0F1[2.5,3.5]\n1<0:0:x[0,2] 1F9[2,3] 1F0[3.5,4.5]"
+    )
+    assert flows(found) == "0>1:x[2.5,3.5]"
+    assert (compute_s(found, 0), communication_s(found, 0), idle_s(found, 0)) == (2.0, 1.5, 1.0)
 
 
 @given(
@@ -338,13 +395,18 @@ def timed_cases(draw):
     width = st.sampled_from([0.3, 1.0, 2.0, 3.0, 7.0])
     each = [draw(st.lists(one, min_size=size, max_size=size)) for one in (width, width, some)]
     topology = star(*each) if draw(st.booleans()) else mesh(size, draw(width), draw(some))
+    kinds = draw(st.sampled_from([[Sharing.FAIR], [Sharing.EXCLUSIVE], [*Sharing]]))
+    topology = with_sharing(topology, [draw(st.sampled_from(kinds)) for _ in topology.links])
     equal = costs(lists)
+    extras = [{d: draw(st.sampled_from([0.0, 0.1, 1.0])) for d in lists.lists} for _ in range(3)]
+    extras = extras if draw(st.booleans()) else [{}, {}, {}]
     found = ActionCosts(
         {key: draw(some) for key in sorted(equal.forward_s)},
         {key: draw(some) for key in sorted(equal.backward_s)},
         {name: draw(st.sampled_from([0, 1, 4, 9])) for name in sorted(equal.tensor_bytes)},
         tuple(draw(some) for _ in lists.sums),
         {device: draw(some) for device in lists.lists},
+        *extras,
     )
     return lists, found, topology
 

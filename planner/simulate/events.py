@@ -1,13 +1,25 @@
 """Times the action lists of `schedules.py` on devices and shared links, by discrete events.
 
 The rules are those of `schedules.py`: each device runs its list in order; computations, sums and
-steps occupy it; sends and receives do not. A transfer starts when both its ends have posted it and
-the one before it of the same ordered pair of devices has ended. It waits for the latency of its
-route without taking bandwidth, then moves its bytes at a max-min fair rate, beside whatever the
-devices compute. A sum of gradients starts when its last member has come to it.
+steps occupy it; sends and receives do not, but for the time that posting them takes. A transfer
+starts when both its ends have posted it and the one before it of the same ordered pair of devices
+has ended. It waits for the latency of its route without taking bandwidth, then moves its bytes at a
+max-min fair rate, beside whatever the devices compute. A sum of gradients starts when its last
+member has come to it.
+
+A route may have exclusive links. Then the transfer starts when it is its turn on all of them, and
+keeps them from then on, latency included; turns go by the time at which transfers were ready, then
+by source and target.
+
+So it is in the launcher: one thread per device runs the list. It waits for what a computation
+needs, for each computation (on CUDA it synchronises after it), and for sums, up to their end. Sends
+and receives go on beside it: gloo moves bytes in a thread of its own, nccl on streams of their own.
+What they take of the device is the posting, and copies that its processor makes for them
+(`ActionCosts.post_s`, `copy_s_per_byte`).
 
 Events at the same time are taken in the order of devices, then in that in which they were foreseen.
-The loop is compiled (`events_kernels.py`), because there can be millions of actions.
+Where no two transfers share bandwidth, a shorter loop (`closed_kernels.py`) gives the same times to
+the last bit. The loop is compiled (`events_kernels.py`), because there can be millions of actions.
 """
 
 from math import nan
@@ -17,9 +29,11 @@ import numpy as np
 
 from planner.costs.actions import ActionCosts
 from planner.schedules import Code, Kind, Program, Wiring, dry_run, wire
+from planner.simulate import closed_kernels
 from planner.simulate import events_kernels as kernels
+from planner.simulate.closed import Network, closed_case, exclusive_links, network
 from planner.simulate.timeline import Floats, Timeline, Times, timeline_of
-from planner.topology import Topology, routes
+from planner.topology import Topology
 
 
 def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeline:
@@ -39,10 +53,28 @@ def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
     """The same as times of the actions, in arrays. Arguments and errors as of `simulate`."""
     code = program.code
     wiring = wire(code)
-    world = _world(code, wiring, program.members, _amounts(code, costs), topology)
-    if not wiring.sound or not kernels.run(world):
+    amount, post = amounts(code, costs), postings(code, costs)
+    ways = network(topology, code.devices[wiring.source], code.devices[wiring.target])
+    case = closed_case(topology, code, wiring, program.members, ways, amount, post)
+    if case is not None and wiring.sound:
+        ended, *found = closed_kernels.run(case)
+    else:
+        world = _world(code, wiring, program.members, ways, amount, post, topology)
+        ended = wiring.sound and kernels.run(world)
+        found = [world.actions[name].copy() for name in ("start_s", "end_s", "post_s", "posted_s")]
+    if not ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
-    start_s, end_s = world.actions["start_s"].copy(), world.actions["end_s"].copy()
+    return times_of(code, costs, *found)
+
+
+def times_of(
+    code: Code, costs: ActionCosts, start_s: Floats, end_s: Floats, post_s: Floats, posted_s: Floats
+) -> Times:
+    """What a kernel has found, as `Times`.
+
+    Raises:
+        ValueError: if the costs lack an action of the program.
+    """
     if np.isnan(end_s).any():
         raise ValueError("an action of the program has no cost")
     return Times(
@@ -50,11 +82,13 @@ def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
         start_s=start_s,
         end_s=end_s,
         tensor_bytes=tuple(costs.tensor_bytes.get(name, 0) for name in code.tensors),
-        iteration_s=float(end_s.max(initial=0.0)),
+        iteration_s=float(max(end_s.max(initial=0.0), posted_s.max(initial=0.0))),
+        post_s=post_s,
+        posted_s=posted_s,
     )
 
 
-def _amounts(code: Code, costs: ActionCosts) -> Floats:
+def amounts(code: Code, costs: ActionCosts) -> Floats:
     """(n,) the time of each action in s, or the bytes of a receive; nan where it is not known."""
     owner = code.owner()
     position = {device: d for d, device in enumerate(code.devices.tolist())}
@@ -74,18 +108,36 @@ def _amounts(code: Code, costs: ActionCosts) -> Floats:
         own = code.kind == kind
         if own.any():
             amount[own] = np.array(values, dtype=float)[of[own]]
+    if costs.launch_s:
+        launch_s = np.array([costs.launch_s.get(device, 0.0) for device in position])
+        occupying = (code.kind != Kind.SEND) & (code.kind != Kind.RECEIVE)
+        amount[occupying] += launch_s[owner[occupying]]
     return amount
 
 
+def postings(code: Code, costs: ActionCosts) -> Floats:
+    """(n,) how long each send and receive occupies its device, in s; 0 for other actions."""
+    found = np.zeros(len(code))
+    if not costs.post_s and not costs.copy_s_per_byte:
+        return found
+    owner, transfers = code.owner(), (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
+    devices = code.devices.tolist()
+    each = np.array([costs.post_s.get(device, 0.0) for device in devices])
+    per_byte = np.array([costs.copy_s_per_byte.get(device, 0.0) for device in devices])
+    size = np.array([costs.tensor_bytes.get(name, 0) for name in code.tensors], dtype=float)
+    own = owner[transfers]
+    found[transfers] = each[own] + per_byte[own] * size[code.tensor[transfers]]
+    return found
+
+
 def _world(
-    code: Code, wiring: Wiring, members: kernels.Ints, amount: Floats, topology: Topology
-) -> kernels.World:
+    code: Code, wiring: Wiring, members: kernels.Ints, ways: Network, amount: Floats, post: Floats,
+    topology: Topology,
+) -> kernels.World:  # fmt: skip
     """Everything before the first event."""
-    known = routes(topology)
-    pairs = np.stack([code.devices[wiring.source], code.devices[wiring.target]])
-    paths = [known[p, q] for p, q in pairs.T.tolist()]
-    bounds = np.cumsum([0, *map(len, paths)])
-    num_pairs, num_links = len(paths), len(topology.links)
+    exclusive, bounds = exclusive_links(topology), ways.bounds
+    num_pairs, num_links = len(ways.latency_s), len(topology.links)
+    held = np.concatenate([[0], np.cumsum(exclusive[ways.links])])[bounds]
 
     def numbers(size: int) -> kernels.Ints:
         return np.zeros(size, dtype=np.int64)
@@ -97,22 +149,25 @@ def _world(
         ),
         actions=_records(
             kernels.ACTION, len(code),
-            kind=code.kind, key=wiring.key, pair=wiring.pair, amount=amount,
+            kind=code.kind, key=wiring.key, pair=wiring.pair,
+            amount=amount, post=post,
         ),
         pairs=_records(
             kernels.PAIR, num_pairs,
             source=wiring.source, target=wiring.target, first=wiring.first[:-1],
-            hop=bounds[:-1], end_hop=bounds[1:], latency=known.latency_s[pairs[0], pairs[1]],
+            hop=bounds[:-1], end_hop=bounds[1:], latency=ways.latency_s,
+            gated=held[1:] > held[:-1],
             number=-1, place=-1,
         ),
         hops=_records(
             kernels.HOP, int(bounds[-1]),
-            link=[link for path in paths for link in path],
+            link=ways.links,
             pair=np.repeat(np.arange(num_pairs), np.diff(bounds)),
         ),
         links=_records(
             kernels.LINK, num_links,
-            width=[link.bandwidth_bytes_per_s for link in topology.links], head=-1,
+            width=[link.bandwidth_bytes_per_s for link in topology.links],
+            exclusive=exclusive, head=-1, tail=-1,
         ),
         sums=_records(kernels.SUMMING, len(members), members=members),
         clock=_records(kernels.CLOCK, 1),
@@ -122,6 +177,8 @@ def _world(
         some=numbers(num_pairs),
         reached=numbers(num_links),
         rated=numbers(num_pairs),
+        fresh=numbers(num_pairs),
+        freed=numbers(num_pairs),
     )  # fmt: skip
 
 

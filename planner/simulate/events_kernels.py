@@ -5,6 +5,11 @@ max-min fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2). A rat
 a flow starts or ends that it shares links with, directly or through others; rates of flows that
 share no link are never looked at again.
 
+Exclusive links carry one transfer at a time. A transfer whose route has some waits in a queue at
+each of them and begins when it is the first in all. What gets ready at one moment joins the queues
+when nothing else happens at it, by the number of its pair, so that no turn depends on the order in
+which the events of a moment are taken.
+
 An ordered pair of devices has at most one transfer under way, so a transfer, and the flow that it
 is, is known by its pair, and by a number that grows with the time of its start.
 """
@@ -29,11 +34,12 @@ COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
 # at: the action that it runs or waits for; end: of its list;
 # waits: key of the computation that it waits for, -1 where it does not
 DEVICE = np.dtype([("at", "i8"), ("end", "i8"), ("waits", "i8")])
-# key: of a computation or receive, or the sum; amount: s, or bytes of a receive; start_s, end_s: of
-# what has begun; of a transfer they stand at its receive
+# key: of a computation or receive, or the sum; amount: s, or bytes of a receive; post: s that
+# posting a send or receive takes; start_s, end_s: of what has begun, a transfer's at its receive;
+# post_s, posted_s: from when until when a send or receive was posted
 ACTION = np.dtype(
-    [("kind", "i8"), ("key", "i8"), ("pair", "i8"), ("amount", "f8"),
-     ("start_s", "f8"), ("end_s", "f8")]
+    [("kind", "i8"), ("key", "i8"), ("pair", "i8"), ("amount", "f8"), ("post", "f8"),
+     ("start_s", "f8"), ("end_s", "f8"), ("post_s", "f8"), ("posted_s", "f8")]
 )  # fmt: skip
 # source, target: positions of its devices; first: its receives in `receives`; hop, end_hop: its
 # route in `hops`; latency: s
@@ -42,29 +48,35 @@ ACTION = np.dtype(
 # bytes at time `since`; end: as foreseen
 # place: in the list of touched flows, -1 where it is not; mark: the last search that reached it;
 # new: its new rate, 0 without one
+# gated: whether its route has exclusive links; waits: whether its transfer is in their queues
 PAIR = np.dtype(
-    [(name, "i8") for name in ("source", "target", "first", "hop", "end_hop")]
-    + [(name, "i8") for name in ("sent", "posted", "begun", "number", "place", "mark")]
+    [(name, "i8") for name in ("source", "target", "first", "hop", "end_hop", "gated")]
+    + [(name, "i8") for name in ("sent", "posted", "begun", "number", "place", "mark", "waits")]
     + [(name, "f8") for name in ("latency", "rate", "left", "since", "end", "new")]
 )
-# One link of the route of one pair. The hops of the flows that are on a link now hang together.
+# One link of the route of one pair. The hops of the flows that are on a link now hang together; on
+# an exclusive link, those of the transfers in its queue, of which the first may be under way.
 HOP = np.dtype([("link", "i8"), ("pair", "i8"), ("after", "i8"), ("before", "i8")])
-# load: flows on it; head: the first of their hops, -1 without one; mark: the last search that
-# reached it; open, room: flows without a new rate, and the bandwidth that is left to them
+# load: flows on it; head, tail: the first and, of an exclusive one, the last of their hops, -1
+# without one; mark: the last search that reached it; open, room: flows without a new rate, and the
+# bandwidth that is left to them
 LINK = np.dtype(
     [
         ("width", "f8"),
+        ("exclusive", "i8"),
         ("load", "i8"),
         ("head", "i8"),
+        ("tail", "i8"),
         ("mark", "i8"),
         ("open", "i8"),
         ("room", "f8"),
     ]
 )
 SUMMING = np.dtype([("members", "i8"), ("come", "i8")])
-# now: s; order: events foreseen so far; touched, rated: how long these lists are; search: the last
+# now: s; order: events foreseen so far; search: the last; the others: how long these lists are
 CLOCK = np.dtype(
-    [("now", "f8"), ("order", "i8"), ("touched", "i8"), ("rated", "i8"), ("search", "i8")]
+    [("now", "f8"), ("order", "i8"), ("search", "i8")]
+    + [(name, "i8") for name in ("touched", "rated", "fresh", "freed")]
 )
 
 
@@ -86,6 +98,8 @@ class World(NamedTuple):
         some: (P,) flows that a search found.
         reached: (L,) links that it found.
         rated: (P,) flows with new rates, in the order in which they got them.
+        fresh: (P,) transfers that are ready, and in no queue of an exclusive link yet.
+        freed: (P,) those that have just left some.
     """
 
     devices: Records
@@ -101,6 +115,8 @@ class World(NamedTuple):
     some: Ints
     reached: Ints
     rated: Ints
+    fresh: Ints
+    freed: Ints
 
 
 # ------------------------------------------------------------------------------------ links
@@ -123,6 +139,8 @@ def add(
     for h in range(pairs[flow].hop, pairs[flow].end_hop):
         link = hops[h].link
         links[link].load += 1
+        if links[link].exclusive:
+            continue
         hops[h].before, hops[h].after = -1, links[link].head
         if links[link].head >= 0:
             hops[links[link].head].before = h
@@ -139,6 +157,8 @@ def remove(
     for h in range(pairs[flow].hop, pairs[flow].end_hop):
         link, after, before = hops[h].link, hops[h].after, hops[h].before
         links[link].load -= 1
+        if links[link].exclusive:
+            continue
         if before < 0:
             links[link].head = after
         else:
@@ -175,7 +195,7 @@ def coupled(
             links[link].mark = search
             reached[num_links] = link
             num_links += 1
-            other = links[link].head
+            other = -1 if links[link].exclusive else links[link].head
             while other >= 0:
                 if pairs[hops[other].pair].mark != search:
                     pairs[hops[other].pair].mark = search
@@ -283,14 +303,80 @@ def share(world: World, queue: Queue) -> None:
 
 
 @inner
+def admit(world: World, queue: Queue) -> None:
+    """At the end of a moment: what has got ready joins the queues of its exclusive links, and what
+    is the first in all of its queues begins.
+    """
+    pairs, hops, links, clock = world.pairs, world.hops, world.links, world.clock
+    fresh = world.fresh[: clock[0].fresh]
+    fresh.sort()
+    for pair in fresh:
+        for h in range(pairs[pair].hop, pairs[pair].end_hop):
+            link = hops[h].link
+            if links[link].exclusive:
+                hops[h].after = -1
+                if links[link].head < 0:
+                    links[link].head = h
+                else:
+                    hops[links[link].tail].after = h
+                links[link].tail = h
+    for pair in world.freed[: clock[0].freed]:
+        for h in range(pairs[pair].hop, pairs[pair].end_hop):
+            first = links[hops[h].link].head
+            if links[hops[h].link].exclusive and first >= 0:
+                take_turn(world, queue, hops[first].pair)
+    for pair in fresh:
+        take_turn(world, queue, pair)
+    clock[0].fresh = clock[0].freed = 0
+
+
+@inner
+def take_turn(world: World, queue: Queue, pair: int) -> None:
+    """Begins a transfer that waits if it is the first in all of its queues."""
+    pairs, hops, links = world.pairs, world.hops, world.links
+    first = pairs[pair].waits == 1
+    for h in range(pairs[pair].hop, pairs[pair].end_hop):
+        first = first and (not links[hops[h].link].exclusive or links[hops[h].link].head == h)
+    if first:
+        pairs[pair].waits = 0
+        begin(world, queue, pair)
+
+
+@inner
+def leave(world: World, pair: int) -> None:
+    """Takes a transfer that has ended out of the queues."""
+    pairs, hops, links, clock = world.pairs, world.hops, world.links, world.clock
+    if pairs[pair].gated:
+        for h in range(pairs[pair].hop, pairs[pair].end_hop):
+            if links[hops[h].link].exclusive:
+                links[hops[h].link].head = hops[h].after
+        world.freed[clock[0].freed] = pair
+        clock[0].freed += 1
+
+
+@inner
 def match(world: World, queue: Queue, pair: int) -> None:
-    """Begins the next transfer of a pair if both ends have posted it and none runs."""
+    """The next transfer of a pair is ready if both ends have posted it and none is under way. It
+    begins, unless it has to queue.
+    """
     pairs, clock = world.pairs, world.clock
     begun = pairs[pair].begun
     if pairs[pair].number >= 0 or begun == pairs[pair].sent or begun == pairs[pair].posted:
         return
-    receive = world.receives[pairs[pair].first + begun]
     pairs[pair].begun += 1
+    if pairs[pair].gated:
+        pairs[pair].waits, pairs[pair].number = 1, clock[0].order
+        world.fresh[clock[0].fresh] = pair
+        clock[0].fresh += 1
+    else:
+        begin(world, queue, pair)
+
+
+@inner
+def begin(world: World, queue: Queue, pair: int) -> None:
+    """Begins the transfer of a pair with its latency."""
+    pairs, clock = world.pairs, world.clock
+    receive = world.receives[pairs[pair].first + pairs[pair].begun - 1]
     pairs[pair].number = clock[0].order
     world.actions[receive].start_s = pairs[pair].since = clock[0].now
     pairs[pair].left, pairs[pair].rate = world.actions[receive].amount, 0.0
@@ -319,19 +405,31 @@ def begin_sum(world: World, queue: Queue, one: int) -> None:
 
 
 @inner
+def post(world: World, queue: Queue, i: int) -> None:
+    """A send or receive is there for its other end to meet."""
+    action = world.actions[i]
+    action.posted_s = world.clock[0].now
+    if action.kind == SEND:
+        world.pairs[action.pair].sent += 1
+    else:
+        world.pairs[action.pair].posted += 1
+        world.missing[action.key] += 1
+    match(world, queue, action.pair)
+
+
+@inner
 def advance(world: World, queue: Queue, device: int) -> None:
     """Takes a device to its next action that needs time; begins it if nothing is missing."""
     devices, actions = world.devices, world.actions
     while devices[device].at < devices[device].end:
         action = actions[devices[device].at]
-        if action.kind == SEND:
-            world.pairs[action.pair].sent += 1
-        elif action.kind == RECEIVE:
-            world.pairs[action.pair].posted += 1
-            world.missing[action.key] += 1
-        else:
+        if action.kind != SEND and action.kind != RECEIVE:
             break
-        match(world, queue, action.pair)
+        action.post_s = world.clock[0].now
+        if action.post > 0.0:
+            foresee(world.clock, queue, world.clock[0].now + action.post, device, -1, -1)
+            return
+        post(world, queue, devices[device].at)
         devices[device].at += 1
     if devices[device].at == devices[device].end:
         return
@@ -355,6 +453,7 @@ def arrive(world: World, queue: Queue, pair: int) -> None:
     receive = world.receives[pairs[pair].first + pairs[pair].begun - 1]
     world.actions[receive].end_s = world.clock[0].now
     pairs[pair].number = -1
+    leave(world, pair)
     match(world, queue, pair)
     key, target = world.actions[receive].key, pairs[pair].target
     world.missing[key] -= 1
@@ -372,14 +471,21 @@ def run(world: World) -> bool:
     for d in range(len(devices)):
         advance(world, queue, d)
     stale = False
-    while len(queue) or stale:
-        if stale and (not len(queue) or queue[0][0] > clock[0].now):
-            share(world, queue)
-            stale = False
-            continue
+    while len(queue) or stale or clock[0].fresh or clock[0].freed:
+        if not len(queue) or queue[0][0] > clock[0].now:
+            if stale:
+                share(world, queue)
+                stale = False
+                continue
+            if clock[0].fresh or clock[0].freed:
+                admit(world, queue)
+                continue
         time, device, _, pair, number = heappop(queue)
         if pair < 0:
             clock[0].now = time
+            kind = world.actions[devices[device].at].kind
+            if kind in (SEND, RECEIVE):
+                post(world, queue, devices[device].at)
             devices[device].at += 1
             advance(world, queue, device)
         # Else foreseen at a rate that has changed since.

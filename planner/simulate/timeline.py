@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.schedules import Action, AllReduce, Code, Direction, Kind, decode
+from planner.schedules import Action, Code, Compute, Direction, Kind, Step, decode
 
 Interval = tuple[float, float]
 Floats = npt.NDArray[np.float64]
@@ -19,7 +19,8 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An action that occupied a device: a computation, a sum of gradients or a step.
+    """An action that occupied a device: a computation, a sum of gradients, a step, or, where it
+    took time, the posting of a send or receive.
 
     Attributes:
         device: index into the topology.
@@ -79,7 +80,7 @@ def compute_s(timeline: Timeline, device: int) -> float:
 
 
 def communication_s(timeline: Timeline, device: int) -> float:
-    """Time in which a device does not compute and a transfer or sum of its own runs."""
+    """Time in which a device does not compute and a transfer, sum or posting of its own runs."""
     return _busy_s(timeline, device) - compute_s(timeline, device)
 
 
@@ -97,18 +98,18 @@ def _computing(timeline: Timeline, device: int) -> list[Interval]:
     return [
         (event.start_s, event.end_s)
         for event in timeline.events
-        if event.device == device and not isinstance(event.action, AllReduce)
+        if event.device == device and isinstance(event.action, Compute | Step)
     ]
 
 
 def _communicating(timeline: Timeline, device: int) -> list[Interval]:
-    sums = [
+    own = [
         (event.start_s, event.end_s)
         for event in timeline.events
-        if event.device == device and isinstance(event.action, AllReduce)
+        if event.device == device and not isinstance(event.action, Compute | Step)
     ]
     flows = [(f.start_s, f.end_s) for f in timeline.flows if device in (f.source, f.target)]
-    return sums + flows
+    return own + flows
 
 
 def _covered_s(intervals: Iterable[Interval], iteration_s: float) -> float:
@@ -137,6 +138,8 @@ class Times:
         end_s: (n,) likewise.
         tensor_bytes: size of each tensor of the code.
         iteration_s: from the first start, at 0, to the last end.
+        post_s: (n,) of sends and receives, when the device came to it.
+        posted_s: (n,) likewise, when it was posted.
     """
 
     code: Code
@@ -144,25 +147,30 @@ class Times:
     end_s: Floats
     tensor_bytes: tuple[int, ...]
     iteration_s: float
+    post_s: Floats
+    posted_s: Floats
 
 
 def timeline_of(times: Times) -> Timeline:
     """Events and transfers, one by one."""
     code, owner = times.code, times.code.owner()
-    occupying = np.flatnonzero((code.kind != Kind.SEND) & (code.kind != Kind.RECEIVE))
-    occupying = occupying[np.lexsort((code.devices[owner[occupying]], times.start_s[occupying]))]
+    start_s, end_s = _occupied(times)
+    occupying = np.flatnonzero(~_transfers(code) | (end_s > start_s))
+    # In the order of the lists where several have no length.
+    occupying = occupying[np.lexsort((code.devices[owner[occupying]], start_s[occupying]))]
     received = np.flatnonzero(code.kind == Kind.RECEIVE)
     target = code.devices[owner[received]]
     by_start = np.lexsort((target, code.peer[received], times.start_s[received]))
     received, target = received[by_start], target[by_start]
 
-    def span(some: Ints) -> Iterable[Interval]:
-        return zip(times.start_s[some].tolist(), times.end_s[some].tolist(), strict=True)
+    def span(start_s: Floats, end_s: Floats, some: Ints) -> Iterable[Interval]:
+        return zip(start_s[some].tolist(), end_s[some].tolist(), strict=True)
 
     events = tuple(
         Event(device, action, start_s, end_s)
         for device, action, (start_s, end_s) in zip(
-            code.devices[owner[occupying]].tolist(), decode(code, occupying), span(occupying),
+            code.devices[owner[occupying]].tolist(), decode(code, occupying),
+            span(start_s, end_s, occupying),
             strict=True,
         )
     )  # fmt: skip
@@ -173,11 +181,27 @@ def timeline_of(times: Times) -> Timeline:
         )
         for source, device, backward, microbatch, tensor, (start_s, end_s) in zip(
             code.peer[received].tolist(), target.tolist(), code.backward[received].tolist(),
-            code.microbatch[received].tolist(), code.tensor[received].tolist(), span(received),
+            code.microbatch[received].tolist(), code.tensor[received].tolist(),
+            span(times.start_s, times.end_s, received),
             strict=True,
         )
     )  # fmt: skip
     return Timeline(times.iteration_s, events, flows)
+
+
+def _transfers(code: Code) -> npt.NDArray[np.bool_]:
+    """(n,) whether each action is a send or receive."""
+    found: npt.NDArray[np.bool_] = (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
+    return found
+
+
+def _occupied(times: Times) -> tuple[Floats, Floats]:
+    """(n,) each: from when until when each action occupied its device."""
+    moving = _transfers(times.code)
+    return (
+        np.where(moving, times.post_s, times.start_s),
+        np.where(moving, times.posted_s, times.end_s),
+    )
 
 
 def shares_s(times: Times) -> tuple[Floats, Floats, Floats]:
@@ -186,20 +210,25 @@ def shares_s(times: Times) -> tuple[Floats, Floats, Floats]:
     received = np.flatnonzero(code.kind == Kind.RECEIVE)
     position = np.zeros(int(code.devices.max()) + 1, dtype=np.int64)
     position[code.devices] = np.arange(len(code.devices))
-    # What keeps a device busy: its own actions, and transfers from it.
-    own = np.flatnonzero(code.kind != Kind.SEND)
-    some = np.concatenate([own, received])
-    devices = np.concatenate([owner[own], position[code.peer[received]]])
+    # What keeps a device busy: its own actions, and transfers to and from it.
+    start_s, end_s = _occupied(times)
+    own = np.flatnonzero(~_transfers(code) | (end_s > start_s))
+    some = np.concatenate([own, received, received])
+    devices = np.concatenate([owner[own], owner[received], position[code.peer[received]]])
+    start_s = np.concatenate([start_s[own], np.tile(times.start_s[received], 2)])
+    end_s = np.concatenate([end_s[own], np.tile(times.end_s[received], 2)])
     # Short integers are sorted in linear time.
     short = devices.astype(np.uint16 if len(code.devices) < 2**16 else np.int64)
-    some = some[np.argsort(short, kind="stable")]
+    by_device = np.argsort(short, kind="stable")
+    some, start_s, end_s = some[by_device], start_s[by_device], end_s[by_device]
     bounds = np.concatenate([[0], np.cumsum(np.bincount(devices, minlength=len(code.devices)))])
     computes = (code.kind == Kind.COMPUTE) | (code.kind == Kind.STEP)
     compute, busy = np.zeros(len(code.devices)), np.zeros(len(code.devices))
     for d in range(len(code.devices)):
-        mine = some[bounds[d] : bounds[d + 1]]
-        for found, which in ((compute, mine[computes[mine]]), (busy, mine)):
-            found[d] = _length_s(times.start_s[which], times.end_s[which], times.iteration_s)
+        mine = slice(bounds[d], bounds[d + 1])
+        own_start_s, own_end_s, working = start_s[mine], end_s[mine], computes[some[mine]]
+        busy[d] = _length_s(own_start_s, own_end_s, times.iteration_s)
+        compute[d] = _length_s(own_start_s[working], own_end_s[working], times.iteration_s)
     return compute, busy - compute, times.iteration_s - busy
 
 
