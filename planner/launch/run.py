@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from planner.errors import FileError, LaunchError, OptionError, PlannerError
 from planner.files import read_plan
 from planner.graph import Graph, main_dtype, parameters_by_name, retyped
+from planner.launch.clocks import Clock
 from planner.launch.feed import (
     Feed,
     Loss,
@@ -37,6 +39,7 @@ from planner.partition import check_agreement
 from planner.prediction import Plan
 from planner.problem import Optimizer
 from planner.schedules import Compute, Program, dry_run, program
+from planner.simulate.read_trace import measured_by
 from planner.simulate.trace import write_trace
 from planner.strategy import operator_indices, used_devices, violations
 
@@ -252,25 +255,33 @@ def _train(
     feed = make_feed(job, part, settings)
     microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
     records: deque[Record] = deque(maxlen=KEPT_STEPS)
-    losses, iterations_s = [], []
+    losses, begun_s, iterations_s = [], [], []
+    before = world.read_clocks()
     for step in range(settings.steps):
         record = runtime.iterate({m: feed(step, m) for m in microbatches})
         records.append(record)
         losses.append(record.loss)
+        begun_s.append(record.begun_s)
         iterations_s.append(record.iteration_s)
         if seat.rank == 0:
             progress(step + 1)
+    clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
     own = Findings(
-        world.device, tuple(losses), tuple(iterations_s), tuple(records), *_machine(job.device)
+        device=world.device,
+        loss=tuple(losses),
+        begun_s=tuple(begun_s),
+        iterations_s=tuple(iterations_s),
+        records=tuple(records),
+        **_machine(job.device),
     )
     findings = world.gather(own)
     world.close()
     if seat.rank > 0:
         return None
-    report = make_report(plan, graph, findings)
+    report = make_report(plan, graph, findings, clocks)
     if settings.trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
-        write_trace(report.timeline, names, settings.trace)
+        write_trace(report.timeline, names, settings.trace, measured_by(plan))
     return report
 
 
@@ -336,13 +347,20 @@ def make_feed(job: Job, part: Part, settings: Settings) -> Feed:
     return synthetic_feed(job.model, job.loss, needs, seed, job.device)
 
 
-def _machine(device: str) -> tuple[int, str, int]:
-    """Peak bytes, type of device, and threads."""
+class _Machine(TypedDict):
+    peak_bytes: int
+    type: str
+    threads: int
+
+
+def _machine(device: str) -> _Machine:
+    threads = torch.get_num_threads()
     if device != "cpu":
         name = torch.cuda.get_device_name(device)
-        return torch.cuda.max_memory_allocated(device), name, torch.get_num_threads()
+        peak = torch.cuda.max_memory_allocated(device)
+        return _Machine(peak_bytes=peak, type=name, threads=threads)
     import resource  # not on Windows
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1 if sys.platform == "darwin" else 1024
-    return peak * unit, "cpu", torch.get_num_threads()
+    return _Machine(peak_bytes=peak * unit, type="cpu", threads=threads)

@@ -1,6 +1,5 @@
 """The loop over one device's actions, and the forward and backward of its stages."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
+from planner.launch import clocks
 from planner.launch.feed import Batch, torch_dtype
 from planner.launch.gradients import Gradients
 from planner.launch.world import Transfer, World
@@ -49,6 +49,7 @@ class Record:
 
     Attributes:
         loss: its share of the iteration's loss.
+        begun_s: when the iteration started, on this process's clock.
         iteration_s: how long it took.
         events: action, start, end.
         sends: by target, in order: when each was posted.
@@ -56,6 +57,7 @@ class Record:
     """
 
     loss: float = 0.0
+    begun_s: float = 0.0
     iteration_s: float = 0.0
     events: list[tuple[Action, float, float]] = field(default_factory=list)
     sends: dict[int, list[float]] = field(default_factory=dict)
@@ -261,7 +263,7 @@ class Runtime:
         """
         self._batches, self._record = batches, Record()
         self._world.barrier()
-        self._start_s = time.perf_counter()
+        self._start_s = self._record.begun_s = clocks.now_s()
         for action in self._actions:
             self._run(action)
         for transfer in self._sending:
@@ -339,7 +341,7 @@ class Runtime:
         """Since the start of the iteration, with all computation done."""
         if self._world.torch_device != "cpu":
             torch.cuda.current_stream().synchronize()
-        return time.perf_counter() - self._start_s
+        return clocks.now_s() - self._start_s
 
     def _note(self, action: Action, start_s: float) -> None:
         self._record.events.append((action, start_s, self._now_s()))
