@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 
@@ -42,6 +42,8 @@ class DeviceReport:
             own runs.
         idle_s: the rest of the iteration.
         peak_bytes: on CUDA what torch allocated, on a CPU the whole process.
+        live_bytes: the most that tensors took in the iteration in which memory was watched; None
+            where there was none.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class DeviceReport:
     communication_s: float
     idle_s: float
     peak_bytes: int
+    live_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Findings:
         iterations_s: how long each step took.
         records: of the last steps.
         peak_bytes: see `DeviceReport`.
+        peaks_bytes: of each event of an iteration in which memory was watched, see `Record`; None
+            where there was none.
         type: what its device calls itself.
         threads: of torch.
     """
@@ -108,6 +113,7 @@ class Findings:
     iterations_s: tuple[float, ...]
     records: tuple[Record, ...]
     peak_bytes: int
+    peaks_bytes: tuple[int, ...] | None
     type: str
     threads: int
 
@@ -137,6 +143,7 @@ def make_report(
         {f.device: f.records[typical] for f in findings},
         {f.device: late for f, late in zip(findings, late_s, strict=True)},
     )
+    timeline = replace(timeline, memory=_memory(findings, typical, late_s))
     notes = _incomparable(plan, findings)
     loss = tuple(sum(each) for each in zip(*(f.loss for f in findings), strict=True))
     return LaunchReport(
@@ -182,6 +189,7 @@ def _device(plan: Plan, rank: int, found: Findings, timeline: Timeline) -> Devic
         communication_s=communication_s(timeline, found.device),
         idle_s=idle_s(timeline, found.device),
         peak_bytes=found.peak_bytes,
+        live_bytes=None if found.peaks_bytes is None else max(found.peaks_bytes),
     )
 
 
@@ -208,6 +216,22 @@ def measured_timeline(
         events=tuple(sorted(events, key=lambda e: (e.start_s, e.device))),
         flows=tuple(sorted(flows, key=lambda f: (f.start_s, f.source, f.target))),
     )
+
+
+def _memory(
+    findings: Sequence[Findings], typical: int, late_s: Sequence[float]
+) -> dict[int, tuple[tuple[float, int], ...]]:
+    """What was in use during each action, at the times of an iteration that was not watched."""
+    return {
+        found.device: tuple(
+            (late + start, peak)
+            for (_, start, _), peak in zip(
+                found.records[typical].events, found.peaks_bytes, strict=True
+            )
+        )
+        for found, late in zip(findings, late_s, strict=True)
+        if found.peaks_bytes is not None
+    }
 
 
 def _flows(

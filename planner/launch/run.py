@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from planner.errors import FileError, LaunchError, OptionError, PlannerError
 from planner.files import read_plan
@@ -28,6 +29,7 @@ from planner.launch.feed import (
     user_feed,
 )
 from planner.launch.gradients import Gradients, make_optimizer
+from planner.launch.memory import Copies, watching
 from planner.launch.report import Findings, LaunchReport, make_report
 from planner.launch.runtime import Criterion, Record, Runtime, StageRunner
 from planner.launch.torchrun import torchrun_command
@@ -37,7 +39,7 @@ from planner.operators import parameters, to_torch
 from planner.operators.precision import autocast
 from planner.partition import check_agreement
 from planner.prediction import Plan
-from planner.problem import Optimizer
+from planner.problem import Optimizer as OptimizerName
 from planner.schedules import Compute, Program, dry_run, program
 from planner.simulate.read_trace import measured_by
 from planner.simulate.trace import write_trace
@@ -57,6 +59,7 @@ class Settings:
     seed: int | None = None
     threads: int | None = None
     trace: Path | None = None
+    track_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,12 @@ class Part:
 
     Attributes:
         stages: by index.
-        trained: its trainable parameters; several stages share tied ones.
+        values: its parameters by name; several stages share tied ones.
+        trained: those of them that are trained.
     """
 
     stages: dict[int, StageRunner]
+    values: dict[str, Tensor]
     trained: dict[str, Tensor]
 
 
@@ -103,6 +108,7 @@ def launch(
     seed: int | None = None,
     threads: int | None = None,
     trace: Path | None = None,
+    track_memory: bool = False,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int], None] = lambda step: None,
 ) -> LaunchReport | None:
@@ -119,6 +125,7 @@ def launch(
         seed: of random data; None takes the plan's.
         threads: of torch on a CPU; None takes the profile's.
         trace: file that the median iteration is written to, for Perfetto.
+        track_memory: whether to run one more step, of which memory is watched and no time is told.
         report: gets a line for people from a rank that idles.
         progress: on rank 0, gets the number of steps done, after each.
 
@@ -129,7 +136,7 @@ def launch(
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one, which has a message for the user.
     """
-    settings = Settings(steps, learning_rate, data, seed, threads, trace)
+    settings = Settings(steps, learning_rate, data, seed, threads, trace, track_memory)
     seat = find_seat()
     try:
         plan = read_plan(strategy_path)
@@ -191,9 +198,9 @@ def _prepare(
     Args:
         choices: the options --loss and --device.
     """
-    if plan.optimizer not in tuple(Optimizer):
+    if plan.optimizer not in tuple(OptimizerName):
         raise FileError(
-            f"{path}: optimizer: expected one of {', '.join(Optimizer)}, got {plan.optimizer!r}"
+            f"{path}: optimizer: expected one of {', '.join(OptimizerName)}, got {plan.optimizer!r}"
         )
     model = _load(plan, path, model_path)
     partition = path.with_suffix(".onnx")
@@ -247,7 +254,7 @@ def _train(
     world = World(plan.ranks, seat.rank, job.program, job.device)
     part = make_part(job, world.device)
     optimizer = make_optimizer(
-        Optimizer(plan.optimizer), list(part.trained.values()), settings.learning_rate
+        OptimizerName(plan.optimizer), list(part.trained.values()), settings.learning_rate
     )
     gradients = Gradients(part.trained, job.program.sums, world.device)
     actions = job.program.lists[world.device]
@@ -266,8 +273,14 @@ def _train(
         if seat.rank == 0:
             progress(step + 1)
     clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
+    peaks_bytes = None
+    if settings.track_memory:
+        batches = {m: feed(settings.steps, m) for m in microbatches}
+        with watching(job.device, staying(part, gradients, optimizer)) as watch:
+            peaks_bytes = tuple(runtime.iterate(Copies(batches), watch).peaks_bytes)
     own = Findings(
         device=world.device,
+        peaks_bytes=peaks_bytes,
         loss=tuple(losses),
         begun_s=tuple(begun_s),
         iterations_s=tuple(iterations_s),
@@ -283,6 +296,14 @@ def _train(
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(report.timeline, names, settings.trace, measured_by(plan))
     return report
+
+
+def staying(part: Part, gradients: Gradients, optimizer: Optimizer | None) -> Iterator[Tensor]:
+    """The tensors of a device that stay from iteration to iteration."""
+    yield from part.values.values()
+    yield from gradients.everything()
+    for state in () if optimizer is None else optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def as_it_crosses(graph: Graph, plan: Plan) -> Graph:
@@ -322,7 +343,8 @@ def make_part(job: Job, device: int) -> Part:
         )
         for s, operators in mine.items()
     }
-    return Part(stages, {name: values[name] for name in held if described[name].trainable})
+    trained = {name: values[name] for name in held if described[name].trainable}
+    return Part(stages, values, trained)
 
 
 def _criterion(job: Job, operators: list[int]) -> Criterion | None:

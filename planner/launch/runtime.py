@@ -15,6 +15,7 @@ from planner.graph import Graph, tensors_by_name
 from planner.launch import clocks
 from planner.launch.feed import Batch, torch_dtype
 from planner.launch.gradients import Gradients
+from planner.launch.memory import Watch
 from planner.launch.world import Transfer, World
 from planner.schedules import (
     Action,
@@ -54,6 +55,8 @@ class Record:
         events: action, start, end.
         sends: by target, in order: when each was posted.
         receives: by source, in order: the receive, when it was posted, when it was there.
+        peaks_bytes: by event, the most memory from the end of the one before to its end, where it
+            was watched.
     """
 
     loss: float = 0.0
@@ -62,6 +65,7 @@ class Record:
     events: list[tuple[Action, float, float]] = field(default_factory=list)
     sends: dict[int, list[float]] = field(default_factory=dict)
     receives: dict[int, list[tuple[Receive, float, float]]] = field(default_factory=dict)
+    peaks_bytes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +255,19 @@ class Runtime:
         self._start_s = 0.0
         self._batches: Mapping[int, Batch] = {}
         self._record = Record()
+        self._watch: Watch | None = None
         self._awaited: list[tuple[Receive, Tensor, Transfer]] = []
         self._sending: list[Transfer] = []
         self._made: Tensors = {}  # by the last computation, for the sends right after it
 
-    def iterate(self, batches: Mapping[int, Batch]) -> Record:
+    def iterate(self, batches: Mapping[int, Batch], watch: Watch | None = None) -> Record:
         """One iteration.
 
         Args:
             batches: what this device's microbatches bring from outside.
+            watch: of the memory in use.
         """
-        self._batches, self._record = batches, Record()
+        self._batches, self._record, self._watch = batches, Record(), watch
         self._world.barrier()
         self._start_s = self._record.begun_s = clocks.now_s()
         for action in self._actions:
@@ -345,3 +351,5 @@ class Runtime:
 
     def _note(self, action: Action, start_s: float) -> None:
         self._record.events.append((action, start_s, self._now_s()))
+        if self._watch is not None:
+            self._record.peaks_bytes.append(self._watch.peak_bytes())
