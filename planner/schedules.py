@@ -35,14 +35,12 @@ import numpy.typing as npt
 from planner.graph import Graph
 from planner.prediction import StagePrediction
 from planner.strategy import (
-    Crossing,
     GradientSum,
     ScheduleName,
     Strategy,
     crossings,
     gradient_sums,
     shares_devices,
-    used_devices,
 )
 
 Ints = npt.NDArray[np.int64]
@@ -338,124 +336,20 @@ def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] =
         from planner import schedules_shared
 
         return Program(Lists(encode(schedules_shared.lists(strategy, crossing, sums, times))), sums)
-    used = np.array(used_devices(strategy), dtype=np.int64)
-    position = {device: d for d, device in enumerate(used.tolist())}
-    most = max(stage.num_replicas for stage in strategy.stages)
-    replicas = np.zeros((len(strategy.stages), most), dtype=np.int64)
-    for s, stage in enumerate(strategy.stages):
-        replicas[s, : stage.num_replicas] = stage.devices
-    width = np.array([stage.num_replicas for stage in strategy.stages])
-    # Replicas with equally many microbatches have the same list but for these and the peers.
-    blocks = []
-    lengths = np.zeros(len(used), dtype=np.int64)
-    for s, stage in enumerate(strategy.stages):
-        rounds, more = divmod(strategy.num_microbatches, stage.num_replicas)
-        tail = [i for i, one in enumerate(sums) if stage.devices[0] in one.devices]
-        for count, which in ((rounds + 1, range(more)), (rounds, range(more, stage.num_replicas))):
-            if which:
-                pattern = _pattern(strategy, s, count, crossing, tail)
-                where = np.array([position[stage.devices[replica]] for replica in which])
-                blocks.append((pattern, s, np.array(which), where))
-                lengths[where] = len(pattern)
-    start = np.concatenate([[0], np.cumsum(lengths)])
-    total = int(start[-1])
-    kind, backward = np.empty(total, dtype=np.int8), np.empty(total, dtype=bool)
-    stages, microbatch, tensor, peer = (np.zeros(total, dtype=np.int64) for _ in range(4))
-    for pattern, s, some, where in blocks:
-        at = start[where][:, None] + np.arange(len(pattern))
-        m = some[:, None] + pattern.turn * width[s]
-        kind[at], backward[at], tensor[at] = pattern.kind, pattern.backward, pattern.tensor
-        stages[at] = np.where(pattern.kind <= Kind.RECEIVE, s, 0)
-        microbatch[at] = np.where(pattern.kind <= Kind.RECEIVE, m, 0)
-        far = replicas[pattern.peer_stage, m % width[pattern.peer_stage]]
-        peer[at] = np.where(_is_transfer(pattern.kind), far, 0)
-    names = tuple(one.tensor for one in crossing)
-    code = Code(used, start, kind, backward, stages, microbatch, tensor, peer, names)
+    from planner.schedules_blocks import assembled, stage_blocks, stage_ends, stage_sums
+
+    ends = stage_ends(crossing, len(strategy.stages))
+    tails = stage_sums(strategy, sums)
+    blocks = [
+        stage_blocks(strategy, s, ends[s], len(tails[s])) for s in range(len(strategy.stages))
+    ]
+    code = assembled(blocks, ends, tails, tuple(one.tensor for one in crossing))
     return Program(Lists(code), sums)
 
 
 def _is_transfer(kind: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
     found: npt.NDArray[np.bool_] = (kind == Kind.SEND) | (kind == Kind.RECEIVE)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """The list of any replica of a stage that has so many microbatches; (n,) each.
-
-    Attributes:
-        kind, backward, tensor: as in `Code`.
-        turn: which of the replica's microbatches, from 0 on.
-        peer_stage: the stage at the other end.
-    """
-
-    kind: npt.NDArray[np.int8]
-    backward: npt.NDArray[np.bool_]
-    turn: Ints
-    tensor: Ints
-    peer_stage: Ints
-
-    def __len__(self) -> int:
-        return len(self.kind)
-
-
-def _pattern(
-    strategy: Strategy, s: int, count: int, crossing: Sequence[Crossing], tail: Sequence[int]
-) -> _Pattern:
-    """Forwards, backwards and transfers of a replica of stage s, then its sums and the step.
-
-    Args:
-        count: its microbatches.
-        tail: its sums.
-    """
-    order = list(SCHEDULES[strategy.schedule](count, strategy.stages[s].warmup))
-    back = np.array([direction is Direction.BACKWARD for direction, _ in order])
-    turn = np.array([k for _, k in order], dtype=np.int64)
-    slots = np.arange(len(order))
-    # Receives are posted one action of their kind ahead; the first backward has only forwards
-    # before it.
-    posted = np.empty(len(order), dtype=np.int64)
-    for backward in (False, True):
-        same = np.flatnonzero(back == backward)
-        posted[same[1:]] = same[:-1]
-        posted[same[:1]] = np.maximum(same[:1] - 1, 0)
-    # (slot, 0 before its action or 2 after it, computation, position), and what the action is.
-    keys = [np.stack([slots, np.ones_like(slots), slots, np.zeros_like(slots)])]
-    parts = [(Kind.COMPUTE, slots, 0, 0)]
-    for kind, at, phase in ((Kind.RECEIVE, posted, 0), (Kind.SEND, slots, 2)):
-        for backward in (False, True):
-            own = np.flatnonzero(back == backward)
-            ends = _ends(s, crossing, entering=(kind is Kind.RECEIVE) != backward)
-            for j, (tensor, other) in enumerate(ends):
-                if crossing[tensor].gradient or not backward:
-                    place = at[own], np.full_like(own, phase), own, np.full_like(own, j)
-                    keys.append(np.stack(place))
-                    parts.append((kind, own, tensor, other))
-    sizes = [len(own) for _, own, _, _ in parts]
-    of = np.concatenate([own for _, own, _, _ in parts])
-    slot, phase_of, computation, j_of = np.concatenate(keys, axis=1)
-    by_place = np.lexsort((j_of, computation, phase_of, slot))
-    ending = len(tail) + 1
-
-    def column(values: Sequence[int], end: Sequence[int]) -> Ints:
-        return np.concatenate([np.repeat(values, sizes)[by_place], end])
-
-    return _Pattern(
-        column([kind for kind, *_ in parts], [*[Kind.SUM] * len(tail), Kind.STEP]).astype(np.int8),
-        np.concatenate([back[of][by_place], np.zeros(ending, dtype=bool)]),
-        np.concatenate([turn[of][by_place], np.zeros(ending, dtype=np.int64)]),
-        column([tensor for *_, tensor, _ in parts], [*tail, 0]),
-        column([other for *_, other in parts], [0] * ending),
-    )
-
-
-def _ends(s: int, crossing: Sequence[Crossing], *, entering: bool) -> list[tuple[int, int]]:
-    """(tensor, stage at its other end) of what comes into stage s, or of what leaves it, in the
-    order of the crossings.
-    """
-    if entering:
-        return [(i, one.source) for i, one in enumerate(crossing) if s in one.targets]
-    return [(i, t) for i, one in enumerate(crossing) if s == one.source for t in one.targets]
 
 
 @dataclass(frozen=True, slots=True)

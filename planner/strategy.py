@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -110,18 +110,25 @@ def stage_of(strategy: Strategy, graph: Graph) -> tuple[int, ...]:
 @lru_cache(maxsize=8)
 def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
     """The tensors that cross stages, in the order in which they are made."""
-    stages, read_by, tensors = stage_of(strategy, graph), consumers(graph), tensors_by_name(graph)
-    found = []
-    for name, maker in producers(graph).items():
-        targets = sorted({stages[v] for v in read_by[name]} - {stages[maker]})
+    return tuple(crossings_among(producers(graph), graph, stage_of(strategy, graph)))
+
+
+def crossings_among(
+    names: Iterable[str], graph: Graph, stages: Sequence[int]
+) -> Iterator[Crossing]:  # fmt: skip
+    """Those of some tensors that cross stages.
+
+    Args:
+        names: of tensors that operators make.
+        stages: per operator, its stage.
+    """
+    made_by, read_by, tensors = producers(graph), consumers(graph), tensors_by_name(graph)
+    for name in names:
+        source = stages[made_by[name]]
+        targets = sorted({stages[v] for v in read_by[name]} - {source})
         if targets:
-            tensor = tensors[name]
-            found.append(
-                Crossing(
-                    name, stages[maker], tuple(targets), tensor.bytes, tensor.gradient, tensor.dtype
-                )
-            )
-    return tuple(found)
+            one = tensors[name]
+            yield Crossing(name, source, tuple(targets), one.bytes, one.gradient, one.dtype)
 
 
 def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:

@@ -8,8 +8,7 @@ from functools import lru_cache
 
 from planner.costs.actions import ActionCosts
 from planner.costs.closed_form import StageCost, objective_s
-from planner.costs.collectives import allreduce_s, slowest_link
-from planner.costs.compute import slowdowns, step_s, times_on
+from planner.costs.collectives import slowest_link
 from planner.costs.memory import (
     StageMemory,
     device_memory,
@@ -17,8 +16,8 @@ from planner.costs.memory import (
     peak_memory,
     stage_memory,
 )
+from planner.costs.pricing import action_costs, stage_price
 from planner.costs.shared import shared_stage_costs
-from planner.graph import tensors_by_name
 from planner.prediction import MemoryParts, StagePrediction
 from planner.problem import Problem
 from planner.schedules import Program, dry_run, program
@@ -33,7 +32,6 @@ from planner.strategy import (
     used_devices,
     violations,
 )
-from planner.topology import device_type
 from planner.units import format_bytes
 
 
@@ -101,7 +99,11 @@ def _priced(
     indices, sums = operator_indices(graph), gradient_sums(strategy, graph)
     inside = [[indices[name] for name in stage.operators] for stage in strategy.stages]
     needs = _needs(problem, strategy, inside)
-    costs = _action_costs(problem, strategy, sums, inside, needs)
+    prices = [
+        stage_price(problem, stage, inside[s], needs[s].trainable_bytes)
+        for s, stage in enumerate(strategy.stages)
+    ]
+    costs = action_costs(problem, strategy, prices, crossings(strategy, graph), sums)
     stages = _stage_costs(problem, strategy, sums, costs)
     return costs, stages, needs
 
@@ -114,45 +116,6 @@ def _needs(problem: Problem, strategy: Strategy, inside: list[list[int]]) -> lis
     for mine in dict.fromkeys(stages_by_device(strategy).values()):
         found |= device_memory(problem.profile, {s: inside[s] for s in mine})
     return [found[s] for s in range(len(inside))]
-
-
-def _action_costs(
-    problem: Problem,
-    strategy: Strategy,
-    sums: Sequence[GradientSum],
-    inside: list[list[int]],
-    needs: list[StageMemory],
-) -> ActionCosts:
-    graph, topology = problem.profile.graph, problem.topology
-    slow = slowdowns(topology, used_devices(strategy))
-    forward, backward, step = {}, {}, dict.fromkeys(used_devices(strategy), 0.0)
-    for s, stage in enumerate(strategy.stages):
-        # Forward, backward and step by device type.
-        alone: dict[str, tuple[float, float, float]] = {}
-        for device in stage.devices:
-            kind = topology.devices[device].type
-            if kind not in alone:
-                times = times_on(problem, device)
-                alone[kind] = (
-                    float(times.forward_s[inside[s]].sum()),
-                    float(times.backward_s[inside[s]].sum()),
-                    step_s(
-                        problem.options.optimizer,
-                        needs[s].trainable_bytes,
-                        device_type(topology, device),
-                    ),
-                )
-            f, b, own_step_s = (slow[device] * time_s for time_s in alone[kind])
-            step[device] += own_step_s
-            forward[s, device], backward[s, device] = f, b + (f if stage.recompute else 0.0)
-    tensors = tensors_by_name(graph)
-    return ActionCosts(
-        forward_s=forward,
-        backward_s=backward,
-        tensor_bytes={c.tensor: tensors[c.tensor].bytes for c in crossings(strategy, graph)},
-        sum_s=tuple(allreduce_s(topology, one.devices, one.bytes) for one in sums),
-        step_s=step,
-    )
 
 
 def _stage_costs(

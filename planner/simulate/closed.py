@@ -1,5 +1,6 @@
 """Arrays for `closed_kernels.py`: programs whose transfers never share bandwidth."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ def network(topology: Topology, sources: Ints, targets: Ints) -> Network:
     )
 
 
+@lru_cache(maxsize=8)
 def exclusive_links(topology: Topology) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     """(L,) whether each link carries one transfer at a time."""
     return np.array([link.sharing is Sharing.EXCLUSIVE for link in topology.links], dtype=bool)

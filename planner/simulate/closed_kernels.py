@@ -8,9 +8,11 @@ the last bit, are those of `events_kernels.py`.
 An exclusive link on the routes of several pairs is a gate: transfers queue there, in the order of
 the moments at which they were ready, then of their pairs, and begin when they are the first in all
 of their queues.
+
+The loop is one function, because numba counts a reference for every array that it hands to another
+one, which took twice as long as all the rest.
 """
 
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +22,6 @@ from planner.jit import inner, njit
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-# (time in s, who): a device whose action ends, or the number of devices + the pair of a transfer.
-Queue = list[tuple[float, int]]
 
 # `schedules.Kind`, as numbers that are compiled in.
 COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
@@ -67,220 +67,176 @@ class Case(NamedTuple):
     members: Ints
 
 
-class State(NamedTuple):
-    """Where everything stands between two events.
-
-    Attributes:
-        now: (1,) s.
-        at: (D,) the action that a device runs or waits for.
-        waits: (D,) key of the computation that it waits for, -1 where it does not.
-        missing: by key, receives posted and not there.
-        come: by sum, how many members have come.
-        sent, posted, begun: (P,) sends, receives and transfers so far.
-        busy: (P,) 0, or 1 while a transfer is under way, or 2 while it waits at gates.
-        head, tail: (G,) the first and last place in the queue of a gate, -1 without one.
-        after: (H,) the next place in the queue.
-        fresh, freed: (P,) pairs that got ready for gates, or left them, at this moment.
-        listed: (2,) how many of these there are.
-        start_s, end_s, post_s, posted_s: (n,) as in `Times`.
-    """
-
-    now: Floats
-    at: Ints
-    waits: Ints
-    missing: Ints
-    come: Ints
-    sent: Ints
-    posted: Ints
-    begun: Ints
-    busy: Ints
-    head: Ints
-    tail: Ints
-    after: Ints
-    fresh: Ints
-    freed: Ints
-    listed: Ints
-    start_s: Floats
-    end_s: Floats
-    post_s: Floats
-    posted_s: Floats
+@inner
+def push(times: Floats, whos: Ints, size: int, time: float, who: int) -> int:
+    """Adds an event to a binary heap of so many; how many there are now."""
+    at = size
+    while at and times[(at - 1) >> 1] > time:
+        times[at], whos[at] = times[(at - 1) >> 1], whos[(at - 1) >> 1]
+        at = (at - 1) >> 1
+    times[at], whos[at] = time, who
+    return size + 1
 
 
 @inner
-def begin(case: Case, state: State, queue: Queue, pair: int) -> None:
-    """Begins the transfer of a pair."""
-    receive = case.receives[case.first[pair] + state.begun[pair] - 1]
-    state.busy[pair] = 1
-    state.start_s[receive] = state.now[0]
-    end_s = state.now[0] + case.latency[pair] + case.amount[receive] / case.rate[pair]
-    state.end_s[receive] = end_s
-    heappush(queue, (end_s, len(state.at) + pair))
-
-
-@inner
-def match(case: Case, state: State, queue: Queue, pair: int) -> None:
-    """The next transfer of a pair is ready if both ends have posted it and none is under way. It
-    begins, unless it has to queue.
-    """
-    begun = state.begun[pair]
-    if state.busy[pair] or begun == state.sent[pair] or begun == state.posted[pair]:
-        return
-    state.begun[pair] += 1
-    if case.place[pair] < case.place[pair + 1]:
-        state.busy[pair] = 2
-        state.fresh[state.listed[0]] = pair
-        state.listed[0] += 1
-    else:
-        begin(case, state, queue, pair)
-
-
-@inner
-def take_turn(case: Case, state: State, queue: Queue, pair: int) -> None:
-    """Begins a transfer that waits if it is the first in all of its queues."""
-    if state.busy[pair] != 2:
-        return
-    for h in range(case.place[pair], case.place[pair + 1]):
-        if state.head[case.gate[h]] != h:
-            return
-    begin(case, state, queue, pair)
-
-
-@inner
-def admit(case: Case, state: State, queue: Queue, owner: Ints) -> None:
-    """At the end of a moment: what has got ready joins its queues, and what is the first in all of
-    its queues begins.
-    """
-    fresh, freed = state.fresh[: state.listed[0]], state.freed[: state.listed[1]]
-    fresh.sort()
-    for pair in fresh:
-        for h in range(case.place[pair], case.place[pair + 1]):
-            gate = case.gate[h]
-            state.after[h] = -1
-            if state.head[gate] < 0:
-                state.head[gate] = h
-            else:
-                state.after[state.tail[gate]] = h
-            state.tail[gate] = h
-    for pair in freed:
-        for h in range(case.place[pair], case.place[pair + 1]):
-            if state.head[case.gate[h]] >= 0:
-                take_turn(case, state, queue, owner[state.head[case.gate[h]]])
-    for pair in fresh:
-        take_turn(case, state, queue, pair)
-    state.listed[:] = 0
-
-
-@inner
-def post(case: Case, state: State, queue: Queue, i: int) -> None:
-    """A send or receive is there for its other end to meet."""
-    pair = case.pair[i]
-    state.posted_s[i] = state.now[0]
-    if case.kind[i] == SEND:
-        state.sent[pair] += 1
-    else:
-        state.posted[pair] += 1
-        state.missing[case.key[i]] += 1
-    match(case, state, queue, pair)
-
-
-@inner
-def occupy(case: Case, state: State, queue: Queue, device: int) -> None:
-    """Begins the action that a device stands at."""
-    i = state.at[device]
-    state.start_s[i] = state.now[0]
-    state.end_s[i] = state.now[0] + case.amount[i]
-    heappush(queue, (state.end_s[i], device))
-
-
-@inner
-def advance(case: Case, state: State, queue: Queue, device: int) -> None:
-    """Takes a device to its next action that needs time; begins it if nothing is missing."""
-    end = case.start[device + 1]
-    while state.at[device] < end:
-        i = state.at[device]
-        if case.kind[i] != SEND and case.kind[i] != RECEIVE:
+def pop(times: Floats, whos: Ints, size: int) -> int:
+    """Takes the first event off the heap, which the caller has read; how many are left."""
+    size -= 1
+    time, who, at = times[size], whos[size], 0
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        if child + 1 < size and times[child + 1] < times[child]:
+            child += 1
+        if times[child] >= time:
             break
-        state.post_s[i] = state.now[0]
-        if case.post[i] > 0.0:
-            heappush(queue, (state.now[0] + case.post[i], device))
-            return
-        post(case, state, queue, i)
-        state.at[device] += 1
-    i = state.at[device]
-    if i == end:
-        return
-    if case.kind[i] == COMPUTE and state.missing[case.key[i]]:
-        state.waits[device] = case.key[i]
-    elif case.kind[i] == SUM:
-        state.come[case.key[i]] += 1
-        state.waits[device] = -2 - case.key[i]
-        if state.come[case.key[i]] == case.members[case.key[i]]:
-            for other in range(len(state.at)):
-                if state.waits[other] == -2 - case.key[i]:
-                    state.waits[other] = -1
-                    occupy(case, state, queue, other)
-    else:
-        occupy(case, state, queue, device)
-
-
-@inner
-def arrive(case: Case, state: State, queue: Queue, pair: int) -> None:
-    """Ends a transfer, and hands the tensor to the computation that it is for, which may wait."""
-    receive = case.receives[case.first[pair] + state.begun[pair] - 1]
-    state.busy[pair] = 0
-    if case.place[pair] < case.place[pair + 1]:
-        for h in range(case.place[pair], case.place[pair + 1]):
-            state.head[case.gate[h]] = state.after[h]
-        state.freed[state.listed[1]] = pair
-        state.listed[1] += 1
-    match(case, state, queue, pair)
-    key, target = case.key[receive], case.target[pair]
-    state.missing[key] -= 1
-    if not state.missing[key] and state.waits[target] == key:
-        state.waits[target] = -1
-        advance(case, state, queue, target)
+        times[at], whos[at] = times[child], whos[child]
+        at = child
+    times[at], whos[at] = time, who
+    return size
 
 
 @njit
-def run(case: Case) -> tuple[bool, Floats, Floats, Floats, Floats]:
-    """Runs to the end; whether it is one in which nothing is left over, and the four times of each
-    action as in `Times`.
+def run(
+    start: Ints, kind: npt.NDArray[np.int8], key: Ints, pair: Ints, amount: Floats, post: Floats,
+    receives: Ints, first: Ints, target: Ints, latency: Floats, rate: Floats, place: Ints,
+    gate: Ints, num_gates: int, num_keys: int, members: Ints,
+) -> tuple[bool, Floats, Floats, Floats, Floats]:  # fmt: skip
+    """Runs to the end; arguments as in `Case`.
+
+    Returns:
+        whether nothing is left over, and the four times of each action as in `Times`.
     """
-    num_devices, num_pairs = len(case.start) - 1, len(case.target)
-    size, places = len(case.kind), len(case.gate)
-    state = State(
-        np.zeros(1), case.start[:-1].copy(), np.full(num_devices, -1),
-        np.zeros(case.num_keys, np.int64), np.zeros(len(case.members), np.int64),
-        np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
-        np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
-        np.full(case.num_gates, -1), np.full(case.num_gates, -1), np.full(places, -1),
-        np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64), np.zeros(2, np.int64),
-        np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size),
-    )  # fmt: skip
-    owner = np.zeros(places, np.int64)
-    for pair in range(num_pairs):
-        owner[case.place[pair] : case.place[pair + 1]] = pair
-    queue = [(0.0, 0)]
-    queue.pop()
-    for d in range(num_devices):
-        advance(case, state, queue, d)
-    while len(queue) or state.listed[0] or state.listed[1]:
-        over = not len(queue) or queue[0][0] > state.now[0]
-        if over and (state.listed[0] or state.listed[1]):
-            admit(case, state, queue, owner)
+    num_devices, num_pairs, num_actions = len(start) - 1, len(target), len(kind)
+    start_s, end_s = np.zeros(num_actions), np.zeros(num_actions)
+    post_s, posted_s = np.zeros(num_actions), np.zeros(num_actions)
+    # The action that a device runs or waits for; what it waits for: the key of a computation, or
+    # -2 - sum; -1 where it does not.
+    at, waits = start[:-1].copy(), np.full(num_devices, -1)
+    missing, come = np.zeros(num_keys, np.int64), np.zeros(len(members), np.int64)
+    sent, posted = np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64)
+    # Transfers so far; 1 while the last of them is under way, 2 while it waits at gates.
+    begun, busy = np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64)
+    # The queue of a gate: its first and last place, and the place behind each.
+    head, tail = np.full(num_gates, -1), np.full(num_gates, -1)
+    behind, owner = np.full(len(gate), -1), np.zeros(len(gate), np.int64)
+    for p in range(num_pairs):
+        owner[place[p] : place[p + 1]] = p
+    # Pairs that got ready for gates, or left them, at this moment.
+    fresh, num_fresh = np.zeros(num_pairs, np.int64), 0
+    freed, num_freed = np.zeros(num_pairs, np.int64), 0
+    # Events: the end of a device's action, or, as number of devices + pair, of a transfer.
+    times = np.zeros(num_devices + num_pairs)
+    whos = np.zeros(num_devices + num_pairs, np.int64)
+    size, now, unmoved = 0, 0.0, 0
+    while True:
+        # Next: a device that moves on, and a pair whose next transfer may be ready.
+        device, meeting, posting = -1, -1, False
+        if unmoved < num_devices:
+            device = unmoved
+            unmoved += 1
+        elif (num_fresh or num_freed) and (not size or times[0] > now):
+            # The moment is over: all that got ready joins its queues, and turns are given.
+            ready = fresh[:num_fresh]
+            ready.sort()
+            for p in ready:
+                for h in range(place[p], place[p + 1]):
+                    behind[h] = -1
+                    if head[gate[h]] < 0:
+                        head[gate[h]] = h
+                    else:
+                        behind[tail[gate[h]]] = h
+                    tail[gate[h]] = h
+            # Of what has ended, those behind it; then all that is new.
+            for f in range(num_freed + num_fresh):
+                one = freed[f] if f < num_freed else fresh[f - num_freed]
+                for h in range(place[one], place[one + 1]):
+                    if head[gate[h]] < 0:
+                        continue
+                    p = owner[head[gate[h]]]
+                    turn = busy[p] == 2
+                    for g in range(place[p], place[p + 1]):
+                        turn = turn and head[gate[g]] == g
+                    if turn:
+                        busy[p] = 1
+                        i = receives[first[p] + begun[p] - 1]
+                        start_s[i] = now
+                        end_s[i] = now + latency[p] + amount[i] / rate[p]
+                        size = push(times, whos, size, end_s[i], num_devices + p)
+            num_fresh = num_freed = 0
             continue
-        state.now[0], who = heappop(queue)
-        if who >= num_devices:
-            arrive(case, state, queue, who - num_devices)
-            continue
-        i = state.at[who]
-        if case.kind[i] == SEND or case.kind[i] == RECEIVE:
-            post(case, state, queue, i)
-        state.at[who] += 1
-        advance(case, state, queue, who)
+        elif not size:
+            break
+        else:
+            now, who = times[0], whos[0]
+            size = pop(times, whos, size)
+            if who < num_devices:
+                device = who
+                posting = kind[at[who]] == SEND or kind[at[who]] == RECEIVE
+                at[who] += not posting
+            else:
+                meeting = who - num_devices
+                i = receives[first[meeting] + begun[meeting] - 1]
+                busy[meeting] = 0
+                for h in range(place[meeting], place[meeting + 1]):
+                    head[gate[h]] = behind[h]
+                if place[meeting] < place[meeting + 1]:
+                    freed[num_freed] = meeting
+                    num_freed += 1
+                missing[key[i]] -= 1
+                if not missing[key[i]] and waits[target[meeting]] == key[i]:
+                    device = target[meeting]
+                    waits[device] = -1
+        while True:
+            if meeting >= 0:
+                p, meeting = meeting, -1
+                if not busy[p] and begun[p] < sent[p] and begun[p] < posted[p]:
+                    i = receives[first[p] + begun[p]]
+                    begun[p] += 1
+                    if place[p] < place[p + 1]:
+                        busy[p] = 2
+                        fresh[num_fresh] = p
+                        num_fresh += 1
+                    else:
+                        busy[p] = 1
+                        start_s[i] = now
+                        end_s[i] = now + latency[p] + amount[i] / rate[p]
+                        size = push(times, whos, size, end_s[i], num_devices + p)
+            if device < 0 or at[device] == start[device + 1]:
+                break
+            i = at[device]
+            if kind[i] == SEND or kind[i] == RECEIVE:
+                if not posting:
+                    post_s[i] = now
+                    if post[i] > 0.0:
+                        size = push(times, whos, size, now + post[i], device)
+                        break
+                posted_s[i], posting, meeting = now, False, pair[i]
+                at[device] += 1
+                if kind[i] == SEND:
+                    sent[meeting] += 1
+                else:
+                    posted[meeting] += 1
+                    missing[key[i]] += 1
+                continue
+            if kind[i] == COMPUTE and missing[key[i]]:
+                waits[device] = key[i]
+            elif kind[i] == SUM:
+                waits[device] = -2 - key[i]
+                come[key[i]] += 1
+                if come[key[i]] == members[key[i]]:
+                    for other in range(num_devices):
+                        if waits[other] == -2 - key[i]:
+                            waits[other] = -1
+                            j = at[other]
+                            start_s[j], end_s[j] = now, now + amount[j]
+                            size = push(times, whos, size, end_s[j], other)
+            else:
+                start_s[i], end_s[i] = now, now + amount[i]
+                size = push(times, whos, size, end_s[i], device)
+            break
     ended = True
     for d in range(num_devices):
-        ended = ended and state.at[d] == case.start[d + 1]
+        ended = ended and at[d] == start[d + 1]
     for p in range(num_pairs):
-        ended = ended and state.sent[p] == state.begun[p] and state.posted[p] == state.begun[p]
-    return ended, state.start_s, state.end_s, state.post_s, state.posted_s
+        ended = ended and sent[p] == begun[p] and posted[p] == begun[p]
+    return ended, start_s, end_s, post_s, posted_s

@@ -23,7 +23,7 @@ the last bit. The loop is compiled (`events_kernels.py`), because there can be m
 """
 
 from math import nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,20 +51,50 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
 
 def run(program: Program, costs: ActionCosts, topology: Topology) -> Times:
     """The same as times of the actions, in arrays. Arguments and errors as of `simulate`."""
-    code = program.code
+    amount = amounts(program.code, costs)
+    return run_wired(program, costs, topology, wired(program.code, topology), amount)
+
+
+class Wired(NamedTuple):
+    """What the simulator has to know of some lists besides what their actions take.
+
+    Attributes:
+        wiring: which actions belong together.
+        ways: of its pairs of devices.
+    """
+
+    wiring: Wiring
+    ways: Network
+
+
+def wired(code: Code, topology: Topology) -> Wired:
+    """Finds what belongs together in some lists, and the routes between their devices."""
     wiring = wire(code)
-    amount, post = amounts(code, costs), postings(code, costs)
-    ways = network(topology, code.devices[wiring.source], code.devices[wiring.target])
+    sources, targets = code.devices[wiring.source], code.devices[wiring.target]
+    return Wired(wiring, network(topology, sources, targets))
+
+
+def run_wired(
+    program: Program, costs: ActionCosts, topology: Topology, found: Wired, amount: Floats
+) -> Times:
+    """The same as `run`.
+
+    Args:
+        found: `wired` of these lists, or of ones that differ in the names of tensors only.
+        amount: `amounts` of these lists.
+    """
+    code, wiring, ways = program.code, found.wiring, found.ways
+    post = postings(code, costs)
     case = closed_case(topology, code, wiring, program.members, ways, amount, post)
     if case is not None and wiring.sound:
-        ended, *found = closed_kernels.run(case)
+        ended, *times = closed_kernels.run(*case)
     else:
         world = _world(code, wiring, program.members, ways, amount, post, topology)
         ended = wiring.sound and kernels.run(world)
-        found = [world.actions[name].copy() for name in ("start_s", "end_s", "post_s", "posted_s")]
+        times = [world.actions[name].copy() for name in ("start_s", "end_s", "post_s", "posted_s")]
     if not ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
-    return times_of(code, costs, *found)
+    return times_of(code, costs, *times)
 
 
 def times_of(
