@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from planner.calibration import Calibration
+from planner.costs.calibration import calibrated_s
 from planner.errors import OptionError
 from planner.problem import Optimizer, Problem
 from planner.profile import OperatorCost, Profile, Source
@@ -111,9 +113,18 @@ def slowdown(topology: Topology, used: Iterable[int], device: int) -> float:
 
 def times_on(problem: Problem, device: int) -> OperatorTimes:
     """Times of the operators on a device of the problem that has its host to itself."""
-    return operator_times(
-        problem.profile, device_type(problem.topology, device), problem.measured_on
-    )
+    kind = device_type(problem.topology, device)
+    if kind.name != problem.calibration.device_type:
+        return operator_times(problem.profile, kind, problem.measured_on)
+    return _calibrated_times(problem.profile, kind, problem.measured_on, problem.calibration)
+
+
+@lru_cache(maxsize=64)
+def _calibrated_times(
+    profile: Profile, kind: DeviceType, measured_on: DeviceType | None, calibration: Calibration
+) -> OperatorTimes:
+    alone = operator_times(profile, kind, measured_on)
+    return OperatorTimes(*calibrated_s(calibration, profile, alone.forward_s, alone.backward_s))
 
 
 def step_s(optimizer: Optimizer, trainable_bytes: int, kind: DeviceType) -> float:

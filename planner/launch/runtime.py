@@ -284,6 +284,7 @@ class Runtime:
             case Receive():
                 self._receive(action)
             case Compute():
+                self._made = {}  # what is still on its way is kept by its transfer
                 arrived = self._wait_for(action)
                 start_s = self._now_s()
                 with _spoken_for(action):
