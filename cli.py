@@ -4,6 +4,7 @@ import click
 
 from planner import __version__
 from planner.commands.compare import compare
+from planner.commands.compare_trace import compare_trace
 from planner.commands.convert import convert
 from planner.commands.ends import Commands
 from planner.commands.launch import launch
@@ -25,7 +26,9 @@ def main() -> None:
     """
 
 
-for command in (profile, solve, compare, simulate, launch, topology, convert):
+for command in (
+    profile, solve, compare, simulate, launch, compare_trace, topology, convert,
+):  # fmt: skip
     main.add_command(command)
 
 

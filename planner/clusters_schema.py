@@ -207,9 +207,16 @@ class DeviceTableSchema(_Schema):
     device_types: dict[str, DeviceTypeSchema]
 
 
+def core_numbers() -> frozenset[int]:
+    """The CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
 def available_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many CPU cores this process may use."""
+    return len(core_numbers())
 
 
 def available_bytes() -> int:

@@ -283,6 +283,19 @@ def read_plan(path: Path) -> Plan:
     return found
 
 
+def plan_from_plain(plain: object, path: Path) -> Plan:
+    """A plan that stands inside another file.
+
+    Raises:
+        FileError: if it is malformed.
+    """
+    try:
+        found: Plan = _adapter(Plan).validate_json(to_json(plain, inf_nan_mode="constants"))
+    except ValidationError as error:
+        raise complaint(path, error) from None
+    return found
+
+
 def newest_profile(folder: Path) -> Path:
     """The profile in a folder that was modified last.
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planner.calibration import Calibration
 from planner.profile import Profile
 from planner.strategy import ScheduleName, Strategy
 from planner.topology import DeviceType, Topology
@@ -162,6 +163,7 @@ class Problem:
         options: how to train and to search.
         measured_on: the type of device that the profile was made on; None if it is not known.
         known: strategies that fit, for a search to start from and to beat.
+        calibration: what runs have shown beside all that.
     """
 
     profile: Profile
@@ -169,6 +171,7 @@ class Problem:
     options: Options
     measured_on: DeviceType | None = None
     known: tuple[Strategy, ...] = ()
+    calibration: Calibration = Calibration()
 
     def __hash__(self) -> int:
         return hash((self.profile, self.topology, self.options))

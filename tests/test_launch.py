@@ -21,6 +21,8 @@ from planner.launch.runtime import StageRunner
 from planner.operators import to_torch
 from planner.problem import Optimizer
 from planner.reports.launch import launch_json, launch_tables
+from planner.schedules import Compute, Direction
+from planner.simulate.read_trace import read_trace
 from planner.strategy import GradientSum
 from tests.launch_worker import CASES, LENGTH, WORDS, Case, load_model, make_model, make_plan
 
@@ -28,16 +30,20 @@ ROOT = Path(__file__).resolve().parents[1]
 STEPS = 10
 LIMITS = {"float64": 1e-6, "float32": 1e-4}
 
-# What cli.py does, as far as it matters here: options as JSON, one message, an exit code.
+# What cli.py does, as far as it matters here: options as JSON, one message, an exit code. Clocks of
+# the ranks are far apart, and go at different speeds.
 CLI = f"""
-import json, sys
+import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from planner.errors import PlannerError
+from planner.launch import clocks
 from planner.launch.run import launch
 from planner.launch.runtime import StageRunner
 from planner.operators import to_torch
 say = lambda line: print(line, file=sys.stderr)
+rank = int(os.environ.get("RANK", 0))
+clocks.now_s = lambda: 1000 * rank + (1 + 1e-4 * rank) * time.perf_counter()
 options = json.loads(sys.argv[3])
 trace = options.pop("trace", None)
 try:
@@ -171,6 +177,22 @@ def test_trace_has_every_transfer(launched):
     assert found["flows"] == 5 * (5 + 3)
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "s" for event in events) == 5 * (5 + 3)
+
+
+def test_a_trace_tells_all_times_on_one_clock(launched):
+    """The clocks differ by 1000 s; what is left is less than an iteration."""
+    folder, found, _ = launched
+    timeline = read_trace(folder / "trace.json").timeline
+    computed = {(e.device, e.action): e for e in timeline.events}
+    slack_s = 0.1 * timeline.iteration_s
+    assert timeline.iteration_s < 2 * found["iteration_s"]
+    for event in timeline.events:
+        assert 0 <= event.start_s <= event.end_s <= timeline.iteration_s + 1e-9
+    for flow in timeline.flows:
+        stage = 0 if flow.direction is Direction.FORWARD else 1
+        made = computed[flow.source, Compute(flow.direction, stage, flow.microbatch)]
+        used = computed[flow.target, Compute(flow.direction, 1 - stage, flow.microbatch)]
+        assert made.end_s - slack_s <= flow.start_s <= flow.end_s <= used.start_s + slack_s
 
 
 def test_a_failing_rank_ends_the_launch_with_its_message_alone(tmp_path):

@@ -32,6 +32,8 @@ from planner.commands.printing import bar, show
 @click.option("--seed", type=int, help="Of synthetic data.  [default: the strategy's]")
 @click.option("--trace", type=click.Path(path_type=Path),
               help="Write a measured iteration, to be opened with Perfetto.")  # fmt: skip
+@click.option("--track-memory", is_flag=True,
+              help="Watch memory in one more step, which is slow.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
 @click.pass_context
 def launch(

@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from planner.calibration import Calibration
+from planner.costs.calibration import calibrated_s
 from planner.errors import OptionError
 from planner.pins import PENALTY, pinned
 from planner.problem import Optimizer, Problem
@@ -114,15 +116,29 @@ def times_on(problem: Problem, device: int) -> OperatorTimes:
     """Times of the operators on a device of the problem that has its host to itself; of those that
     are pinned to another one, prohibitive ones (`pins.py`).
     """
-    times = operator_times(
-        problem.profile, device_type(problem.topology, device), problem.measured_on
-    )
+    times = _times_on(problem, device)
     elsewhere = [v for v, d in pinned(problem).items() if d != device]
     if not elsewhere:
         return times
     forward, backward = times.forward_s.copy(), times.backward_s.copy()
     forward[elsewhere] += PENALTY * float((times.forward_s + times.backward_s).sum())
     return OperatorTimes(forward, backward)
+
+
+def _times_on(problem: Problem, device: int) -> OperatorTimes:
+    """Without pins."""
+    kind = device_type(problem.topology, device)
+    if kind.name != problem.calibration.device_type:
+        return operator_times(problem.profile, kind, problem.measured_on)
+    return _calibrated_times(problem.profile, kind, problem.measured_on, problem.calibration)
+
+
+@lru_cache(maxsize=64)
+def _calibrated_times(
+    profile: Profile, kind: DeviceType, measured_on: DeviceType | None, calibration: Calibration
+) -> OperatorTimes:
+    alone = operator_times(profile, kind, measured_on)
+    return OperatorTimes(*calibrated_s(calibration, profile, alone.forward_s, alone.backward_s))
 
 
 def step_s(optimizer: Optimizer, trainable_bytes: int, kind: DeviceType) -> float:

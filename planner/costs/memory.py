@@ -6,9 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.costs.passes import (
+    backward_excess,
+    forward_excess,
+    read_from_outside,
+    used_outside,
+)
 from planner.graph import (
     Graph,
-    consumers,
     parameters_by_name,
     producers,
     tensors_by_name,
@@ -17,7 +22,7 @@ from planner.prediction import MemoryParts
 from planner.problem import Optimizer, Problem
 from planner.profile import Profile, storage_owner
 from planner.schedules import Code, Ints, Kind
-from planner.strategy import Strategy
+from planner.strategy import ScheduleName, Strategy, crossings
 from planner.topology import device_type, hosts_by_name
 
 
@@ -32,9 +37,12 @@ class StageMemory:
             stashes, the stage's inputs and outputs, and what the loss keeps.
         boundary_bytes: the stage's inputs and the outputs that others read: what is kept if the
             forward is run again, because an output stays until it has been sent.
+        output_bytes: those outputs alone.
         returned_bytes: gradients that go back to earlier stages, until they have been sent.
-        workspace_bytes: activations and gradients that live only inside one pass, and the largest
-            workspace of an operator's kernels.
+        forward_workspace_bytes: most bytes above `kept_bytes` while its forward runs: activations
+            that live only inside the pass, and what kernels hold for themselves.
+        backward_workspace_bytes: the same of its backward, which lets go of the stash on its way
+            and makes gradients.
         left_bytes: gradients that stay on the device after its backward, for an earlier stage that
             adds to them or uses them.
         taken_bytes: those that have waited for its backward and are gone after it.
@@ -44,28 +52,12 @@ class StageMemory:
     trainable_bytes: int
     kept_bytes: int
     boundary_bytes: int
+    output_bytes: int
     returned_bytes: int
-    workspace_bytes: int
+    forward_workspace_bytes: int
+    backward_workspace_bytes: int
     left_bytes: int = 0
     taken_bytes: int = 0
-
-
-def read_from_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
-    """Tensors that a set of operators reads and does not make, in order of first use."""
-    made = {name for v in inside for name in graph.operators[v].outputs}
-    read = dict.fromkeys(name for v in sorted(inside) for name in graph.operators[v].inputs)
-    return tuple(name for name in read if name not in made)
-
-
-def used_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
-    """Tensors that a set of operators makes for others or for the model's user."""
-    read_by, results = consumers(graph), set(graph.outputs)
-    return tuple(
-        name
-        for v in sorted(inside)
-        for name in graph.operators[v].outputs
-        if name in results or any(w not in inside for w in read_by[name])
-    )
 
 
 def stage_memory(
@@ -90,18 +82,20 @@ def stage_memory(
         for v in inside
         for name in profile.operators[v].stash_tensors
     }
-    kept |= {storage_owner(profile, n, inside) for n in (*inputs, *made)}
+    through = {storage_owner(profile, n, inside) for n in (*inputs, *made)}
+    kept |= through
     coming = [name for name in inputs if name not in there]
     private = sum(profile.operators[v].stash_private_bytes for v in inside)
+    loss = _loss_bytes(graph, inside)
     return StageMemory(
         parameter_bytes=sum(p.bytes for p in held),
         trainable_bytes=sum(p.bytes for p in held if p.trainable),
-        kept_bytes=private
-        + sum(tensors[n].bytes for n in kept - there if n in tensors)
-        + _loss_bytes(graph, inside),
+        kept_bytes=private + sum(tensors[n].bytes for n in kept - there if n in tensors) + loss,
         boundary_bytes=sum(tensors[n].bytes for n in {*coming, *made}),
+        output_bytes=sum(tensors[n].bytes for n in made),
         returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
-        workspace_bytes=max(_workspaces(profile, inside, kept).values(), default=0),
+        forward_workspace_bytes=forward_excess(profile, inside, kept - there, loss),
+        backward_workspace_bytes=backward_excess(profile, inside, kept - there - through, loss),
     )
 
 
@@ -162,85 +156,6 @@ def _loss_bytes(graph: Graph, inside: Collection[int]) -> int:
     if producers(graph).get(graph.outputs[0]) not in inside:
         return 0
     return tensors_by_name(graph)[graph.outputs[0]].bytes
-
-
-def operator_workspaces(profile: Profile) -> tuple[int, ...]:
-    """Per operator, the bytes of activations and gradients that are alive only inside one pass over
-    the whole graph while it runs. In a stage there are no more, besides the gradients of what
-    leaves it.
-    """
-    everything = range(len(profile.operators))
-    inside = frozenset(everything)
-    kept = {
-        storage_owner(profile, name, inside)
-        for operator in profile.operators
-        for name in operator.stash_tensors
-    }
-    found = _workspaces(profile, inside, kept)
-    return tuple(found[v] for v in everything)
-
-
-def _workspaces(profile: Profile, inside: Collection[int], kept: Collection[str]) -> dict[int, int]:
-    """Most bytes that live only inside one pass while each operator runs, forward or backward."""
-    forward = _forward_alive(profile, inside, kept)
-    backward = _backward_alive(profile.graph, inside)
-    return {v: max(forward[v], backward[v]) + profile.operators[v].workspace_bytes for v in inside}
-
-
-def _forward_alive(
-    profile: Profile, inside: Collection[int], kept: Collection[str]
-) -> dict[int, int]:
-    """Bytes of tensors that are made and dropped again inside a forward pass, while each of its
-    operators runs.
-    """
-    graph = profile.graph
-    tensors, read_by = tensors_by_name(graph), consumers(graph)
-    owners = {
-        name: storage_owner(profile, name, inside)
-        for v in inside
-        for name in graph.operators[v].outputs
-    }
-    last: dict[str, int] = {}
-    for name, owner in owners.items():
-        if owner not in kept and owner in tensors:
-            last[owner] = max((last.get(owner, -1), *(w for w in read_by[name] if w in inside)))
-    dropped = Counter[int]()
-    found, alive = {}, 0
-    for v in sorted(inside):
-        for name in graph.operators[v].outputs:
-            if owners[name] == name and name in last:
-                alive += tensors[name].bytes
-                dropped[max(v, last[name])] += tensors[name].bytes
-        found[v] = alive
-        alive -= dropped[v]
-    return found
-
-
-def _backward_alive(graph: Graph, inside: Collection[int]) -> dict[int, int]:
-    """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
-    last reader's backward to its maker's, and those of the operator's own parameters.
-    """
-    tensors, parameters, made_by = (
-        tensors_by_name(graph), parameters_by_name(graph), producers(graph)
-    )  # fmt: skip
-    alive: dict[str, int] = {
-        name: tensors[name].bytes
-        for name in used_outside(graph, inside)
-        if tensors[name].gradient or name == graph.outputs[0]
-    }
-    found, now = {}, sum(alive.values())
-    for v in sorted(inside, reverse=True):
-        operator = graph.operators[v]
-        for name in operator.inputs:
-            if tensors[name].gradient and name not in alive:
-                alive[name] = tensors[name].bytes
-                now += alive[name]
-        own = sum(parameters[n].bytes for n in operator.parameters if parameters[n].trainable)
-        found[v] = now + own
-        for name in operator.outputs:
-            if made_by.get(name) == v:
-                now -= alive.pop(name, 0)
-    return found
 
 
 def static_bytes(parameter_bytes: int, trainable_bytes: int, optimizer: Optimizer) -> int:
@@ -371,8 +286,20 @@ def use_bytes(
 
     again = {s: strategy.stages[s].recompute for s in stages}
     inflight = of_stage(lambda s: stages[s].boundary_bytes if again[s] else stages[s].kept_bytes)
-    rerun = of_stage(lambda s: stages[s].kept_bytes if again[s] else 0)
-    workspace = of_stage(lambda s: stages[s].workspace_bytes)
+    # The inputs are there already when a forward is run again.
+    rerun = of_stage(
+        lambda s: stages[s].kept_bytes - stages[s].boundary_bytes + stages[s].output_bytes
+        if again[s] else 0
+    )  # fmt: skip
+    # Outputs that have been sent are gone where the forward is run again.
+    gone = np.zeros(len(kind), dtype=np.int64)
+    if len(stages) == 1 and all(again.values()):
+        ((s, only),) = stages.items()
+        waiting = np.cumsum(forward) - _before(back.astype(np.int64))
+        sent = np.maximum(waiting - unsent(strategy, problem.profile.graph, s), 0)
+        gone = np.where(back, sent, 0) * only.output_bytes
+    ahead = of_stage(lambda s: stages[s].forward_workspace_bytes)
+    behind = of_stage(lambda s: stages[s].backward_workspace_bytes)
     sent_back = of_stage(lambda s: stages[s].returned_bytes)
     left = of_stage(lambda s: stages[s].left_bytes)
     taken = of_stage(lambda s: stages[s].taken_bytes)
@@ -387,12 +314,28 @@ def use_bytes(
     # A forward turns what came into inputs that are kept; a backward frees it when it has ended.
     buffers = np.cumsum(came - np.where(forward, used, 0)) - _before(np.where(back, used, 0))
     kept = np.cumsum(np.where(forward, inflight, 0)) - _before(np.where(back, inflight, 0))
-    # The gradients that went back last are there until the next ones do.
-    latest = np.maximum.accumulate(np.where(back, np.arange(len(kind)), -1))
+    # Gradients that go back are sent while the next computation runs.
+    latest = np.maximum.accumulate(np.where(computes, np.arange(len(kind)), -1))
     latest = np.concatenate([[-1], latest[:-1]])
-    returned = np.where(latest >= 0, sent_back[latest], 0)
+    returned = np.where(latest >= 0, np.where(back, sent_back, 0)[latest], 0)
     returned += _before(np.where(back, left - taken, 0))
-    return kept + np.where(back, rerun, 0), buffers + returned, workspace
+    workspace = np.where(back, behind, ahead)
+    return kept - gone + np.where(back, rerun, 0), buffers + returned, workspace
+
+
+def unsent(strategy: Strategy, graph: Graph, s: int) -> int:
+    """How many outputs a replica of a stage may hold at most, while one of its backwards runs,
+    because their readers have not come to them. With GPipe these have run all their forwards
+    then. With 1F1B a stage t has begun W_t R_t microbatches before the first one comes back.
+    """
+    stage = strategy.stages[s]
+    if strategy.schedule is ScheduleName.GPIPE:
+        return 0
+    readers = {t for one in crossings(strategy, graph) if one.source == s for t in one.targets}
+    begun = min(
+        (strategy.stages[t].warmup * strategy.stages[t].num_replicas for t in readers), default=0
+    )
+    return max(0, -(-(stage.warmup * stage.num_replicas - begun) // stage.num_replicas))
 
 
 def _before(changes: Ints) -> Ints:

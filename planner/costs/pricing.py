@@ -50,8 +50,10 @@ def action_costs(
         crossing: the tensors that cross stages.
         sums: of gradients.
     """
-    topology = problem.topology
+    topology, found = problem.topology, problem.calibration
     slow = slowdowns(topology, used_devices(strategy))
+    own = [d for d in slow if topology.devices[d].type == found.device_type]
+    alike = len(own) == len(slow)  # transfers and sums between other types are left as they are
     forward, backward, step = {}, {}, dict.fromkeys(slow, 0.0)
     for s, stage in enumerate(strategy.stages):
         for device in stage.devices:
@@ -63,6 +65,13 @@ def action_costs(
         forward_s=forward,
         backward_s=backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
-        sum_s=tuple(allreduce_s(topology, one.devices, one.bytes) for one in sums),
-        step_s=step,
+        sum_s=tuple(
+            (found.sums if alike else 1.0) * allreduce_s(topology, one.devices, one.bytes)
+            for one in sums
+        ),
+        step_s={d: (found.steps if d in own else 1.0) * time_s for d, time_s in step.items()},
+        wire=found.wire if alike else 1.0,
+        launch_s=dict.fromkeys(own, found.launch_s),
+        post_s=dict.fromkeys(own, found.post_s),
+        copy_s_per_byte=dict.fromkeys(own, found.copy_s_per_byte),
     )

@@ -1,6 +1,6 @@
 """The gradients of one device in flat buffers, and the optimizers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -45,6 +45,11 @@ class Gradients:
     def buffers(self, index: int) -> Sequence[Tensor]:
         """What the members of a sum add up; one buffer per dtype, in one order everywhere."""
         return self._buffers[index]
+
+    def everything(self) -> Iterator[Tensor]:
+        """All buffers."""
+        for buffers in self._buffers.values():
+            yield from buffers
 
     def clear(self) -> None:
         """Sets all gradients to zero, in place."""

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from planner.clusters import device_table
-from planner.clusters_schema import available_bytes, available_cores
+from planner.clusters_schema import available_bytes, available_cores, core_numbers
 from planner.errors import LaunchError, PlannerError
 from planner.launch.world import TIMEOUT, Seat, Stopped, choose_device, contact, find_seat
 from planner.link_fit import Fit, Pair, Times, calmer, fit_all, suspects
@@ -130,15 +130,15 @@ def _meet(seat: Seat) -> None:
 
 def _look_around(seat: Seat, name: str) -> tuple[list[Found], str]:
     """What every rank has, and where this one computes, in torch's words."""
-    mine: tuple[str, str, Found | None]
+    mine: tuple[str, str, Found | None, frozenset[int]]
     try:
         device = _choose(name, seat)
-        mine = _host_key(), device, _found(device)
+        mine = _host_key(), device, _found(device), core_numbers()
     except PlannerError as error:
-        mine = "", str(error), None
+        mine = "", str(error), None, frozenset()
     everyone = _gathered(mine)
-    wrong = dict.fromkeys(text for _, text, found in everyone if found is None)
-    kinds = sorted({device.partition(":")[0] for _, device, _ in everyone})
+    wrong = dict.fromkeys(text for _, text, found, _ in everyone if found is None)
+    kinds = sorted({device.partition(":")[0] for _, device, _, _ in everyone})
     if not wrong and len(kinds) > 1:
         wrong = {
             "some ranks have a GPU each and some have none; probe them with --device cpu": None
@@ -147,10 +147,14 @@ def _look_around(seat: Seat, name: str) -> tuple[list[Found], str]:
         if seat.rank > 0:
             raise Stopped(f"rank {seat.rank} stops because another rank has")
         raise LaunchError("\n".join(wrong))
-    names = host_names([key for key, _, _ in everyone])
+    names = host_names([key for key, _, _, _ in everyone])
+    # Ranks that are bound to cores of their own share them all.
+    cores: dict[str, frozenset[int]] = {}
+    for host, (_, _, _, own) in zip(names, everyone, strict=True):
+        cores[host] = cores.get(host, frozenset()) | own
     found = [
-        replace(one, host=host)
-        for host, (_, _, one) in zip(names, everyone, strict=True)
+        replace(one, host=host, host_cores=None if one.host_cores is None else len(cores[host]))
+        for host, (_, _, one, _) in zip(names, everyone, strict=True)
         if one is not None
     ]
     return found, mine[1]

@@ -3,11 +3,12 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 
 from planner.graph import Graph, tensors_by_name
+from planner.launch.clocks import Clock
 from planner.launch.runtime import Record
 from planner.prediction import DevicePrediction, Plan, StagePrediction, said_times
 from planner.schedules import Compute, Direction
@@ -41,6 +42,8 @@ class DeviceReport:
             own runs.
         idle_s: the rest of the iteration.
         peak_bytes: on CUDA what torch allocated, on a CPU the whole process.
+        live_bytes: the most that tensors took in the iteration in which memory was watched; None
+            where there was none.
     """
 
     rank: int
@@ -49,6 +52,7 @@ class DeviceReport:
     communication_s: float
     idle_s: float
     peak_bytes: int
+    live_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class LaunchReport:
     Attributes:
         steps: optimizer steps.
         loss: of each step, before its update.
-        measured_iteration_s: median without the first step; from a barrier to the last rank's end.
+        measured_iteration_s: median without the first step; from when the first rank leaves a
+            barrier to the last rank's end.
         predicted_iteration_s: by the plan.
         stages: in their order.
         devices: by rank.
@@ -92,31 +97,53 @@ class Findings:
     Attributes:
         device: index into the topology.
         loss: its share of it, per step.
+        begun_s: when each step began, on the rank's clock.
         iterations_s: how long each step took.
         records: of the last steps.
         peak_bytes: see `DeviceReport`.
+        peaks_bytes: of each event of an iteration in which memory was watched, see `Record`; None
+            where there was none.
         type: what its device calls itself.
         threads: of torch.
     """
 
     device: int
     loss: tuple[float, ...]
+    begun_s: tuple[float, ...]
     iterations_s: tuple[float, ...]
     records: tuple[Record, ...]
     peak_bytes: int
+    peaks_bytes: tuple[int, ...] | None
     type: str
     threads: int
 
 
-def make_report(plan: Plan, graph: Graph, findings: Sequence[Findings]) -> LaunchReport:
-    """The report from what all ranks found, by rank."""
+def make_report(
+    plan: Plan, graph: Graph, findings: Sequence[Findings], clocks: Sequence[Clock]
+) -> LaunchReport:
+    """The report from what all ranks found, by rank, and from their clocks."""
     steps = len(findings[0].loss)
-    iterations_s = [max(each) for each in zip(*(f.iterations_s for f in findings), strict=True)]
+    # (steps, ranks) on rank 0's clock.
+    begun_s = [
+        [clock.on_rank_0(found.begun_s[i]) for found, clock in zip(findings, clocks, strict=True)]
+        for i in range(steps)
+    ]
+    iterations_s = [
+        max(begun + f.iterations_s[i] for begun, f in zip(begun_s[i], findings, strict=True))
+        - min(begun_s[i])
+        for i in range(steps)
+    ]
     measured_s = median(iterations_s[1:] or iterations_s)  # the first step warms up
     # The records of the last steps, counted from the end; the first step's only if it is alone.
     kept = range(-min(len(findings[0].records), max(1, steps - 1)), 0)
     typical = min(kept, key=lambda i: (abs(iterations_s[i] - measured_s), i))
-    timeline = measured_timeline(graph, {f.device: f.records[typical] for f in findings})
+    late_s = [begun - min(begun_s[typical]) for begun in begun_s[typical]]
+    timeline = measured_timeline(
+        graph,
+        {f.device: f.records[typical] for f in findings},
+        {f.device: late for f, late in zip(findings, late_s, strict=True)},
+    )
+    timeline = replace(timeline, memory=_memory(findings, typical, late_s))
     notes = _incomparable(plan, findings)
     loss = tuple(sum(each) for each in zip(*(f.loss for f in findings), strict=True))
     return LaunchReport(
@@ -162,36 +189,63 @@ def _device(plan: Plan, rank: int, found: Findings, timeline: Timeline) -> Devic
         communication_s=communication_s(timeline, found.device),
         idle_s=idle_s(timeline, found.device),
         peak_bytes=found.peak_bytes,
+        live_bytes=None if found.peaks_bytes is None else max(found.peaks_bytes),
     )
 
 
-def measured_timeline(graph: Graph, records: Mapping[int, Record]) -> Timeline:
-    """One iteration of all devices. Each device's clock starts when it leaves the barrier."""
+def measured_timeline(
+    graph: Graph, records: Mapping[int, Record], late_s: Mapping[int, float]
+) -> Timeline:
+    """One iteration of all devices, from when the first one leaves the barrier.
+
+    Args:
+        late_s: by device, how much later it left the barrier than the first one.
+    """
     events = [
-        Event(device, action, start, end)
+        Event(device, action, late_s[device] + start, late_s[device] + end)
         for device, record in records.items()
         for action, start, end in record.events
     ]
     flows = chain.from_iterable(
-        _flows(graph, source, target, records)
+        _flows(graph, source, target, records, late_s)
         for target, record in records.items()
         for source in record.receives
     )
     return Timeline(
-        iteration_s=max(record.iteration_s for record in records.values()),
+        iteration_s=max(late_s[d] + record.iteration_s for d, record in records.items()),
         events=tuple(sorted(events, key=lambda e: (e.start_s, e.device))),
         flows=tuple(sorted(flows, key=lambda f: (f.start_s, f.source, f.target))),
     )
 
 
-def _flows(graph: Graph, source: int, target: int, records: Mapping[int, Record]) -> list[Flow]:
+def _memory(
+    findings: Sequence[Findings], typical: int, late_s: Sequence[float]
+) -> dict[int, tuple[tuple[float, int], ...]]:
+    """What was in use during each action, at the times of an iteration that was not watched."""
+    return {
+        found.device: tuple(
+            (late + start, peak)
+            for (_, start, _), peak in zip(
+                found.records[typical].events, found.peaks_bytes, strict=True
+            )
+        )
+        for found, late in zip(findings, late_s, strict=True)
+        if found.peaks_bytes is not None
+    }
+
+
+def _flows(
+    graph: Graph, source: int, target: int, records: Mapping[int, Record],
+    late_s: Mapping[int, float],
+) -> list[Flow]:  # fmt: skip
     """The transfers of one ordered pair: the k-th send meets the k-th receive."""
     tensors = tensors_by_name(graph)
     found = []
     free_s = 0.0
     pairs = zip(records[source].sends[target], records[target].receives[source], strict=True)
-    for sent_s, (receive, posted_s, end_s) in pairs:
-        start_s = min(max(sent_s, posted_s, free_s), end_s)
+    for sent_s, (receive, posted_s, there_s) in pairs:
+        end_s = there_s + late_s[target]
+        start_s = min(max(sent_s + late_s[source], posted_s + late_s[target], free_s), end_s)
         free_s = end_s
         found.append(
             Flow(

@@ -5,17 +5,20 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from planner.errors import FileError, LaunchError, OptionError, PlannerError
 from planner.files import read_plan
 from planner.graph import Graph, main_dtype, parameters_by_name, retyped
+from planner.launch.clocks import Clock
 from planner.launch.feed import (
     Feed,
     Loss,
@@ -26,6 +29,7 @@ from planner.launch.feed import (
     user_feed,
 )
 from planner.launch.gradients import Gradients, make_optimizer
+from planner.launch.memory import Copies, watching
 from planner.launch.report import Findings, LaunchReport, make_report
 from planner.launch.runtime import Criterion, Record, Runtime, StageRunner
 from planner.launch.torchrun import torchrun_command
@@ -35,8 +39,9 @@ from planner.operators import parameters, to_torch
 from planner.operators.precision import autocast
 from planner.partition import check_agreement
 from planner.prediction import Plan
-from planner.problem import Optimizer
+from planner.problem import Optimizer as OptimizerName
 from planner.schedules import Compute, Program, dry_run, program
+from planner.simulate.read_trace import measured_by
 from planner.simulate.trace import write_trace
 from planner.strategy import operator_indices, used_devices, violations
 
@@ -54,6 +59,7 @@ class Settings:
     seed: int | None = None
     threads: int | None = None
     trace: Path | None = None
+    track_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +68,12 @@ class Part:
 
     Attributes:
         stages: by index.
-        trained: its trainable parameters; several stages share tied ones.
+        values: its parameters by name; several stages share tied ones.
+        trained: those of them that are trained.
     """
 
     stages: dict[int, StageRunner]
+    values: dict[str, Tensor]
     trained: dict[str, Tensor]
 
 
@@ -100,6 +108,7 @@ def launch(
     seed: int | None = None,
     threads: int | None = None,
     trace: Path | None = None,
+    track_memory: bool = False,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int], None] = lambda step: None,
 ) -> LaunchReport | None:
@@ -116,6 +125,7 @@ def launch(
         seed: of random data; None takes the plan's.
         threads: of torch on a CPU; None takes the profile's.
         trace: file that the median iteration is written to, for Perfetto.
+        track_memory: whether to run one more step, of which memory is watched and no time is told.
         report: gets a line for people from a rank that idles.
         progress: on rank 0, gets the number of steps done, after each.
 
@@ -126,7 +136,7 @@ def launch(
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one, which has a message for the user.
     """
-    settings = Settings(steps, learning_rate, data, seed, threads, trace)
+    settings = Settings(steps, learning_rate, data, seed, threads, trace, track_memory)
     seat = find_seat()
     try:
         plan = read_plan(strategy_path)
@@ -188,9 +198,9 @@ def _prepare(
     Args:
         choices: the options --loss and --device.
     """
-    if plan.optimizer not in tuple(Optimizer):
+    if plan.optimizer not in tuple(OptimizerName):
         raise FileError(
-            f"{path}: optimizer: expected one of {', '.join(Optimizer)}, got {plan.optimizer!r}"
+            f"{path}: optimizer: expected one of {', '.join(OptimizerName)}, got {plan.optimizer!r}"
         )
     model = _load(plan, path, model_path)
     partition = path.with_suffix(".onnx")
@@ -244,7 +254,7 @@ def _train(
     world = World(plan.ranks, seat.rank, job.program, job.device)
     part = make_part(job, world.device)
     optimizer = make_optimizer(
-        Optimizer(plan.optimizer), list(part.trained.values()), settings.learning_rate
+        OptimizerName(plan.optimizer), list(part.trained.values()), settings.learning_rate
     )
     gradients = Gradients(part.trained, job.program.sums, world.device)
     actions = job.program.lists[world.device]
@@ -252,26 +262,48 @@ def _train(
     feed = make_feed(job, part, settings)
     microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
     records: deque[Record] = deque(maxlen=KEPT_STEPS)
-    losses, iterations_s = [], []
+    losses, begun_s, iterations_s = [], [], []
+    before = world.read_clocks()
     for step in range(settings.steps):
         record = runtime.iterate({m: feed(step, m) for m in microbatches})
         records.append(record)
         losses.append(record.loss)
+        begun_s.append(record.begun_s)
         iterations_s.append(record.iteration_s)
         if seat.rank == 0:
             progress(step + 1)
+    clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
+    peaks_bytes = None
+    if settings.track_memory:
+        batches = {m: feed(settings.steps, m) for m in microbatches}
+        with watching(job.device, staying(part, gradients, optimizer)) as watch:
+            peaks_bytes = tuple(runtime.iterate(Copies(batches), watch).peaks_bytes)
     own = Findings(
-        world.device, tuple(losses), tuple(iterations_s), tuple(records), *_machine(job.device)
+        device=world.device,
+        peaks_bytes=peaks_bytes,
+        loss=tuple(losses),
+        begun_s=tuple(begun_s),
+        iterations_s=tuple(iterations_s),
+        records=tuple(records),
+        **_machine(job.device),
     )
     findings = world.gather(own)
     world.close()
     if seat.rank > 0:
         return None
-    report = make_report(plan, graph, findings)
+    report = make_report(plan, graph, findings, clocks)
     if settings.trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
-        write_trace(report.timeline, names, settings.trace)
+        write_trace(report.timeline, names, settings.trace, measured_by(plan))
     return report
+
+
+def staying(part: Part, gradients: Gradients, optimizer: Optimizer | None) -> Iterator[Tensor]:
+    """The tensors of a device that stay from iteration to iteration."""
+    yield from part.values.values()
+    yield from gradients.everything()
+    for state in () if optimizer is None else optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def as_it_crosses(graph: Graph, plan: Plan) -> Graph:
@@ -311,7 +343,8 @@ def make_part(job: Job, device: int) -> Part:
         )
         for s, operators in mine.items()
     }
-    return Part(stages, {name: values[name] for name in held if described[name].trainable})
+    trained = {name: values[name] for name in held if described[name].trainable}
+    return Part(stages, values, trained)
 
 
 def _criterion(job: Job, operators: list[int]) -> Criterion | None:
@@ -336,13 +369,20 @@ def make_feed(job: Job, part: Part, settings: Settings) -> Feed:
     return synthetic_feed(job.model, job.loss, needs, seed, job.device)
 
 
-def _machine(device: str) -> tuple[int, str, int]:
-    """Peak bytes, type of device, and threads."""
+class _Machine(TypedDict):
+    peak_bytes: int
+    type: str
+    threads: int
+
+
+def _machine(device: str) -> _Machine:
+    threads = torch.get_num_threads()
     if device != "cpu":
         name = torch.cuda.get_device_name(device)
-        return torch.cuda.max_memory_allocated(device), name, torch.get_num_threads()
+        peak = torch.cuda.max_memory_allocated(device)
+        return _Machine(peak_bytes=peak, type=name, threads=threads)
     import resource  # not on Windows
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1 if sys.platform == "darwin" else 1024
-    return peak * unit, "cpu", torch.get_num_threads()
+    return _Machine(peak_bytes=peak * unit, type="cpu", threads=threads)

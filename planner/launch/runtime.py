@@ -1,6 +1,5 @@
 """The loop over one device's actions, and the forward and backward of its stages."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,8 +12,10 @@ from torch.optim import Optimizer
 
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
+from planner.launch import clocks
 from planner.launch.feed import Batch, torch_dtype
 from planner.launch.gradients import Gradients
+from planner.launch.memory import Watch
 from planner.launch.world import Transfer, World
 from planner.schedules import (
     Action,
@@ -49,17 +50,22 @@ class Record:
 
     Attributes:
         loss: its share of the iteration's loss.
+        begun_s: when the iteration started, on this process's clock.
         iteration_s: how long it took.
         events: action, start, end.
         sends: by target, in order: when each was posted.
         receives: by source, in order: the receive, when it was posted, when it was there.
+        peaks_bytes: by event, the most memory from the end of the one before to its end, where it
+            was watched.
     """
 
     loss: float = 0.0
+    begun_s: float = 0.0
     iteration_s: float = 0.0
     events: list[tuple[Action, float, float]] = field(default_factory=list)
     sends: dict[int, list[float]] = field(default_factory=dict)
     receives: dict[int, list[tuple[Receive, float, float]]] = field(default_factory=dict)
+    peaks_bytes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,19 +255,21 @@ class Runtime:
         self._start_s = 0.0
         self._batches: Mapping[int, Batch] = {}
         self._record = Record()
+        self._watch: Watch | None = None
         self._awaited: list[tuple[Receive, Tensor, Transfer]] = []
         self._sending: list[Transfer] = []
         self._made: Tensors = {}  # by the last computation, for the sends right after it
 
-    def iterate(self, batches: Mapping[int, Batch]) -> Record:
+    def iterate(self, batches: Mapping[int, Batch], watch: Watch | None = None) -> Record:
         """One iteration.
 
         Args:
             batches: what this device's microbatches bring from outside.
+            watch: of the memory in use.
         """
-        self._batches, self._record = batches, Record()
+        self._batches, self._record, self._watch = batches, Record(), watch
         self._world.barrier()
-        self._start_s = time.perf_counter()
+        self._start_s = self._record.begun_s = clocks.now_s()
         for action in self._actions:
             self._run(action)
         for transfer in self._sending:
@@ -276,6 +284,7 @@ class Runtime:
             case Receive():
                 self._receive(action)
             case Compute():
+                self._made = {}  # what is still on its way is kept by its transfer
                 arrived = self._wait_for(action)
                 start_s = self._now_s()
                 with _spoken_for(action):
@@ -339,7 +348,9 @@ class Runtime:
         """Since the start of the iteration, with all computation done."""
         if self._world.torch_device != "cpu":
             torch.cuda.current_stream().synchronize()
-        return time.perf_counter() - self._start_s
+        return clocks.now_s() - self._start_s
 
     def _note(self, action: Action, start_s: float) -> None:
         self._record.events.append((action, start_s, self._now_s()))
+        if self._watch is not None:
+            self._record.peaks_bytes.append(self._watch.peak_bytes())

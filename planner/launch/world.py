@@ -5,12 +5,12 @@ One process alone needs no process group.
 """
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from threading import Thread
@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import LaunchError
+from planner.launch import clocks
+from planner.launch.clocks import EXCHANGES, Reading, read_clock
 from planner.schedules import Program, Send
 
 TIMEOUT = timedelta(minutes=30)
@@ -118,7 +120,7 @@ class _Watcher:
         except RuntimeError as error:
             ended.set_exception(error)
         else:
-            ended.set_result(time.perf_counter())
+            ended.set_result(clocks.now_s())
 
 
 class Transfer:
@@ -129,7 +131,7 @@ class Transfer:
     """
 
     def __init__(self, buffer: Tensor, work: dist.Work, watcher: _Watcher | None) -> None:
-        self.posted_s = time.perf_counter()
+        self.posted_s = clocks.now_s()
         self._ended: Future[float] | None = None
         if watcher is None:
             self._kept = (buffer, work)
@@ -143,7 +145,7 @@ class Transfer:
         buffer, work = self._kept
         work.wait()
         torch.cuda.current_stream(buffer.device).synchronize()
-        return time.perf_counter()
+        return clocks.now_s()
 
     def is_over(self) -> bool:
         """Whether `wait` would not wait."""
@@ -247,6 +249,26 @@ class World:
         if self._size > 1:
             with contact(self._rank):
                 dist.barrier()
+
+    def read_clocks(self) -> tuple[Reading, ...]:
+        """The clock of every rank beside rank 0's; every rank calls it, and rank 0 gets them."""
+        answer = torch.zeros(1, dtype=torch.float64)
+
+        def ask(rank: int) -> float:
+            dist.send(answer, rank)
+            dist.recv(answer, rank)
+            return answer.item()
+
+        self.barrier()
+        own = Reading(clocks.now_s(), 0.0, 0.0)
+        with contact(self._rank):
+            if self._rank == 0:
+                others = range(1, self._size)
+                return (own, *(read_clock(partial(ask, rank)) for rank in others))
+            for _ in range(EXCHANGES):
+                dist.recv(answer, 0)
+                dist.send(answer.fill_(clocks.now_s()), 0)
+        return ()
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks."""

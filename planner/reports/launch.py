@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 PEAK_MEMORY = ">peak memory (without reserve / of the process)"
+LIVE_MEMORY = ">peak memory (without reserve / of tensors / of the process)"
 
 
 def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
@@ -23,6 +24,7 @@ def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
         for what, before, after in _directions(stage.predicted, stage.measured)
     ]
     iteration = ("iteration", *_versus(predicted, measured, report.comparable))
+    watched = any(device.live_bytes is not None for device in report.devices)
     devices = [
         (
             f"rank {device.rank} on {device.predicted.name}",
@@ -34,8 +36,14 @@ def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
                     (device.predicted.idle_s, device.idle_s),
                 )
             ),
-            f"{format_bytes(_without_reserve(device.predicted.memory))} /"
-            f" {format_bytes(device.peak_bytes)}",
+            " / ".join(
+                format_bytes(size)
+                for size in (
+                    without_reserve(device.predicted.memory),
+                    *(() if device.live_bytes is None else (device.live_bytes,)),
+                    device.peak_bytes,
+                )
+            ),
         )
         for device in report.devices
     ]
@@ -47,14 +55,14 @@ def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
         ),
         Table(
             "Per iteration, predicted / measured",
-            ("", ">compute", ">communication", ">idle", PEAK_MEMORY),
+            ("", ">compute", ">communication", ">idle", LIVE_MEMORY if watched else PEAK_MEMORY),
             tuple(devices),
             optional=(">idle", ">communication"),
         ),
     )
 
 
-def _without_reserve(memory: MemoryParts) -> int:
+def without_reserve(memory: MemoryParts) -> int:
     """What was planned with; measured peaks know of no reserve."""
     return memory.total_bytes - memory.reserve_bytes
 
@@ -86,6 +94,10 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
         "measured_iteration_s": report.measured_iteration_s,
         "predicted_iteration_s": report.predicted_iteration_s,
         "peak_bytes": list(report.peak_bytes),
+        "live_bytes": [device.live_bytes for device in report.devices],
+        "predicted_live_bytes": [
+            without_reserve(device.predicted.memory) for device in report.devices
+        ],
         "comparable": report.comparable,
         "operator_times": report.times,
         "notes": list(report.notes),

@@ -131,7 +131,11 @@ def amounts(code: Code, costs: ActionCosts) -> Floats:
     own = np.flatnonzero(code.kind == Kind.COMPUTE)
     amount[own] = table[code.backward[own].astype(np.int8), owner[own], code.stage[own]]
     for kind, values, of in (
-        (Kind.RECEIVE, [costs.tensor_bytes.get(name, nan) for name in code.tensors], code.tensor),
+        (
+            Kind.RECEIVE,
+            [costs.wire * costs.tensor_bytes.get(name, nan) for name in code.tensors],
+            code.tensor,
+        ),
         (Kind.SUM, costs.sum_s, code.tensor),
         (Kind.STEP, [costs.step_s.get(device, nan) for device in position], owner),
     ):

@@ -17,26 +17,36 @@ from planner.simulate.timeline import Flow, Timeline
 _Record = dict[str, Any]
 _Track = tuple[int, str]
 
-COMPUTE, SUMS = "compute", "sums"
+TRACE_FORMAT = "planner-trace/1"
+COMPUTE, SUMS, TRANSFER = "compute", "sums", "transfer"
 
 
-def chrome_trace(timeline: Timeline, names: Mapping[int, str]) -> dict[str, Any]:
+def chrome_trace(
+    timeline: Timeline, names: Mapping[int, str], about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The trace as the object that its JSON file holds; times in us, as the format wants.
 
     Args:
         names: of all devices in the timeline, by index.
+        about: what else the file says, under `otherData`, which viewers leave alone.
     """
     tracks = _tracks(timeline, names)
     records = [*_headers(tracks, names), *_actions(timeline, tracks)]
     for number, flow in enumerate(timeline.flows):
         records += _transfer(flow, number, tracks, names)
     records += _memory(timeline)
-    return {"displayTimeUnit": "ms", "traceEvents": records}
+    other = {"format": TRACE_FORMAT, "iteration_s": timeline.iteration_s, **(about or {})}
+    return {"displayTimeUnit": "ms", "otherData": other, "traceEvents": records}
 
 
-def write_trace(timeline: Timeline, names: Mapping[int, str], path: Path) -> None:
-    """Writes the trace to a file: whole, or not at all."""
-    content = json.dumps(chrome_trace(timeline, names), sort_keys=True)
+def write_trace(
+    timeline: Timeline,
+    names: Mapping[int, str],
+    path: Path,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the trace to a file: whole, or not at all. Arguments as of `chrome_trace`."""
+    content = json.dumps(chrome_trace(timeline, names, about), sort_keys=True)
     write_atomically(path, (content + "\n").encode())
 
 
@@ -106,7 +116,7 @@ def _transfer(
     receiver = flow.target, _receiving(flow, names)
     for end, mark in ((sender, "s"), (receiver, "f")):
         place = {"pid": _pid(end[0]), "tid": tracks[end]}
-        body = _slice(name, "transfer", flow.start_s, flow.end_s)
+        body = _slice(name, TRANSFER, flow.start_s, flow.end_s)
         yield body | place | {"args": {"bytes": flow.bytes}}
         # An arrow belongs to the slice around its time; the end says so by "bp".
         middle = {"ts": _us((flow.start_s + flow.end_s) / 2)}

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.coarsen import Coarsening
 from planner.costs.compute import times_on
-from planner.costs.memory import operator_workspaces, stage_memory
+from planner.costs.passes import block_workspace_bytes, operator_workspaces
 from planner.graph import Parameter, consumers, holders, producers, tensors_by_name
 from planner.order import Downsets, csr, pack
 from planner.problem import Problem
@@ -58,7 +58,7 @@ def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Set
         alone = operator_workspaces(profile)
         workspace = [max(alone[v] for v in block) for block in coarse.blocks]
     else:
-        workspace = [stage_memory(profile, block).workspace_bytes for block in coarse.blocks]
+        workspace = [block_workspace_bytes(profile, block) for block in coarse.blocks]
     private = np.array([sum(profile.operators[v].stash_private_bytes for v in block)
                         for block in coarse.blocks], dtype=float)  # fmt: skip
     table, free = [], in_parameters(profile)

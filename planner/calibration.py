@@ -1,0 +1,87 @@
+"""`Calibration`: what runs have shown of a type of device, beside what profile and topology say.
+
+Of an operator of type t that makes n bytes of the model's first output (0 for nearly all), measured
+alone in f s forward and b s backward, a run is believed to take
+
+    forward:  w f (forward + deviation_t) + n loss_forward_s_per_byte
+    backward: w b (backward + deviation_t) + n loss_backward_s_per_byte
+
+where w is how much faster the whole step was than its operators one by one, because these find
+their inputs and weights in no cache. Each computation takes `launch_s` more. Posting a transfer
+keeps the device for `post_s` and `copy_s_per_byte` per byte, in which its processor copies; what is left for the route then is its latency and a share `wire` of the bytes. Sums and
+steps take factors of what is predicted. None of it belongs to one stage or one model, so that it holds
+for models that were not run.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How much more an operator type takes than all do, as a share of its time alone."""
+
+    type: str
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Corrections; without arguments, none.
+
+    Attributes:
+        device_type: that they are for; "" for none.
+        runs: how many were fitted.
+        models: of how many models.
+        whole: whether times are scaled to the whole step that the profile measured.
+        forward, backward: factors of all operators.
+        deviations: by type, ascending.
+        loss_forward_s_per_byte, loss_backward_s_per_byte: of the loss, per byte of the model's
+            first output.
+        launch_s: of each computation.
+        post_s: of each send or receive.
+        copy_s_per_byte: of each send or receive, per byte.
+        wire: share of a transfer's bytes that goes over its route after it was posted.
+        sums, steps: factors of their times.
+
+    Raises:
+        ValueError: if a figure is not finite or has the wrong sign.
+    """
+
+    device_type: str = ""
+    runs: int = 0
+    models: int = 0
+    whole: bool = False
+    forward: float = 1.0
+    backward: float = 1.0
+    deviations: tuple[Deviation, ...] = ()
+    loss_forward_s_per_byte: float = 0.0
+    loss_backward_s_per_byte: float = 0.0
+    launch_s: float = 0.0
+    post_s: float = 0.0
+    copy_s_per_byte: float = 0.0
+    wire: float = 1.0
+    sums: float = 1.0
+    steps: float = 1.0
+
+    def __post_init__(self) -> None:
+        factors = ("forward", "backward", "sums", "steps")
+        times = ("loss_forward_s_per_byte", "loss_backward_s_per_byte", "launch_s", "post_s",
+                 "copy_s_per_byte", "wire")  # fmt: skip
+        wrong = [
+            f"{name}: expected a number {what}, got {getattr(self, name)}"
+            for names, what, good in (
+                (factors, "above 0", lambda x: 0 < x < inf),
+                (times, "of at least 0", lambda x: 0 <= x < inf),
+            )
+            for name in names
+            if not good(getattr(self, name))
+        ]
+        wrong += [
+            f"deviations[{i}]: expected factors above 0, got those of {one.type!r}"
+            for i, one in enumerate(self.deviations)
+            if not min(self.forward + one.forward, self.backward + one.backward) > 0
+        ]
+        if wrong:
+            raise ValueError("\n".join(wrong))

@@ -1,0 +1,181 @@
+"""Bytes that live only inside one forward or backward pass of a stage.
+
+Tensors are made and dropped as operators run in their order, and backward in the reverse one. Two
+views of that: what is alive beside everything that is kept (`operator_workspaces`), which can be
+known before there are stages, and how far a pass of a given stage gets above what it keeps
+(`forward_excess`, `backward_excess`), of which some is not made yet, or gone already.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from planner.graph import Graph, consumers, parameters_by_name, producers, tensors_by_name
+from planner.profile import Profile, storage_owner
+
+
+def read_from_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
+    """Tensors that a set of operators reads and does not make, in order of first use."""
+    made = {name for v in inside for name in graph.operators[v].outputs}
+    read = dict.fromkeys(name for v in sorted(inside) for name in graph.operators[v].inputs)
+    return tuple(name for name in read if name not in made)
+
+
+def used_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
+    """Tensors that a set of operators makes for others or for the model's user."""
+    read_by, results = consumers(graph), set(graph.outputs)
+    return tuple(
+        name
+        for v in sorted(inside)
+        for name in graph.operators[v].outputs
+        if name in results or any(w not in inside for w in read_by[name])
+    )
+
+
+def operator_workspaces(profile: Profile) -> tuple[int, ...]:
+    """Per operator, the bytes of activations and gradients that are alive only inside one pass over
+    the whole graph while it runs, and what its kernels hold. In a stage there are no more, besides
+    the gradients of what leaves it.
+    """
+    found = _workspaces(profile, frozenset(range(len(profile.operators))))
+    return tuple(found[v] for v in range(len(profile.operators)))
+
+
+def block_workspace_bytes(profile: Profile, block: Iterable[int]) -> int:
+    """The most of the same in a pass over a block of operators."""
+    return max(_workspaces(profile, frozenset(block)).values(), default=0)
+
+
+def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
+    graph = profile.graph
+    kept = {
+        storage_owner(profile, name, inside)
+        for v in inside
+        for name in profile.operators[v].stash_tensors
+    }
+    if len(inside) < len(profile.operators):
+        around = (*read_from_outside(graph, inside), *used_outside(graph, inside))
+        kept |= {storage_owner(profile, name, inside) for name in around}
+    leaving = [
+        name
+        for name in used_outside(graph, inside)
+        if tensors_by_name(graph)[name].gradient or name == graph.outputs[0]
+    ]
+    forward = _forward_alive(profile, inside, kept)
+    backward = _backward_alive(graph, inside, leaving)
+    return {v: max(forward[v], backward[v]) + profile.operators[v].workspace_bytes for v in inside}
+
+
+def forward_excess(
+    profile: Profile, inside: Collection[int], kept: Collection[str], loss_bytes: int
+) -> int:
+    """The most bytes above all that a forward pass keeps, while it runs.
+
+    Args:
+        inside: the operators of the stage.
+        kept: owners of storage that is there when the pass has ended.
+        loss_bytes: what the loss keeps besides.
+    """
+    made_by = producers(profile.graph)
+    # What is not kept yet while an operator runs.
+    coming = Counter({v: profile.operators[v].stash_private_bytes for v in inside})
+    for name, size in _sizes(profile.graph, kept):
+        if made_by.get(name) in inside:
+            coming[made_by[name]] += size
+    alive, later, most = _forward_alive(profile, inside, kept), loss_bytes, 0
+    for v in sorted(inside, reverse=True):
+        most = max(most, alive[v] + profile.operators[v].workspace_bytes - later)
+        later += coming[v]
+    return most
+
+
+def backward_excess(
+    profile: Profile, inside: Collection[int], freed: Collection[str], loss_bytes: int
+) -> int:
+    """The most bytes above all that was kept, while a backward pass runs. Gradients that have come
+    from other stages are not counted here.
+
+    Autograd lets go of what an operator keeps when its backward has run. The loss begins with its
+    own gradients, of its input and of what it keeps.
+
+    Args:
+        inside: the operators of the stage.
+        freed: owners of storage that is let go on the way; inputs and outputs of the stage stay.
+        loss_bytes: what the loss keeps besides.
+    """
+    graph = profile.graph
+    going = Counter({v: profile.operators[v].stash_private_bytes for v in inside})
+    first = {}
+    for v in sorted(inside, reverse=True):
+        for name in profile.operators[v].stash_tensors:
+            first[storage_owner(profile, name, inside)] = v
+    for name, size in _sizes(graph, freed):
+        going[first[name]] += size
+    alive = _backward_alive(graph, inside, graph.outputs[:1] if loss_bytes else ())
+    gone, most = loss_bytes, 2 * loss_bytes
+    for v in sorted(inside, reverse=True):
+        most = max(most, alive[v] + profile.operators[v].workspace_bytes - gone)
+        gone += going[v]
+    return most
+
+
+def _sizes(graph: Graph, owners: Collection[str]) -> list[tuple[str, int]]:
+    """Owners of storage that are tensors, not parameters, with their bytes."""
+    tensors = tensors_by_name(graph)
+    return [(name, tensors[name].bytes) for name in sorted(owners) if name in tensors]
+
+
+def _forward_alive(
+    profile: Profile, inside: Collection[int], kept: Collection[str]
+) -> Mapping[int, int]:
+    """Bytes of tensors that are made and dropped again inside a forward pass, while each of its
+    operators runs.
+    """
+    graph = profile.graph
+    tensors, read_by = tensors_by_name(graph), consumers(graph)
+    owners = {
+        name: storage_owner(profile, name, inside)
+        for v in inside
+        for name in graph.operators[v].outputs
+    }
+    last: dict[str, int] = {}
+    for name, owner in owners.items():
+        if owner not in kept and owner in tensors:
+            last[owner] = max((last.get(owner, -1), *(w for w in read_by[name] if w in inside)))
+    dropped = Counter[int]()
+    found, alive = {}, 0
+    for v in sorted(inside):
+        for name in graph.operators[v].outputs:
+            if owners[name] == name and name in last:
+                alive += tensors[name].bytes
+                dropped[max(v, last[name])] += tensors[name].bytes
+        found[v] = alive
+        alive -= dropped[v]
+    return found
+
+
+def _backward_alive(
+    graph: Graph, inside: Collection[int], at_first: Iterable[str]
+) -> Mapping[int, int]:
+    """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
+    last reader's backward to its maker's, and those of the operator's own parameters.
+
+    Args:
+        at_first: tensors whose gradients are there before.
+    """
+    tensors, parameters, made_by = (
+        tensors_by_name(graph), parameters_by_name(graph), producers(graph)
+    )  # fmt: skip
+    alive: dict[str, int] = {name: tensors[name].bytes for name in at_first}
+    found, now = {}, sum(alive.values())
+    for v in sorted(inside, reverse=True):
+        operator = graph.operators[v]
+        for name in operator.inputs:
+            if tensors[name].gradient and name not in alive:
+                alive[name] = tensors[name].bytes
+                now += alive[name]
+        own = sum(parameters[n].bytes for n in operator.parameters if parameters[n].trainable)
+        found[v] = now + own
+        for name in operator.outputs:
+            if made_by.get(name) == v:
+                now -= alive.pop(name, 0)
+    return found

@@ -1,0 +1,58 @@
+"""Two traces side by side, for people and machines."""
+
+from typing import TYPE_CHECKING, Any
+
+from planner.reports.tables import Table
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from planner.trace_comparison import TraceComparison, Versus
+
+
+def trace_tables(found: "TraceComparison") -> tuple[Table, ...]:
+    """Times of actions and of devices."""
+    actions = (found.iteration, *found.stages, *found.sums, *found.steps)
+    head = ("", ">count", ">predicted", ">measured", ">error")
+    tables = [Table("Mean times, predicted and measured", head, tuple(map(_row, actions)))]
+    if found.links:
+        links = tuple(
+            (*_row(one)[:2], format_bytes(one.bytes or 0), *_row(one)[2:]) for one in found.links
+        )
+        heads = ("", ">count", ">bytes", ">predicted", ">measured", ">error")
+        tables.append(Table("Mean times of transfers", heads, links))
+    rows = tuple((_row(one)[0], *_row(one)[2:]) for one in found.devices)
+    return (*tables, Table("Devices, per iteration", (head[0], *head[2:]), rows))
+
+
+def _row(one: "Versus") -> tuple[str, ...]:
+    return (
+        one.what,
+        str(one.count),
+        format_seconds(one.predicted_s),
+        format_seconds(one.measured_s),
+        f"{100 * one.error:+.1f} %",
+    )
+
+
+def trace_json(found: "TraceComparison", overlay: str | None) -> dict[str, Any]:
+    """The object that `compare-trace --json` prints."""
+
+    def plain(one: "Versus") -> dict[str, Any]:
+        more = {} if one.bytes is None else {"bytes": one.bytes}
+        return {
+            "what": one.what,
+            "count": one.count,
+            "predicted_s": one.predicted_s,
+            "measured_s": one.measured_s,
+            **more,
+        }
+
+    return {
+        "predicted_iteration_s": found.iteration.predicted_s,
+        "measured_iteration_s": found.iteration.measured_s,
+        **{
+            name: [plain(one) for one in getattr(found, name)]
+            for name in ("stages", "links", "sums", "steps", "devices")
+        },
+        "overlay": overlay,
+    }
