@@ -141,7 +141,7 @@ def stage_blocks(
             known[shape] = pattern(shape)
         kind, backward, turn, slot = known[shape]
         of_stage = kind <= Kind.RECEIVE
-        microbatch = np.array(which)[:, None] + turn * stage.num_replicas
+        microbatch = np.array(which, dtype=np.int64)[:, None] + turn * stage.num_replicas
         microbatch = np.where(of_stage, microbatch, 0)
         peer = np.zeros_like(microbatch)
         for other in set(others):
@@ -223,7 +223,7 @@ def _tensors(
 def pattern(shape: Shape) -> Pattern:
     """Forwards, backwards and transfers of a replica, then its sums and the step."""
     order = list(SCHEDULES[shape.schedule](shape.num_microbatches, shape.warmup))
-    back = np.array([direction is Direction.BACKWARD for direction, _ in order])
+    back = np.array([direction is Direction.BACKWARD for direction, _ in order], dtype=bool)
     turn = np.array([k for _, k in order], dtype=np.int64)
     places = np.arange(len(order))
     # Receives are posted one action of their kind ahead; the first backward has only forwards
