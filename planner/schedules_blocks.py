@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
     Attributes:
         schedule: of the strategy.
-        count: microbatches of the replica.
+        rounds: microbatches of the replica.
         warmup: W.
         entering: per tensor that comes into the stage, whether it has a gradient.
         leaving: likewise.
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
     """
 
     schedule: ScheduleName
-    count: int
+    rounds: int
     warmup: int
     entering: tuple[bool, ...]
     leaving: tuple[bool, ...]
@@ -222,7 +222,7 @@ def _tensors(
 
 def pattern(shape: Shape) -> Pattern:
     """Forwards, backwards and transfers of a replica, then its sums and the step."""
-    order = list(SCHEDULES[shape.schedule](shape.count, shape.warmup))
+    order = list(SCHEDULES[shape.schedule](shape.rounds, shape.warmup))
     back = np.array([direction is Direction.BACKWARD for direction, _ in order])
     turn = np.array([k for _, k in order], dtype=np.int64)
     places = np.arange(len(order))
