@@ -35,7 +35,7 @@ LENGTHS = ((8, 1, 230), (64, 1, 262), (64, 1, 2640), (16, 4, 11000))
 # Devices, and the preset that has them.
 CLUSTERS = ((4, "p3-8xlarge"), (8, "p3"), (16, "dgx-a100-x4"), (32, "dgx-a100-x4"))
 MODELS = ("resnet50", "bert-large-a100", "gpt2-medium-a100", "llama7b-a100")
-MOVES = 30
+MOVES = 20
 
 
 def seconds(what, runs=RUNS):
