@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from planner.calibration import Calibration, Deviation
 from planner.costs.calibration import first_output_bytes, whole_share
-from planner.costs.compute import times_on
 from planner.costs.collectives import slowest_link
+from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.prediction import Plan
 from planner.problem import Problem

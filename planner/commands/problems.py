@@ -10,6 +10,7 @@ import click
 from planner.errors import FileError, OptionError
 
 if TYPE_CHECKING:
+    from planner.calibration import Calibration
     from planner.problem import Problem
     from planner.profile import Profile
     from planner.what_if import Changed
@@ -25,11 +26,13 @@ class Inputs:
     Attributes:
         profiles: ascending by size of the microbatch.
         profile_path, topology_path: where they and the topology lie.
+        written: the profiles of the file, where one between them is planned for.
     """
 
     profiles: tuple["Profile", ...]
     profile_path: Path
     topology_path: Path
+    written: tuple["Profile", ...]
 
 
 def inputs_of(
@@ -48,12 +51,21 @@ def inputs_of(
     from planner.interpolate import interpolated
 
     chosen = profile_path or newest_profile(Path("profiles"))
-    profiles = tuple(read_any_profiles(chosen))
+    profiles = written = tuple(read_any_profiles(chosen))
     if microbatch_size is not None:
         profiles = (interpolated(profiles, microbatch_size),)
     if profile_path is None:
         click.echo(f"profile {chosen}, the newest in profiles/", err=quiet)
-    return Inputs(profiles, chosen, find_topology(topology_name))
+    return Inputs(profiles, chosen, find_topology(topology_name), written)
+
+
+def calibration_of(read: Inputs, training: Mapping[str, Any]) -> "Calibration":
+    """What stands beside the profile, unless the options refuse it."""
+    from planner.calibration import Calibration
+    from planner.files import read_calibration
+
+    found = read_calibration(read.profile_path, read.written) if training["calibration"] else None
+    return Calibration() if found is None else found.calibration
 
 
 def problems_for(
@@ -61,10 +73,12 @@ def problems_for(
     topology_path: Path,
     gpus: int | None,
     training: Mapping[str, Any],
+    calibration: "Calibration | None" = None,
 ) -> tuple["Problem", ...]:
     """The problems that the options describe, one for each size of the microbatch, all with the
     same samples per iteration.
     """
+    from planner.calibration import Calibration
     from planner.clusters import device_table, read_topology
     from planner.problem import (
         Engine,
@@ -114,7 +128,13 @@ def problems_for(
     measured_on = (device_table() | own).get(profiles[-1].device_type)
     counts = nums_microbatches(profiles, len(topology.devices), training)
     return tuple(
-        Problem(profile, topology, replace(options, num_microbatches=count), measured_on)
+        Problem(
+            profile,
+            topology,
+            replace(options, num_microbatches=count),
+            measured_on,
+            calibration=calibration or Calibration(),
+        )
         for profile, count in zip(profiles, counts, strict=True)
         if count is not None
     )

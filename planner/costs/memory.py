@@ -14,7 +14,6 @@ from planner.costs.passes import (
 )
 from planner.graph import (
     Graph,
-    consumers,
     parameters_by_name,
     producers,
     tensors_by_name,
