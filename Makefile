@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden bench bench-placements bench-profile bench-solve bench-solvers docs check clean
+.PHONY: help setup demo test test-all lint type fmt golden bench bench-placements bench-profile bench-solve bench-solvers bench-accuracy docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -62,6 +62,9 @@ bench-solve: $(READY) ## time of `planner solve` on the shipped profiles
 bench-solvers: $(READY) ## the solvers against the published ones and at scale; writes docs/ (about 10 minutes)
 	$(BIN)/python -m tests.bench_solvers
 	$(BIN)/python -m tests.bench_solvers --scaling
+
+bench-accuracy: $(READY) ## plans predicted and run, on a quiet machine; writes docs/accuracy.md (about 15 minutes)
+	$(BIN)/python -m tests.bench_accuracy --write
 
 check: lint type test ## what has to pass before a change lands
 

@@ -3,6 +3,7 @@
 import click
 
 from planner import __version__
+from planner.commands.calibrate import calibrate
 from planner.commands.compare import compare
 from planner.commands.compare_trace import compare_trace
 from planner.commands.convert import convert
@@ -27,7 +28,7 @@ def main() -> None:
 
 
 for command in (
-    profile, solve, compare, simulate, launch, compare_trace, topology, convert,
+    profile, solve, compare, simulate, launch, compare_trace, calibrate, topology, convert,
 ):  # fmt: skip
     main.add_command(command)
 

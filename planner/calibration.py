@@ -8,9 +8,10 @@ alone in f s forward and b s backward, a run is believed to take
 
 where w is how much faster the whole step was than its operators one by one, because these find
 their inputs and weights in no cache. Each computation takes `launch_s` more. Posting a transfer
-keeps the device for `post_s` and `copy_s_per_byte` per byte, in which its processor copies; what is left for the route then is its latency and a share `wire` of the bytes. Sums and
-steps take factors of what is predicted. None of it belongs to one stage or one model, so that it holds
-for models that were not run.
+keeps the device for `post_s` and `copy_s_per_byte` per byte, in which its processor copies; what
+is left for the route then is its latency and a share `wire` of the bytes. Sums and steps take
+factors of what is predicted. None of it belongs to one stage or one model, so that it holds for
+models that were not run.
 """
 
 from dataclasses import dataclass
@@ -67,16 +68,17 @@ class Calibration:
 
     def __post_init__(self) -> None:
         factors = ("forward", "backward", "sums", "steps")
-        times = ("loss_forward_s_per_byte", "loss_backward_s_per_byte", "launch_s", "post_s",
-                 "copy_s_per_byte", "wire")  # fmt: skip
+        others = ("loss_forward_s_per_byte", "loss_backward_s_per_byte", "launch_s", "post_s",
+                  "copy_s_per_byte", "wire")  # fmt: skip
         wrong = [
-            f"{name}: expected a number {what}, got {getattr(self, name)}"
-            for names, what, good in (
-                (factors, "above 0", lambda x: 0 < x < inf),
-                (times, "of at least 0", lambda x: 0 <= x < inf),
-            )
-            for name in names
-            if not good(getattr(self, name))
+            f"{name}: expected a finite number above 0, got {getattr(self, name)}"
+            for name in factors
+            if not 0 < getattr(self, name) < inf
+        ]
+        wrong += [
+            f"{name}: expected a finite number of at least 0, got {getattr(self, name)}"
+            for name in others
+            if not 0 <= getattr(self, name) < inf
         ]
         wrong += [
             f"deviations[{i}]: expected factors above 0, got those of {one.type!r}"
@@ -85,3 +87,25 @@ class Calibration:
         ]
         if wrong:
             raise ValueError("\n".join(wrong))
+
+
+UNCALIBRATED = Calibration()
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFile:
+    """What stands beside a profile.
+
+    Attributes:
+        profiles: content hashes of the profiles in that file.
+        calibration: for them.
+        error_before: mean of |predicted - measured| / measured over the runs without it.
+        error_after: the same with it, of runs that were left out of the fit in turn.
+        left_out: what was left out at a time: "model" or "run".
+    """
+
+    profiles: tuple[str, ...]
+    calibration: Calibration
+    error_before: float
+    error_after: float
+    left_out: str

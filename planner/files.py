@@ -18,6 +18,7 @@ from typing import Any, cast, get_args, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
+from planner.calibration import CalibrationFile
 from planner.errors import FileError
 from planner.prediction import Plan
 from planner.profile import Profile, ProfileSet
@@ -25,6 +26,8 @@ from planner.profile import Profile, ProfileSet
 PROFILE_FORMAT = "planner-profile/1"
 PROFILE_SET_FORMAT = "planner-profile-set/1"
 STRATEGY_FORMAT = "planner-strategy/1"
+CALIBRATION_FORMAT = "planner-calibration/1"
+CALIBRATION_ENDING = ".calibration.json"
 
 
 # -------------------------------------------------------------------------------- writing
@@ -152,6 +155,11 @@ def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
 def write_plan(plan: Plan, path: Path) -> None:
     """Writes a plan as strategy JSON."""
     _write(plan, STRATEGY_FORMAT, path, _spread)
+
+
+def write_calibration(found: CalibrationFile, path: Path) -> None:
+    """Writes a calibration as JSON."""
+    _write(found, CALIBRATION_FORMAT, path, _dense)
 
 
 # -------------------------------------------------------------------------------- reading
@@ -283,6 +291,33 @@ def read_plan(path: Path) -> Plan:
     return found
 
 
+def calibration_path(profile_path: Path) -> Path:
+    """Where the calibration of a profile stands."""
+    return profile_path.with_suffix(CALIBRATION_ENDING)
+
+
+def read_calibration(profile_path: Path, profiles: Sequence[Profile]) -> CalibrationFile | None:
+    """The calibration that stands beside a profile; None if there is none.
+
+    Args:
+        profiles: in that file.
+
+    Raises:
+        FileError: if it is malformed, or was made for other profiles.
+    """
+    path = calibration_path(profile_path)
+    if not path.exists():
+        return None
+    advice = f"planner calibrate TRACE --profile {profile_path}"
+    found: CalibrationFile = _read(CalibrationFile, CALIBRATION_FORMAT, path, advice)
+    if found.profiles != tuple(map(artefact_hash, profiles)):
+        raise FileError(
+            f"{path}: made for another profile than {profile_path} is now; run: {advice}, or give"
+            " --no-calibration"
+        )
+    return found
+
+
 def plan_from_plain(plain: object, path: Path) -> Plan:
     """A plan that stands inside another file.
 
@@ -302,7 +337,10 @@ def newest_profile(folder: Path) -> Path:
     Raises:
         FileError: if there is none.
     """
-    found = sorted(folder.glob("*.json"), key=lambda p: (p.stat().st_mtime_ns, p.name))
+    found = sorted(
+        (path for path in folder.glob("*.json") if not path.name.endswith(CALIBRATION_ENDING)),
+        key=lambda path: (path.stat().st_mtime_ns, path.name),
+    )
     if not found:
         raise FileError(f"{folder}: there is no profile; run: planner profile MODEL.onnx")
     return found[-1]

@@ -264,6 +264,11 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
             "times are imported, and the file does not say from which device: they are taken as"
             f" they are on {', '.join(sorted(types))}"
         )
+    known = problem.calibration
+    if known.device_type in types:
+        runs = "1 run" if known.runs == 1 else f"{known.runs} runs"
+        models = "1 model" if known.models == 1 else f"{known.models} models"
+        notes.append(f"calibrated from {runs} of {models}")
     slow = max(slowdowns(topology, used).values())
     if slow > 1:
         notes.append(f"{len(used)} processes share the cores: computation is {slow:.3g}x slower")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.calibration import Calibration
+from planner.calibration import UNCALIBRATED, Calibration
 from planner.profile import Profile
 from planner.strategy import ScheduleName, Strategy
 from planner.topology import DeviceType, Topology
@@ -171,7 +171,7 @@ class Problem:
     options: Options
     measured_on: DeviceType | None = None
     known: tuple[Strategy, ...] = ()
-    calibration: Calibration = Calibration()
+    calibration: Calibration = UNCALIBRATED
 
     def __hash__(self) -> int:
         return hash((self.profile, self.topology, self.options))

@@ -15,15 +15,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+import numpy as np
+import torch
+
+from planner.calibrate import Fitted, Run, calibrate, fit, predicted_s
+from planner.calibration import UNCALIBRATED
 from planner.clusters import read_topology
 from planner.files import read_profile, write_plan
+from planner.profilers.cache import processor
+from planner.reports.calibrate import calibrate_lines
+from planner.reports.tables import percent
+from planner.simulate.read_trace import read_trace
 from tests.accuracy_plans import SUBJECTS, Drawn, draw
 from tests.models import cached
 
 ROOT = Path(__file__).parent.parent
 PINNED = str(ROOT / "tests" / "pinned.py")
+DOCUMENT = ROOT / "docs" / "accuracy.md"
+BEGIN, END = "<!-- make bench-accuracy: begin -->", "<!-- make bench-accuracy: end -->"
 SEED, STEPS, REPEATS = 1, 8, 2
 TWO, FOUR = 5, 1
 
@@ -97,6 +113,131 @@ def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> N
             (folder / f"{one.name}.{repeat}.json").write_text(json.dumps(found))
 
 
+# ------------------------------------------------------------------------------- what it says
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan: times in s; of the runs, the mean, and their spread as a share of it."""
+
+    drawn: Drawn
+    measured_s: float
+    spread: float
+    before_s: float
+    after_s: float
+
+
+def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], Fitted]:
+    """Every plan as measured and predicted; the calibration is fitted to runs of other models with
+    two ranks.
+    """
+    runs = {
+        one.name: [
+            Run(path.name, one.problem, one.plan, read_trace(path).timeline)
+            for path in sorted(folder.glob(f"{one.name}.*.trace.json"))
+        ]
+        for one in plans
+    }
+    usual = [one for one in plans if len(one.plan.ranks) == 2]
+    found = []
+    for one in plans:
+        others = [run for other in usual if other.model != one.model for run in runs[other.name]]
+        first, known = runs[one.name][0], fit(others) if others else UNCALIBRATED
+        measured = [
+            json.loads(path.read_text())["measured_iteration_s"]
+            for path in sorted(folder.glob(f"{one.name}.?.json"))
+        ]
+        found.append(
+            Row(
+                one,
+                fmean(measured),
+                (max(measured) - min(measured)) / fmean(measured),
+                predicted_s(first, UNCALIBRATED),
+                predicted_s(first, known),
+            )
+        )
+    return found, calibrate([run for one in usual for run in runs[one.name]])
+
+
+def mean_error(rows: Sequence[Row], which: str) -> float:
+    """Mean of |predicted - measured| / measured."""
+    return fmean(abs(getattr(row, which) / row.measured_s - 1) for row in rows)
+
+
+def order(rows: Sequence[Row], which: str) -> tuple[int, int]:
+    """Pairs of plans of one model whose measured times differ by more than 5 %: in the right
+    order, and all.
+    """
+    right = pairs = 0
+    for a, b in combinations(rows, 2):
+        far = abs(a.measured_s - b.measured_s) > 0.05 * min(a.measured_s, b.measured_s)
+        if a.drawn.model == b.drawn.model and far:
+            pairs += 1
+            right += (a.measured_s < b.measured_s) == (getattr(a, which) < getattr(b, which))
+    return right, pairs
+
+
+def rank_correlation(rows: Sequence[Row], which: str) -> float:
+    """Spearman's, per model, averaged over models with at least three plans."""
+    by_model: dict[str, list[Row]] = {}
+    for row in rows:
+        by_model.setdefault(row.drawn.model, []).append(row)
+
+    def places(values: Sequence[float]) -> Any:
+        return np.argsort(np.argsort(values))
+
+    return fmean(
+        float(
+            np.corrcoef(
+                places([row.measured_s for row in some]),
+                places([getattr(row, which) for row in some]),
+            )[0, 1]
+        )
+        for some in by_model.values()
+        if len(some) > 2
+    )
+
+
+def document(rows: Sequence[Row], fitted: Fitted) -> str:
+    """The tables in Markdown."""
+    lines = [
+        f"Measured {datetime.now(UTC):%Y-%m-%d} on {processor()}, {os.cpu_count()} cores, PyTorch"
+        f" {torch.__version__}, gloo over loopback, one thread per rank. {len(rows)} plans, seed"
+        f" {SEED}.",
+        "",
+        "| ranks | plans | spread of equal runs | error before | error after |"
+        " order right, before | order right, after | rank correlation, after |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for ranks in (2, 4):
+        some = [row for row in rows if len(row.drawn.plan.ranks) == ranks]
+        if not some:
+            continue
+        before, after = order(some, "before_s"), order(some, "after_s")
+        correlation = f"{rank_correlation(some, 'after_s'):.3f}" if len(some) > 10 else ""
+        lines.append(
+            f"| {ranks} | {len(some)} | {percent(fmean(row.spread for row in some))} |"
+            f" {percent(mean_error(some, 'before_s'))} | {percent(mean_error(some, 'after_s'))} |"
+            f" {before[0]} of {before[1]} | {after[0]} of {after[1]} | {correlation} |"
+        )
+    lines += ["", "What the runs with two ranks say, all together:", ""]
+    lines += [f"- {line}" for line in calibrate_lines(fitted)]
+    lines += [
+        "",
+        "| plan | stages, schedule, microbatches, shares of the time | measured | spread | before |"
+        " error | after | error |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row.drawn.name} | {row.drawn.said} | {1e3 * row.measured_s:.1f} ms |"
+        f" {percent(row.spread)} | {1e3 * row.before_s:.1f} ms |"
+        f" {100 * (row.before_s / row.measured_s - 1):+.1f} % | {1e3 * row.after_s:.1f} ms |"
+        f" {100 * (row.after_s / row.measured_s - 1):+.1f} % |"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Measures, or takes what was measured, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -106,15 +247,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--keep", type=Path, help="folder for what is measured")
+    parser.add_argument("--from", dest="known", type=Path, help="folder with what was measured")
+    parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     options = parser.parse_args()
-    models = options.models.split(",")
+    models, counts = options.models.split(","), {2: options.two, 4: options.four}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.keep or Path(temporary)
+        folder = options.known or options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        counts = {2: options.two, 4: options.four}
-        prepare(folder, models, [n for n in counts if counts[n]])
+        if options.known is None:
+            prepare(folder, models, [n for n in counts if counts[n]])
         plans = drawn(folder, models, counts)
-        measure(folder, plans, options.steps, options.repeats)
+        if options.known is None:
+            measure(folder, plans, options.steps, options.repeats)
+        found = document(*rows_of(folder, plans))
+    print(found)
+    if options.write:
+        text = DOCUMENT.read_text()
+        head, _, rest = text.partition(f"{BEGIN}\n")
+        _, _, tail = rest.partition(END)
+        DOCUMENT.write_text(f"{head}{BEGIN}\n\n{found}\n{END}{tail}")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,10 @@ def memory(names: Sequence[str], folder: Path) -> list[str]:
             one = profiled(model, options, folder, Path(cache))
         needs = stage_memory(read_profile(one["path"]), range(one["num_operators"]))
         predicted = (
-            needs.parameter_bytes + needs.trainable_bytes + needs.kept_bytes + needs.workspace_bytes
+            needs.parameter_bytes
+            + needs.trainable_bytes
+            + needs.kept_bytes
+            + needs.backward_workspace_bytes
         )
         _, trains, _ = run(training, [str(model), *SIZES[name]], folder)
         sizes = (predicted, trains, one["peak_bytes"], one["peak_bytes"] - trains)

@@ -17,6 +17,7 @@ from planner.costs.memory import (
     stage_memory,
     static_bytes,
 )
+from planner.costs.passes import block_workspace_bytes
 from planner.graph import consumers, producers, tensors_by_name
 from planner.order import downsets, members
 from planner.problem import Objective, Recompute
@@ -154,7 +155,7 @@ class _Trial:
         graph = profile.graph
         tensors, made = tensors_by_name(graph), producers(graph)
         entering = {n for v in inside for n in graph.operators[v].inputs if made.get(n) in before}
-        workspace = max(stage_memory(profile, [v]).workspace_bytes for v in inside)
+        workspace = max(block_workspace_bytes(profile, [v]) for v in inside)
         return stage_memory(profile, inside), sum(tensors[n].bytes for n in entering), workspace
 
     def _cut(self, rest):

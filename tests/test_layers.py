@@ -21,10 +21,10 @@ LAYERS = {
     "coarsen": 3, "model": 3,
     "costs": 4, "operators": 4, "placement": 4.5,
     "profilers": 5, "solvers": 5, "simulate": 5,
-    "judge": 5.5, "plan": 6, "trace_comparison": 6, "calibration": 2, "calibrate": 6, "reports": 8, "partition": 6, "foreign": 6,
+    "judge": 5.5, "plan": 6, "trace_comparison": 6, "reports": 8, "partition": 6, "foreign": 6,
     "launch": 7, "commands": 9,
     "places": 2, "pictures": 2, "pictures_layout": 2, "pictures_svg": 2, "what_if": 3,
-    "sensitivity": 6,
+    "calibration": 2, "calibrate": 6, "calibration_runs": 6.5, "sensitivity": 6,
     "link_fit": 3, "probing": 3, "write_topology": 3,
 }  # fmt: skip
 

@@ -21,6 +21,8 @@ from planner.schedules import (
     text,
     wire,
 )
+from planner.strategy import ScheduleName, Stage, Strategy
+from tests.builders import graph_of
 from tests.programs import chain, split, split_graphs, written
 
 

@@ -13,6 +13,7 @@ from planner.commands.options import INPUTS, OWN_STAGES, PINS, SEARCH, TRAINING,
 from planner.commands.outputs import check_output
 from planner.commands.printing import show, spinner
 from planner.commands.problems import (
+    calibration_of,
     changed_cluster,
     inputs_of,
     problems_for,
@@ -75,7 +76,9 @@ def compare(
     read = inputs_of(profile_path, topology_name, microbatch_size, quiet=as_json)
     if csv_path is not None:
         check_output([csv_path], {"profile": read.profile_path, "topology": read.topology_path})
-    problem = problems_for(read.profiles[-1:], read.topology_path, gpus, training)[-1]
+    calibration = calibration_of(read.profile_path, read.written, training)
+    some = problems_for(read.profiles[-1:], read.topology_path, gpus, training, calibration)
+    problem = some[-1]
     if settings or dropped or added:
         changed = changed_cluster(problem, settings, dropped, added)
         problem = replace(problem, topology=changed.topology)

@@ -47,6 +47,12 @@ INPUTS = stacked(
 
 TRAINING = stacked(
     click.option(
+        "--calibration/--no-calibration",
+        default=True,
+        show_default=True,
+        help="Correct times as planner calibrate found them, where it has.",
+    ),
+    click.option(
         "--objective",
         type=click.Choice(["iteration", "bottleneck", "latency"]),
         default="iteration",

@@ -10,6 +10,7 @@ import click
 from planner.errors import FileError, OptionError
 
 if TYPE_CHECKING:
+    from planner.calibration import Calibration
     from planner.problem import Options, Problem
     from planner.profile import Profile
     from planner.topology import DeviceType, Topology
@@ -26,11 +27,13 @@ class Inputs:
     Attributes:
         profiles: ascending by size of the microbatch.
         profile_path, topology_path: where they and the topology lie.
+        written: the profiles of the file, where one between them is planned for.
     """
 
     profiles: tuple["Profile", ...]
     profile_path: Path
     topology_path: Path
+    written: tuple["Profile", ...]
 
 
 def inputs_of(
@@ -49,12 +52,27 @@ def inputs_of(
     from planner.interpolate import interpolated
 
     chosen = profile_path or newest_profile(Path("profiles"))
-    profiles = tuple(read_any_profiles(chosen))
+    profiles = written = tuple(read_any_profiles(chosen))
     if microbatch_size is not None:
         profiles = (interpolated(profiles, microbatch_size),)
     if profile_path is None:
         click.echo(f"profile {chosen}, the newest in profiles/", err=quiet)
-    return Inputs(profiles, chosen, find_topology(topology_name))
+    return Inputs(profiles, chosen, find_topology(topology_name), written)
+
+
+def calibration_of(
+    profile_path: Path, written: Sequence["Profile"], training: Mapping[str, Any]
+) -> "Calibration":
+    """What stands beside a profile, unless the options refuse it.
+
+    Args:
+        written: the profiles in that file.
+    """
+    from planner.calibration import Calibration
+    from planner.files import read_calibration
+
+    found = read_calibration(profile_path, written) if training["calibration"] else None
+    return Calibration() if found is None else found.calibration
 
 
 def problems_for(
@@ -62,10 +80,12 @@ def problems_for(
     topology_path: Path,
     gpus: int | None,
     training: Mapping[str, Any],
+    calibration: "Calibration | None" = None,
 ) -> tuple["Problem", ...]:
     """The problems that the options describe, one for each size of the microbatch, all with the
     same samples per iteration.
     """
+    from planner.calibration import Calibration
     from planner.clusters import read_topology
     from planner.problem import Problem
     from planner.topology import take
@@ -76,7 +96,13 @@ def problems_for(
     counts = nums_microbatches(profiles, len(topology.devices), training)
     measured_on = type_of(profiles[-1], topology)
     return tuple(
-        Problem(profile, topology, replace(options, num_microbatches=count), measured_on)
+        Problem(
+            profile,
+            topology,
+            replace(options, num_microbatches=count),
+            measured_on,
+            calibration=calibration or Calibration(),
+        )
         for profile, count in zip(profiles, counts, strict=True)
         if count is not None
     )

@@ -14,6 +14,7 @@ from planner.commands.options import INPUTS, OWN_STAGES, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
 from planner.commands.printing import show, show_gantt
 from planner.commands.problems import (
+    calibration_of,
     changed_cluster,
     inputs_of,
     options_of,
@@ -150,7 +151,9 @@ def of_cuts(
             " last, or --replicas N for one stage"
         )
     read = inputs_of(profile_path, topology_name, training["microbatch_size"], quiet=quiet)
-    problem = problems_for(read.profiles[-1:], read.topology_path, gpus, training)[-1]
+    calibration = calibration_of(read.profile_path, read.written, training)
+    some = problems_for(read.profiles[-1:], read.topology_path, gpus, training, calibration)
+    problem = some[-1]
     return problem, "manual", solve(problem, 0.0)
 
 
@@ -161,12 +164,15 @@ def of_strategy(
     has, or others.
     """
     from planner.files import newest_profile, read_plan
+    from planner.formats import read_any_profiles
     from planner.formats.origins import profile_of, topology_of
     from planner.problem import Problem, Result, Status
     from planner.schedules import with_microbatches
 
     plan = read_plan(path)
-    profile = profile_of(plan, path, ctx.params["profile_path"] or newest_profile(Path("profiles")))
+    profile_path = ctx.params["profile_path"] or newest_profile(Path("profiles"))
+    profile = profile_of(plan, path, profile_path)
+    calibration = calibration_of(profile_path, read_any_profiles(profile_path), training)
     named = ctx.params["topology_name"] if is_given(ctx, "topology_name") else None
     topology, same = topology_of(plan, path, named)
     own = plan.strategy
@@ -176,7 +182,8 @@ def of_strategy(
         "optimizer": plan.optimizer, "recompute": "auto",
     }  # fmt: skip
     options = replace(options_of({**training, **said}), num_microbatches=count, seed=plan.seed)
-    problem = Problem(profile, topology, options, type_of(profile, topology))
+    measured_on = type_of(profile, topology)
+    problem = Problem(profile, topology, options, measured_on, calibration=calibration)
     if same and count == own.num_microbatches:
         certificate = plan.certificate
         return problem, plan.solver, Result(

@@ -16,6 +16,7 @@ from planner.commands.options import INPUTS, OWN_STAGES, PINS, SEARCH, TRAINING,
 from planner.commands.outputs import check_strategy_output, relative
 from planner.commands.printing import show, spinner
 from planner.commands.problems import (
+    calibration_of,
     changed_cluster,
     inputs_of,
     problems_for,
@@ -129,7 +130,8 @@ def solve(
     check_strategy_output(
         output, {"profile": chosen, "topology": read.topology_path, "model": model}
     )
-    problems = problems_for(profiles, read.topology_path, gpus, training)
+    calibration = calibration_of(read.profile_path, read.written, training)
+    problems = problems_for(profiles, read.topology_path, gpus, training, calibration)
     present, changed = problems, None
     if is_changed:
         changed = changed_cluster(problems[-1], settings, dropped, added)

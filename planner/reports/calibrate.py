@@ -1,0 +1,78 @@
+"""What a calibration found, for people and machines."""
+
+from typing import TYPE_CHECKING, Any
+
+from planner.reports.tables import Table, count, percent
+from planner.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from planner.calibrate import Fitted
+
+SHOWN_DEVIATION = 0.05
+
+
+def calibrate_table(found: "Fitted") -> Table:
+    """Every run, before and after."""
+    return Table(
+        f"Iterations; after: fitted without the {found.left_out}",
+        ("run", ">measured", ">before", ">error", ">after", ">error"),
+        tuple(
+            (
+                one.name,
+                format_seconds(one.measured_s),
+                format_seconds(one.before_s),
+                f"{100 * (one.before_s / one.measured_s - 1):+.1f} %",
+                format_seconds(one.after_s),
+                f"{100 * (one.after_s / one.measured_s - 1):+.1f} %",
+            )
+            for one in found.checked
+        ),
+    )
+
+
+def calibrate_lines(found: "Fitted") -> tuple[str, ...]:
+    """The fit in words."""
+    known = found.calibration
+    copied = 1 / known.copy_s_per_byte if known.copy_s_per_byte > 0 else None
+    special = [
+        f"{one.type} {one.forward:+.2f} / {one.backward:+.2f}"
+        for one in known.deviations
+        if max(abs(one.forward), abs(one.backward)) >= SHOWN_DEVIATION
+    ]
+    return (
+        f"{count(known.runs, 'run')} of {count(known.models, 'model')}, mean error"
+        f" {percent(found.error_before)} before, {percent(found.error_after)} after, of runs whose"
+        f" {found.left_out} was left out",
+        f"operators take {known.forward:.2f} forward and {known.backward:.2f} backward of their"
+        f" times{' in the whole step' if known.whole else ''}"
+        + (f"; besides: {', '.join(special)}" if special else ""),
+        f"the loss takes {format_seconds(known.loss_forward_s_per_byte * 1e6)} forward and"
+        f" {format_seconds(known.loss_backward_s_per_byte * 1e6)} backward per"
+        f" {format_bytes(1e6)} of its input; a computation {format_seconds(known.launch_s)} more",
+        f"posting a transfer takes {format_seconds(known.post_s)}"
+        + (f" and copies at {format_rate(copied)}" if copied else "")
+        + f"; {percent(known.wire)} of its bytes are left for the link",
+        f"sums take {known.sums:.2f} and steps {known.steps:.2f} of what was predicted",
+    )
+
+
+def calibrate_json(found: "Fitted", written: list[str]) -> dict[str, Any]:
+    """The object that `calibrate --json` prints."""
+    from planner.files import to_plain
+
+    return {
+        "error_before": found.error_before,
+        "error_after": found.error_after,
+        "left_out": found.left_out,
+        "runs": [
+            {
+                "name": one.name,
+                "measured_s": one.measured_s,
+                "before_s": one.before_s,
+                "after_s": one.after_s,
+            }
+            for one in found.checked
+        ],
+        "calibration": to_plain(found.calibration),
+        "written": written,
+    }
