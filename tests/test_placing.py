@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_beyond_the_memory_that_is_left():
     least = least_bytes(placing)
     assert sum(least.values()) == 2 * 2_000 + 1_000 + 1_000
     less = tighter(problem, placing, (0, 1), strategy, least)
-    assert less.capacity_bytes.tolist() == [min(4_000 - over[0], 3_000 - over[1])] * 2
+    assert less.capacity_bytes.tolist() == [min(4_000 - over[0] / 2, 3_000 - over[1] / 2)] * 2
     roomy = replace(problem, options=replace(problem.options, device_memory_bytes=10**6))
     same = tighter(roomy, placing, (0, 1), strategy, least)
     assert same.capacity_bytes.tolist() == placing.capacity_bytes.tolist()

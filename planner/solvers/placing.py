@@ -220,7 +220,8 @@ def tighter(
     counted: Mapping[tuple[int, ...], int],
 ) -> Placing:
     """The same with so much less memory that a placement which the evaluator finds no room for does
-    not fit by the solver's own count either, by as much, nor on other devices of as much memory.
+    not fit by the solver's own count either, nor on other devices of as much memory. It lacks half
+    of what is over: another placement may also need less of what the solver does not count.
 
     Args:
         device_of: the placement.
@@ -237,7 +238,7 @@ def tighter(
         over = parts.total_bytes - reserve_bytes - int(limit[p])
         if over > 0:
             alike = limit == limit[p]
-            capacity[alike] = np.minimum(capacity[alike], used[p] - over)
+            capacity[alike] = np.minimum(capacity[alike], used[p] - -(-over // 2))
     return replace(placing, capacity_bytes=capacity)
 
 
