@@ -51,6 +51,10 @@ HEATS = (0.001, 0.003, 0.01)
 MOVES_PER_S = 5_000
 """Of each run, per second of the limit; a move takes 2 to 4 microseconds."""
 
+CUT_SHARE = 1e-3
+"""Of the bound, what a net that is cut counts for while annealing, where transfers overlap with
+computation and stages need not be contiguous: there a cut looks free, but makes a stage more."""
+
 ROUNDS_PER_S = 1.0
 """Neighbourhoods per second of the limit; most take less than half of one."""
 
@@ -190,12 +194,17 @@ def _costs(problem: Bottleneck) -> Costs:
         latency=np.ascontiguousarray(problem.latency_s),
         per_byte=np.ascontiguousarray(problem.seconds_per_byte),
         has_lines=problem.has_lines,
+        cut=CUT_SHARE * simple_bound_s(problem) if _cuts_look_free(problem) else 0.0,
         kept_start=kept_start,
         kept=kept,
         kept_bytes=np.array([size for _, size in problem.kept], dtype=np.float64),
         room=np.ascontiguousarray(problem.room_bytes, dtype=np.float64),
         position=np.argsort(order).astype(np.int64),
     )
+
+
+def _cuts_look_free(problem: Bottleneck) -> bool:
+    return problem.has_lines and problem.order is None
 
 
 # ------------------------------------------------------------------------------ neighbourhoods

@@ -32,6 +32,7 @@ class Costs(NamedTuple):
         message: (nets,) bytes; gradient: (nets,) 1 where one comes back.
         latency: (D, D) s per message; per_byte: (D, D) s.
         has_lines: whether any message takes any time.
+        cut: s that a net with items on several devices counts for beside its costs.
         kept_start: (items + 1,) the entries that item v needs are
             kept[kept_start[v]:kept_start[v + 1]].
         kept: see kept_start.
@@ -51,6 +52,7 @@ class Costs(NamedTuple):
     latency: Floats
     per_byte: Floats
     has_lines: bool
+    cut: float
     kept_start: Ints
     kept: Ints
     kept_bytes: Floats
@@ -67,6 +69,7 @@ class State(NamedTuple):
         here: (nets, D) items of a net on a device.
         holds: (entries, D) items on a device that need an entry.
         used: (D,) bytes.
+        cuts: (1,) nets with items on several devices.
     """
 
     on: Ints
@@ -74,6 +77,7 @@ class State(NamedTuple):
     here: Ints
     holds: Ints
     used: Floats
+    cuts: Ints
 
 
 @inner
@@ -86,6 +90,7 @@ def charge(costs: Costs, state: State, e: int, sign: int) -> None:
             touched += 1
     if touched < 2:
         return
+    state.cuts[0] += sign
     home = state.on[costs.net_item[costs.net_start[e]]]
     for p in range(num):
         if state.here[e, p] == 0:
@@ -130,7 +135,7 @@ def placed(costs: Costs, on: Ints) -> State:
     load, used = np.zeros(num + num * num), np.zeros(num)
     here = np.zeros((nets, num), np.int64)
     holds = np.zeros((entries, num), np.int64)
-    state = State(on.copy(), load, here, holds, used)
+    state = State(on.copy(), load, here, holds, used, np.zeros(1, np.int64))
     for v in range(items):
         load[on[v]] += costs.work[v, on[v]]
         for x in range(costs.in_start[v], costs.in_start[v + 1]):
@@ -224,8 +229,9 @@ def annealed(costs: Costs, start: Ints, seed: int, moves: int, heat: float) -> t
     """The best placement that simulated annealing meets, and its largest load in s.
 
     What is cooled down on is the 64-norm of all loads, from a temperature of `heat` of the first
-    one to none; the largest load is what counts. Only placements are met that fit the memory and,
-    if stages are contiguous, keep to the order.
+    one to none; the largest load is what counts; nets that are cut, at `costs.cut` each, are added
+    to both. Only placements are met that fit the memory and, if stages are contiguous, keep to the
+    order.
 
     Args:
         start: (items,) devices; a placement that fits.
@@ -237,14 +243,15 @@ def annealed(costs: Costs, start: Ints, seed: int, moves: int, heat: float) -> t
     count = num + num * num if costs.has_lines else num
     state = placed(costs, start)
     top, norm = height(state.load, count)
-    best, least = start.copy(), top
+    extra = costs.cut * state.cuts[0]
+    best, least, norm = start.copy(), top + extra, norm + extra
     moved, target = np.zeros(items + 2, np.int64), np.zeros(items + 2, np.int64)
     back = np.zeros(items + 2, np.int64)
     warm = heat * norm
     for turn in range(moves):
         if turn % 10_000 == 9_999:  # rounding errors add up
             state = placed(costs, state.on)
-            top, norm = height(state.load, count)
+            norm = height(state.load, count)[1] + costs.cut * state.cuts[0]
         length = chosen(costs, state, moved, target)
         if length == 0:
             continue
@@ -261,6 +268,8 @@ def annealed(costs: Costs, start: Ints, seed: int, moves: int, heat: float) -> t
             allowed = allowed and state.used[target[k]] <= costs.room[target[k]]
             allowed = allowed and in_order(costs, state, moved[k])
         higher, longer = height(state.load, count)
+        extra = costs.cut * state.cuts[0]
+        higher, longer = higher + extra, longer + extra
         left = 1 - turn / moves
         if allowed and (
             longer <= norm
@@ -273,4 +282,4 @@ def annealed(costs: Costs, start: Ints, seed: int, moves: int, heat: float) -> t
         else:
             for k in range(tried - 1, -1, -1):
                 put(costs, state, moved[k], back[k])
-    return best, least
+    return best, height(placed(costs, best).load, count)[0]
