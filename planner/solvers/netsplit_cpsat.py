@@ -98,7 +98,7 @@ _STEPS = (
     _Step(0.2, (False,)),
     _Step(0.25, (True,)),
     _Step(0.4, _BOTH),
-    _Step(0.5, _BOTH, memory=True),
+    _Step(0.25, _BOTH, memory=True),
     _Step(0.3, _BOTH, memory=True, channels=True, kept=True),
     _Step(1.0, _BOTH, memory=True, channels=True),
 )
