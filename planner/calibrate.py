@@ -141,16 +141,18 @@ def fit(runs: Sequence[Run]) -> Calibration:
     first = runs[0]
     kind = first.problem.topology.devices[first.plan.ranks[0]].type
     post_s, copy = _posting(runs)
+    computation = _computation(runs)
+    launch_s = computation.launch_s  # of sums and steps as well
     return replace(
-        _computation(runs),
+        computation,
         device_type=kind,
         runs=len(runs),
         models=len({one.problem.profile for one in runs}),
         post_s=post_s,
         copy_s_per_byte=copy,
         wire=_wire(runs),
-        sums=_factor(pair for one in runs for pair in _sums(one)),
-        steps=_factor(pair for one in runs for pair in _steps(one)),
+        sums=_factor((p, m - launch_s) for one in runs for p, m in _sums(one)),
+        steps=_factor((p, m - launch_s) for one in runs for p, m in _steps(one)),
     )
 
 
@@ -321,7 +323,7 @@ def _gaps(run: Run) -> Iterator[tuple[int, int, float]]:
         key = flow.target, flow.direction, flow.microbatch
         came_s[key] = max(came_s[key], flow.end_s)
     for device, actions in program.lists.items():
-        events = iter(e for e in run.timeline.events if e.device == device)
+        events = iter(_occupying(run.timeline, device))
         before: Event | None = None
         posted: list[Send | Receive] = []
         for action in actions:
@@ -348,9 +350,9 @@ def _wire(runs: Sequence[Run]) -> float:
     pairs = []
     for run in runs:
         topology = run.problem.topology
-        ends = {device: _ends(run.timeline, device) for device in run.plan.ranks}
+        busy_at = {device: _occupying(run.timeline, device) for device in run.plan.ranks}
         for flow in run.timeline.flows:
-            busy = any(start <= flow.end_s <= end for start, end in ends[flow.target])
+            busy = any(e.start_s < flow.end_s < e.end_s for e in busy_at[flow.target])
             if not busy and flow.bytes:
                 latency, rate = slowest_link(topology, (flow.source,), (flow.target,))
                 left_s = max(flow.end_s - flow.start_s - latency, 1e-9)
@@ -361,8 +363,10 @@ def _wire(runs: Sequence[Run]) -> float:
     return float(min(1.0, found.sum() / expected.sum()))
 
 
-def _ends(timeline: Timeline, device: int) -> list[tuple[float, float]]:
-    return [(e.start_s, e.end_s) for e in timeline.events if e.device == device]
+def _occupying(timeline: Timeline, device: int) -> list[Event]:
+    """Computations, sums and steps: what a measured timeline has events of."""
+    posting = (Send, Receive)
+    return [e for e in timeline.events if e.device == device and not isinstance(e.action, posting)]
 
 
 def _sums(run: Run) -> Iterator[tuple[float, float]]:

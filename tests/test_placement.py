@@ -522,8 +522,8 @@ def test_memory_of_two_stages_of_a_device_by_hand():
     assert parts.stash_bytes == (1000 + 8) + (8 + 8 + 8)
     # The gradient of t0 has its buffer when the backward of stage 2 runs.
     assert parts.buffer_bytes == 8
-    # Backward of 2: the gradients of t2, t1 and w2.
-    assert parts.workspace_bytes == 8 + 8 + 1000
+    # Backward of 2: the gradients of t2, t1 and w2; what the loss kept is gone.
+    assert parts.workspace_bytes == 8 + 8 + 1000 - 8
 
 
 def test_what_stages_of_a_device_share_is_held_once():
@@ -560,11 +560,15 @@ def test_a_gradient_waits_for_the_earlier_stage_that_it_is_for():
     problem = problem_of(profile_of(graph, [1.0] * 3), cluster([unit_type()] * 2, FREE), 1)
     strategy = strategies_of(problem, [0, 1, 0])[0]
     parts = evaluate(problem, strategy).memory[0]
-    # 0B: its stash of x and t0, the gradient from device 1, the waiting one, what went back last
-    # (t1's), and in its workspace the gradients of t0 and w0.
-    assert parts.stash_bytes == 1000 + 900
-    assert parts.buffer_bytes == 900 + 900 + 8
-    assert parts.workspace_bytes == 900 + 1
+    # 2B: the stash of both stages with what the loss keeps, the buffer for the gradient from device
+    # 1, and in its workspace the gradients of t0, t1, t2 and w2; what the loss kept is gone.
+    assert parts.stash_bytes == (1000 + 900) + (8 + 8 + 8)
+    assert parts.buffer_bytes == 900
+    assert parts.workspace_bytes == 900 + 8 + 8 + 1 - 8
+    # 0B: its own stash, the gradient from device 1, the waiting one, what went back last (t1's),
+    # and the gradient of w0.
+    last = 1000 + 900 + 900 + 900 + 8 + 1
+    assert last < parts.stash_bytes + parts.buffer_bytes + parts.workspace_bytes
 
 
 def test_stages_that_do_not_fit_together_are_named():

@@ -13,7 +13,7 @@ from typing import Any
 from planner.errors import FileError
 from planner.files import plan_from_plain, read_text, said, to_plain
 from planner.prediction import Plan
-from planner.schedules import AllReduce, Compute, Direction, Step, parse
+from planner.schedules import AllReduce, Direction, parse
 from planner.simulate.timeline import Event, Flow, Timeline
 from planner.simulate.trace import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
 
@@ -118,8 +118,7 @@ class _Reader:
 
     def _event(self, record: _Record, word: str) -> None:
         action = parse(word)
-        kinds = (AllReduce,) if record["cat"] == SUMS else (Compute, Step)
-        if not isinstance(action, kinds):
+        if isinstance(action, AllReduce) != (record["cat"] == SUMS):
             raise ValueError(f"{word!r} stands in a track of {record['cat']}")
         self.events.append(Event(self._device(record), action, *_span(record)))
 

@@ -1,0 +1,169 @@
+"""Live bytes of tensors: the tracker by hand, and what a plan predicts beside what a run takes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.files import write_plan
+from planner.launch.memory import StorageTracker
+from planner.launch.run import launch
+from planner.model import load
+from planner.problem import Optimizer, Options, Problem
+from planner.profilers.measured import measure
+from planner.reports.launch import launch_json, launch_tables
+from planner.schedules import default_warmups
+from planner.strategy import ScheduleName, Stage, Strategy
+from tests.accuracy_plans import planned
+from tests.builders import cluster, unit_type
+from tests.models import light, llama
+
+ROOT = Path(__file__).parent.parent
+F1B, GPIPE = ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE
+
+
+def test_a_storage_counts_once_from_its_making_to_its_end():
+    there = torch.zeros(1000)
+    with StorageTracker([there, there.view(10, 100)]) as tracker:
+        assert tracker.peak_bytes() == 4000
+        made = there + 1
+        view = made.view(10, 100)
+        del made
+        assert tracker.peak_bytes() == 8000
+        del view
+        there.add_(1)
+        assert tracker.peak_bytes() == 8000  # since it was asked before
+        assert tracker.peak_bytes() == 4000
+
+
+def test_what_autograd_keeps_counts_until_backward():
+    x = torch.ones(1000, requires_grad=True)
+    with StorageTracker([x]) as tracker:
+        y = (x * 2).relu()  # relu keeps its result; the product is gone
+        assert tracker.peak_bytes() == 12_000
+        total = y.sum()
+        del y
+        tracker.peak_bytes()
+        assert tracker.peak_bytes() == 8000 + 4
+        total.backward()
+        del total
+        tracker.peak_bytes()
+        assert tracker.peak_bytes() == 8000  # x and its gradient
+
+
+# ------------------------------------------------------------------- predicted and measured
+
+MODELS = {
+    "llama": (
+        lambda: llama(layers=2, width=64, heads=2, inner=176, vocabulary=300, seed=0),
+        {"batch": 2, "seq": 24},
+    ),
+    "squeezenet": (lambda: light("squeezenet", batch=1), {}),
+}
+# Replicas, microbatches, schedule, optimizer, recomputation, one more microbatch in flight.
+CASES = {
+    "alone": ((1,), 2, F1B, "adam", False, 0),
+    "alone, again": ((1,), 3, F1B, "sgd", True, 0),
+    "pipeline": ((1, 1), 4, F1B, "momentum", False, 1),
+    "gpipe": ((1, 1), 3, GPIPE, "sgd", False, 0),
+    "uneven": ((2, 1), 5, F1B, "adamw", False, 0),
+    "again": ((1, 1, 1), 4, F1B, "sgd", True, 0),
+}
+
+
+def write_case(folder, model, profile, case):
+    """strategy.json of a case, cut into stages with equally many operators."""
+    widths, count, schedule, optimizer, again, extra = case
+    names = [operator.name for operator in profile.graph.operators]
+    bounds = [len(names) * s // len(widths) for s in range(len(widths) + 1)]
+    warmups = default_warmups(widths, count, extra, schedule)
+    stages, first = [], 0
+    for s, width in enumerate(widths):
+        operators = tuple(names[bounds[s] : bounds[s + 1]])
+        stages.append(Stage(operators, tuple(range(first, first + width)), warmups[s], again))
+        first += width
+    topology = cluster([unit_type("cpu")] * first, bandwidth=1e9)
+    options = Options(count, schedule=schedule, optimizer=Optimizer(optimizer))
+    problem = Problem(profile, topology, options)
+    plan = planned(problem, Strategy(tuple(stages), schedule, count))
+    path = folder / f"{model}.{len(list(folder.glob('*.strategy.json')))}.strategy.json"
+    write_plan(plan, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """Small models and their profiles, by name."""
+    folder = tmp_path_factory.mktemp("memory")
+    found = {}
+    for name, (build, dimensions) in MODELS.items():
+        path = folder / f"{name}.onnx"
+        path.write_bytes(build().SerializeToString())
+        model = load(path, dimensions=dimensions)
+        quick = {"repetitions": 1, "budget_s": 0.0, "cached": False}
+        profile = measure(model, model_path=path.name, **quick)
+        found[name] = replace(profile, warnings=())
+    return folder, found
+
+
+def check(predicted_bytes, live_bytes, what):
+    """Never under by more than 2 %, over by at most 10 %."""
+    assert 0.98 * live_bytes <= predicted_bytes <= 1.1 * live_bytes, what
+
+
+@pytest.mark.parametrize("case", ["alone", "alone, again"])
+@pytest.mark.parametrize("model", MODELS)
+def test_one_device_takes_what_is_predicted(profiled, model, case):
+    folder, profiles = profiled
+    path = write_case(folder, model, profiles[model], CASES[case])
+    found = launch(path, steps=1, track_memory=True)
+    plain = launch_json(found)
+    check(*plain["predicted_live_bytes"], *plain["live_bytes"], case)
+    assert found.timeline.memory[0] and "of tensors" in launch_tables(found)[1].columns[-1]
+    assert launch_json(launch(path, steps=1))["live_bytes"] == [None]
+
+
+WORKER = f"""
+import json, os, sys
+from functools import partial
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+import torch.distributed as dist
+from planner.launch.run import launch
+from planner.reports.launch import launch_json
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+start, found = dist.init_process_group, {{}}
+for path in sorted(Path(sys.argv[1]).glob("*.strategy.json")):
+    dist.init_process_group = partial(start, store=dist.PrefixStore(path.name, store))
+    report = launch(path, steps=1, track_memory=True)
+    if report:
+        found[path.name] = launch_json(report)
+if found:
+    print(json.dumps(found))
+"""
+
+
+def test_several_devices_take_what_is_predicted(profiled, tmp_path):
+    """All cases in one start of torchrun."""
+    folder, profiles = profiled
+    for name, profile in profiles.items():
+        (tmp_path / f"{name}.onnx").write_bytes((folder / f"{name}.onnx").read_bytes())
+        for case, what in CASES.items():
+            if len(what[0]) > 1:
+                write_case(tmp_path, f"{name} {case}".replace(" ", "-"), profile, what)
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [*command, "3", "worker.py", "."], cwd=tmp_path, capture_output=True, text=True,
+        timeout=200, check=False, env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == len(MODELS) * sum(len(case[0]) > 1 for case in CASES.values())
+    for name, one in found.items():
+        for predicted, live in zip(one["predicted_live_bytes"], one["live_bytes"], strict=True):
+            check(predicted, live, name)
