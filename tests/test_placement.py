@@ -210,8 +210,8 @@ def test_the_cut_that_fits_is_taken():
     assert (len(few.stages), len(more.stages)) == (3, 4)
     assert strategy_of(problem, [0, 1, 0, 0]) == few
     # Stages that are longer have more in their largest pass.
-    assert [evaluate(problem, s).memory[0].total_bytes for s in (few, more)] == [8072, 8064]
-    small = replace(problem, options=replace(problem.options, device_memory_bytes=8070))
+    assert [evaluate(problem, s).memory[0].total_bytes for s in (few, more)] == [8064, 8056]
+    small = replace(problem, options=replace(problem.options, device_memory_bytes=8060))
     assert strategy_of(small, [0, 1, 0, 0]) == more
     smaller = replace(problem, options=replace(problem.options, device_memory_bytes=8000))
     assert strategy_of(smaller, [0, 1, 0, 0]) == few
