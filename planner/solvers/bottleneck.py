@@ -64,7 +64,7 @@ ROUND_NODES, ROUND_GAP = 500, 1e-4
 IMPROVING_SHARE = 0.7
 """Of the time, for all that comes before the whole program."""
 
-NODE_ENTRIES_PER_S = 3_000_000
+NODE_ENTRIES_PER_S = 200_000
 """Nodes of the whole program's search, times its size, per second of the limit."""
 
 MAX_ENTRIES = 300_000
