@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 
 from planner.commands.ends import NO_PLAN
-from planner.commands.printing import show
+from planner.commands.printing import show, spinner
 from planner.commands.problems import problems_for, say_if_compiling
+from planner.errors import OptionError
 
 # Cost models that plan for graphs of their own, with solvers of their own.
 FOREIGN = ("dnn-partitioning", "piper")
@@ -26,7 +27,7 @@ def under_foreign_model(chosen: Path, topology_name: str) -> int:
     from planner.formats import DNN_PARTITIONING, PIPER, detect, read_any_profiles
     from planner.formats.dnn_partitioning import read_dnn_partitioning
     from planner.formats.piper import read_piper
-    from planner.problem import Recompute
+    from planner.problem import Engine, Recompute
     from planner.reports.foreign import foreign_lines, foreign_stage_table, foreign_table
 
     given = click.get_current_context().params
@@ -39,17 +40,25 @@ def under_foreign_model(chosen: Path, topology_name: str) -> int:
         recompute=Recompute(given["recompute"]),
         max_downsets=given["max_downsets"],
         exact=given["exact"],
+        contiguous=given["contiguous"],
+        time_limit_s=given["time_limit"],
+        seed=given["seed"],
+        engine=None if given["engine"] is None else Engine(given["engine"]),
     )
+    if model is not ForeignModel.DNN_PARTITIONING and not options.contiguous:
+        raise OptionError("--no-contiguous is not for --cost-model piper, whose stages are layers")
     form = detect(chosen)
     say_if_compiling()
-    if form == DNN_PARTITIONING and model is ForeignModel.DNN_PARTITIONING:
-        found = solve_foreign(read_dnn_partitioning(chosen), options)
-    elif form == PIPER and model is ForeignModel.PIPER:
-        found = solve_foreign(read_piper(chosen), options)
-    else:
-        path = find_topology(topology_name)
-        problems = problems_for(read_any_profiles(chosen), path, given["gpus"], given)
-        found = solve_profile(problems[-1], model, options)
+    with spinner() as say:
+        say(model.value)
+        if form == DNN_PARTITIONING and model is ForeignModel.DNN_PARTITIONING:
+            found = solve_foreign(read_dnn_partitioning(chosen), options)
+        elif form == PIPER and model is ForeignModel.PIPER:
+            found = solve_foreign(read_piper(chosen), options)
+        else:
+            path = find_topology(topology_name)
+            problems = problems_for(read_any_profiles(chosen), path, given["gpus"], given)
+            found = solve_profile(problems[-1], model, options)
     if given["as_json"]:
         click.echo(json.dumps(foreign_json(found)))
     else:

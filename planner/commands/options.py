@@ -147,8 +147,8 @@ SEARCH = stacked(
         "--contiguous/--no-contiguous",
         default=True,
         show_default=True,
-        help="Of NetSplit: whether the smallest bottleneck is one of stages that follow"
-        " each other.",
+        help="Of NetSplit, and of --cost-model dnn-partitioning: whether the smallest bottleneck"
+        " is one of stages that follow each other.",
     ),
     click.option("--seed", default=0, show_default=True),
 )
