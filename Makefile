@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden bench bench-placements bench-profile bench-solve bench-solvers bench-accuracy docs check clean
+.PHONY: help setup demo test test-all lint type fmt golden bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-accuracy docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -49,6 +49,17 @@ golden: $(READY) ## write the golden files of the tests anew
 	$(BIN)/python -m pytest tests/test_golden.py --golden
 
 bench: bench-placements bench-profile bench-solve bench-solvers ## all benchmarks
+
+bench-netsplit: $(READY) ## the constraint model on 30 drawn graphs, whole and co-placed (up to 60 minutes)
+	$(BIN)/python -m tests.bench_netsplit
+	$(BIN)/python -m tests.bench_netsplit --coplaced
+
+bench-bottleneck: $(READY) ## the smallest bottleneck beside published ones (needs the reference inputs, 10 minutes)
+	$(BIN)/python -m tests.bench_bottleneck
+
+bench-simulate: $(READY) ## actions per second of the simulator; one change simulated again (10 minutes)
+	$(BIN)/python -m tests.bench_simulate
+	$(BIN)/python -m tests.bench_simulate --delta
 
 bench-placements: $(READY) ## NetSplit's experiments anew, all planners in one table; writes docs/ (about 10 minutes)
 	$(BIN)/python -m tests.bench_thesis --write
