@@ -7,8 +7,9 @@ A graph knows names, shapes and who feeds whom. It knows no times (`profile.py`)
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
+
+from planner.derived import derived
 
 ITEM_BYTES: Mapping[str, float] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
@@ -166,25 +167,25 @@ class Graph:
         return hash((self.inputs, self.outputs, len(self.operators), self.tensors[:4]))
 
 
-@lru_cache(maxsize=16)
+@derived
 def tensors_by_name(graph: Graph) -> Mapping[str, Tensor]:
     """The tensors of the graph by name."""
     return {t.name: t for t in graph.tensors}
 
 
-@lru_cache(maxsize=16)
+@derived
 def parameters_by_name(graph: Graph) -> Mapping[str, Parameter]:
     """The parameters of the graph by name."""
     return {p.name: p for p in graph.parameters}
 
 
-@lru_cache(maxsize=16)
+@derived
 def producers(graph: Graph) -> Mapping[str, int]:
     """The index of the operator that makes each tensor; inputs of the graph are left out."""
     return {name: i for i, operator in enumerate(graph.operators) for name in operator.outputs}
 
 
-@lru_cache(maxsize=16)
+@derived
 def consumers(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     """The indices of the operators that read each tensor, ascending; unread ones have ()."""
     found: dict[str, list[int]] = {t.name: [] for t in graph.tensors}
@@ -194,7 +195,7 @@ def consumers(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(indices) for name, indices in found.items()}
 
 
-@lru_cache(maxsize=16)
+@derived
 def holders(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     """The indices of the operators that read each parameter, ascending."""
     found: dict[str, list[int]] = {p.name: [] for p in graph.parameters}
@@ -204,7 +205,7 @@ def holders(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(indices) for name, indices in found.items()}
 
 
-@lru_cache(maxsize=16)
+@derived
 def predecessors(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Per operator, the indices of the operators that feed it, ascending."""
     made_by = producers(graph)

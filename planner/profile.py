@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
+from planner.derived import derived
 from planner.graph import (
     FLOAT_DTYPES,
     MAX_BYTES,
@@ -271,7 +271,7 @@ class ProfileSet:
                 raise ValueError(f"profiles: expected one {name} for all")
 
 
-@lru_cache(maxsize=16)
+@derived
 def view_bases(profile: Profile) -> Mapping[str, str]:
     """What each view was made from; other tensors are left out."""
     return {view.tensor: view.base for view in profile.views}

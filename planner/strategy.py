@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
+from planner.derived import derived
 from planner.graph import Graph, consumers, holders, producers, tensors_by_name
 
 
@@ -96,6 +97,7 @@ class GradientSum:
     bytes: int
 
 
+@derived
 def operator_indices(graph: Graph) -> Mapping[str, int]:
     """The index of every operator by its name."""
     return {operator.name: i for i, operator in enumerate(graph.operators)}

@@ -21,12 +21,12 @@ full simulation to the last bit, on any links.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
 from planner.costs.actions import ActionCosts
 from planner.costs.pricing import StagePrice, action_costs, stage_price
+from planner.derived import derived
 from planner.graph import Graph, parameters_by_name, producers
 from planner.problem import Problem
 from planner.schedules import Lists, Program
@@ -163,7 +163,7 @@ def _stages_after(
         return stage_of(strategy, graph)
     pairs = list(zip(before.strategy.stages, strategy.stages, strict=True))
     changed = [s for s, (old, new) in enumerate(pairs) if old.operators != new.operators]
-    index, found = _indices(graph), list(before._stages)
+    index, found = operator_indices(graph), list(before._stages)
     there = [name for s in changed for name in before.strategy.stages[s].operators]
     now = [name for s in changed for name in strategy.stages[s].operators]
     if sorted(there) != sorted(now):
@@ -181,12 +181,7 @@ def _stages_after(
     return tuple(found)
 
 
-@lru_cache(maxsize=8)
-def _indices(graph: Graph) -> Mapping[str, int]:
-    return operator_indices(graph)
-
-
-@lru_cache(maxsize=8)
+@derived
 def _ranks(graph: Graph) -> Mapping[str, int]:
     """The tensors that operators make, in the order of the crossings."""
     return {name: i for i, name in enumerate(producers(graph))}
@@ -231,7 +226,7 @@ def _prices_after(
     problem: Problem, strategy: Strategy, before: Simulated | None
 ) -> Iterable[StagePrice]:
     graph, devices = problem.profile.graph, problem.topology.devices
-    index, parameters = _indices(graph), parameters_by_name(graph)
+    index, parameters = operator_indices(graph), parameters_by_name(graph)
     for s, stage in enumerate(strategy.stages):
         if before is not None and before.strategy.stages[s].operators == stage.operators:
             known = before._prices[s]
