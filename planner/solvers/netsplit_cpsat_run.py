@@ -21,6 +21,9 @@ used as well, a second of one core did 0.1 to 0.2, mostly
 CROWDED_PER_S = 0.3
 """The same where the work decides about the length: there it did 0.3 to 0.9."""
 
+FEW_PER_S = 0.6
+"""The same with few groups: there it did 0.6 to 0.9."""
+
 LEAST_S = 0.01
 """No call gets less."""
 
