@@ -41,7 +41,14 @@ from planner.solvers.netsplit_cpsat_model import (
     placement_of,
 )
 from planner.solvers.netsplit_cpsat_relaxed import relaxed
-from planner.solvers.netsplit_cpsat_run import CROWDED_PER_S, DETERMINISTIC_PER_S, Found, Run, call
+from planner.solvers.netsplit_cpsat_run import (
+    CROWDED_PER_S,
+    DETERMINISTIC_PER_S,
+    FEW_PER_S,
+    Found,
+    Run,
+    call,
+)
 from planner.solvers.netsplit_model import (
     Answer,
     Instance,
@@ -180,12 +187,20 @@ def _full(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
     if search.known.fits:
         run.watch.see(search.known.latest)
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
-        run.per_s = CROWDED_PER_S if search.crowded else DETERMINISTIC_PER_S
+        run.per_s = _per_s(search)
         search.known = _improved(search, search.known, share)
     for step in _STEPS:
         if search.asks(step) and not run.watch.done:
             _learn(search, step, _solved(search, step))
     return _answer(search)
+
+
+def _per_s(search: _Search) -> float:
+    """Units of deterministic work per second."""
+    if search.crowded:
+        return CROWDED_PER_S
+    many = len(search.instance.groups) > FEW_OPERATORS
+    return DETERMINISTIC_PER_S if many else FEW_PER_S
 
 
 def _improved(search: _Search, known: Known, share: float) -> Known:
