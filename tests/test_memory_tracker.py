@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from planner.files import write_plan
-from planner.launch.memory import StorageTracker
 from planner.launch.run import launch
 from planner.model import load
 from planner.problem import Optimizer, Options, Problem
 from planner.profilers.measured import measure
+from planner.profilers.storages import StorageTracker
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
