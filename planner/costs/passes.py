@@ -62,7 +62,7 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
     ]
     forward = _forward_alive(profile, inside, kept)
     backward = _backward_alive(profile, inside, leaving)
-    return {v: max(forward[v], backward[v]) + profile.operators[v].workspace_bytes for v in inside}
+    return {v: max(forward[v] + profile.operators[v].workspace_bytes, backward[v]) for v in inside}
 
 
 def forward_excess(
@@ -113,7 +113,7 @@ def backward_excess(
     alive = _backward_alive(profile, inside, graph.outputs[:1] if loss_bytes else ())
     gone, most = loss_bytes, 2 * loss_bytes
     for v in sorted(inside, reverse=True):
-        most = max(most, alive[v] + profile.operators[v].workspace_bytes - gone)
+        most = max(most, alive[v] - gone)
         gone += going[v]
     return most
 
@@ -158,7 +158,8 @@ def _backward_alive(
 ) -> Mapping[int, int]:
     """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
     last reader's backward to its maker's, and those of the operator's own parameters, unless it
-    only makes a view of them, whose gradient becomes theirs.
+    only makes a view of them, whose gradient becomes theirs. Where an operator's workspace was
+    measured, these are in it, because they are gone again when they have been added up.
 
     Args:
         at_first: tensors whose gradients are there before.
@@ -181,7 +182,7 @@ def _backward_alive(
             for n in operator.parameters
             if parameters[n].trainable and (v, n) not in viewed
         )
-        found[v] = now + own
+        found[v] = now + max(own, profile.operators[v].workspace_bytes)
         for name in operator.outputs:
             if made_by.get(name) == v:
                 now -= alive.pop(name, 0)
