@@ -59,8 +59,7 @@ class OperatorCost:
         stash_tensors: names of its own inputs and outputs that autograd keeps for the backward
             pass. A view is named itself; `Profile.views` says what it is a view of.
         stash_private_bytes: what autograd keeps besides, parameters left out.
-        workspace_bytes: most that its kernels hold for themselves while they run; 0 where that
-            was not measured.
+        workspace_bytes: most that it holds for itself while it runs; 0 where that was not measured.
         interval: how sure the time is: half the width of the 95 % confidence interval of the median
             of forward and backward together, over it; 0 where nothing was measured.
 

@@ -326,16 +326,15 @@ def use_bytes(
 def unsent(strategy: Strategy, graph: Graph, s: int) -> int:
     """How many outputs a replica of a stage may hold at most, while one of its backwards runs,
     because their readers have not come to them. With GPipe these have run all their forwards
-    then. With 1F1B a stage t has begun W_t R_t microbatches before the first one comes back.
+    then. With 1F1B a stage t has begun W_t R_t microbatches before the first one comes back, and
+    each of its replicas has posted the receives of one more.
     """
     stage = strategy.stages[s]
-    if strategy.schedule is ScheduleName.GPIPE:
-        return 0
     readers = {t for one in crossings(strategy, graph) if one.source == s for t in one.targets}
-    begun = min(
-        (strategy.stages[t].warmup * strategy.stages[t].num_replicas for t in readers), default=0
-    )
-    return max(0, -(-(stage.warmup * stage.num_replicas - begun) // stage.num_replicas))
+    if strategy.schedule is ScheduleName.GPIPE or not readers:
+        return 0
+    come = min((strategy.stages[t].warmup + 1) * strategy.stages[t].num_replicas for t in readers)
+    return max(0, -(-(stage.warmup * stage.num_replicas - come) // stage.num_replicas))
 
 
 def _before(changes: Ints) -> Ints:

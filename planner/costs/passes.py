@@ -61,8 +61,8 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
         if tensors_by_name(graph)[name].gradient or name == graph.outputs[0]
     ]
     forward = _forward_alive(profile, inside, kept)
-    backward = _backward_alive(graph, inside, leaving)
-    return {v: max(forward[v], backward[v]) + profile.operators[v].workspace_bytes for v in inside}
+    backward = _backward_alive(profile, inside, leaving)
+    return {v: max(forward[v] + profile.operators[v].workspace_bytes, backward[v]) for v in inside}
 
 
 def forward_excess(
@@ -110,10 +110,10 @@ def backward_excess(
             first[storage_owner(profile, name, inside)] = v
     for name, size in _sizes(graph, freed):
         going[first[name]] += size
-    alive = _backward_alive(graph, inside, graph.outputs[:1] if loss_bytes else ())
+    alive = _backward_alive(profile, inside, graph.outputs[:1] if loss_bytes else ())
     gone, most = loss_bytes, 2 * loss_bytes
     for v in sorted(inside, reverse=True):
-        most = max(most, alive[v] + profile.operators[v].workspace_bytes - gone)
+        most = max(most, alive[v] - gone)
         gone += going[v]
     return most
 
@@ -154,17 +154,21 @@ def _forward_alive(
 
 
 def _backward_alive(
-    graph: Graph, inside: Collection[int], at_first: Iterable[str]
+    profile: Profile, inside: Collection[int], at_first: Iterable[str]
 ) -> Mapping[int, int]:
     """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
-    last reader's backward to its maker's, and those of the operator's own parameters.
+    last reader's backward to its maker's, and those of the operator's own parameters, unless it
+    only makes a view of them, whose gradient becomes theirs. Where an operator's workspace was
+    measured, these are in it, because they are gone again when they have been added up.
 
     Args:
         at_first: tensors whose gradients are there before.
     """
+    graph = profile.graph
     tensors, parameters, made_by = (
         tensors_by_name(graph), parameters_by_name(graph), producers(graph)
     )  # fmt: skip
+    viewed = {(made_by[view.tensor], view.base) for view in profile.views}
     alive: dict[str, int] = {name: tensors[name].bytes for name in at_first}
     found, now = {}, sum(alive.values())
     for v in sorted(inside, reverse=True):
@@ -173,8 +177,12 @@ def _backward_alive(
             if tensors[name].gradient and name not in alive:
                 alive[name] = tensors[name].bytes
                 now += alive[name]
-        own = sum(parameters[n].bytes for n in operator.parameters if parameters[n].trainable)
-        found[v] = now + own
+        own = sum(
+            parameters[n].bytes
+            for n in operator.parameters
+            if parameters[n].trainable and (v, n) not in viewed
+        )
+        found[v] = now + max(own, profile.operators[v].workspace_bytes)
         for name in operator.outputs:
             if made_by.get(name) == v:
                 now -= alive.pop(name, 0)

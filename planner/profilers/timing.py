@@ -24,6 +24,7 @@ from torch import Tensor
 
 from planner.operators.precision import autocast
 from planner.profilers.classes import Surroundings
+from planner.profilers.storages import StorageTracker
 from planner.profilers.unit import Unit
 
 T = TypeVar("T")
@@ -176,13 +177,24 @@ class Trial:
         return forward_s, self._backward(outputs if once else None, calls.backward)
 
     def workspace_bytes(self) -> int:
-        """Most that the kernels hold for themselves on a CUDA device; 0 on the CPU, where nobody
-        counts.
+        """Most that a pass takes besides what was there before and what it leaves. On a CPU these
+        are tensors between the operators of torch that one of ONNX becomes; on a CUDA device also
+        what the kernels hold for themselves.
         """
-        if self.watch.device == "cpu":
-            return 0
+        there = [
+            *self.inputs,
+            *self.unit.weights.values(),
+            *self.arriving.values(),
+            *self.summands.values(),
+            *self.totals.values(),
+        ]
 
         def beyond(run: Callable[[], T]) -> tuple[int, T]:
+            if device == "cpu":
+                with StorageTracker(there) as tracker:
+                    result = run()
+                    peak = tracker.peak_bytes()
+                    return peak - tracker.peak_bytes(), result
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
             result = run()
