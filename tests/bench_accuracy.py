@@ -198,10 +198,14 @@ def rank_correlation(rows: Sequence[Row], which: str) -> float:
     )
 
 
-def document(rows: Sequence[Row], fitted: Fitted) -> str:
-    """The tables in Markdown."""
+def document(rows: Sequence[Row], fitted: Fitted, measured: datetime) -> str:
+    """The tables in Markdown.
+
+    Args:
+        measured: when the last run was.
+    """
     lines = [
-        f"Measured {datetime.now(UTC):%Y-%m-%d} on {processor()}, {os.cpu_count()} cores, PyTorch"
+        f"Measured {measured:%Y-%m-%d} on {processor()}, {os.cpu_count()} cores, PyTorch"
         f" {torch.__version__}, gloo over loopback, one thread per rank. {len(rows)} plans, seed"
         f" {SEED}.",
         "",
@@ -259,7 +263,8 @@ def main() -> None:
         plans = drawn(folder, models, counts)
         if options.known is None:
             measure(folder, plans, options.steps, options.repeats)
-        found = document(*rows_of(folder, plans))
+        last = max(path.stat().st_mtime for path in folder.glob("*.trace.json"))
+        found = document(*rows_of(folder, plans), datetime.fromtimestamp(last, UTC))
     print(found)
     if options.write:
         text = DOCUMENT.read_text()
