@@ -393,6 +393,8 @@ def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monk
     kept = sum(least_bytes(placing_of(tight)).values())
     assert capacities[1] == [kept - 1, kept - 1]
     assert len(result.strategy.stages) == 2
+    # What is best with less memory than there is need not be the best.
+    assert (result.status, result.bound_s) == (Status.FEASIBLE, None)
     assert real(tight, result.strategy).shortage is None
 
 
@@ -413,3 +415,19 @@ def test_what_never_fits_after_all_is_unknown_with_the_shortage(monkeypatch):
     assert calls == pytest.approx([7.0, 2.0, 1.0])
     assert result.status is Status.UNKNOWN
     assert result.reason
+
+
+def test_what_has_no_placement_with_less_memory_is_not_infeasible(monkeypatch):
+    problem = small()
+    strategy = netsplit.strategies_of(problem, (0, 0, 0, 0))[0]
+    answers = [
+        Result(Status.OPTIMAL, strategy, bound_s=1.0, space="made up"),
+        Result(Status.INFEASIBLE, None, bound_s=1.0, space="made up", reason="no placement fits"),
+    ]
+    monkeypatch.setattr(netsplit, "_searched", lambda *asked: answers.pop(0))
+    whole = netsplit.evaluate(problem, strategy)
+    peak = max(parts.total_bytes for parts in whole.memory.values())
+    tight = replace(problem, options=replace(problem.options, device_memory_bytes=peak - 1))
+    result = netsplit.solve(tight, 10.0)
+    assert (result.status, result.bound_s) == (Status.UNKNOWN, None)
+    assert "the limit is" in result.reason

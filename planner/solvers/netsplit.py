@@ -116,8 +116,10 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     shortage = None
     for share in ROUND_SHARES:
         found = _searched(problem, placing, time_limit_s * share)
+        if shortage is not None:
+            found = _of_less_memory(found, shortage)
         if found.strategy is None or INTERRUPTED in found.space:
-            return replace(found, reason=found.reason or shortage)
+            return found
         fitting = [s for s in (found.strategy, *found.others) if not evaluate(problem, s).shortage]
         if fitting:
             status = found.status if fitting[0] == found.strategy else Status.FEASIBLE
@@ -128,13 +130,26 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     return Result(Status.UNKNOWN, None, space=found.space, reason=shortage)
 
 
+def _of_less_memory(found: Result, shortage: str) -> Result:
+    """What a search with less memory than there is says of the problem: neither that a plan is the
+    best, nor that there is none.
+
+    Args:
+        shortage: why there was not enough before.
+    """
+    status = Status.FEASIBLE if found.strategy is not None else Status.UNKNOWN
+    reason = None if found.strategy is not None else shortage
+    return replace(found, status=status, bound_s=None, reason=reason)
+
+
 def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result:
     """The answers to all that is asked for, the best first, as stages."""
-    searches = list(_searches(problem, placing))
+    searches, known = list(_searches(problem, placing)), _known(problem, placing)
     outcomes: list[_Outcome] = []
     for search in searches:
         if not any(INTERRUPTED in outcome.answer.note for outcome in outcomes):
-            outcomes.append(_best(problem, placing, search, time_limit_s / len(searches)))
+            limit_s = time_limit_s / len(searches)
+            outcomes.append(_best(problem, placing, search, known, limit_s))
     answer, space = outcomes[0].answer, outcomes[0].space
     strategies = tuple(
         dict.fromkeys(
@@ -147,7 +162,7 @@ def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result
     if strategies and not placing.doubled:
         # By the simulator, another placement that is known may be better.
         price = searches[0].price
-        near = sorted(_known(problem, placing), key=price)[:MOST_KNOWN]
+        near = sorted(known, key=price)[:MOST_KNOWN]
         more = (strategy_of(problem, device_of) for device_of in near)
         strategies = tuple(dict.fromkeys((*strategies, *more)))
     if not strategies:
@@ -224,9 +239,18 @@ def _bottleneck_s(placing: Placing, device_of: Sequence[int], order: Sequence[in
 # ---------------------------------------------------------------------------------------- search
 
 
-def _best(problem: Problem, placing: Placing, search: _Search, time_limit_s: float) -> _Outcome:
-    """The answer of the finest model, and a placement from before it that may be better."""
-    known = _known(problem, placing)
+def _best(
+    problem: Problem,
+    placing: Placing,
+    search: _Search,
+    known: tuple[Device, ...],
+    time_limit_s: float,
+) -> _Outcome:
+    """The answer of the finest model, and a placement from before it that may be better.
+
+    Args:
+        known: placements to start from.
+    """
     levels = (
         _levels_to_whole(placing)
         if search.whole
