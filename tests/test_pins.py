@@ -12,6 +12,7 @@ from planner.plan import compare
 from planner.problem import Objective
 from planner.solvers import AUTOMATIC
 from tests.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.commands import run
 
 
 def chain(pins, size=6, devices=3, num_microbatches=8, **options):
@@ -79,6 +80,13 @@ def test_a_wrong_pin_is_said(pins, said):
     wrong = replace(problem, options=replace(problem.options, pins=named))
     with pytest.raises(OptionError, match=said):
         pinned(wrong)
+
+
+@pytest.mark.parametrize("given", [("--pin", "a=gpu0"), ("--cuts", "a"), ("--replicas", "2")])
+@pytest.mark.parametrize("model", ["pipedream", "dnn-partitioning", "piper"])
+def test_other_cost_models_refuse_what_they_would_not_heed(given, model):
+    said = run("solve", "--cost-model", model, *given, code=1).output
+    assert f"{given[0]} is for --cost-model planner, not for {model}" in said
 
 
 @settings(max_examples=15)

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,8 @@ def solve(
         raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
     if cost_model in FOREIGN and solvers:
         raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    if cost_model != "planner":
+        refuse_for_others(cost_model, training)
     is_changed = bool(settings or dropped or added)
     if cost_model in FOREIGN and (is_changed or with_sensitivity):
         raise OptionError(
@@ -180,6 +182,14 @@ def solve(
         click.echo(f"note: {left} is of an earlier strategy; delete it", err=as_json)
     if best is None:
         ctx.exit(NO_PLAN)
+
+
+def refuse_for_others(cost_model: str, training: Mapping[str, Any]) -> None:
+    """Refuses what solvers under another cost model would not heed."""
+    given = [name for name in ("cuts", "replicas", "pins") if training[name]]
+    if given:
+        flag = given[0].removesuffix("s") if given[0] == "pins" else given[0]
+        raise OptionError(f"--{flag} is for --cost-model planner, not for {cost_model}")
 
 
 def sensitivity_of(problems: "Sequence[Problem]", comparison: "Comparison") -> "tuple[Gain, ...]":
