@@ -8,32 +8,16 @@ import pytest
 import cli
 from planner.clusters import find_topology, read_topology
 from planner.commands.printing import PIPED_WIDTH
-from planner.files import read_plan, shipped, write_profile
+from planner.files import read_plan, shipped
 from planner.reports.tables import Table
-from tests.builders import graph_of, profile_of
-from tests.commands import run
-
-PAIR = """
-format: planner-topology/1
-name: pair
-device: T4
-levels:
-  - {name: gpu, count: 2, bandwidth: 10 GB/s, latency: 5 us}
-  - {name: host, count: 2, bandwidth: 1 Gbps, latency: 50 us}
-"""
+from tests.commands import chain_on_two_hosts, run
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a profile of a chain of six operators on a T4, and two hosts of two T4."""
+    """A folder with a chain of six operators and two hosts of two T4."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pair.yaml").write_text(PAIR)
-    (tmp_path / "profiles").mkdir()
-    graph = graph_of([[], [0], [1], [2], [3], [4]], [1000] * 6, [10**6] * 6)
-    from dataclasses import replace
-
-    profile = replace(profile_of(graph, [0.01] * 6), device_type="T4")
-    write_profile(profile, tmp_path / "profiles" / "chain.json")
+    chain_on_two_hosts(tmp_path)
     return tmp_path
 
 
