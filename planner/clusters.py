@@ -22,7 +22,8 @@ from planner.clusters_schema import available_bytes as available_bytes
 from planner.clusters_schema import available_cores as available_cores
 from planner.errors import FileError, OptionError, TopologyError
 from planner.files import complaint, shipped
-from planner.topology import DeviceType, Topology, is_connected, problems, routes, unlike_pairs
+from planner.routes import routes, unlike_pairs
+from planner.topology import DeviceType, Topology, is_connected, problems
 
 TOPOLOGY_FORMAT = "planner-topology/1"
 DEVICES_FORMAT = "planner-devices/1"

@@ -18,11 +18,11 @@ from planner.prediction import (
     StagePrediction,
 )
 from planner.problem import Objective, Problem, Result
+from planner.routes import host_order
 from planner.schedules import Kind, default_warmups, program, with_microbatches
 from planner.simulate.events import run
 from planner.simulate.timeline import Times, shares_s
 from planner.strategy import ScheduleName, Strategy, crossings, used_devices
-from planner.topology import host_order
 
 # Variants of a solver's strategy are simulated up to so many actions together: some seconds.
 MOST_ACTIONS = 4_000_000

@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from planner.pictures import heights, upward
 from planner.places import homes, neighbours
-from planner.topology import Host, Topology, chain
+from planner.routes import chain
+from planner.topology import Host, Topology
 
 # Of devices in a host.
 MOST_IN_A_ROW = 8

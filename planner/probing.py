@@ -32,7 +32,8 @@ from planner.link_fit import (
     clusters,
     middle,
 )
-from planner.topology import Device, DeviceType, Host, Link, Table, Topology, problems, routes
+from planner.routes import routes
+from planner.topology import Device, DeviceType, Host, Link, Table, Topology, problems
 from planner.units import format_rate, format_seconds, parse_rate, parse_seconds
 
 # One network card is shared if so many transfers at once get less than this share of what they

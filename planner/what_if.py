@@ -9,6 +9,7 @@ from math import prod
 
 from planner.errors import OptionError, UnitError
 from planner.places import homes, joint, neighbours, without_dead_ends
+from planner.routes import routes
 from planner.topology import (
     Device,
     DeviceType,
@@ -17,7 +18,6 @@ from planner.topology import (
     Link,
     Table,
     Topology,
-    routes,
     tables_among,
     take,
 )

@@ -22,8 +22,9 @@ from planner.model import Model, load
 from planner.plan import compare
 from planner.problem import Objective, Optimizer, Options, Problem
 from planner.profilers.analytic import analytic
+from planner.routes import bandwidth_bytes_per_s
 from planner.solvers import SOLVERS
-from planner.topology import Topology, bandwidth_bytes_per_s, take
+from planner.topology import Topology, take
 from tests.bench_solvers import ROOT, machine, percent, put, table
 from tests.thesis_models import NETWORKS
 

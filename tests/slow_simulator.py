@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 
 from planner.costs.actions import ActionCosts
+from planner.routes import latency_s, routes
 from planner.schedules import (
     Action,
     AllReduce,
@@ -17,7 +18,7 @@ from planner.schedules import (
     dry_run,
 )
 from planner.simulate.timeline import Event, Flow, Timeline
-from planner.topology import Sharing, Topology, latency_s, routes
+from planner.topology import Sharing, Topology
 
 # A computation, or the one that a receive is for: whether forward, stage, microbatch.
 _Key = tuple[bool, int, int]

@@ -14,8 +14,9 @@ from planner.costs.evaluate import closed_form_s, evaluate
 from planner.errors import FileError
 from planner.plan import compare
 from planner.problem import Recompute, Status
+from planner.routes import bandwidth_bytes_per_s, routes
 from planner.solvers import SOLVERS
-from planner.topology import Link, Sharing, bandwidth_bytes_per_s, problems, routes, take
+from planner.topology import Link, Sharing, problems, take
 from tests.brute_force import least_objective_s
 from tests.builders import graph_of, problem_of, profile_of
 
@@ -497,7 +498,7 @@ def test_a_thousand_devices_load_without_routing_a_pair(read, monkeypatch):
         raise AssertionError("a route was computed")
 
     with monkeypatch.context() as patched:
-        patched.setattr("planner.topology._shortest_paths", none)
+        patched.setattr("planner.routes._shortest_paths", none)
         pod = """
 hosts: [{template: dgx-a100, count: 128}]
 switches: [network]

@@ -5,7 +5,8 @@ import pytest
 from planner.clusters import device_table, read_topology
 from planner.errors import FileError, OptionError
 from planner.formats.clusters import detect, import_topology
-from planner.topology import bandwidth_bytes_per_s, latency_s, problems, routes
+from planner.routes import bandwidth_bytes_per_s, latency_s, routes
+from planner.topology import problems
 from planner.write_topology import write_topology
 
 # As printed for an eight-GPU cube mesh: tabs, colours, a network card, a legend.

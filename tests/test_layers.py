@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = {
     "errors": 0, "derived": 0, "units": 0, "jit": 0, "__init__": 0,
-    "graph": 1, "topology": 1,
+    "graph": 1, "topology": 1, "routes": 1,
     "profile": 2, "strategy": 2, "order": 2, "windows": 2, "blocks": 2, "contraction": 2,
     "interpolate": 2,
     "prediction": 3,

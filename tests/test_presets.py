@@ -17,8 +17,9 @@ from planner.files import shipped, write_profile
 from planner.formats import read_any_profiles
 from planner.plan import compare
 from planner.problem import Options, Problem
+from planner.routes import bandwidth_bytes_per_s, pair_widths, routes
 from planner.simulate.events import simulate
-from planner.topology import bandwidth_bytes_per_s, pair_widths, problems, routes
+from planner.topology import problems
 from tests import preset_table
 from tests.builders import graph_of, profile_of
 from tests.programs import written

@@ -20,18 +20,8 @@ from planner.launch import probe
 from planner.launch.world import Seat
 from planner.link_fit import Fit, Times, classes, clusters, fit, fit_all
 from planner.probing import AllReduce, Found, Together, experiments, infer
-from planner.topology import (
-    Device,
-    DeviceType,
-    Host,
-    Link,
-    Sharing,
-    Table,
-    Topology,
-    latency_s,
-    problems,
-    routes,
-)
+from planner.routes import latency_s, routes
+from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology, problems
 from planner.units import parse_seconds
 from planner.write_topology import topology_yaml, write_topology
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from planner.costs.actions import ActionCosts
 from planner.costs.collectives import allreduce_s
+from planner.routes import routes
 from planner.schedules import (
     AllReduce,
     Compute,
@@ -32,7 +33,7 @@ from planner.simulate.timeline import (
 )
 from planner.simulate.trace import chrome_trace, write_trace
 from planner.strategy import crossings
-from planner.topology import Sharing, routes
+from planner.topology import Sharing
 from tests import slow_simulator
 from tests.programs import chain, hosts, mesh, split, split_graphs, star, with_sharing, written
 from tests.slow_simulator import Links, fair_rates

@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 
 from planner.clusters import find_topology, read_topology
 from planner.errors import TopologyError
-from planner.topology import (
-    ROUTED_BYTES,
-    Level,
-    Link,
-    bandwidth_bytes_per_s,
-    chain,
-    pair_widths,
-    problems,
-    routes,
-    take,
-)
+from planner.routes import ROUTED_BYTES, bandwidth_bytes_per_s, chain, pair_widths, routes
+from planner.topology import Level, Link, problems, take
 from tests.builders import cluster, unit_type
 from tests.programs import hosts
 

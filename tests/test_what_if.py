@@ -8,18 +8,10 @@ from planner.clusters import find_topology, read_topology
 from planner.costs.collectives import allreduce_s
 from planner.errors import OptionError
 from planner.places import homes, joint
+from planner.routes import bandwidth_bytes_per_s, latency_s
 from planner.sensitivity import ALL_LINKS, link_classes, sensitivity
 from planner.strategy import ScheduleName, Stage, Strategy
-from planner.topology import (
-    Device,
-    Host,
-    Link,
-    Table,
-    Topology,
-    bandwidth_bytes_per_s,
-    latency_s,
-    problems,
-)
+from planner.topology import Device, Host, Link, Table, Topology, problems
 from planner.what_if import CHANGED, drop, set_value, what_if
 from tests.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 

@@ -7,15 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.topology import (
-    Table,
-    Topology,
-    bandwidth_bytes_per_s,
-    chain,
-    latency_s,
-    pair_widths,
-    table_of,
-)
+from planner.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
+from planner.topology import Table, Topology, table_of
 
 
 def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
@@ -48,7 +41,7 @@ def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, flo
     all-reduce over a group of at least 2 devices; what searches use.
 
     Without measured times these are the largest latency and the smallest bandwidth between
-    neighbours of the best ring through the devices (see `topology.chain`), and the form is exact.
+    neighbours of the best ring through the devices (see `routes.chain`), and the form is exact.
     With measured times (`Topology.tables`) they stand for a straight line below these (see
     `line_below`), so that what a search finds is a bound on what `allreduce_s` says; of one or
     two times it runs through them.

@@ -23,7 +23,7 @@ from planner.formats.dnn_partitioning import MILLI, DnnEdge, DnnGraph, DnnNode
 from planner.graph import consumers, parameters_by_name, producers, tensors_by_name
 from planner.problem import Problem
 from planner.profile import stash_bytes
-from planner.topology import pair_widths
+from planner.routes import pair_widths
 
 
 @lru_cache(maxsize=16)

@@ -7,7 +7,8 @@ from planner.clusters import device_table
 from planner.errors import FileError, OptionError, TopologyError
 from planner.files import read_text
 from planner.formats import astra_sim, hostfile, nvidia_smi
-from planner.topology import DeviceType, Topology, problems, routes
+from planner.routes import routes
+from planner.topology import DeviceType, Topology, problems
 
 NVIDIA_SMI, ASTRA_SIM, HOSTFILE = "nvidia-smi", "astra-sim", "hostfile"
 LOOKS_LIKE: Mapping[str, Callable[[str], bool]] = {

@@ -15,15 +15,8 @@ from planner.clusters import read_topology
 from planner.costs.collectives import allreduce_s
 from planner.files import shipped
 from planner.reports.tables import Table
-from planner.topology import (
-    Topology,
-    bandwidth_bytes_per_s,
-    chain,
-    device_type,
-    pair_widths,
-    routes,
-    table_of,
-)
+from planner.routes import bandwidth_bytes_per_s, chain, pair_widths, routes
+from planner.topology import Topology, device_type, table_of
 from planner.units import format_bytes, format_rate, format_seconds
 
 # Collectives are timed with.

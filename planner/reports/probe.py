@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from planner.costs.collectives import ring_allreduce_s, ring_links
 from planner.link_fit import Pair
 from planner.reports.tables import Table
-from planner.topology import routes
+from planner.routes import routes
 from planner.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.routes import routes
 from planner.schedules import Code, Ints, Wiring
 from planner.simulate import closed_kernels as kernels
 from planner.simulate.timeline import Floats
-from planner.topology import Sharing, Topology, routes
+from planner.topology import Sharing, Topology
 
 
 class Network(NamedTuple):

@@ -45,6 +45,7 @@ from planner.graph import (
 )
 from planner.order import Downsets, count_downsets, downsets, members
 from planner.problem import Objective, Problem, Recompute, Result, Status
+from planner.routes import bandwidth_bytes_per_s
 from planner.solvers import antichain_kernels as kernels
 from planner.solvers import data_parallel, even, pipedream, single
 from planner.solvers.antichain_blocks import lattice_of, sets_of
@@ -58,7 +59,6 @@ from planner.solvers.antichain_devices import (
     with_less_memory,
 )
 from planner.strategy import ScheduleName, Stage, Strategy, shares_devices
-from planner.topology import bandwidth_bytes_per_s
 
 # The numbers of downsets of the first search and of the last before all of them, by how much they
 # grow, and how much is worth another search.

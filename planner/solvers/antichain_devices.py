@@ -17,9 +17,10 @@ from planner.costs.compute import slowdowns, step_s
 from planner.costs.memory import limit_bytes
 from planner.order import csr
 from planner.problem import Objective, Problem
+from planner.routes import chain, host_order, pair_widths
 from planner.solvers import antichain_kernels as kernels
 from planner.strategy import ScheduleName
-from planner.topology import chain, device_type, host_order, pair_widths
+from planner.topology import device_type
 
 # On more devices than this, see `rounds`.
 ALL_WIDTHS = 8

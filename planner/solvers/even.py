@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from planner.graph import parameters_by_name
 from planner.problem import Problem, Result
+from planner.routes import chain
 from planner.solvers.fit import fastest_first, first_that_fits, pipeline, recompute_choices
 from planner.strategy import Strategy
-from planner.topology import chain
 
 # On more devices, a pipeline has at most so many stages; halves of that are tried, and first of all
 # one with at most so many forwards, which is simulated in a second.

@@ -25,6 +25,7 @@ import numpy as np
 from planner.costs.evaluate import evaluate
 from planner.placement import strategies_of, strategy_of
 from planner.problem import Engine, Objective, Problem, Result, Status
+from planner.routes import chain
 from planner.solvers import (
     heft,
     m_etf,
@@ -39,7 +40,6 @@ from planner.solvers.netsplit_model import Answer, Instance, grouped, instance_o
 from planner.solvers.netsplit_watch import INTERRUPTED
 from planner.solvers.placing import Placing, latency_s, placing_of, tighter
 from planner.strategy import Strategy, operator_indices
-from planner.topology import chain
 from planner.units import format_bytes
 
 log = logging.getLogger(__name__)

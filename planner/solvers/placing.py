@@ -21,8 +21,8 @@ from planner.costs.memory import limit_bytes
 from planner.graph import Graph, consumers, holders, producers, tensors_by_name
 from planner.problem import Problem
 from planner.profile import storage_owner
+from planner.routes import pair_widths
 from planner.strategy import Strategy
-from planner.topology import pair_widths
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
