@@ -25,7 +25,7 @@ Source: this project's; (h2) is the energetic reasoning of Baptiste, Le Pape and
 Constraint-Based Scheduling, 2001, ch. 3, on chains of sets.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,34 @@ class Limits:
     tail: tuple[int, ...]
     least: int
     crowded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Of both phases together, in ticks.
+
+    Attributes:
+        before: (N,) J; behind: (N,) K.
+        least: F + B is at least that.
+    """
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    least: int
+
+
+def joint_of(limits: Sequence[Limits]) -> Joint:
+    """What the phases alone say.
+
+    Args:
+        limits: of forwards and of backwards.
+    """
+    forward, backward = limits
+    return Joint(
+        tuple(h + t for h, t in zip(forward.head, backward.tail, strict=True)),
+        tuple(t + h for t, h in zip(forward.tail, backward.head, strict=True)),
+        forward.least + backward.least,
+    )
 
 
 def edges_of(instance: Instance, *, backward: bool) -> list[tuple[int, int, int]]:

@@ -29,13 +29,14 @@ from dataclasses import dataclass, replace
 from planner.jit import compile_clock
 from planner.problem import Status
 from planner.solvers import heft
-from planner.solvers.netsplit_bounds import Limits, limits_of
+from planner.solvers.netsplit_bounds import Joint, Limits, joint_of, limits_of
 from planner.solvers.netsplit_cpsat_model import (
     Model,
     Phase,
     add_apart,
     add_channels,
     add_crossings,
+    add_joint,
     keep,
     phase_of,
     placement_of,
@@ -59,6 +60,7 @@ from planner.solvers.netsplit_model import (
 )
 from planner.solvers.netsplit_search import improved, timed
 from planner.solvers.netsplit_watch import INTERRUPTED, Watch, interruptible
+from planner.solvers.netsplit_windows import windowed
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,9 @@ MOVES_SIZE = 300
 
 SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.6
 """Of the limit, for the local search before the proof; the second where work decides."""
+
+WINDOWS_SHARE = 0.3
+"""Of what is left, for the bounds by windows."""
 
 POLISH_SHARE = 0.03
 """The same, after a step."""
@@ -119,6 +124,7 @@ class _Search:
         known: the best schedule.
         limits: of forwards and of backwards, with what steps have proved of them.
         total: F + B is at least that.
+        joint: what is known of both phases together.
         kept: the placement of the last step without (7), if it fits.
         settled: whether no other placement can do better without (7).
         infeasible: whether nothing fits.
@@ -129,6 +135,7 @@ class _Search:
     known: Known
     limits: list[Limits]
     total: int
+    joint: Joint
     kept: tuple[int, ...] | None = None
     settled: bool = False
     infeasible: bool = False
@@ -182,13 +189,17 @@ def _full(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
         start = found.device_of
     limits = [limits_of(instance, backward=backward) for backward in _BOTH]
     total = sum(one.least for one in limits)
-    search = _Search(instance, run, known_of(instance, start), limits, total)
+    search = _Search(instance, run, known_of(instance, start), limits, total, joint_of(limits))
     run.watch.see(bound=total)
     if search.known.fits:
         run.watch.see(search.known.latest)
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
         run.per_s = _per_s(search)
         search.known = _improved(search, search.known, share)
+    if len(instance.groups) > FEW_OPERATORS and not run.watch.done:
+        search.limits, search.joint = windowed(instance, limits, run, WINDOWS_SHARE)
+        search.total = search.joint.least
+        run.watch.see(bound=search.total)
     for step in _STEPS:
         if search.asks(step) and not run.watch.done:
             _learn(search, step, _solved(search, step))
@@ -257,8 +268,9 @@ def _solved(search: _Search, step: _Step) -> Found:
         add_crossings(model, known.device_of)
     phases = [_phase(search, step, model, backward) for backward in step.phases]
     ends = [phase.end for phase in phases]
-    if len(ends) > 1:
+    if len(phases) > 1:
         model.cp.add_linear_constraint(sum(ends), search.total, known.latest)
+        add_joint(model, phases[0], phases[1], search.joint)
     model.cp.minimize(sum(ends))
     besides = search.limits[not step.phases[0]].least if len(ends) == 1 else 0
     return call(

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from planner.solvers.coplacement import edge_bytes
-from planner.solvers.netsplit_bounds import Limits, edges_of
+from planner.solvers.netsplit_bounds import Joint, Limits, edges_of
 from planner.solvers.netsplit_model import Instance, Known, message_ticks
 from planner.solvers.placing import Ints
 
@@ -161,12 +161,15 @@ def _way(p: int, other: int, backward: bool) -> tuple[int, int]:
     return (other, p) if backward else (p, other)
 
 
-def phase_of(model: Model, limits: Limits, known: Known, most: int, *, backward: bool) -> Phase:
+def phase_of(
+    model: Model, limits: Limits, known: Known, most: int, *, backward: bool, mirrored: bool = False
+) -> Phase:
     """(2), (4) to (6), with messages that do not wait for each other.
 
     Args:
         known: its schedule is the hint, if it has one.
         most: ticks that the phase's end need not exceed.
+        mirrored: whether the phase is read from its end.
     """
     instance, cp = model.instance, model.cp
     ticks, devices = _ticks_of(instance, backward), range(instance.placing.num_devices)
@@ -184,7 +187,7 @@ def phase_of(model: Model, limits: Limits, known: Known, most: int, *, backward:
     if known.schedule is not None:
         model.hints += zip([*start, end], known.schedule.phase(backward), strict=True)
     for i, j, t in edges_of(instance, backward=backward):
-        _wait(model, phase, i, j, t)
+        _wait(model, phase, *((j, i) if mirrored else (i, j)), t, mirrored=mirrored)
     for p in devices:
         line = [
             cp.new_optional_fixed_size_interval_var(start[i], int(row[p]), model.on(i, p), "")
@@ -196,14 +199,14 @@ def phase_of(model: Model, limits: Limits, known: Known, most: int, *, backward:
     return phase
 
 
-def _wait(model: Model, phase: Phase, i: int, j: int, t: int) -> None:
+def _wait(model: Model, phase: Phase, i: int, j: int, t: int, *, mirrored: bool) -> None:
     """(b), and where not all paths are alike the message's own time: j waits for i by tensor t."""
     instance, cp = model.instance, model.cp
     flow, devices = instance.placing.tensors[t], range(instance.placing.num_devices)
     if instance.group_of[i] == instance.group_of[j]:
         cp.add(phase.start[j] >= phase.done[i])
         return
-    ways = {(p, q): message_ticks(instance, flow.bytes, p, q)
+    ways = {(p, q): message_ticks(instance, flow.bytes, *((q, p) if mirrored else (p, q)))
             for p in devices for q in devices if p != q}  # fmt: skip
     least = min(ways.values(), default=0)
     cp.add(phase.start[j] >= phase.done[i] + least * model.apart(i, j))
@@ -211,6 +214,13 @@ def _wait(model: Model, phase: Phase, i: int, j: int, t: int) -> None:
         if ticks > least:
             both = [model.on(i, p), model.on(j, q)]
             cp.add(phase.start[j] >= phase.done[i] + ticks).only_enforce_if(both)
+
+
+def add_joint(model: Model, forward: Phase, backward: Phase, joint: Joint) -> None:
+    """What no schedule has less of before an operator, in both phases together, or behind it."""
+    for i, (before, behind) in enumerate(zip(joint.before, joint.behind, strict=True)):
+        model.cp.add(forward.start[i] + backward.end - backward.done[i] >= before)
+        model.cp.add(forward.end - forward.done[i] + backward.start[i] >= behind)
 
 
 def add_channels(model: Model, phase: Phase, known: Known, most: int) -> None:

@@ -45,7 +45,7 @@ Source: NetSplit, Nanjing 2023; (5), (6), (7) and (9) are this project's.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -56,6 +56,10 @@ from planner.solvers.placing import Floats, Ints, Placing, timetable, transfer_s
 
 LOSS = 0.001
 """Ticks are that exact: at most this share of the least latency, over a whole schedule."""
+
+_BY_OPERATOR = (
+    "parameter_bytes", "trainable_bytes", "result_bytes", "private_bytes", "workspace_bytes"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,6 +160,49 @@ def _tick_s(placing: Placing) -> tuple[float, float]:
     messages = sum(min(len(flow.consumers), targets) for flow in placing.tensors)
     longest_chain = 2 * (placing.num_operators + messages)
     return LOSS * least_s / (longest_chain / 2) or 1.0, LOSS * least_s
+
+
+def part(instance: Instance, operators: Sequence[int]) -> Instance:
+    """The model of some operators alone, without memory, in the same ticks.
+
+    Args:
+        operators: ascending, at least one.
+    """
+    placing, which = instance.placing, list(operators)
+    number = {i: k for k, i in enumerate(which)}
+    flows = (
+        replace(
+            flow,
+            producer=number[flow.producer],
+            consumers=tuple(number[j] for j in flow.consumers if j in number),
+        )
+        for flow in placing.tensors
+        if flow.producer in number
+    )
+    inside = replace(
+        placing,
+        forward_s=placing.forward_s[which],
+        backward_s=placing.backward_s[which],
+        tensors=tuple(flow for flow in flows if flow.consumers),
+        **{name: getattr(placing, name)[which] for name in _BY_OPERATOR},
+        shared_parameters=(),
+        inputs=(),
+    )
+    members: dict[int, list[int]] = {}
+    for k, i in enumerate(which):
+        members.setdefault(instance.group_of[i], []).append(k)
+    groups = tuple(tuple(group) for group in members.values())
+    group_of = {k: g for g, group in enumerate(groups) for k in group}
+    return replace(
+        instance,
+        placing=inside,
+        groups=groups,
+        group_of=tuple(group_of[k] for k in range(len(which))),
+        forward=instance.forward[which],
+        backward=instance.backward[which],
+        alone_bytes=(0,) * len(groups),
+        together_bytes={},
+    )
 
 
 def message_ticks(instance: Instance, size_bytes: int, p: int, q: int) -> int:

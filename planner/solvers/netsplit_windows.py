@@ -1,0 +1,208 @@
+"""What is known of every schedule of NetSplit's full model, beyond `netsplit_bounds`: small parts
+of the graph are solved, each on top of what is known of those before it.
+
+Legend: a_i, b_i ticks of forward and backward of i on its fastest device; h_i, h'_i what no
+schedule has less of before the forward of i and behind its backward; F, B the phases' lengths.
+Read from its end, the phase of backwards is one of forwards: it takes the same way through the
+graph, and h' is what h is.
+
+    (w1) the window of j are the operators that come before it, of these the few with the largest
+         h + h'. No schedule of all operators starts j earlier than the best one of j and its
+         window, where no i starts before h_i; likewise for h'                       `_least`
+    (w2) a placement that is good for the forwards of a window may be bad for its backwards:
+         J_j is the least sum of what is before the forward of j and behind its backward, by one
+         placement of the window whose operators have h, h' and J themselves         `_least`
+    (w3) behind j it is the same, with the graph reversed: tails, and K for J        `_swept`
+    (w4) F + B >= J_j + a_j + b_j + K_j                                              `windowed`
+
+(w2) is what the phases alone do not tell: the best forwards and the best backwards want different
+placements. Operators before and behind are swept at once, by a thread each. Everything is limited
+by deterministic work.
+
+Source: this project's; windows are the subproblem bounds of job-shop scheduling (Carlier and
+Pinson, Management Science 35(2), 1989) with placements for sequences.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from planner.solvers.netsplit_bounds import Joint, Limits, joint_of
+from planner.solvers.netsplit_cpsat_model import add_apart, phase_of, placement_of
+from planner.solvers.netsplit_cpsat_run import Run
+from planner.solvers.netsplit_model import Instance, Known, part
+
+SIZES = ((14, 0.03), (10, 0.01), (7, 0.004), (5, 0.002))
+"""Operators of a window, and units of deterministic work that an operator's three windows take of
+that size, at most and on 4 devices; the first is taken that the limit allows."""
+
+WINDOWS_PER_S = 0.2
+"""Units of deterministic work per second of the limit: models so small did 0.08 to 0.14."""
+
+SLOW = 2.0
+"""A machine that needs so many times longer is cut by the clock."""
+
+
+def windowed(
+    instance: Instance,
+    limits: Sequence[Limits],
+    run: Run,
+    share: float,
+) -> tuple[list[Limits], Joint]:
+    """Better limits of forwards and of backwards, and of both.
+
+    Args:
+        share: of what is left, the most that this takes.
+    """
+    limit = share * run.left_s * WINDOWS_PER_S
+    each = limit / instance.placing.num_operators
+    size, work = next(((size, work) for size, work in SIZES if work <= each), (0, 0.0))
+    if not size:
+        return list(limits), joint_of(limits)
+    until_s = run.seconds() - SLOW * share * run.seconds()
+
+    def over() -> bool:
+        if run.seconds() < until_s:
+            run.in_time = False
+        return run.over()
+
+    plan = _Plan(instance, limits, size, 2 * work, limit, over)
+    with ThreadPoolExecutor(2) as beside:
+        sweeps = [beside.submit(_swept, plan, behind) for behind in (False, True)]
+        before, after = run.watch.run(lambda: [one.result() for one in sweeps], lambda: None)
+    run.left_s -= max(before.worked, after.worked) / WINDOWS_PER_S
+    return _limits(plan, before, after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How windows are solved.
+
+    Attributes:
+        limits: what is known before.
+        size: operators of a window.
+        each: the most units of work for one; limit: for a sweep.
+        over: whether to end before the next window.
+    """
+
+    instance: Instance
+    limits: Sequence[Limits]
+    size: int
+    each: float
+    limit: float
+    over: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class _Side:
+    """What lies before all operators, or behind them.
+
+    Attributes:
+        behind: which.
+        times: (2, N) ticks in the phase of forwards, h or a tail, and in that of backwards.
+        both: (N,) J or K.
+        worked: units of deterministic work.
+    """
+
+    behind: bool
+    times: list[list[int]]
+    both: list[int]
+    worked: float = 0.0
+
+
+def _side(plan: _Plan, behind: bool) -> _Side:
+    """What is known of a side before."""
+    forward, backward = plan.limits
+    times = (forward.tail, backward.head) if behind else (forward.head, backward.tail)
+    return _Side(
+        behind, [list(one) for one in times], [sum(two) for two in zip(*times, strict=True)]
+    )
+
+
+def _limits(plan: _Plan, before: _Side, behind: _Side) -> tuple[list[Limits], Joint]:
+    """What both sides say together."""
+    ticks = _least_ticks(plan.instance)
+    found = []
+    for backward, limits in enumerate(plan.limits):
+        through = zip(before.times[backward], ticks[backward], behind.times[backward], strict=True)
+        least = max(limits.least, *map(sum, through))
+        head, tail = (behind, before) if backward else (before, behind)
+        own = tuple(head.times[backward]), tuple(tail.times[backward])
+        found.append(replace(limits, head=own[0], tail=own[1], least=least))
+    through = zip(before.both, *ticks, behind.both, strict=True)
+    least = max(sum(one.least for one in found), *map(sum, through))
+    return found, Joint(tuple(before.both), tuple(behind.both), least)
+
+
+def _least_ticks(instance: Instance) -> tuple[list[int], list[int]]:
+    """(N,) a and (N,) b."""
+    return instance.forward.min(axis=1).tolist(), instance.backward.min(axis=1).tolist()
+
+
+def _swept(plan: _Plan, behind: bool) -> _Side:
+    """One operator after the other, those first that the others come after, or before."""
+    side = _side(plan, behind)
+    num, ticks = plan.instance.placing.num_operators, _least_ticks(plan.instance)
+    near, times = _near(plan.instance, behind), side.times
+    all_before: list[set[int]] = [set() for _ in range(num)]
+    for j in reversed(range(num)) if behind else range(num):
+        for i, gradient in near[j].items():
+            all_before[j] |= all_before[i] | {i}
+            for phase in (0, 1) if gradient else (0,):
+                own = times[phase]
+                own[j] = max(own[j], own[i] + ticks[phase][i])
+            if gradient:
+                side.both[j] = max(side.both[j], side.both[i] + ticks[0][i] + ticks[1][i])
+        ranked = sorted(all_before[j], key=lambda i: (-times[0][i] - times[1][i], i))
+        for phases in ((False,), (True,), (False, True)):
+            if ranked and side.worked < plan.limit and not plan.over():
+                least = _least(plan, side, j, ranked[: plan.size], phases)
+                best = side.both if len(phases) == 2 else times[phases[0]]
+                best[j] = max(best[j], least)
+        side.both[j] = max(side.both[j], times[0][j] + times[1][j])
+    return side
+
+
+def _near(instance: Instance, behind: bool) -> list[dict[int, bool]]:
+    """The operators right before each, or right behind it, with whether a gradient comes back."""
+    near: list[dict[int, bool]] = [{} for _ in range(instance.placing.num_operators)]
+    for flow in instance.placing.tensors:
+        for j in flow.consumers:
+            here, there = (flow.producer, j) if behind else (j, flow.producer)
+            near[here][there] = near[here].get(there, False) or flow.gradient
+    return near
+
+
+def _least(plan: _Plan, side: _Side, j: int, window: Sequence[int], phases: Sequence[bool]) -> int:
+    """(w1) or, with both phases, (w2): the least ticks on a side of j that its window allows."""
+    from ortools.sat.python import cp_model
+
+    operators = sorted((*window, j))
+    inside = part(plan.instance, operators)
+    nothing = (0,) * len(operators)
+    nowhere = Known(nothing, False, 0)
+    model = placement_of(inside, cp_model.CpModel(), nowhere.device_of, memory=False)
+    add_apart(model, nowhere.device_of)
+    ways = []
+    for backward in phases:
+        times = tuple(side.times[backward][i] for i in operators)
+        ticks = inside.backward if backward else inside.forward
+        most = max(times) + int(ticks.max(axis=1).sum())
+        limits, mirrored = Limits(times, nothing, 0, False), backward != side.behind
+        phase = phase_of(model, limits, nowhere, most, backward=backward, mirrored=mirrored)
+        ways.append(phase.start)
+    if len(phases) == 2:
+        for there, back, i in zip(*ways, operators, strict=True):
+            model.cp.add(there + back >= side.both[i])
+    model.cp.minimize(sum(way[operators.index(j)] for way in ways))
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers, parameters.linearization_level = 1, 0
+    parameters.search_branching = parameters.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
+    parameters.cp_model_probing_level = parameters.symmetry_level = 0
+    parameters.catch_sigint_signal = False
+    parameters.max_deterministic_time = plan.each
+    solver.solve(model.cp)
+    side.worked += solver.response_proto.deterministic_time
+    return math.ceil(solver.best_objective_bound - 1e-6)
