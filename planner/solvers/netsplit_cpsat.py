@@ -1,22 +1,24 @@
 """NetSplit's model in OR-Tools CP-SAT (`netsplit_cpsat_model.py`): how it is searched.
 
-First a schedule near the known one is looked for (`netsplit_search`), then the proof comes step by
-step, because a model of half the size is solved much faster than one that is twice as large, and
-because memory and messages that wait for each other seldom make the best schedule longer:
+First a schedule near the known one is looked for (`netsplit_search`) and small parts of the graph
+tell bounds (`netsplit_windows`), then the proof comes step by step, because a model of half the
+size is solved much faster than one that is twice as large, and because messages that wait for each
+other seldom make the best schedule longer:
 
     step 1   forwards alone, with neither (7) nor (8): F is never less
     step 2   backwards alone, likewise: B is never less
-    step 3   both together, likewise, each within what the other leaves: F + B is never less
-    step 4   both with (8), unless the placement of step 3 fits
-    step 5   all of it, but with the placement of the step before
-    step 6   all of it
+    step 3   both together with (8), each within what the other leaves: F + B is never less
+    step 4   all of it, but with the placement of the step before
+    step 5   all of it
 
-Any of them ends when the best schedule is as good as the bound so far. After steps 3 and 4 the
-local search goes on from what they found. Without linear relaxations and with one worker: on such
-models CP-SAT's clauses prove in seconds what takes its other strategies minutes, and one worker
-repeats itself. Where there is more work than the devices can share within the longest path,
-`netsplit_bounds` is the bound and hardly anything here improves it: then steps 1 to 3 are left out
-and most of the limit goes into the local search. Everything is limited by deterministic work.
+Every step looks for what is better than the best schedule, and the search ends when there is no
+such thing or the bound says so. After step 3 the local search goes on from what it found. Step 5
+starts from nothing: near the best schedule there is seldom a better one, and that there is none is
+proved sooner. Without linear relaxations and with one worker: on such models CP-SAT's clauses prove
+in seconds what takes its other strategies minutes, and one worker repeats itself. Where there is
+more work than the devices can share within the longest path, hardly any step improves the bound:
+then steps 1 and 2 are left out and most of the limit goes into the local search. Everything is
+limited by deterministic work.
 
 Source: Perron and Didier, OR-Tools CP-SAT.
 """
@@ -84,7 +86,7 @@ NEAR_SHARES = (0.02, 0.3)
 
 FEW_OPERATORS = 20
 """Up to so many operators, everything is proved at once, whatever the strategy; up to so many
-groups, the steps prove more than the local search finds."""
+groups, the steps prove more than the local search finds, and windows tell nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +111,8 @@ _BOTH = (False, True)
 _STEPS = (
     _Step(0.2, (False,)),
     _Step(0.25, (True,)),
-    _Step(0.4, _BOTH),
-    _Step(0.25, _BOTH, memory=True),
-    _Step(0.3, _BOTH, memory=True, channels=True, kept=True),
+    _Step(0.5, _BOTH, memory=True),
+    _Step(0.1, _BOTH, memory=True, channels=True, kept=True),
     _Step(1.0, _BOTH, memory=True, channels=True),
 )
 
@@ -125,8 +126,7 @@ class _Search:
         limits: of forwards and of backwards, with what steps have proved of them.
         total: F + B is at least that.
         joint: what is known of both phases together.
-        kept: the placement of the last step without (7), if it fits.
-        settled: whether no other placement can do better without (7).
+        kept: the placement of the step without (7), if it fits.
         infeasible: whether nothing fits.
     """
 
@@ -137,7 +137,6 @@ class _Search:
     total: int
     joint: Joint
     kept: tuple[int, ...] | None = None
-    settled: bool = False
     infeasible: bool = False
 
     @property
@@ -150,9 +149,7 @@ class _Search:
         """Whether a step may tell something."""
         if step.kept:
             return self.kept is not None
-        if not step.memory:
-            return not self.crowded
-        return step.channels or not self.settled
+        return step.memory or not self.crowded
 
 
 def solve(
@@ -228,19 +225,23 @@ def _learn(search: _Search, step: _Step, found: Found) -> None:
     """Takes in what a step found: a bound, unless it kept a placement; and a schedule, or what may
     become one.
     """
-    if len(step.phases) == 1:
+    if found.status == "INFEASIBLE":
+        if search.known.fits and not step.kept:
+            search.total = search.known.latest
+        search.infeasible = not search.known.fits
+    elif len(step.phases) == 1:
         which = step.phases[0]
         least = max(search.limits[which].least, found.bound)
         search.limits[which] = replace(search.limits[which], least=least)
         search.total = max(search.total, sum(limits.least for limits in search.limits))
     elif found.device_of is None:
-        search.infeasible = found.status == "INFEASIBLE" and not search.known.fits
+        pass
     elif step.channels:
         forward, backward = found.starts
         schedule = Schedule(forward, backward, {}, {}, *found.ends)
         _take(search, Known(found.device_of, True, schedule.latency, schedule))
     elif overflow(search.instance, found.device_of) <= 0:
-        search.kept, search.settled = found.device_of, found.status == "OPTIMAL"
+        search.kept = found.device_of
         near = timed(search.instance, found.device_of, *found.starts)
         _take(search, _improved(search, near, POLISH_SHARE))
     if len(step.phases) == 2 and not step.kept:
@@ -269,7 +270,7 @@ def _solved(search: _Search, step: _Step) -> Found:
     phases = [_phase(search, step, model, backward) for backward in step.phases]
     ends = [phase.end for phase in phases]
     if len(phases) > 1:
-        model.cp.add_linear_constraint(sum(ends), search.total, known.latest)
+        model.cp.add_linear_constraint(sum(ends), search.total, _most(known))
         add_joint(model, phases[0], phases[1], search.joint)
     model.cp.minimize(sum(ends))
     besides = search.limits[not step.phases[0]].least if len(ends) == 1 else 0
@@ -281,12 +282,18 @@ def _solved(search: _Search, step: _Step) -> Found:
         starts=[phase.start for phase in phases],
         ends=ends,
         whole=step.channels,
+        hinted=step.kept or not step.channels,
     )
+
+
+def _most(known: Known) -> int:
+    """Ticks of a schedule that is worth finding."""
+    return known.latest - 1 if known.fits else known.latest
 
 
 def _phase(search: _Search, step: _Step, model: Model, backward: bool) -> Phase:
     """A phase of a step's model, which leaves the other its least time."""
-    known, latest = search.known, search.known.latest - search.limits[not backward].least
+    known, latest = search.known, _most(search.known) - search.limits[not backward].least
     phase = phase_of(model, search.limits[backward], known, latest, backward=backward)
     if step.channels:
         add_channels(model, phase, known, latest)

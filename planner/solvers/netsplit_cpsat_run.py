@@ -104,6 +104,7 @@ def call(
     starts: Sequence[Sequence[Any]] = (),
     ends: Sequence[Any] = (),
     whole: bool = False,
+    hinted: bool = True,
 ) -> Found:
     """Solves what is built, without linear relaxations and with one worker.
 
@@ -113,10 +114,11 @@ def call(
             one's says nothing of the whole.
         starts, ends: variables whose values are asked for.
         whole: whether this is no relaxation, so that what it finds is an incumbent.
+        hinted: whether it starts from the known schedule.
     """
     from ortools.sat.python import cp_model
 
-    for variable, value in model.hints:
+    for variable, value in model.hints if hinted else ():
         model.cp.add_hint(variable, value)
     solver = cp_model.CpSolver()
     parameters = solver.parameters

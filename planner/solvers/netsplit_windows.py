@@ -130,8 +130,8 @@ def _limits(plan: _Plan, before: _Side, behind: _Side) -> tuple[list[Limits], Jo
         head, tail = (behind, before) if backward else (before, behind)
         own = tuple(head.times[backward]), tuple(tail.times[backward])
         found.append(replace(limits, head=own[0], tail=own[1], least=least))
-    through = zip(before.both, *ticks, behind.both, strict=True)
-    least = max(sum(one.least for one in found), *map(sum, through))
+    whole = zip(before.both, *ticks, behind.both, strict=True)
+    least = max(sum(one.least for one in found), *map(sum, whole))
     return found, Joint(tuple(before.both), tuple(behind.both), least)
 
 
