@@ -51,25 +51,36 @@ def test_no_schedule_is_shorter_than_the_bound_before_the_search(placing):
     assert least <= brute_force(instance)
 
 
-@settings(max_examples=60)
-@given(placings(max_nodes=6), st.data())
-def test_heads_and_tails_hold_in_list_schedules_of_groups(placing, data):
+@st.composite
+def grouped_schedules(draw):
+    """A model with groups; by phase the starts, ends and length of a list schedule."""
+    placing = draw(placings(max_nodes=6))
     size = placing.num_operators
-    index = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
+    index = draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
     sets = {g: tuple(i for i, h in enumerate(index) if h == g) for g in index}
     instance = instance_of(placing, sorted(sets.values()))
     devices = st.integers(0, placing.num_devices - 1)
-    where = [data.draw(devices) for _ in instance.groups]
-    schedule = known_of(instance, [where[g] for g in instance.group_of]).schedule
+    where = [draw(devices) for _ in instance.groups]
+    known = known_of(instance, [where[g] for g in instance.group_of])
+    phases = []
     for backward in (False, True):
-        limits = limits_of(instance, backward=backward)
-        *starts, end = schedule.phase(backward)
+        *starts, length = known.schedule.phase(backward)
         ticks = instance.backward if backward else instance.forward
-        device_of = known_of(instance, [where[g] for g in instance.group_of]).device_of
-        assert limits.least <= end
-        for i, start in enumerate(starts):
+        ends = [s + int(ticks[i, known.device_of[i]]) for i, s in enumerate(starts)]
+        phases.append((starts, ends, length))
+    return instance, phases
+
+
+@settings(max_examples=60)
+@given(grouped_schedules())
+def test_heads_and_tails_hold_in_list_schedules_of_groups(drawn):
+    instance, phases = drawn
+    for backward, (starts, ends, length) in enumerate(phases):
+        limits = limits_of(instance, backward=bool(backward))
+        assert limits.least <= length
+        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
             assert limits.head[i] <= start
-            assert start + int(ticks[i, device_of[i]]) + limits.tail[i] <= end
+            assert end + limits.tail[i] <= length
 
 
 # Two devices, four operators of 1 s between a first and a last one of 1 s:

@@ -5,33 +5,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from planner.solvers import netsplit_windows
 from planner.solvers.netsplit_bounds import joint_of, limits_of
 from planner.solvers.netsplit_cpsat_run import Run
-from planner.solvers.netsplit_model import instance_of, known_of, part
+from planner.solvers.netsplit_model import instance_of, part
 from planner.solvers.netsplit_windows import windowed
 from planner.solvers.placing import placing_of
 from tests.builders import KB
 from tests.netsplit_instances import problem_from
 from tests.test_netsplit import alone, brute_force, placing_from, placings
-from tests.test_netsplit_search import watch_of
+from tests.test_netsplit_search import grouped_schedules, watch_of
 
 AMPLE_S = 1e6
+THREE = ((3, 0.03),)
+"""Windows of three operators leave out much of even a small graph."""
 
 
-def bounds_of(instance, limit_s=AMPLE_S):
+def bounds_of(instance, limit_s=AMPLE_S, sizes=netsplit_windows.SIZES):
     """Limits of both phases and of both together, before windows and after."""
     limits = [limits_of(instance, backward=backward) for backward in (False, True)]
     run = Run.begun(watch_of(instance), limit_s, 0, lambda: 0.0)
-    return limits, *windowed(instance, limits, run, 0.5)
-
-
-@pytest.fixture
-def three(monkeypatch):
-    """Windows of three operators, which leave out much of even a small graph."""
-    monkeypatch.setattr(netsplit_windows, "SIZES", ((3, 0.03),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(netsplit_windows, "SIZES", sizes)
+        return limits, *windowed(instance, limits, run, 0.5)
 
 
 @settings(max_examples=25)
@@ -43,55 +40,44 @@ def test_no_schedule_is_shorter_than_windows_say(placing):
 
 
 @settings(max_examples=40)
-@given(placings(max_nodes=6), st.data())
-def test_windows_hold_in_list_schedules_of_groups(placing, data):
-    size = placing.num_operators
-    index = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
-    sets = {g: tuple(i for i, h in enumerate(index) if h == g) for g in index}
-    instance = instance_of(placing, sorted(sets.values()))
-    devices = st.integers(0, placing.num_devices - 1)
-    where = [data.draw(devices) for _ in instance.groups]
-    known = known_of(instance, [where[g] for g in instance.group_of])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(netsplit_windows, "SIZES", ((3, 0.03),))
-        before, limits, joint = bounds_of(instance)
-    spans = []
-    for backward in (False, True):
-        *starts, end = known.schedule.phase(backward)
-        ticks = instance.backward if backward else instance.forward
-        ends = [s + int(ticks[i, known.device_of[i]]) for i, s in enumerate(starts)]
-        assert before[backward].least <= limits[backward].least <= end
-        for i in range(size):
-            assert before[backward].head[i] <= limits[backward].head[i] <= starts[i]
-            assert before[backward].tail[i] <= limits[backward].tail[i] <= end - ends[i]
-        spans.append((starts, [end - done for done in ends], end))
-    (start, rest, length), (back, left, way_back) = spans
-    assert joint.least <= length + way_back
-    for i in range(size):
-        assert joint.before[i] <= start[i] + left[i]
-        assert joint.behind[i] <= rest[i] + back[i]
+@given(grouped_schedules())
+def test_windows_hold_in_list_schedules_of_groups(drawn):
+    instance, phases = drawn
+    before, limits, joint = bounds_of(instance, sizes=THREE)
+    assert joint.least <= sum(length for *_, length in phases)
+    for was, now, (starts, ends, length) in zip(before, limits, phases, strict=True):
+        assert was.least <= now.least <= length
+        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            assert was.head[i] <= now.head[i] <= start
+            assert was.tail[i] <= now.tail[i] <= length - end
+    (there, ends, length), (back, back_ends, back_length) = phases
+    for i, (before_i, behind_i) in enumerate(zip(joint.before, joint.behind, strict=True)):
+        assert before_i <= there[i] + back_length - back_ends[i]
+        assert behind_i <= length - ends[i] + back[i]
 
 
 # 0 -> 1, each 1 s forward and 3 s backward on one device, and the reverse on the other: the phases
 # say 2 s each; but whatever runs 0 takes 4 s for both, and then 1 takes 2 s more at the least.
-def test_forwards_and_backwards_that_want_different_devices_are_seen(three):
+def test_forwards_and_backwards_that_want_different_devices_are_seen():
     placing = placing_from([[], [0]], [1, 1], [1, 1], count=2)
     uneven = np.array([[1.0, 3.0], [1.0, 3.0]])
     placing = replace(placing, forward_s=uneven, backward_s=uneven[:, ::-1].copy())
     instance = alone(placing)
-    limits, _, joint = bounds_of(instance)
+    limits, _, joint = bounds_of(instance, sizes=THREE)
     assert sum(one.least for one in limits) * instance.tick_s == pytest.approx(4, rel=1e-3)
     assert joint.before[1] * instance.tick_s == pytest.approx(4, rel=1e-3)
     assert joint.least * instance.tick_s == pytest.approx(6, rel=1e-3)
 
 
-# 0, 1, 2 of 1 s -> 3 of 1 s on two devices: two of the three share one; a message takes 0.5 s.
+#      / 1 -> 3 \
+#    0            5   of 1 s each on two devices; messages take 2 s. Feeding 5 from the other device
+#      \ 2 -> 4 /    takes a message there and one back, 7 s; all on one device, 5 s.
 def test_a_window_that_holds_everything_is_exact():
-    feeds = [[], [], [], [0, 1, 2]]
-    placing = placing_from(feeds, [1] * 4, [KB // 2] * 4, count=2)
-    instance = alone(placing)
-    _, limits, _ = bounds_of(instance)
-    assert limits[False].head[3] * instance.tick_s == pytest.approx(2, rel=1e-3)
+    feeds = [[], [0], [0], [1], [2], [3, 4]]
+    instance = alone(placing_from(feeds, [1] * 6, [2 * KB] * 6, count=2))
+    before, limits, _ = bounds_of(instance)
+    assert before[False].head[5] * instance.tick_s == pytest.approx(4, rel=1e-3)
+    assert limits[False].head[5] * instance.tick_s == pytest.approx(5, rel=1e-3)
 
 
 def test_without_time_there_are_no_windows():

@@ -185,9 +185,9 @@ def _full(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
             return Answer(Status.INFEASIBLE, None, math.inf, None)
         start = found.device_of
     limits = [limits_of(instance, backward=backward) for backward in _BOTH]
-    total = sum(one.least for one in limits)
-    search = _Search(instance, run, known_of(instance, start), limits, total, joint_of(limits))
-    run.watch.see(bound=total)
+    joint = joint_of(limits)
+    search = _Search(instance, run, known_of(instance, start), limits, joint.least, joint)
+    run.watch.see(bound=search.total)
     if search.known.fits:
         run.watch.see(search.known.latest)
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
@@ -226,27 +226,31 @@ def _learn(search: _Search, step: _Step, found: Found) -> None:
     become one.
     """
     if found.status == "INFEASIBLE":
+        search.infeasible = not search.known.fits
         if search.known.fits and not step.kept:
             search.total = search.known.latest
-        search.infeasible = not search.known.fits
     elif len(step.phases) == 1:
         which = step.phases[0]
         least = max(search.limits[which].least, found.bound)
         search.limits[which] = replace(search.limits[which], least=least)
         search.total = max(search.total, sum(limits.least for limits in search.limits))
-    elif found.device_of is None:
-        pass
-    elif step.channels:
-        forward, backward = found.starts
-        schedule = Schedule(forward, backward, {}, {}, *found.ends)
-        _take(search, Known(found.device_of, True, schedule.latency, schedule))
-    elif overflow(search.instance, found.device_of) <= 0:
-        search.kept = found.device_of
-        near = timed(search.instance, found.device_of, *found.starts)
-        _take(search, _improved(search, near, POLISH_SHARE))
+    elif found.device_of is not None:
+        _adopt(search, step, found, found.device_of)
     if len(step.phases) == 2 and not step.kept:
         search.total = max(search.total, found.bound)
     search.run.watch.see(bound=search.total)
+
+
+def _adopt(search: _Search, step: _Step, found: Found, device_of: tuple[int, ...]) -> None:
+    """Takes in a step's placement, if it fits."""
+    if step.channels:
+        forward, backward = found.starts
+        schedule = Schedule(forward, backward, {}, {}, *found.ends)
+        _take(search, Known(device_of, True, schedule.latency, schedule))
+    elif overflow(search.instance, device_of) <= 0:
+        search.kept = device_of
+        near = timed(search.instance, device_of, *found.starts)
+        _take(search, _improved(search, near, POLISH_SHARE))
 
 
 def _take(search: _Search, found: Known) -> None:

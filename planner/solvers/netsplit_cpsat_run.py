@@ -95,6 +95,28 @@ class Found:
     ends: tuple[int, ...] = ()
 
 
+def worker(seed: int, work: float) -> Any:
+    """An engine with one worker and without linear relaxations.
+
+    Args:
+        work: units of deterministic work, at most.
+    """
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers, parameters.linearization_level = 1, 0
+    parameters.random_seed, parameters.max_deterministic_time = seed, work
+    parameters.catch_sigint_signal = False
+    return solver
+
+
+def least_of(solver: Any) -> int:
+    """What no solution of an objective in integers is below, once it was solved."""
+    bound: float = solver.best_objective_bound
+    return math.ceil(bound - 1e-6)
+
+
 def call(
     model: Model,
     run: Run,
@@ -106,7 +128,7 @@ def call(
     whole: bool = False,
     hinted: bool = True,
 ) -> Found:
-    """Solves what is built, without linear relaxations and with one worker.
+    """Solves what is built.
 
     Args:
         share: of what is left, the most that this takes.
@@ -116,20 +138,13 @@ def call(
         whole: whether this is no relaxation, so that what it finds is an incumbent.
         hinted: whether it starts from the known schedule.
     """
-    from ortools.sat.python import cp_model
-
     for variable, value in model.hints if hinted else ():
         model.cp.add_hint(variable, value)
-    solver = cp_model.CpSolver()
-    parameters = solver.parameters
-    parameters.num_workers, parameters.linearization_level = 1, 0
-    parameters.random_seed = run.seed
-    parameters.catch_sigint_signal = False
+    solver = worker(run.seed, max(share * run.left_s, LEAST_S) * run.per_s)
     if whole:
-        parameters.relative_gap_limit = run.watch.enough / (1 + run.watch.enough)
+        solver.parameters.relative_gap_limit = run.watch.enough / (1 + run.watch.enough)
     seconds = max(share * run.seconds(), LEAST_S)
-    parameters.max_time_in_seconds = seconds
-    parameters.max_deterministic_time = max(share * run.left_s, LEAST_S) * run.per_s
+    solver.parameters.max_time_in_seconds = seconds
     if besides is not None:
         above = besides
         solver.best_bound_callback = lambda bound: run.watch.see(bound=bound + above)
@@ -142,14 +157,13 @@ def call(
     run.left_s = max(0.0, run.left_s - worked_s)
     run.in_time = run.in_time and solver.wall_time < seconds
     if status not in ("OPTIMAL", "FEASIBLE"):
-        bound = 0 if status == "INFEASIBLE" else math.ceil(solver.best_objective_bound - 1e-6)
-        return Found(status, None, 0, bound)
+        return Found(status, None, 0, 0 if status == "INFEASIBLE" else least_of(solver))
     where = [next(p for p, one in enumerate(row) if solver.boolean_value(one)) for row in model.x]
     return Found(
         status,
         tuple(where[g] for g in model.instance.group_of),
         round(solver.objective_value),
-        math.ceil(solver.best_objective_bound - 1e-6),
+        least_of(solver),
         tuple(tuple(solver.value(one) for one in some) for some in starts),
         tuple(solver.value(one) for one in ends),
     )

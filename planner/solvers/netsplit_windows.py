@@ -23,14 +23,13 @@ Source: this project's; windows are the subproblem bounds of job-shop scheduling
 Pinson, Management Science 35(2), 1989) with placements for sequences.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from planner.solvers.netsplit_bounds import Joint, Limits, joint_of
 from planner.solvers.netsplit_cpsat_model import add_apart, phase_of, placement_of
-from planner.solvers.netsplit_cpsat_run import Run
+from planner.solvers.netsplit_cpsat_run import Run, least_of, worker
 from planner.solvers.netsplit_model import Instance, Known, part
 
 SIZES = ((14, 0.03), (10, 0.01), (7, 0.004), (5, 0.002))
@@ -41,17 +40,14 @@ EACH = 0.7
 """A single window gets so much of what three take together."""
 
 WINDOWS_PER_S = 0.2
-"""Units of deterministic work per second of the limit: models so small did 0.08 to 0.14."""
+"""Units of deterministic work per second of the limit: each of two sweeps did 0.1 to 0.25."""
 
 SLOW = 2.0
 """A machine that needs so many times longer is cut by the clock."""
 
 
 def windowed(
-    instance: Instance,
-    limits: Sequence[Limits],
-    run: Run,
-    share: float,
+    instance: Instance, limits: Sequence[Limits], run: Run, share: float
 ) -> tuple[list[Limits], Joint]:
     """Better limits of forwards and of backwards, and of both.
 
@@ -70,7 +66,7 @@ def windowed(
             run.in_time = False
         return run.over()
 
-    plan = _Plan(instance, limits, size, EACH * work, limit, over)
+    plan = _Plan(instance, limits, size, EACH * work, limit, run.seed, over)
     with ThreadPoolExecutor(2) as beside:
         sweeps = [beside.submit(_swept, plan, behind) for behind in (False, True)]
         before, after = run.watch.run(lambda: [one.result() for one in sweeps], lambda: None)
@@ -86,7 +82,7 @@ class _Plan:
         limits: what is known before.
         size: operators of a window.
         each: the most units of work for one; limit: for a sweep.
-        over: whether to end before the next window.
+        seed: of the engine; over: whether to end before the next window.
     """
 
     instance: Instance
@@ -94,6 +90,7 @@ class _Plan:
     size: int
     each: float
     limit: float
+    seed: int
     over: Callable[[], bool]
 
 
@@ -185,8 +182,8 @@ def _least(plan: _Plan, side: _Side, j: int, window: Sequence[int], phases: Sequ
     inside = part(plan.instance, operators)
     nothing = (0,) * len(operators)
     nowhere = Known(nothing, False, 0)
-    model = placement_of(inside, cp_model.CpModel(), nowhere.device_of, memory=False)
-    add_apart(model, nowhere.device_of)
+    model = placement_of(inside, cp_model.CpModel(), nothing, memory=False)
+    add_apart(model, nothing)
     ways = []
     for backward in phases:
         times = tuple(side.times[backward][i] for i in operators)
@@ -199,13 +196,10 @@ def _least(plan: _Plan, side: _Side, j: int, window: Sequence[int], phases: Sequ
         for there, back, i in zip(*ways, operators, strict=True):
             model.cp.add(there + back >= side.both[i])
     model.cp.minimize(sum(way[operators.index(j)] for way in ways))
-    solver = cp_model.CpSolver()
+    solver = worker(plan.seed, plan.each)
     parameters = solver.parameters
-    parameters.num_workers, parameters.linearization_level = 1, 0
     parameters.search_branching = parameters.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
     parameters.cp_model_probing_level = parameters.symmetry_level = 0
-    parameters.catch_sigint_signal = False
-    parameters.max_deterministic_time = plan.each
     solver.solve(model.cp)
     side.worked += solver.response_proto.deterministic_time
-    return math.ceil(solver.best_objective_bound - 1e-6)
+    return least_of(solver)
