@@ -56,17 +56,19 @@ def test_windows_hold_in_list_schedules_of_groups(drawn):
         assert behind_i <= length - ends[i] + back[i]
 
 
-# 0 -> 1, each 1 s forward and 3 s backward on one device, and the reverse on the other: the phases
-# say 2 s each; but whatever runs 0 takes 4 s for both, and then 1 takes 2 s more at the least.
+# 0 -> 1 -> 2, each 1 s forward and 3 s backward on one device, and the reverse on the other: the
+# phases say 3 s each; but whatever runs 0 and 1 takes 4 s for each, and 2 takes 2 s at the least.
+# A window of one sees 0 only by what was found for 1.
 def test_forwards_and_backwards_that_want_different_devices_are_seen():
-    placing = placing_from([[], [0]], [1, 1], [1, 1], count=2)
-    uneven = np.array([[1.0, 3.0], [1.0, 3.0]])
+    placing = placing_from([[], [0], [1]], [1] * 3, [1] * 3, count=2)
+    uneven = np.array([[1.0, 3.0]] * 3)
     placing = replace(placing, forward_s=uneven, backward_s=uneven[:, ::-1].copy())
     instance = alone(placing)
-    limits, _, joint = bounds_of(instance, sizes=THREE)
-    assert sum(one.least for one in limits) * instance.tick_s == pytest.approx(4, rel=1e-3)
-    assert joint.before[1] * instance.tick_s == pytest.approx(4, rel=1e-3)
-    assert joint.least * instance.tick_s == pytest.approx(6, rel=1e-3)
+    limits, _, joint = bounds_of(instance, sizes=((1, 0.03),))
+    assert sum(one.least for one in limits) * instance.tick_s == pytest.approx(6, rel=1e-3)
+    before_s = [ticks * instance.tick_s for ticks in joint.before]
+    assert before_s == pytest.approx([0, 4, 8], rel=1e-3)
+    assert joint.least * instance.tick_s == pytest.approx(10, rel=1e-3)
 
 
 #      / 1 -> 3 \
