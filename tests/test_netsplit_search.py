@@ -203,6 +203,31 @@ def test_a_schedule_is_timed_anew_in_the_order_of_its_starts():
     assert violations(instance, found) == []
 
 
+# ----------------------------------------------------------------------------------------- climbs
+
+
+@pytest.mark.parametrize("seed", [1, 3, 5])
+def test_a_climb_in_small_steps_finds_what_one_search_from_above_finds(seed, monkeypatch):
+    instance = alone(placing_of(problem_from(seed, 3, num_operators=16)))
+    found = {}
+    for rise in (1e-4, 10.0):
+        monkeypatch.setattr(netsplit_cpsat, "RISE", rise)
+        answer = netsplit_cpsat.solve(instance, 60.0, None)
+        assert answer.status is Status.OPTIMAL
+        assert answer.bound_s == pytest.approx(answer.latency_s - instance.lost_s)
+        found[rise] = answer.latency_s
+    assert found[1e-4] == found[10.0]
+
+
+def test_what_a_climb_has_proved_when_it_is_cut_holds():
+    instance = alone(placing_of(problem_from(1, 3, num_operators=20)))
+    best = netsplit_cpsat.solve(instance, 60.0, None)
+    assert best.status is Status.OPTIMAL
+    for limit_s in (0.2, 0.3, 0.4):
+        cut = netsplit_cpsat.solve(instance, limit_s, None)
+        assert 0 < cut.bound_s <= best.latency_s <= cut.latency_s
+
+
 # ---------------------------------------------------------------------------------------- limits
 
 

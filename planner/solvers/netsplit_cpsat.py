@@ -8,17 +8,22 @@ other seldom make the best schedule longer:
     step 1   forwards alone, with neither (7) nor (8): F is never less
     step 2   backwards alone, likewise: B is never less
     step 3   both together with (8), each within what the other leaves: F + B is never less
-    step 4   all of it, but with the placement of the step before
-    step 5   all of it
+    step 4   the same near the best schedule, for a better placement if step 3 found none
+    step 5   all of it, but with the placement of the step before
+    step 6   all of it
 
-Every step looks for what is better than the best schedule, and the search ends when there is no
-such thing or the bound says so. After step 3 the local search goes on from what it found. Step 5
-starts from nothing: near the best schedule there is seldom a better one, and that there is none is
-proved sooner. Without linear relaxations and with one worker: on such models CP-SAT's clauses prove
-in seconds what takes its other strategies minutes, and one worker repeats itself. Where there is
-more work than the devices can share within the longest path, hardly any step improves the bound:
-then steps 1 and 2 are left out and most of the limit goes into the local search. Everything is
-limited by deterministic work.
+A step climbs: it asks for what is within 0.1 % of the least that is known, proves that there is no
+such thing, asks for what is within the next 0.2 %, and so on; what it finds at last is the optimum.
+Times are so tight then that each proof is short, and all of them together take a fraction of the
+work of a single one from the best schedule down; where the limit ends a climb, all that is below is
+proved. After steps 3 and 4 the local search goes on from what they found. The search ends when no
+schedule is better than the best.
+
+Without linear relaxations and with one worker: on such models CP-SAT's clauses prove in seconds
+what takes its other strategies minutes, and one worker repeats itself. Where there is more work
+than the devices can share within the longest path, hardly any step improves the bound: then steps
+1 to 3 are left out and most of the limit goes into the local search. Everything is limited by
+deterministic work.
 
 Source: Perron and Didier, OR-Tools CP-SAT.
 """
@@ -84,6 +89,12 @@ POLISH_SHARE = 0.03
 NEAR_SHARES = (0.02, 0.3)
 """The most of what is left, to find a good placement that fits, and any if there is none yet."""
 
+RISE = 0.001
+"""A step looks so far above the least first, then twice as far,"""
+
+STEEP = 6
+"""unless so many times the work is more than there is left."""
+
 FEW_OPERATORS = 20
 """Up to so many operators, everything is proved at once, whatever the strategy; up to so many
 groups, the steps prove more than the local search finds, and windows tell nothing new."""
@@ -98,6 +109,7 @@ class _Step:
         phases: False for forwards, True for backwards.
         channels: whether there is (7); memory: whether there is (8).
         kept: whether the placement is that of the step before.
+        near: whether it looks near the best schedule for a better one instead of climbing.
     """
 
     share: float
@@ -105,14 +117,16 @@ class _Step:
     channels: bool = False
     memory: bool = False
     kept: bool = False
+    near: bool = False
 
 
 _BOTH = (False, True)
 _STEPS = (
-    _Step(0.2, (False,)),
-    _Step(0.25, (True,)),
-    _Step(0.5, _BOTH, memory=True),
-    _Step(0.1, _BOTH, memory=True, channels=True, kept=True),
+    _Step(0.06, (False,)),
+    _Step(0.06, (True,)),
+    _Step(0.3, _BOTH, memory=True),
+    _Step(0.65, _BOTH, memory=True, near=True),
+    _Step(0.15, _BOTH, memory=True, channels=True, kept=True, near=True),
     _Step(1.0, _BOTH, memory=True, channels=True),
 )
 
@@ -126,7 +140,7 @@ class _Search:
         limits: of forwards and of backwards, with what steps have proved of them.
         total: F + B is at least that.
         joint: what is known of both phases together.
-        kept: the placement of the step without (7), if it fits.
+        kept: the placement of a step without (7), if it fits.
         infeasible: whether nothing fits.
     """
 
@@ -147,9 +161,9 @@ class _Search:
 
     def asks(self, step: _Step) -> bool:
         """Whether a step may tell something."""
-        if step.kept:
-            return self.kept is not None
-        return step.memory or not self.crowded
+        if step.near:
+            return step.kept == (self.kept is not None)
+        return step.channels or not self.crowded
 
 
 def solve(
@@ -199,7 +213,7 @@ def _full(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
         run.watch.see(bound=search.total)
     for step in _STEPS:
         if search.asks(step) and not run.watch.done:
-            _learn(search, step, _solved(search, step))
+            _climb(search, step)
     return _answer(search)
 
 
@@ -221,6 +235,50 @@ def _improved(search: _Search, known: Known, share: float) -> Known:
     return improved(instance, known, int(per_s * run.draw(share)), run.watch, run.over, run.seed)
 
 
+def _climb(search: _Search, step: _Step) -> None:
+    """Looks for what a step's model has just above the least that is known of it, and further above
+    while there is nothing; or for all that is better than the best schedule.
+    """
+    run, rise = search.run, RISE
+    until_s = run.left_s * (1 - step.share)
+    while not run.watch.done and run.left_s > until_s:
+        worst, begun_s = _worst(search, step), run.left_s
+        above = int((1 + rise) * _least(search, step))
+        most = worst if step.near else min(worst, above)
+        found = _solved(search, step, most, 1 - until_s / run.left_s)
+        if found.status != "INFEASIBLE" or most == worst:
+            _learn(search, step, found)
+            return
+        _raise(search, step, most + 1)
+        if STEEP * (begun_s - run.left_s) < run.left_s - until_s:
+            rise *= 2
+
+
+def _least(search: _Search, step: _Step) -> int:
+    """Ticks that a step's objective is known not to be below."""
+    return search.total if len(step.phases) == 2 else search.limits[step.phases[0]].least
+
+
+def _worst(search: _Search, step: _Step) -> int:
+    """Ticks of a step's objective beyond which there is nothing worth finding."""
+    known = search.known
+    worst = known.latest - 1 if known.fits else known.latest
+    if len(step.phases) == 1:
+        worst -= search.limits[not step.phases[0]].least
+    return worst
+
+
+def _raise(search: _Search, step: _Step, least: int) -> None:
+    """Takes in that a step's objective is not below some ticks."""
+    if len(step.phases) == 1:
+        which = step.phases[0]
+        least = max(least, search.limits[which].least)
+        search.limits[which] = replace(search.limits[which], least=least)
+        least = sum(limits.least for limits in search.limits)
+    search.total = max(search.total, least)
+    search.run.watch.see(bound=search.total)
+
+
 def _learn(search: _Search, step: _Step, found: Found) -> None:
     """Takes in what a step found: a bound, unless it kept a placement; and a schedule, or what may
     become one.
@@ -229,16 +287,12 @@ def _learn(search: _Search, step: _Step, found: Found) -> None:
         search.infeasible = not search.known.fits
         if search.known.fits and not step.kept:
             search.total = search.known.latest
-    elif len(step.phases) == 1:
-        which = step.phases[0]
-        least = max(search.limits[which].least, found.bound)
-        search.limits[which] = replace(search.limits[which], least=least)
-        search.total = max(search.total, sum(limits.least for limits in search.limits))
-    elif found.device_of is not None:
+            search.run.watch.see(bound=search.total)
+        return
+    if not step.kept:
+        _raise(search, step, found.bound)
+    if len(step.phases) == 2 and found.device_of is not None:
         _adopt(search, step, found, found.device_of)
-    if len(step.phases) == 2 and not step.kept:
-        search.total = max(search.total, found.bound)
-    search.run.watch.see(bound=search.total)
 
 
 def _adopt(search: _Search, step: _Step, found: Found, device_of: tuple[int, ...]) -> None:
@@ -260,8 +314,13 @@ def _take(search: _Search, found: Known) -> None:
     search.run.watch.see(search.known.latest)
 
 
-def _solved(search: _Search, step: _Step) -> Found:
-    """Builds a step's model and solves it."""
+def _solved(search: _Search, step: _Step, most: int, share: float) -> Found:
+    """Builds a step's model and solves it.
+
+    Args:
+        most: ticks of its objective.
+        share: of what is left.
+    """
     from ortools.sat.python import cp_model
 
     instance, known = search.instance, search.known
@@ -271,36 +330,31 @@ def _solved(search: _Search, step: _Step) -> Found:
     add_apart(model, known.device_of)
     if step.channels:
         add_crossings(model, known.device_of)
-    phases = [_phase(search, step, model, backward) for backward in step.phases]
+    phases = [_phase(search, step, model, most, backward) for backward in step.phases]
     ends = [phase.end for phase in phases]
     if len(phases) > 1:
-        model.cp.add_linear_constraint(sum(ends), search.total, _most(known))
+        model.cp.add_linear_constraint(sum(ends), search.total, most)
         add_joint(model, phases[0], phases[1], search.joint)
     model.cp.minimize(sum(ends))
     besides = search.limits[not step.phases[0]].least if len(ends) == 1 else 0
     return call(
         model,
         search.run,
-        step.share,
+        share,
         besides=None if step.kept else besides,
         starts=[phase.start for phase in phases],
         ends=ends,
         whole=step.channels,
-        hinted=step.kept or not step.channels,
+        hinted=step.near,
     )
 
 
-def _most(known: Known) -> int:
-    """Ticks of a schedule that is worth finding."""
-    return known.latest - 1 if known.fits else known.latest
-
-
-def _phase(search: _Search, step: _Step, model: Model, backward: bool) -> Phase:
+def _phase(search: _Search, step: _Step, model: Model, most: int, backward: bool) -> Phase:
     """A phase of a step's model, which leaves the other its least time."""
-    known, latest = search.known, _most(search.known) - search.limits[not backward].least
-    phase = phase_of(model, search.limits[backward], known, latest, backward=backward)
+    latest = most - search.limits[not backward].least if len(step.phases) == 2 else most
+    phase = phase_of(model, search.limits[backward], search.known, latest, backward=backward)
     if step.channels:
-        add_channels(model, phase, known, latest)
+        add_channels(model, phase, search.known, latest)
     return phase
 
 
