@@ -1,10 +1,6 @@
 """Live bytes of tensors: the tracker by hand, and what a plan predicts beside what a run takes."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +16,9 @@ from planner.schedules import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.accuracy_plans import planned
 from tests.builders import cluster, unit_type
+from tests.memory_runs import run, taken
 from tests.models import light, llama
 
-ROOT = Path(__file__).parent.parent
 F1B, GPIPE = ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE
 
 
@@ -110,41 +106,16 @@ def profiled(tmp_path_factory):
     return folder, found
 
 
-def check(predicted_bytes, live_bytes, what):
-    """Never under by more than 2 %, over by at most 10 %."""
-    assert 0.98 * live_bytes <= predicted_bytes <= 1.1 * live_bytes, what
-
-
 @pytest.mark.parametrize("case", ["alone", "alone, again"])
 @pytest.mark.parametrize("model", MODELS)
 def test_one_device_takes_what_is_predicted(profiled, model, case):
     folder, profiles = profiled
     path = write_case(folder, model, profiles[model], CASES[case])
     found = launch(path, steps=1, track_memory=True)
-    plain = launch_json(found)
-    check(*plain["predicted_live_bytes"], *plain["live_bytes"], case)
+    (one,) = taken({case: launch_json(found)})
+    assert one.right, one
     assert found.timeline.memory[0] and "of tensors" in launch_tables(found)[1].columns[-1]
     assert launch_json(launch(path, steps=1))["live_bytes"] == [None]
-
-
-WORKER = f"""
-import json, os, sys
-from functools import partial
-from pathlib import Path
-sys.path.insert(0, {str(ROOT)!r})
-import torch.distributed as dist
-from planner.launch.run import launch
-from planner.reports.launch import launch_json
-store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-start, found = dist.init_process_group, {{}}
-for path in sorted(Path(sys.argv[1]).glob("*.strategy.json")):
-    dist.init_process_group = partial(start, store=dist.PrefixStore(path.name, store))
-    report = launch(path, steps=1, track_memory=True)
-    if report:
-        found[path.name] = launch_json(report)
-if found:
-    print(json.dumps(found))
-"""
 
 
 def test_several_devices_take_what_is_predicted(profiled, tmp_path):
@@ -155,20 +126,7 @@ def test_several_devices_take_what_is_predicted(profiled, tmp_path):
         for case, what in CASES.items():
             if len(what[0]) > 1:
                 write_case(tmp_path, f"{name} {case}".replace(" ", "-"), profile, what)
-    (tmp_path / "worker.py").write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "3", "worker.py", "."], cwd=tmp_path, capture_output=True, text=True,
-        timeout=200, check=False, env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == len(MODELS) * sum(len(case[0]) > 1 for case in CASES.values())
-    shares = {
-        f"{name}, rank {rank}": predicted / live
-        for name, one in found.items()
-        for rank, (predicted, live) in enumerate(
-            zip(one["predicted_live_bytes"], one["live_bytes"], strict=True)
-        )
-    }
-    assert not {what: share for what, share in shares.items() if not 0.98 <= share <= 1.1}
+    found = run(tmp_path, 3, timeout_s=200)
+    several = sum(len(case[0]) > 1 for case in CASES.values())
+    assert len({one.plan for one in found}) == len(MODELS) * several
+    assert not [one for one in found if not one.right]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.problem import Engine, NetSplit, Objective, Result, Status
-from planner.solvers import netsplit, netsplit_cpsat, netsplit_gurobi
+from planner.solvers import netsplit, netsplit_cpsat, netsplit_cpsat_run, netsplit_gurobi
 from planner.solvers.netsplit_bounds import limits_of
 from planner.solvers.netsplit_model import (
     Answer,
@@ -217,6 +217,24 @@ def test_a_climb_in_small_steps_finds_what_one_search_from_above_finds(seed, mon
         assert answer.bound_s == pytest.approx(answer.latency_s - instance.lost_s)
         found[rise] = answer.latency_s
     assert found[1e-4] == found[10.0]
+
+
+def test_a_start_that_is_not_found_at_once_is_looked_for_longer(monkeypatch):
+    instance = alone(placing_of(problem_from(1, 3, num_operators=16)))
+    wanted = netsplit_cpsat.solve(instance, 60.0, None)
+    monkeypatch.setattr(netsplit_cpsat, "NEAR_SHARES", (0.0, 0.3))
+    monkeypatch.setattr(netsplit_cpsat_run, "LEAST_S", 0.0)
+    seen = []
+
+    def near(instance, wish, run):
+        seen.append(before(instance, wish, run))
+        return seen[-1]
+
+    before = netsplit_cpsat._near
+    monkeypatch.setattr(netsplit_cpsat, "_near", near)
+    answer = netsplit_cpsat.solve(instance, 60.0, None)
+    assert seen[0].device_of is not None
+    assert (answer.status, answer.latency_s) == (Status.OPTIMAL, wanted.latency_s)
 
 
 def test_what_a_climb_has_proved_when_it_is_cut_holds():

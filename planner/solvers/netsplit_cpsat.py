@@ -86,13 +86,13 @@ WINDOWS_SHARE = 0.3
 POLISH_SHARE = 0.03
 """The same, after a step."""
 
-NEAR_SHARES = (0.02, 0.3)
+NEAR_SHARES = (0.03, 0.3)
 """The most of what is left, to find a good placement that fits, and any if there is none yet."""
 
 RISE = 0.001
 """A step looks so far above the least first, then twice as far,"""
 
-STEEP = 6
+STEEP = 3
 """unless so many times the work is more than there is left."""
 
 FEW_OPERATORS = 20
@@ -243,8 +243,8 @@ def _climb(search: _Search, step: _Step) -> None:
     until_s = run.left_s * (1 - step.share)
     while not run.watch.done and run.left_s > until_s:
         worst, begun_s = _worst(search, step), run.left_s
-        above = int((1 + rise) * _least(search, step))
-        most = worst if step.near else min(worst, above)
+        at_once = step.near or worst <= (1 + 2 * rise) * _least(search, step)
+        most = worst if at_once else int((1 + rise) * _least(search, step))
         found = _solved(search, step, most, 1 - until_s / run.left_s)
         if found.status != "INFEASIBLE" or most == worst:
             _learn(search, step, found)

@@ -13,10 +13,9 @@ from typing import Any
 from planner.solvers.netsplit_cpsat_model import Model
 from planner.solvers.netsplit_watch import Watch
 
-DETERMINISTIC_PER_S = 0.14
+DETERMINISTIC_PER_S = 0.11
 """Units of deterministic work per second of the limit. On two cores at 2.9 GHz that other processes
-used as well, a second of one core did 0.1 to 0.2, mostly
-0.12 to 0.17."""
+used as well, a second of one core did 0.1 to 0.2, mostly 0.1 to 0.15."""
 
 CROWDED_PER_S = 0.3
 """The same where the work decides about the length: there it did 0.3 to 0.9."""
@@ -138,6 +137,7 @@ def call(
         whole: whether this is no relaxation, so that what it finds is an incumbent.
         hinted: whether it starts from the known schedule.
     """
+    model.cp.clear_hints()
     for variable, value in model.hints if hinted else ():
         model.cp.add_hint(variable, value)
     solver = worker(run.seed, max(share * run.left_s, LEAST_S) * run.per_s)
@@ -153,6 +153,8 @@ def call(
         solver.stop_search,
     )
     status = solver.status_name(solved)
+    if status == "MODEL_INVALID":
+        raise ValueError(f"CP-SAT refuses the model: {model.cp.validate()}")
     worked_s = solver.response_proto.deterministic_time / run.per_s
     run.left_s = max(0.0, run.left_s - worked_s)
     run.in_time = run.in_time and solver.wall_time < seconds

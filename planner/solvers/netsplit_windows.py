@@ -32,15 +32,18 @@ from planner.solvers.netsplit_cpsat_model import add_apart, phase_of, placement_
 from planner.solvers.netsplit_cpsat_run import Run, least_of, worker
 from planner.solvers.netsplit_model import Instance, Known, part
 
-SIZES = ((14, 0.03), (10, 0.01), (7, 0.004), (5, 0.002))
+SIZES = ((18, 0.012), (14, 0.005), (10, 0.002), (7, 0.001), (5, 0.0006))
 """Operators of a window, and units of deterministic work that an operator's three windows take of
-that size, at most and on 4 devices; the first is taken that the limit allows."""
+that size, on 4 devices; the first is taken that the limit allows."""
 
-EACH = 0.7
-"""A single window gets so much of what three take together."""
+EACH = 2.0
+"""A single window gets at most so many times what three take."""
 
-WINDOWS_PER_S = 0.2
-"""Units of deterministic work per second of the limit: each of two sweeps did 0.1 to 0.25."""
+WINDOWS_PER_S = 0.07
+"""Units of deterministic work per second of the limit: each of two sweeps did 0.05 to 0.1."""
+
+RISE = 0.002
+"""A window is asked for what is so far above the least that is known first, then twice as far."""
 
 SLOW = 2.0
 """A machine that needs so many times longer is cut by the clock."""
@@ -175,31 +178,57 @@ def _near(instance: Instance, behind: bool) -> list[dict[int, bool]]:
 
 
 def _least(plan: _Plan, side: _Side, j: int, window: Sequence[int], phases: Sequence[bool]) -> int:
-    """(w1) or, with both phases, (w2): the least ticks on a side of j that its window allows."""
-    from ortools.sat.python import cp_model
+    """(w1) or, with both phases, (w2): the least ticks on a side of j that its window allows.
 
+    Mostly that is what is known already; so what is near it is asked for first.
+    """
     operators = sorted((*window, j))
     inside = part(plan.instance, operators)
+    least = sum(side.times[phase][j] for phase in phases)
+    if len(phases) == 2:
+        least = max(least, side.both[j])
+    work, rise = plan.each, RISE
+    while work > 0:
+        most = int((1 + rise) * least)
+        found, worked = _within(plan, side, operators, inside, phases, j, most, work)
+        side.worked += worked
+        work -= worked
+        if found is not None:
+            return max(least, found)
+        least, rise = most + 1, 2 * rise
+    return least
+
+
+def _within(
+    plan: _Plan, side: _Side, operators: Sequence[int], inside: Instance, phases: Sequence[bool],
+    j: int, most: int, work: float,
+) -> tuple[int | None, float]:  # fmt: skip
+    """The same if it is no more than some ticks; None if it is; with the work that it took."""
+    from ortools.sat.python import cp_model
+
     nothing = (0,) * len(operators)
     nowhere = Known(nothing, False, 0)
     model = placement_of(inside, cp_model.CpModel(), nothing, memory=False)
     add_apart(model, nothing)
-    ways = []
+    ways, last = [], operators.index(j)
     for backward in phases:
         times = tuple(side.times[backward][i] for i in operators)
         ticks = inside.backward if backward else inside.forward
-        most = max(times) + int(ticks.max(axis=1).sum())
+        others = sum(side.times[phase][j] for phase in phases if phase != backward)
+        latest = most - others + int(ticks[last].max())
         limits, mirrored = Limits(times, nothing, 0, False), backward != side.behind
-        phase = phase_of(model, limits, nowhere, most, backward=backward, mirrored=mirrored)
+        phase = phase_of(model, limits, nowhere, latest, backward=backward, mirrored=mirrored)
         ways.append(phase.start)
     if len(phases) == 2:
         for there, back, i in zip(*ways, operators, strict=True):
             model.cp.add(there + back >= side.both[i])
-    model.cp.minimize(sum(way[operators.index(j)] for way in ways))
-    solver = worker(plan.seed, plan.each)
+    least = sum(way[last] for way in ways)
+    model.cp.add(least <= most)
+    model.cp.minimize(least)
+    solver = worker(plan.seed, work)
     parameters = solver.parameters
     parameters.search_branching = parameters.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
     parameters.cp_model_probing_level = parameters.symmetry_level = 0
-    solver.solve(model.cp)
-    side.worked += solver.response_proto.deterministic_time
-    return least_of(solver)
+    status = solver.status_name(solver.solve(model.cp))
+    worked = solver.response_proto.deterministic_time
+    return (None if status == "INFEASIBLE" else least_of(solver)), worked
