@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-accuracy docs check clean
+.PHONY: help setup demo test test-all lint type fmt golden bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-accuracy bench-memory docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -76,6 +76,9 @@ bench-solvers: $(READY) ## the solvers against the published ones and at scale; 
 
 bench-accuracy: $(READY) ## plans predicted and run, on a quiet machine; writes docs/accuracy.md (about 15 minutes)
 	$(BIN)/python -m tests.bench_accuracy --write
+
+bench-memory: $(READY) ## peak memory of 60 plans predicted and tracked; writes docs/accuracy.md (about 5 minutes)
+	$(BIN)/python -m tests.bench_memory --write
 
 check: lint type test ## what has to pass before a change lands
 

@@ -23,19 +23,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.costs.evaluate import evaluate
-from planner.placement import strategies_of, strategy_of
+from planner.placement import strategies_of
 from planner.problem import Engine, Objective, Problem, Result, Status
 from planner.routes import chain
-from planner.solvers import (
-    heft,
-    m_etf,
-    m_topo,
-    netsplit_bottleneck,
-    netsplit_cpsat,
-    netsplit_gurobi,
-)
+from planner.solvers import heft, m_topo, netsplit_bottleneck, netsplit_cpsat, netsplit_gurobi
 from planner.solvers.coplacement import coplaced, kept_bytes
-from planner.solvers.list_schedule import NoRoom
+from planner.solvers.list_schedule import NoRoom, earliest, list_schedule
 from planner.solvers.netsplit_model import Answer, Instance, grouped, instance_of, overflow
 from planner.solvers.netsplit_watch import INTERRUPTED
 from planner.solvers.placing import Placing, latency_s, placing_of, tighter
@@ -149,7 +142,7 @@ def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result
     for search in searches:
         if not any(INTERRUPTED in outcome.answer.note for outcome in outcomes):
             limit_s = time_limit_s / len(searches)
-            outcomes.append(_best(problem, placing, search, known, limit_s))
+            outcomes.append(_best(problem, placing, search, tuple(known), limit_s))
     answer, space = outcomes[0].answer, outcomes[0].space
     strategies = tuple(
         dict.fromkeys(
@@ -163,7 +156,7 @@ def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result
         # By the simulator, another placement that is known may be better.
         price = searches[0].price
         near = sorted(known, key=price)[:MOST_KNOWN]
-        more = (strategy_of(problem, device_of) for device_of in near)
+        more = (one for d in near for one in strategies_of(problem, d, known[d]))
         strategies = tuple(dict.fromkeys((*strategies, *more)))
     if not strategies:
         return Result(
@@ -312,18 +305,24 @@ def _start(instance: Instance, known: Sequence[Device], price: Price) -> Device 
     return best if best is not None and price(best) < math.inf else None
 
 
-def _known(problem: Problem, placing: Placing) -> tuple[Device, ...]:
-    """Placements that others found, that fit the model's memory or not."""
+def _known(problem: Problem, placing: Placing) -> dict[Device, Sequence[int] | None]:
+    """Placements that others found, that fit the model's memory or not, with the order in which
+    their operators start if it is not that of a list schedule.
+    """
     indices = operator_indices(problem.profile.graph)
-    found = [_of_strategy(strategy, indices) for strategy in problem.known]
-    found.append(heft.place(placing))
-    found.append(m_topo.place(placing))
-    by_etf = m_etf.place(placing)
+    found: dict[Device, Sequence[int] | None] = {}
+    for device_of in (
+        *(_of_strategy(strategy, indices) for strategy in problem.known),
+        heft.place(placing),
+        m_topo.place(placing),
+    ):
+        found[tuple(device_of)] = None
+    by_etf = list_schedule(placing, earliest)
     if not isinstance(by_etf, NoRoom):
-        found.append(by_etf)
+        found[tuple(by_etf.device_of)] = by_etf.order
     total_s = (placing.forward_s + placing.backward_s).sum(axis=0)
-    found.append((int(np.argmin(total_s)),) * placing.num_operators)
-    return tuple(dict.fromkeys(found))
+    found.setdefault((int(np.argmin(total_s)),) * placing.num_operators, None)
+    return found
 
 
 def _of_strategy(strategy: Strategy, indices: Mapping[str, int]) -> Device:

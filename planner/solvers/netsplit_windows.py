@@ -32,7 +32,7 @@ from planner.solvers.netsplit_cpsat_model import add_apart, phase_of, placement_
 from planner.solvers.netsplit_cpsat_run import Run, least_of, worker
 from planner.solvers.netsplit_model import Instance, Known, part
 
-SIZES = ((18, 0.012), (14, 0.005), (10, 0.002), (7, 0.001), (5, 0.0006))
+SIZES = ((18, 0.01), (14, 0.005), (10, 0.002), (7, 0.001), (5, 0.0006))
 """Operators of a window, and units of deterministic work that an operator's three windows take of
 that size, on 4 devices; the first is taken that the limit allows."""
 

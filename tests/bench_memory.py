@@ -1,0 +1,153 @@
+"""Peak memory as predicted beside what live tensors take: plans drawn by a seed, on the models of
+the accuracy benchmark.
+
+    python -m tests.bench_memory [--write] [--models NAME,...] [--seed N] [--keep FOLDER]
+
+On a CPU, a tracker counts storages from their making to their end. The machine may do other things.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from planner.files import write_plan
+from planner.model import load
+from planner.problem import Optimizer, Options, Problem
+from planner.profile import Profile
+from planner.profilers.measured import measure
+from planner.reports.tables import percent
+from planner.schedules import default_warmups
+from planner.strategy import ScheduleName, Stage, Strategy
+from tests.accuracy_plans import SUBJECTS, planned
+from tests.builders import cluster, unit_type
+from tests.memory_runs import OVER, UNDER, Taken, run
+from tests.models import cached
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "accuracy.md"
+BEGIN, END = "<!-- make bench-memory: begin -->", "<!-- make bench-memory: end -->"
+SEED = 1
+# Replicas of the stages and how many plans of a model have that many ranks.
+WIDTHS = {
+    1: ((1,),),
+    2: ((2,), (1, 1)),
+    4: ((4,), (2, 2), (1, 2, 1), (1, 1, 1, 1), (3, 1), (1, 3), (2, 1, 1)),
+}
+COUNTS = {1: 2, 2: 5, 4: 5}
+RERUN = 0.3
+
+
+def profiled(name: str, folder: Path) -> Profile:
+    """Bytes are exact whatever the times are, so these are measured hastily."""
+    cached(name, folder, SUBJECTS[name].build)
+    dims = dict(text.split("=") for text in SUBJECTS[name].dims)
+    sizes = {"batch": SUBJECTS[name].batch, **{key: int(value) for key, value in dims.items()}}
+    model = load(folder / f"{name}.onnx", dimensions=sizes)
+    quick = {"repetitions": 1, "budget_s": 0.0, "cached": False}
+    return replace(measure(model, model_path=f"{name}.onnx", **quick), warnings=())
+
+
+def drawn(name: str, profile: Profile, seed: int) -> Mapping[int, Mapping[str, Strategy]]:
+    """Different strategies of a model, by ranks and by what is said of them."""
+    dice = random.Random(f"{name} {seed}")
+    names = [operator.name for operator in profile.graph.operators]
+    found: dict[int, dict[str, Strategy]] = {}
+    for ranks, count in COUNTS.items():
+        some = found.setdefault(ranks, {})
+        while len(some) < count:
+            replicas = dice.choice(WIDTHS[ranks])
+            schedule = dice.choice((ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE))
+            number = dice.randint(max(replicas), 8)
+            again = dice.random() < RERUN
+            cuts = sorted(dice.sample(range(1, len(names)), len(replicas) - 1))
+            warmups = default_warmups(replicas, number, dice.randint(0, 1), schedule)
+            parts, first = [], 0
+            for s, (start, end) in enumerate(pairwise([0, *cuts, len(names)])):
+                devices = tuple(range(first, first + replicas[s]))
+                parts.append(Stage(tuple(names[start:end]), devices, warmups[s], again))
+                first += replicas[s]
+            optimizer = dice.choice(list(Optimizer)).value
+            said = (
+                f"{name}.{'+'.join(map(str, replicas))}.{schedule.value}.M{number}"
+                f".W{'-'.join(map(str, warmups))}.at{'-'.join(map(str, cuts)) or '0'}.{optimizer}"
+                f"{'.recompute' if again else ''}"
+            )
+            some[said] = Strategy(tuple(parts), schedule, number)
+    return found
+
+
+def measured(folder: Path, models: Sequence[str], seed: int) -> list[Taken]:
+    """What every rank of every plan takes: one start of torchrun per number of ranks."""
+    found: list[Taken] = []
+    profiles = {name: profiled(name, folder) for name in models}
+    for ranks in WIDTHS:
+        here = folder / str(ranks)
+        here.mkdir(exist_ok=True)
+        for name, profile in profiles.items():
+            (here / f"{name}.onnx").write_bytes((folder / f"{name}.onnx").read_bytes())
+            for said, strategy in drawn(name, profile, seed)[ranks].items():
+                optimizer = Optimizer(said.removesuffix(".recompute").rsplit(".", 1)[1])
+                options = Options(
+                    strategy.num_microbatches, schedule=strategy.schedule, optimizer=optimizer
+                )
+                topology = cluster([unit_type("cpu")] * ranks, bandwidth=1e9)
+                plan = planned(Problem(profile, topology, options), strategy)
+                write_plan(plan, here / f"{said}.strategy.json")
+        found += run(here, ranks, timeout_s=1800)
+    return found
+
+
+def document(found: Sequence[Taken], seed: int) -> str:
+    """What was found, in Markdown."""
+    right = sum(one.right for one in found)
+    plans = {one.plan for one in found}
+    lines = [
+        f"{len(found)} devices of {len(plans)} plans, seed {seed}: {right} within"
+        f" {100 * (UNDER - 1):.0f} and +{100 * (OVER - 1):.0f} %; mean error"
+        f" {percent(fmean(abs(one.share - 1) for one in found))}, least"
+        f" {100 * (min(one.share for one in found) - 1):+.1f} %, most"
+        f" {100 * (max(one.share for one in found) - 1):+.1f} %.",
+        "",
+        "| plan | rank | live MB | predicted MB | error |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {one.plan.removesuffix('.strategy.json')} | {one.rank} | {one.live_bytes / 1e6:.2f} |"
+        f" {one.predicted_bytes / 1e6:.2f} | {100 * (one.share - 1):+.1f} % |"
+        for one in found
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Runs the plans and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(SUBJECTS))
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--keep", type=Path, help="folder for plans and models")
+    parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.keep or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        found = measured(folder, options.models.split(","), options.seed)
+    text = document(found, options.seed)
+    print(text)
+    if options.write:
+        whole = DOCUMENT.read_text()
+        head, _, rest = whole.partition(f"{BEGIN}\n")
+        _, _, tail = rest.partition(END)
+        DOCUMENT.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{tail}")
+    wrong = [one for one in found if not one.right]
+    for one in wrong:
+        error = 100 * (one.share - 1)
+        print(f"outside: {one.plan} rank {one.rank} {error:+.1f} %", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
