@@ -27,7 +27,15 @@ from planner.solvers.placing import least_bytes, placing_of
 from planner.strategy import Stage
 from tests.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.netsplit_instances import problem_from
-from tests.test_netsplit import alone, brute_force, jobs_of, placements, placing_from, placings
+from tests.test_netsplit import (
+    alone,
+    brute_force,
+    jobs_of,
+    partly_trained,
+    placements,
+    placing_from,
+    placings,
+)
 
 LOG = logging.getLogger("test")
 
@@ -44,7 +52,7 @@ def watch_of(instance, gap=0.0):
 
 
 @settings(max_examples=40)
-@given(placings(max_nodes=4))
+@given(partly_trained(4))
 def test_no_schedule_is_shorter_than_the_bound_before_the_search(placing):
     instance = alone(placing)
     least = sum(limits_of(instance, backward=backward).least for backward in (False, True))
@@ -54,7 +62,7 @@ def test_no_schedule_is_shorter_than_the_bound_before_the_search(placing):
 @st.composite
 def grouped_schedules(draw):
     """A model with groups; by phase the starts, ends and length of a list schedule."""
-    placing = draw(placings(max_nodes=6))
+    placing = draw(partly_trained(6))
     size = placing.num_operators
     index = draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
     sets = {g: tuple(i for i, h in enumerate(index) if h == g) for g in index}

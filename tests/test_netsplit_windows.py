@@ -14,7 +14,7 @@ from planner.solvers.netsplit_windows import windowed
 from planner.solvers.placing import placing_of
 from tests.builders import KB
 from tests.netsplit_instances import problem_from
-from tests.test_netsplit import alone, brute_force, placing_from, placings
+from tests.test_netsplit import alone, brute_force, partly_trained, placing_from
 from tests.test_netsplit_search import grouped_schedules, watch_of
 
 AMPLE_S = 1e6
@@ -32,7 +32,7 @@ def bounds_of(instance, limit_s=AMPLE_S, sizes=netsplit_windows.SIZES):
 
 
 @settings(max_examples=25)
-@given(placings(max_nodes=4))
+@given(partly_trained(4))
 def test_no_schedule_is_shorter_than_windows_say(placing):
     instance = alone(placing)
     _, limits, joint = bounds_of(instance)

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from planner.solvers.netsplit_bounds import Joint, Limits, joint_of
 from planner.solvers.netsplit_cpsat_model import add_apart, phase_of, placement_of
 from planner.solvers.netsplit_cpsat_run import Run, least_of, worker
-from planner.solvers.netsplit_model import Instance, Known, part
+from planner.solvers.netsplit_model import Instance, Known, messages_of, part
 
 SIZES = ((18, 0.01), (14, 0.005), (10, 0.002), (7, 0.001), (5, 0.0006))
 """Operators of a window, and units of deterministic work that an operator's three windows take of
@@ -211,11 +211,12 @@ def _within(
     model = placement_of(inside, cp_model.CpModel(), nothing, memory=False)
     add_apart(model, nothing)
     ways, last = [], operators.index(j)
+    messages = sum(int(ticks.max()) for ticks in messages_of(inside))
     for backward in phases:
         times = tuple(side.times[backward][i] for i in operators)
         ticks = inside.backward if backward else inside.forward
-        others = sum(side.times[phase][j] for phase in phases if phase != backward)
-        latest = most - others + int(ticks[last].max())
+        # Without a gradient between them, an operator of the window may run after j as well.
+        latest = max(most, *times) + int(ticks.max(axis=1).sum()) + messages
         limits, mirrored = Limits(times, nothing, 0, False), backward != side.behind
         phase = phase_of(model, limits, nowhere, latest, backward=backward, mirrored=mirrored)
         ways.append(phase.start)
