@@ -314,10 +314,12 @@ def use_bytes(
     # A forward turns what came into inputs that are kept; a backward frees it when it has ended.
     buffers = np.cumsum(came - np.where(forward, used, 0)) - _before(np.where(back, used, 0))
     kept = np.cumsum(np.where(forward, inflight, 0)) - _before(np.where(back, inflight, 0))
-    # Gradients that go back are sent while the next computation runs.
-    latest = np.maximum.accumulate(np.where(computes, np.arange(len(kind)), -1))
+    # Gradients that go back may wait for a slower device until the next backward is through: the
+    # forward before the one after that needs what their reader makes then. With GPipe more of them
+    # may wait, but what their microbatches kept is gone.
+    latest = np.maximum.accumulate(np.where(back, np.arange(len(kind)), -1))
     latest = np.concatenate([[-1], latest[:-1]])
-    returned = np.where(latest >= 0, np.where(back, sent_back, 0)[latest], 0)
+    returned = np.where(latest >= 0, sent_back[latest], 0)
     returned += _before(np.where(back, left - taken, 0))
     workspace = np.where(back, behind, ahead)
     return kept - gone + np.where(back, rerun, 0), buffers + returned, workspace
