@@ -25,12 +25,12 @@ from planner.reports.tables import percent
 from planner.schedules import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.accuracy_plans import SUBJECTS, planned
+from tests.bench_solvers import ROOT, put, table
 from tests.builders import cluster, unit_type
 from tests.memory_runs import OVER, UNDER, Taken, run
 from tests.models import cached
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "accuracy.md"
-BEGIN, END = "<!-- make bench-memory: begin -->", "<!-- make bench-memory: end -->"
+DOCUMENT = ROOT / "docs" / "accuracy.md"
 SEED = 2
 # Replicas of the stages and how many plans of a model have that many ranks.
 WIDTHS = {
@@ -51,11 +51,13 @@ def profiled(name: str, folder: Path) -> Profile:
     return replace(measure(model, model_path=f"{name}.onnx", **quick), warnings=())
 
 
-def drawn(name: str, profile: Profile, seed: int) -> Mapping[int, Mapping[str, Strategy]]:
-    """Different strategies of a model, by ranks and by what is said of them."""
+def drawn(
+    name: str, profile: Profile, seed: int
+) -> Mapping[int, Mapping[str, tuple[Strategy, Optimizer]]]:
+    """Strategies of a model and their optimizers, by ranks and by what is said of them."""
     dice = random.Random(f"{name} {seed}")
     names = [operator.name for operator in profile.graph.operators]
-    found: dict[int, dict[str, Strategy]] = {}
+    found: dict[int, dict[str, tuple[Strategy, Optimizer]]] = {}
     for ranks, count in COUNTS.items():
         some = found.setdefault(ranks, {})
         while len(some) < count:
@@ -70,13 +72,14 @@ def drawn(name: str, profile: Profile, seed: int) -> Mapping[int, Mapping[str, S
                 devices = tuple(range(first, first + replicas[s]))
                 parts.append(Stage(tuple(names[start:end]), devices, warmups[s], again))
                 first += replicas[s]
-            optimizer = dice.choice(list(Optimizer)).value
+            optimizer = dice.choice(list(Optimizer))
             said = (
                 f"{name}.{'+'.join(map(str, replicas))}.{schedule.value}.M{number}"
-                f".W{'-'.join(map(str, warmups))}.at{'-'.join(map(str, cuts)) or '0'}.{optimizer}"
+                f".W{'-'.join(map(str, warmups))}.at{'-'.join(map(str, cuts)) or '0'}"
+                f".{optimizer.value}"
                 f"{'.recompute' if again else ''}"
             )
-            some[said] = Strategy(tuple(parts), schedule, number)
+            some[said] = Strategy(tuple(parts), schedule, number), optimizer
     return found
 
 
@@ -89,8 +92,7 @@ def measured(folder: Path, models: Sequence[str], seed: int) -> list[Taken]:
         here.mkdir(exist_ok=True)
         for name, profile in profiles.items():
             (here / f"{name}.onnx").write_bytes((folder / f"{name}.onnx").read_bytes())
-            for said, strategy in drawn(name, profile, seed)[ranks].items():
-                optimizer = Optimizer(said.removesuffix(".recompute").rsplit(".", 1)[1])
+            for said, (strategy, optimizer) in drawn(name, profile, seed)[ranks].items():
                 options = Options(
                     strategy.num_microbatches, schedule=strategy.schedule, optimizer=optimizer
                 )
@@ -111,16 +113,14 @@ def document(found: Sequence[Taken], seed: int) -> str:
         f" {percent(fmean(abs(one.share - 1) for one in found))}, least"
         f" {100 * (min(one.share for one in found) - 1):+.1f} %, most"
         f" {100 * (max(one.share for one in found) - 1):+.1f} %.",
-        "",
-        "| plan | rank | live MB | predicted MB | error |",
-        "|---|---:|---:|---:|---:|",
     ]
-    lines += [
-        f"| {one.plan.removesuffix('.strategy.json')} | {one.rank} | {one.live_bytes / 1e6:.2f} |"
-        f" {one.predicted_bytes / 1e6:.2f} | {100 * (one.share - 1):+.1f} % |"
+    rows = [
+        [one.plan.removesuffix(".strategy.json"), one.rank, f"{one.live_bytes / 1e6:.2f}",
+         f"{one.predicted_bytes / 1e6:.2f}", f"{100 * (one.share - 1):+.1f} %"]
         for one in found
-    ]
-    return "\n".join(lines) + "\n"
+    ]  # fmt: skip
+    head = ["plan", "rank", "live MB", "predicted MB", "error"]
+    return "\n".join([*lines, "", table(head, rows), ""])
 
 
 def main() -> None:
@@ -138,10 +138,7 @@ def main() -> None:
     text = document(found, options.seed)
     print(text)
     if options.write:
-        whole = DOCUMENT.read_text()
-        head, _, rest = whole.partition(f"{BEGIN}\n")
-        _, _, tail = rest.partition(END)
-        DOCUMENT.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{tail}")
+        put(DOCUMENT, "memory", f"\n{text}")
     wrong = [one for one in found if not one.right]
     for one in wrong:
         error = 100 * (one.share - 1)
