@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from planner.files import write_plan
+from planner.launch.gradients import make_optimizer
 from planner.launch.run import launch
 from planner.model import load
 from planner.problem import Optimizer, Options, Problem
@@ -49,6 +50,20 @@ def test_what_autograd_keeps_counts_until_backward():
         del total
         tracker.peak_bytes()
         assert tracker.peak_bytes() == 8000  # x and its gradient
+
+
+@pytest.mark.parametrize("name", Optimizer)
+def test_a_step_takes_no_memory(name):
+    weight = torch.ones(1000, requires_grad=True)
+    weight.grad = torch.ones(1000)
+    optimizer = make_optimizer(name, [weight], None)
+    optimizer.step()
+    state = [value for value in optimizer.state[weight].values() if torch.is_tensor(value)]
+    with StorageTracker([weight, weight.grad, *state]) as tracker:
+        before = tracker.peak_bytes()
+        optimizer.step()
+        assert before >= 4000 * (2 + name.num_moments)
+        assert tracker.peak_bytes() < before + 4000
 
 
 # ------------------------------------------------------------------- predicted and measured
