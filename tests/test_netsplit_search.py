@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -334,7 +335,10 @@ def test_gurobi_is_interrupted_likewise(capfd):
     assert (answer.status, answer.note) == (Status.FEASIBLE, INTERRUPTED)
 
 
-def test_the_second_interruption_is_for_good():
+def test_the_second_interruption_is_for_good(request):
+    # Processes that a shell starts in the background ignore the signal.
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     watch = Watch(LOG, 1.0)
     with pytest.raises(KeyboardInterrupt), interruptible(watch):
         signal.raise_signal(signal.SIGINT)
