@@ -90,10 +90,10 @@ NEAR_SHARES = (0.03, 0.3)
 """The most of what is left, to find a good placement that fits, and any if there is none yet."""
 
 RISE = 0.001
-"""A step looks so far above the least first, then twice as far,"""
+"""A step looks so far above the least first, and then twice as far each time."""
 
 STEEP = 3
-"""unless so many times the work is more than there is left."""
+"""It looks no further than before if so many times the work is more than there is left."""
 
 FEW_OPERATORS = 20
 """Up to so many operators, everything is proved at once, whatever the strategy; up to so many
