@@ -144,6 +144,8 @@ class _Gap:
             return
         if self.low.views != self.high.views:
             yield "other tensors are views"
+        if self.low.gradient_views != self.high.gradient_views:
+            yield "other gradients are views"
         for one, other in zip(self.low.operators, self.high.operators, strict=True):
             if one.stash_tensors != other.stash_tensors:
                 yield f"{one.name} keeps other tensors for its backward pass"

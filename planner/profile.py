@@ -101,7 +101,7 @@ class OperatorCost:
 @dataclass(frozen=True, slots=True)
 class View:
     """A tensor that shares the storage of what its operator made it from: a tensor, or a
-    parameter.
+    parameter. Of gradients: that of an input, made from that of an output.
     """
 
     tensor: str
@@ -133,6 +133,8 @@ class Profile:
         graph: the model's operators and tensors, for one microbatch.
         operators: one per operator of the graph, in its order.
         views: tensors that share another one's storage.
+        gradient_views: tensors whose gradient an operator that reads them takes from the storage of
+            the gradient of what it makes; none where that is not known.
         model_path: the ONNX file, relative to the folder that `planner profile` ran in; None
             where there is none (imported profiles).
         model_hash: content hash of the ONNX model, None likewise.
@@ -171,6 +173,7 @@ class Profile:
     versions: dict[str, str]
     engine: str = ""
     warnings: tuple[str, ...] = ()
+    gradient_views: tuple[View, ...] = ()
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
@@ -178,7 +181,15 @@ class Profile:
                 "operators: expected one per operator of the graph, by its name and in its order,"
                 " got others"
             )
-        _raise((*self._figures(), *self._stashes(), *self._views(), *self._sizes()))
+        _raise(
+            (
+                *self._figures(),
+                *self._stashes(),
+                *self._views(),
+                *self._gradient_views(),
+                *self._sizes(),
+            )
+        )
         if not any(o.forward_s + o.backward_s > 0 for o in self.operators):
             raise ValueError("operators: expected at least one that takes time, got none")
 
@@ -218,6 +229,25 @@ class Profile:
                 yield (
                     f"views[{i}].base: expected an input or parameter of {operator.name!r},"
                     f" got {view.base!r}"
+                )
+
+    def _gradient_views(self) -> Iterator[str]:
+        made_by = producers(self.graph)
+        seen = set()
+        for i, view in enumerate(self.gradient_views):
+            if view in seen:
+                yield f"gradient_views[{i}]: expected each pair once, got {view.tensor!r} again"
+            seen.add(view)
+            if view.base not in made_by:
+                yield (
+                    f"gradient_views[{i}].base: expected an operator's output, got {view.base!r}"
+                )
+                continue
+            operator = self.graph.operators[made_by[view.base]]
+            if view.tensor not in operator.inputs:
+                yield (
+                    f"gradient_views[{i}].tensor: expected an input of {operator.name!r},"
+                    f" got {view.tensor!r}"
                 )
 
     def _sizes(self) -> Iterator[str]:
@@ -274,6 +304,13 @@ class ProfileSet:
 def view_bases(profile: Profile) -> Mapping[str, str]:
     """What each view was made from; other tensors are left out."""
     return {view.tensor: view.base for view in profile.views}
+
+
+@derived
+def gradient_bases(profile: Profile) -> Mapping[tuple[int, str], str]:
+    """By operator and input, the output of whose gradient it makes a view."""
+    made_by = producers(profile.graph)
+    return {(made_by[view.base], view.tensor): view.base for view in profile.gradient_views}
 
 
 def storage_owner(profile: Profile, tensor: str, inside: Iterable[int]) -> str:

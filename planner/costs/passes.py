@@ -8,9 +8,10 @@ known before there are stages, and how far a pass of a given stage gets above wh
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from planner.graph import Graph, consumers, parameters_by_name, producers, tensors_by_name
-from planner.profile import Profile, storage_owner
+from planner.profile import Profile, gradient_bases, storage_owner
 
 
 def read_from_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
@@ -61,7 +62,8 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
         if tensors_by_name(graph)[name].gradient or name == graph.outputs[0]
     ]
     forward = _forward_alive(profile, inside, kept)
-    backward = _backward_alive(profile, inside, leaving)
+    # Where a cut will be, every gradient is a tensor of its own.
+    backward = _backward_alive(profile, inside, leaving, {})
     return {v: max(forward[v] + profile.operators[v].workspace_bytes, backward[v]) for v in inside}
 
 
@@ -110,7 +112,8 @@ def backward_excess(
             first[storage_owner(profile, name, inside)] = v
     for name, size in _sizes(graph, freed):
         going[first[name]] += size
-    alive = _backward_alive(profile, inside, graph.outputs[:1] if loss_bytes else ())
+    bases = gradient_bases(profile)
+    alive = _backward_alive(profile, inside, graph.outputs[:1] if loss_bytes else (), bases)
     gone, most = loss_bytes, 2 * loss_bytes
     for v in sorted(inside, reverse=True):
         most = max(most, alive[v] - gone)
@@ -154,7 +157,10 @@ def _forward_alive(
 
 
 def _backward_alive(
-    profile: Profile, inside: Collection[int], at_first: Iterable[str]
+    profile: Profile,
+    inside: Collection[int],
+    at_first: Iterable[str],
+    bases: Mapping[tuple[int, str], str],
 ) -> Mapping[int, int]:
     """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
     last reader's backward to its maker's, and those of the operator's own parameters, unless it
@@ -163,27 +169,77 @@ def _backward_alive(
 
     Args:
         at_first: tensors whose gradients are there before.
+        bases: by operator and input, the output in the storage of whose gradient that of the input
+            lies. Gradients that go back to other stages do not, because they are copied.
     """
     graph = profile.graph
     tensors, parameters, made_by = (
         tensors_by_name(graph), parameters_by_name(graph), producers(graph)
     )  # fmt: skip
     viewed = {(made_by[view.tensor], view.base) for view in profile.views}
-    alive: dict[str, int] = {name: tensors[name].bytes for name in at_first}
-    found, now = {}, sum(alive.values())
+    gradients = _Gradients()
+    for name in at_first:
+        gradients.make(name, tensors[name].bytes)
+    found = {}
     for v in sorted(inside, reverse=True):
         operator = graph.operators[v]
-        for name in operator.inputs:
-            if tensors[name].gradient and name not in alive:
-                alive[name] = tensors[name].bytes
-                now += alive[name]
+        for name in dict.fromkeys(operator.inputs):
+            if tensors[name].gradient:
+                base = bases.get((v, name)) if made_by.get(name) in inside else None
+                gradients.make(name, tensors[name].bytes, base)
         own = sum(
             parameters[n].bytes
             for n in operator.parameters
             if parameters[n].trainable and (v, n) not in viewed
         )
-        found[v] = now + max(own, profile.operators[v].workspace_bytes)
+        found[v] = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
         for name in operator.outputs:
-            if made_by.get(name) == v:
-                now -= alive.pop(name, 0)
+            gradients.drop(name)
     return found
+
+
+@dataclass(slots=True)
+class _Storage:
+    bytes: int
+    holders: int
+
+
+class _Gradients:
+    """Gradients of tensors while a backward pass runs, and the storages that they lie in, each
+    until no gradient lies there any more.
+
+    Attributes:
+        alive_bytes: of all storages.
+    """
+
+    def __init__(self) -> None:
+        self.alive_bytes = 0
+        self._storages: dict[str, _Storage] = {}
+
+    def make(self, name: str, size: int, base: str | None = None) -> None:
+        """A gradient of a tensor, or one more that is added to it: in place, unless others lie
+        there, too.
+
+        Args:
+            base: the tensor in the storage of whose gradient it lies; None makes a new one.
+        """
+        had = self._storages.get(name)
+        if had is not None and had.holders == 1:
+            return
+        if had is None and base is not None:
+            # What has come from elsewhere is counted there, and held until the pass has ended.
+            storage = self._storages.setdefault(base, _Storage(0, 2))
+            storage.holders += 1
+        else:
+            self.drop(name)
+            storage = _Storage(size, 1)
+            self.alive_bytes += size
+        self._storages[name] = storage
+
+    def drop(self, name: str) -> None:
+        """The gradient of a tensor, if there is one, has been used."""
+        storage = self._storages.pop(name, None)
+        if storage is not None:
+            storage.holders -= 1
+            if storage.holders == 0:
+                self.alive_bytes -= storage.bytes

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -140,6 +140,29 @@ class Batch:
 
     inputs: Mapping[str, Tensor]
     target: Tensor | None
+
+
+class Copies(Mapping[int, Batch]):
+    """Data that is copied when a microbatch asks for it, and gone when it is through with it: where
+    data waits before is the feed's matter.
+
+    Args:
+        batches: by microbatch.
+    """
+
+    def __init__(self, batches: Mapping[int, Batch]) -> None:
+        self._batches = batches
+
+    def __getitem__(self, microbatch: int) -> Batch:
+        batch = self._batches[microbatch]
+        target = None if batch.target is None else batch.target.clone()
+        return Batch({name: tensor.clone() for name, tensor in batch.inputs.items()}, target)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
 
 
 Feed = Callable[[int, int], Batch]  # (step, microbatch) -> batch

@@ -20,6 +20,7 @@ from planner.files import read_plan
 from planner.graph import Graph, main_dtype, parameters_by_name, retyped
 from planner.launch.clocks import Clock
 from planner.launch.feed import (
+    Copies,
     Feed,
     Loss,
     Needs,
@@ -29,7 +30,6 @@ from planner.launch.feed import (
     user_feed,
 )
 from planner.launch.gradients import Gradients, make_optimizer
-from planner.launch.memory import Copies, watching
 from planner.launch.report import Findings, LaunchReport, make_report
 from planner.launch.runtime import Criterion, Record, Runtime, StageRunner
 from planner.launch.torchrun import torchrun_command
@@ -40,6 +40,7 @@ from planner.operators.precision import autocast
 from planner.partition import check_agreement
 from planner.prediction import Plan
 from planner.problem import Optimizer as OptimizerName
+from planner.profilers.storages import watching
 from planner.schedules import Compute, Program, dry_run, program
 from planner.simulate.read_trace import measured_by
 from planner.simulate.trace import write_trace

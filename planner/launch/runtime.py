@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
 from planner.launch import clocks
+from planner.launch.exchange import Arrival, Exchange
 from planner.launch.feed import Batch, torch_dtype
 from planner.launch.gradients import Gradients
-from planner.launch.memory import Watch
 from planner.launch.world import Transfer, World
+from planner.profilers.storages import Watch
 from planner.schedules import (
     Action,
     AllReduce,
@@ -256,7 +257,8 @@ class Runtime:
         self._batches: Mapping[int, Batch] = {}
         self._record = Record()
         self._watch: Watch | None = None
-        self._awaited: list[tuple[Receive, Tensor, Transfer]] = []
+        self._exchange = Exchange(world)
+        self._awaited: list[Arrival] = []
         self._sending: list[Transfer] = []
         self._made: Tensors = {}  # by the last computation, for the sends right after it
 
@@ -304,22 +306,20 @@ class Runtime:
 
     def _receive(self, action: Receive) -> None:
         tensor = self._tensors[action.tensor]
-        buffer = torch.empty(
-            tensor.shape, dtype=torch_dtype(tensor), device=self._world.torch_device
-        )
-        self._awaited.append((action, buffer, self._world.receive(buffer, action.device)))
+        self._awaited.append(self._exchange.expect(action, tensor.shape, torch_dtype(tensor)))
 
     def _wait_for(self, compute: Compute) -> Tensors:
         """What has come for a computation; several gradients of one tensor are added up."""
         arrived: Tensors = {}
-        for receive, buffer, transfer in self._awaited:
+        for arrival in self._awaited:
+            receive = arrival.action
             if waits(compute, receive):
-                posted_s = transfer.posted_s - self._start_s
-                ended_s = self._world.finish(transfer) - self._start_s
+                tensor, ended_s = self._exchange.take(arrival, self._tensors[receive.tensor].shape)
+                posted_s = arrival.transfer.posted_s
                 known = self._record.receives.setdefault(receive.device, [])
-                known.append((receive, posted_s, ended_s))
-                _add(arrived, receive.tensor, buffer)
-        self._awaited = [one for one in self._awaited if not waits(compute, one[0])]
+                known.append((receive, posted_s - self._start_s, ended_s - self._start_s))
+                _add(arrived, receive.tensor, tensor)
+        self._awaited = [one for one in self._awaited if not waits(compute, one.action)]
         return arrived
 
     def _compute(self, action: Compute, arrived: Tensors) -> Tensors:
@@ -335,7 +335,7 @@ class Runtime:
 
     def _send(self, action: Send) -> None:
         self._sending = [transfer for transfer in self._sending if not transfer.is_over()]
-        transfer = self._world.send(self._made[action.tensor].contiguous(), action.device)
+        transfer = self._exchange.send(action, self._made[action.tensor])
         self._sending.append(transfer)
         self._record.sends.setdefault(action.device, []).append(transfer.posted_s - self._start_s)
 

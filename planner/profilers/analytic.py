@@ -77,6 +77,7 @@ def analytic(
         graph=graph,
         operators=tuple(_cost(graph, *part) for part in parts),
         views=tuple(view for one in known_facts for view in one.stash.views),
+        gradient_views=tuple(view for one in known_facts for view in one.gradient_views),
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),

@@ -17,7 +17,7 @@ from planner.errors import FileError
 from planner.files import write_atomically
 from planner.profilers.classes import Flow
 
-METHOD = 2
+METHOD = 3
 """Of measuring; a new one makes all entries stale."""
 
 _CONVERSION = Path(__file__).resolve().parent.parent / "operators"

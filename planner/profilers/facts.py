@@ -24,7 +24,7 @@ from planner.operators.precision import autocast
 from planner.operators.table import OPERATORS
 from planner.profile import View
 from planner.profilers.kernels import Kernels, listed
-from planner.profilers.stash import Stash, observe
+from planner.profilers.stash import Stash, address, observe
 from planner.profilers.unit import Unit
 from planner.profilers.works import Kernel
 
@@ -46,6 +46,7 @@ class Facts:
         backward_kernels: of the backward pass.
         arriving: by output, how the gradient lies that arrives there: elements from one index to
             the next, by dimension.
+        gradient_views: inputs whose gradient lies in the storage of that of an output.
         dtypes: types of the elements of its outputs, which are not the model's under autocast.
     """
 
@@ -58,6 +59,7 @@ class Facts:
     backward_kernels: tuple[Kernel, ...] = ()
     arriving: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    gradient_views: tuple[View, ...] = ()
 
 
 def facts(model: Model, dtype: str | None = None) -> tuple[Facts, ...]:
@@ -78,18 +80,19 @@ def facts(model: Model, dtype: str | None = None) -> tuple[Facts, ...]:
         Facts(
             stash=one.stash,
             flops=sum(kernel.flops for kernel in one.kernels),
-            backward_flops=sum(kernel.flops for kernel in backward),
+            backward_flops=sum(kernel.flops for kernel in backward.kernels),
             bytes_moved=sum(kernel.bytes for kernel in one.kernels),
-            backward_bytes=sum(kernel.bytes for kernel in backward),
+            backward_bytes=sum(kernel.bytes for kernel in backward.kernels),
             kernels=one.kernels,
-            backward_kernels=backward,
-            arriving=arriving,
+            backward_kernels=backward.kernels,
+            arriving=backward.arriving,
+            gradient_views=backward.views,
             dtypes={
                 one.names[name]: str(output.dtype).removeprefix("torch.")
                 for name, output in zip(one.unit.outputs, one.outputs, strict=True)
             },
         )
-        for one, (backward, arriving) in zip(forwards, backwards, strict=True)
+        for one, backward in zip(forwards, backwards, strict=True)
     )
 
 
@@ -123,13 +126,30 @@ class _Backward:
     Attributes:
         kernels: without sums with gradients from elsewhere.
         leaving: gradients of inputs and weights, by the names of the unit.
+        views: inputs and weights whose gradient lies in the storage of that of an output, with it.
     """
 
     kernels: tuple[Kernel, ...]
     leaving: Mapping[str, Tensor]
+    views: Mapping[str, str]
 
 
-NOTHING = _Backward((), {})
+NOTHING = _Backward((), {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Backwards:
+    """The backward pass of one operator.
+
+    Attributes:
+        kernels: with sums with gradients from elsewhere.
+        arriving: as `Facts.arriving`.
+        views: as `Facts.gradient_views`.
+    """
+
+    kernels: tuple[Kernel, ...]
+    arriving: Mapping[str, tuple[int, ...]]
+    views: tuple[View, ...]
 
 
 @dataclass
@@ -244,13 +264,10 @@ class _Walk:
             constants=tuple(module.buffers()),
         )
 
-    def backwards(
-        self, forwards: Sequence[_Forward]
-    ) -> list[tuple[tuple[Kernel, ...], dict[str, tuple[int, ...]]]]:
-        """The kernels of every operator's backward pass, in the graph's order, with the sums that
-        belong to it: a gradient is added to what arrived before for the same tensor, and that of a
-        weight, once complete, to the one of the microbatches before. Beside them, how the gradients
-        lie that arrive at its outputs.
+    def backwards(self, forwards: Sequence[_Forward]) -> list[_Backwards]:
+        """Every operator's backward pass, in the graph's order, with the sums that belong to it: a
+        gradient is added to what arrived before for the same tensor, and that of a weight, once
+        complete, to the one of the microbatches before.
         """
         first_use = {
             one.names[name]: i
@@ -278,7 +295,12 @@ class _Walk:
                         torch.empty_like(total).add_(total)
             own_outputs = [one.names[name] for name in one.unit.outputs]
             lying = {n: arriving.pop(n).stride() for n in own_outputs if n in arriving}
-            found.append(((*backward.kernels, *sums.seen), lying))
+            views = tuple(
+                View(one.names[name], one.names[backward.views[name]])
+                for name in one.unit.inputs
+                if name in backward.views
+            )
+            found.append(_Backwards((*backward.kernels, *sums.seen), lying, views))
         return found[::-1]
 
     def backward(
@@ -335,8 +357,10 @@ def _differentiated(forward: _Forward, gradients: Mapping[str, Tensor]) -> _Back
         )
 
     kernels = listed(run)
-    leaving = zip(wanted, found, strict=True)
-    return _Backward(kernels, {name: one for name, one in leaving if one is not None})
+    leaving = {n: one for n, one in zip(wanted, found, strict=True) if one is not None}
+    given = {address(one): name for name, one in gradients.items()}
+    views = {n: given[address(one)] for n, one in leaving.items() if address(one) in given}
+    return _Backward(kernels, leaving, views)
 
 
 def _in_order(stash: Stash, names: Mapping[str, str], order: Sequence[str]) -> Stash:

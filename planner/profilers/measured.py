@@ -7,7 +7,7 @@
 3. Time the whole model again, because a drift says that the machine was busy.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
@@ -37,6 +37,7 @@ from planner.profilers.trust import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from planner.profilers.facts import Facts
     from planner.profilers.timing import Trial
 
 PRECISION = 0.03
@@ -117,6 +118,7 @@ def measure(
         graph=found.graph,
         operators=tuple(map(_cost, [found.graph] * len(steps), range(len(steps)), found.operators)),
         views=_views(model.graph, found.operators),
+        gradient_views=found.gradient_views,
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
@@ -145,6 +147,7 @@ class _Found:
 
     graph: Graph
     operators: list[Measured]
+    gradient_views: tuple[View, ...]
     new: dict[str, Measured]
     whole_step: WholeStep | None
     conditions: Conditions
@@ -194,7 +197,8 @@ class _Walk:
             if whole:
                 whole_s.append(whole())
             timed = perf_counter()
-            operators, new, num_classes = self._operators(progress)
+            known = self._facts()
+            operators, new, num_classes = self._operators(known, progress)
             operators_s = perf_counter() - timed
             if whole:
                 whole_s.append(whole())
@@ -209,6 +213,7 @@ class _Walk:
         return _Found(
             graph=graph,
             operators=operators,
+            gradient_views=tuple(view for one in known for view in one.gradient_views),
             new=new,
             whole_step=WholeStep(*(round(s, 9) for s in whole_s)) if whole_s else None,
             conditions=Conditions(threads, self.watch.wall_s, self.watch.cpu_s, whole is None),
@@ -262,40 +267,46 @@ class _Walk:
 
         return whole
 
+    def _facts(self) -> tuple["Facts", ...]:
+        """What is known of operators beforehand; nothing where numbers decide what torch does."""
+        from planner.profilers.facts import facts
+
+        try:
+            return facts(self.model, self.dtype)
+        except OperatorError:
+            return ()
+
     def _operators(
-        self, progress: Callable[[int, int], None]
+        self, facts: Sequence["Facts"], progress: Callable[[int, int], None]
     ) -> tuple[list[Measured], dict[str, Measured], int]:
-        """What is known of each operator, what of it is new, by class, and how many classes."""
+        """What is found out about each operator, what of it is new, by class, and how many classes.
+
+        Args:
+            facts: of the operators, or nothing: gradients then lie as their tensors.
+        """
         graph = self.model.graph
         tensors = tensors_by_name(graph)
         flows = {n: contiguous(tensors[n].shape, tensors[n].dtype) for n in graph.inputs}
         known: dict[str, Measured] = {}
         new: dict[str, Measured] = {}
         operators = []
-        for i, around in enumerate(self._surroundings()):
-            name = class_name(self.model, i, flows, around)
+        around = surroundings(graph)
+        if facts:
+            around = tuple(
+                replace(one, arriving=fact.arriving)
+                for one, fact in zip(around, facts, strict=True)
+            )
+        for i, own in enumerate(around):
+            name = class_name(self.model, i, flows, own)
             if name not in known:
                 had = self.cache.get(name)
                 if had is None:
-                    had = new[name] = self._measured(i, around)
+                    had = new[name] = self._measured(i, own)
                 known[name] = had
             operators.append(known[name])
             flows.update(zip(graph.operators[i].outputs, known[name].outputs, strict=True))
             progress(i + 1, len(graph.operators))
         return operators, new, len(known)
-
-    def _surroundings(self) -> list[Surroundings]:
-        """Of every operator, with the layouts of gradients where they can be known beforehand."""
-        from planner.profilers.facts import facts
-
-        found = surroundings(self.model.graph)
-        try:
-            known = facts(self.model, self.dtype)
-        except OperatorError:  # numbers decide what torch does; gradients then lie as their tensors
-            return list(found)
-        return [
-            replace(one, arriving=fact.arriving) for one, fact in zip(found, known, strict=True)
-        ]
 
     def _measured(self, operator: int, around: Surroundings) -> Measured:
         """Observe and time an operator, with the values that it gets."""

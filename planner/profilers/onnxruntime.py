@@ -87,6 +87,7 @@ def measure_onnxruntime(
             for parts in zip(graph.operators, known, found.samples, guessed.ratios, strict=True)
         ),
         views=tuple(view for fact in known for view in fact.stash.views),
+        gradient_views=tuple(view for fact in known for view in fact.gradient_views),
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),

@@ -44,33 +44,33 @@ def observe(unit: Unit, values: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...
     outputs, kept = _keeping(lambda: unit.forward(*inputs))
     named_inputs = list(zip(unit.inputs, inputs, strict=True))
     named_outputs = list(zip(unit.outputs, outputs, strict=True))
-    bases = _by_address((*named_inputs, *unit.parameters.items()))
-    names = _by_address((*named_inputs, *named_outputs))
-    elsewhere = {_address(value) for value in (*unit.parameters.values(), *unit.constants)}
+    bases = _byaddress((*named_inputs, *unit.parameters.items()))
+    names = _byaddress((*named_inputs, *named_outputs))
+    elsewhere = {address(value) for value in (*unit.parameters.values(), *unit.constants)}
     return outputs, Stash(
         tensors=tuple(name for address, name in names.items() if address in kept),
         private_bytes=sum(
             b for address, b in kept.items() if address not in names.keys() | elsewhere
         ),
         views=tuple(
-            View(name, bases[_address(output)])
+            View(name, bases[address(output)])
             for name, output in named_outputs
-            if _address(output) in bases
+            if address(output) in bases
         ),
     )
 
 
-def _address(tensor: Tensor) -> int:
+def address(tensor: Tensor) -> int:
     """Of the storage itself, not of its bytes, which a tensor without numbers does not have."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def _by_address(named: Iterable[tuple[str, Tensor]]) -> dict[int, str]:
+def _byaddress(named: Iterable[tuple[str, Tensor]]) -> dict[int, str]:
     """The first name of each storage, in order."""
     found: dict[int, str] = {}
     for name, tensor in named:
         if tensor.untyped_storage().nbytes():
-            found.setdefault(_address(tensor), name)
+            found.setdefault(address(tensor), name)
     return found
 
 
@@ -91,4 +91,4 @@ def _keeping(run: Callable[[], T]) -> tuple[T, dict[int, int]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = run()
-    return result, {_address(t): t.untyped_storage().nbytes() for t in packed}
+    return result, {address(t): t.untyped_storage().nbytes() for t in packed}

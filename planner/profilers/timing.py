@@ -11,7 +11,8 @@ copy gradients into the inputs, which are leaves here and are none in a real ste
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from planner.operators.precision import autocast
 from planner.profilers.classes import Surroundings
-from planner.profilers.storages import StorageTracker
+from planner.profilers.storages import watching
 from planner.profilers.unit import Unit
 
 T = TypeVar("T")
@@ -189,24 +190,18 @@ class Trial:
             *self.totals.values(),
         ]
 
-        def beyond(run: Callable[[], T]) -> tuple[int, T]:
-            if device == "cpu":
-                with StorageTracker(there) as tracker:
-                    result = run()
-                    peak = tracker.peak_bytes()
-                    return peak - tracker.peak_bytes(), result
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            result = run()
-            torch.cuda.synchronize(device)
-            left = torch.cuda.memory_allocated(device)  # what was made and stays is no workspace
-            return torch.cuda.max_memory_allocated(device) - left, result
-
-        device = self.watch.device
-        forward, outputs = beyond(lambda: self._run(self.inputs))
-        gradients = self._gradients([self.inputs], [outputs])
-        backward = beyond(gradients)[0] if gradients else 0
-        return max(forward, backward)
+        with watching(self.watch.device, there) as memory:
+            outputs = self._run(self.inputs)
+            peak_bytes, kept_bytes = memory.peak_bytes(), memory.now_bytes()
+            gradients = self._gradients([self.inputs], [outputs])
+            forward = peak_bytes - kept_bytes
+            if gradients is None:
+                return forward
+            made = gradients()
+            # What was kept counts until the operator has ended, and its gradients anyway.
+            new = _storage_bytes(made) - _storage_bytes([*there, *outputs])
+            backward = memory.peak_bytes() - kept_bytes - sum(new.values())
+            return max(forward, backward)
 
     def _run(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         with autocast(self.watch.device, self.dtype):
@@ -281,6 +276,12 @@ class Trial:
         self.scratch.add_(1)
         for tensor in fresh:
             tensor.detach().sum()
+
+
+def _storage_bytes(tensors: Iterable[Tensor | None]) -> Counter[int]:
+    """The bytes of each storage, by its address."""
+    storages = [one.untyped_storage() for one in tensors if one is not None]
+    return Counter({storage.data_ptr(): storage.nbytes() for storage in storages})
 
 
 def _gradient(output: Tensor, stride: tuple[int, ...] | None) -> Tensor:
