@@ -7,6 +7,7 @@ from planner import model as models
 from planner.errors import OperatorError
 from planner.operators import parameters, synthetic, to_torch
 from planner.profilers.facts import facts
+from planner.profilers.measured import measure
 from planner.profilers.stash import observe
 from planner.profilers.unit import Unit
 from planner.profilers.works import Work
@@ -104,6 +105,26 @@ def test_fused_attention_keeps_what_it_keeps_on_the_cpu(tmp_path):
     scores = 2 * (2 * 2 * 5 * 5 * 4)  # batch, heads, 5 queries, 5 keys, width
     assert forward == [2 * scores]
     assert backward == [5 * scores]
+
+
+def test_gradients_that_are_views_are_known(tmp_path):
+    text = """agraph (float[2,4] x) => (float[2,4] y) <int64[2] shape = {4, 2}> {
+        a = MatMul (x, w)
+        b = Relu (a)
+        c = Transpose (b)
+        d = Add (c, c)
+        e = Reshape (d, shape)
+        f = Transpose (e)
+        g = Sigmoid (f)
+        h = Concat <axis = 1> (f, g)
+        y = MatMul (h, v)
+    }"""
+    model = read(tmp_path, text, {"w": (4, 4), "v": (8, 4)})
+    found = {(view.tensor, view.base) for one in facts(model) for view in one.gradient_views}
+    # That of c is a sum of two; those of b, d and e only lie differently, f's and g's are parts.
+    assert found == {("b", "c"), ("d", "e"), ("e", "f"), ("f", "h"), ("g", "h")}
+    profile = measure(model, model_path=None, repetitions=1, budget_s=0.0, cached=False)
+    assert {(view.tensor, view.base) for view in profile.gradient_views} == found
 
 
 # ---- FLOPs and bytes

@@ -1,7 +1,10 @@
 """Live bytes of tensors: the tracker by hand, and what a plan predicts beside what a run takes."""
 
+import random
 from dataclasses import replace
 
+import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -131,6 +134,66 @@ def test_one_device_takes_what_is_predicted(profiled, model, case):
     assert one.right, one
     assert found.timeline.memory[0] and "of tensors" in launch_tables(found)[1].columns[-1]
     assert launch_json(launch(path, steps=1))["live_bytes"] == [None]
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_random_network_takes_what_is_predicted(tmp_path, seed):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(random_network(random.Random(seed)).SerializeToString())
+    profile = measure(load(path), model_path=path.name, repetitions=1, budget_s=0.0, cached=False)
+    plan = write_case(tmp_path, "model", replace(profile, warnings=()), CASES["alone"])
+    (one,) = taken({"model": launch_json(launch(plan, steps=1, track_memory=True))})
+    assert one.right, one
+
+
+def random_network(dice):
+    """Views, sums, parts and products of the last few tensors, which all have one shape."""
+    lines, weights, made = ["t0 = MatMul (x, w0)"], {"w0": (SIDE, SIDE)}, ["t0"]
+    for i in range(1, dice.randint(5, 15)):
+        a, b, new = *(dice.choice(made[-4:]) for _ in range(2)), f"t{i}"
+        kind = dice.choice(sorted(STEPS))
+        weights[f"w{i}"] = (2 * SIDE if kind == "joined" else SIDE, SIDE)
+        lines += [line.format(a=a, b=b, i=i) for line in STEPS[kind]]
+        made.append(new)
+    declared = f"float[2,{SIDE},{SIDE}]"
+    header = '<ir_version: 10, opset_import: ["" : 17]>'
+    proto = onnx.parser.parse_model(
+        f"{header} agraph ({declared} x) => ({declared} {made[-1]})"
+        f" <int64[2] flat = {{2, {SIDE * SIDE}}}, int64[3] full = {{2, {SIDE}, {SIDE}}},"
+        f" int64[2] parts = {{8, {SIDE - 8}}}> {{ {chr(10).join(lines)} }}"
+    )
+    needed = {made[-1]}
+    for node in reversed(list(proto.graph.node)):
+        if needed.isdisjoint(node.output):
+            proto.graph.node.remove(node)
+        else:
+            needed.update(node.input)
+    for name, shape in weights.items():
+        if name in needed:
+            value = np.full(shape, 0.01, np.float32)
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return proto
+
+
+SIDE = 32
+STEPS = {
+    "relu": ["t{i} = Relu ({a})"],
+    "sigmoid": ["t{i} = Sigmoid ({a})"],
+    "identity": ["t{i} = Identity ({a})"],
+    "sum": ["t{i} = Add ({a}, {b})"],
+    "product of elements": ["t{i} = Mul ({a}, {b})"],
+    "transposed": ["t{i} = Transpose <perm = [0,2,1]> ({a})"],
+    "softmax": ["t{i} = Softmax <axis = 2> ({a})"],
+    "linear": ["t{i} = MatMul ({a}, w{i})"],
+    "product": ["t{i} = MatMul ({a}, {b})"],
+    "reshaped": ["r{i} = Reshape ({a}, flat)", "t{i} = Reshape (r{i}, full)"],
+    "joined": ["j{i} = Concat <axis = 2> ({a}, {b})", "t{i} = MatMul (j{i}, w{i})"],
+    "in parts": [
+        "p{i}, q{i} = Split <axis = 2> ({a}, parts)",
+        "s{i} = Relu (p{i})",
+        "t{i} = Concat <axis = 2> (s{i}, q{i})",
+    ],
+}
 
 
 def test_several_devices_take_what_is_predicted(profiled, tmp_path):

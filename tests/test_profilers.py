@@ -185,6 +185,19 @@ def test_a_product_keeps_both_factors_and_a_view_is_kept_as_what_it_shows(tmp_pa
     assert stash_bytes(profile, range(5)) == 2 * tensor
 
 
+def test_copies_that_are_kept_are_no_workspace(tmp_path):
+    text = """agraph (float[2,6,3,4] x) => (float[2,3,6,6] y) {
+        a = MatMul (x, w)
+        b = Transpose <perm = [0,2,1,3]> (a)
+        c = Transpose <perm = [0,2,3,1]> (a)
+        y = MatMul (b, c)
+    }"""
+    product = profiled(read(tmp_path, text, {"w": (4, 4)})).operators[-1]
+    tensor = 2 * 6 * 3 * 4 * FLOAT
+    assert product.stash_private_bytes == 2 * tensor  # both factors in the order that it needs
+    assert product.workspace_bytes == 0  # gradients of both come out as they are
+
+
 def test_a_parameter_is_not_stashed_even_where_it_is_seen_through_a_view(tmp_path):
     model = attention(tmp_path)
     profile = profiled(model)

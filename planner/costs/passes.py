@@ -63,7 +63,7 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
     ]
     forward = _forward_alive(profile, inside, kept)
     # Where a cut will be, every gradient is a tensor of its own.
-    backward = _backward_alive(profile, inside, leaving, {})
+    backward = _backward_alive(profile, inside, leaving)
     return {v: max(forward[v] + profile.operators[v].workspace_bytes, backward[v]) for v in inside}
 
 
@@ -112,8 +112,14 @@ def backward_excess(
             first[storage_owner(profile, name, inside)] = v
     for name, size in _sizes(graph, freed):
         going[first[name]] += size
-    bases = gradient_bases(profile)
-    alive = _backward_alive(profile, inside, graph.outputs[:1] if loss_bytes else (), bases)
+    read_by = consumers(graph)
+    coming = [
+        name
+        for name in used_outside(graph, inside)
+        if tensors_by_name(graph)[name].gradient and any(w not in inside for w in read_by[name])
+    ]
+    lost = graph.outputs[:1] if loss_bytes else ()
+    alive = _backward_alive(profile, inside, lost, coming, gradient_bases(profile))
     gone, most = loss_bytes, 2 * loss_bytes
     for v in sorted(inside, reverse=True):
         most = max(most, alive[v] - gone)
@@ -160,7 +166,8 @@ def _backward_alive(
     profile: Profile,
     inside: Collection[int],
     at_first: Iterable[str],
-    bases: Mapping[tuple[int, str], str],
+    coming: Iterable[str] = (),
+    bases: Mapping[tuple[int, str], str] = {},
 ) -> Mapping[int, int]:
     """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
     last reader's backward to its maker's, and those of the operator's own parameters, unless it
@@ -169,6 +176,7 @@ def _backward_alive(
 
     Args:
         at_first: tensors whose gradients are there before.
+        coming: tensors whose gradients are there, too, but are not counted here.
         bases: by operator and input, the output in the storage of whose gradient that of the input
             lies. Gradients that go back to other stages do not, because they are copied.
     """
@@ -180,6 +188,9 @@ def _backward_alive(
     gradients = _Gradients()
     for name in at_first:
         gradients.make(name, tensors[name].bytes)
+    gradients.add_up()
+    for name in coming:
+        gradients.come(name)
     found = {}
     for v in sorted(inside, reverse=True):
         operator = graph.operators[v]
@@ -192,9 +203,10 @@ def _backward_alive(
             for n in operator.parameters
             if parameters[n].trainable and (v, n) not in viewed
         )
-        found[v] = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
+        running = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
         for name in operator.outputs:
             gradients.drop(name)
+        found[v] = max(running, gradients.add_up() + own)
     return found
 
 
@@ -215,31 +227,50 @@ class _Gradients:
     def __init__(self) -> None:
         self.alive_bytes = 0
         self._storages: dict[str, _Storage] = {}
+        self._made: list[tuple[str, int, _Storage]] = []
+
+    def come(self, name: str) -> None:
+        """A gradient from elsewhere, which is counted there and held until the pass has ended."""
+        self._storages[name] = _Storage(0, 2)
 
     def make(self, name: str, size: int, base: str | None = None) -> None:
-        """A gradient of a tensor, or one more that is added to it: in place, unless others lie
-        there, too.
+        """A gradient of a tensor, which `add_up` adds to what there is of it.
 
         Args:
             base: the tensor in the storage of whose gradient it lies; None makes a new one.
         """
-        had = self._storages.get(name)
-        if had is not None and had.holders == 1:
-            return
-        if had is None and base is not None:
-            # What has come from elsewhere is counted there, and held until the pass has ended.
-            storage = self._storages.setdefault(base, _Storage(0, 2))
-            storage.holders += 1
-        else:
-            self.drop(name)
-            storage = _Storage(size, 1)
-            self.alive_bytes += size
-        self._storages[name] = storage
+        self._made.append((name, size, self._new(size) if base is None else self._storages[base]))
+        if base is not None:
+            self._storages[base].holders += 1
+
+    def add_up(self) -> int:
+        """Adds what was made to what there was: in place, unless others lie there, too. Gives the
+        most bytes alive meanwhile.
+        """
+        most = self.alive_bytes
+        for name, size, made in self._made:
+            had = self._storages.setdefault(name, made)
+            if had is made:
+                continue
+            if had.holders > 1:
+                self._storages[name] = self._new(size)
+                most = max(most, self.alive_bytes)
+                self._release(had)
+            self._release(made)
+        self._made = []
+        return most
 
     def drop(self, name: str) -> None:
         """The gradient of a tensor, if there is one, has been used."""
         storage = self._storages.pop(name, None)
         if storage is not None:
-            storage.holders -= 1
-            if storage.holders == 0:
-                self.alive_bytes -= storage.bytes
+            self._release(storage)
+
+    def _new(self, size: int) -> _Storage:
+        self.alive_bytes += size
+        return _Storage(size, 1)
+
+    def _release(self, storage: _Storage) -> None:
+        storage.holders -= 1
+        if storage.holders == 0:
+            self.alive_bytes -= storage.bytes
