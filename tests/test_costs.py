@@ -11,15 +11,16 @@ from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
 from planner.costs.compute import operator_times, slowdown, step_s
 from planner.costs.evaluate import evaluate
-from planner.costs.memory import limit_bytes, stage_memory
+from planner.costs.memory import limit_bytes, stage_memory, use_bytes
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judge import judge
 from planner.problem import Optimizer, Result, Status
 from planner.profile import OperatorCost, View, stash_bytes
+from planner.schedules import Kind
 from planner.simulate.events import simulate
 from planner.solvers.fit import pipeline
-from planner.strategy import ScheduleName
+from planner.strategy import ScheduleName, Stage, Strategy
 from planner.topology import Link, take
 from tests.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
@@ -238,6 +239,59 @@ def test_a_stage_keeps_inputs_outputs_stash_and_what_the_loss_keeps():
     # gone. A forward only adds to what is kept.
     assert need.backward_workspace_bytes == 1000 + 100 - 7 - 5
     assert need.forward_workspace_bytes == 0
+
+
+def test_a_part_of_something_larger_is_copied_to_be_sent():
+    profile = views_profile()
+    assert stage_memory(profile, [0]).copied_bytes == 0  # ta lies alone
+    assert stage_memory(profile, [0, 1]).copied_bytes == 60  # tb is a part of ta
+    assert stage_memory(profile, [1]).copied_bytes == 60  # also of what has come
+    assert stage_memory(profile, [2]).copied_bytes == 0
+    whole = replace(profile.graph.tensors[2], shape=(100,))
+    graph = replace(profile.graph, tensors=tuple(
+        whole if one.name == "tb" else one for one in profile.graph.tensors
+    ))  # fmt: skip
+    assert stage_memory(replace(profile, graph=graph), [0, 1]).copied_bytes == 0
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
+    problem = problem_of(views_profile(), cluster([unit_type()] * 2), 6)
+    strategy = Strategy(
+        (Stage(("a", "b"), (0,), 4, recompute), Stage(("c",), (1,), 1, False)),
+        ScheduleName.ONE_F_ONE_B, 6,
+    )  # fmt: skip
+    code = evaluate(problem, strategy).program.code
+    needs = {0: stage_memory(problem.profile, [0, 1])}
+
+    def use(waits):
+        """Bytes besides workspace of the first device, in its computations in order."""
+        kept, buffers, _ = use_bytes(problem, strategy, code, 0, needs, waits)
+        return (kept + buffers)[code.kind[: len(kept)] == Kind.COMPUTE].tolist()
+
+    may, at_once = use(True), use(False)
+    backward = code.backward[: code.start[1]][code.kind[: code.start[1]] == Kind.COMPUTE]
+    assert backward.tolist() == [False] * 4 + [True, False] * 2 + [True] * 4
+    # Of 60 B each: copies beside what is kept, of all forwards before the first backward. From
+    # then on its reader has begun two more microbatches than have come back. Outputs that are
+    # run again wait themselves, and are counted as if they did until a backward.
+    before, between = ([0] * 4, 0) if recompute else ([0, 60, 120, 180], 120)
+    waiting = [*before, 120, between, 120, between, 120, 120, 60, 0]
+    assert [m - n for m, n in zip(may, at_once, strict=True)] == waiting
+
+
+def test_a_gradient_that_goes_back_may_wait_through_the_next_backward():
+    problem = problem_of(views_profile(), cluster([unit_type()] * 2), 3)
+    strategy = pipeline(problem, [[0, 1], [2]], [[0], [1]], recompute=False)
+    code = evaluate(problem, strategy).program.code
+    mine = slice(code.start[1], code.start[2])
+    needs = {1: stage_memory(problem.profile, [2])}
+    assert needs[1].returned_bytes == 60
+    with_it, without = (
+        use_bytes(problem, strategy, code, 1, needs, waits)[1] for waits in (True, False)
+    )
+    computes = code.kind[mine] == Kind.COMPUTE
+    assert (with_it - without)[computes].tolist() == [0, 0, 60, 60, 60, 60]
 
 
 def test_the_peak_of_1f1b_holds_warmup_many_microbatches():

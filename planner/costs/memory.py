@@ -46,6 +46,7 @@ class StageMemory:
         left_bytes: gradients that stay on the device after its backward, for an earlier stage that
             adds to them or uses them.
         taken_bytes: those that have waited for its backward and are gone after it.
+        copied_bytes: outputs that are parts of something larger, of which copies are sent.
     """
 
     parameter_bytes: int
@@ -58,6 +59,7 @@ class StageMemory:
     backward_workspace_bytes: int
     left_bytes: int = 0
     taken_bytes: int = 0
+    copied_bytes: int = 0
 
 
 def stage_memory(
@@ -96,6 +98,20 @@ def stage_memory(
         returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
         forward_workspace_bytes=forward_excess(profile, inside, kept - there, loss),
         backward_workspace_bytes=backward_excess(profile, inside, kept - there - through, loss),
+        copied_bytes=_copied_bytes(profile, inside, made),
+    )
+
+
+def _copied_bytes(profile: Profile, inside: Collection[int], made: Iterable[str]) -> int:
+    """Of what a stage makes for others, that which does not fill the storage that it lies in."""
+    graph = profile.graph
+    tensors = tensors_by_name(graph)
+    size = {name: one.bytes for name, one in tensors.items()}
+    size |= {name: one.bytes for name, one in parameters_by_name(graph).items()}
+    return sum(
+        tensors[name].bytes
+        for name in made
+        if size[storage_owner(profile, name, inside)] != tensors[name].bytes
     )
 
 
@@ -223,6 +239,7 @@ def peak_memory(
     code: Code,
     device: int,
     stages: Mapping[int, StageMemory],
+    waits: bool = True,
 ) -> MemoryParts:
     """The peak of one device, read off its action list: the first of equal ones.
 
@@ -230,9 +247,11 @@ def peak_memory(
         code: the lists of all devices.
         device: its position among them.
         stages: what the stages on the device need, by index, together.
+        waits: whether what goes to others is there as long as it may have to wait, whatever links
+            and other devices do; else it is gone at once.
     """
     base = standing_memory(problem, stages)
-    kept, buffers, workspace = use_bytes(problem, strategy, code, device, stages)
+    kept, buffers, workspace = use_bytes(problem, strategy, code, device, stages, waits)
     use = kept + buffers + workspace
     fullest = int(use.argmax()) if len(use) else 0
     if not len(use) or use[fullest] <= 0:
@@ -266,6 +285,7 @@ def use_bytes(
     code: Code,
     device: int,
     stages: Mapping[int, StageMemory],
+    waits: bool = True,
 ) -> tuple[Ints, Ints, Ints]:
     """(n,) stash, buffers and workspace of a device during each action of its list. Arguments as of
     `peak_memory`.
@@ -291,13 +311,21 @@ def use_bytes(
         lambda s: stages[s].kept_bytes - stages[s].boundary_bytes + stages[s].output_bytes
         if again[s] else 0
     )  # fmt: skip
-    # Outputs that have been sent are gone where the forward is run again.
+    # Outputs that have been sent are gone where the forward is run again; elsewhere they stay, and
+    # copies of those that are parts wait beside them.
     gone = np.zeros(len(kind), dtype=np.int64)
-    if len(stages) == 1 and all(again.values()):
+    copied = of_stage(lambda s: 0 if again[s] else stages[s].copied_bytes)
+    copies = _before(np.where(forward, copied, 0) - np.where(back, copied, 0))
+    if len(stages) == 1:
         ((s, only),) = stages.items()
-        waiting = np.cumsum(forward) - _before(back.astype(np.int64))
-        sent = np.maximum(waiting - unsent(strategy, problem.profile.graph, s), 0)
-        gone = np.where(back, sent, 0) * only.output_bytes
+        inflight_now = _before(forward.astype(np.int64) - back)
+        # What a backward belongs to has been sent, or its gradient would not be there.
+        most = unsent(strategy, problem.profile.graph, s) if waits else 0
+        waiting = np.minimum(inflight_now - back, most)
+        if again[s]:
+            gone = np.where(back, inflight_now - waiting, 0) * only.output_bytes
+        else:
+            copies = np.where(np.cumsum(back) > 0, waiting * only.copied_bytes, copies)
     ahead = of_stage(lambda s: stages[s].forward_workspace_bytes)
     behind = of_stage(lambda s: stages[s].backward_workspace_bytes)
     sent_back = of_stage(lambda s: stages[s].returned_bytes)
@@ -320,9 +348,11 @@ def use_bytes(
     latest = np.maximum.accumulate(np.where(back, np.arange(len(kind)), -1))
     latest = np.concatenate([[-1], latest[:-1]])
     returned = np.where(latest >= 0, sent_back[latest], 0)
+    if not waits:
+        copies, returned = np.zeros_like(copies), np.zeros_like(returned)
     returned += _before(np.where(back, left - taken, 0))
     workspace = np.where(back, behind, ahead)
-    return kept - gone + np.where(back, rerun, 0), buffers + returned, workspace
+    return kept - gone + np.where(back, rerun, 0), buffers + returned + copies, workspace
 
 
 def unsent(strategy: Strategy, graph: Graph, s: int) -> int:

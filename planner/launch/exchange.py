@@ -44,6 +44,12 @@ def laid_out(row: Tensor, shape: Sequence[int], order: Order) -> Tensor:
     return row.view([shape[d] for d in order]).permute(back)
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it if it is a part of something larger or elements repeat."""
+    order = order_of(tensor)
+    return laid_out(in_a_row(tensor, order), tensor.shape, order)
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A tensor that is expected.

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
 from planner.launch import clocks
-from planner.launch.exchange import Arrival, Exchange
+from planner.launch.exchange import Arrival, Exchange, dense
 from planner.launch.feed import Batch, torch_dtype
 from planner.launch.gradients import Gradients
 from planner.launch.world import Transfer, World
@@ -335,6 +335,7 @@ class Runtime:
 
     def _send(self, action: Send) -> None:
         self._sending = [transfer for transfer in self._sending if not transfer.is_over()]
+        self._made[action.tensor] = dense(self._made[action.tensor])  # one copy for all targets
         transfer = self._exchange.send(action, self._made[action.tensor])
         self._sending.append(transfer)
         self._record.sends.setdefault(action.device, []).append(transfer.posted_s - self._start_s)
