@@ -4,7 +4,7 @@ bad ones, so that their times differ.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -49,13 +49,23 @@ SCHEDULES = (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE)
 
 @dataclass(frozen=True)
 class Drawn:
-    """A plan and its problem."""
+    """A plan and its problem.
+
+    Attributes:
+        rate_mbit: of the links between ranks; None goes over loopback.
+    """
 
     name: str
     model: str
     problem: Problem
     plan: Plan
     said: str
+    rate_mbit: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many it has."""
+        return len(self.plan.ranks)
 
 
 def draw(
@@ -64,14 +74,17 @@ def draw(
     topologies: Mapping[int, Topology],
     seed: int,
     counts: Mapping[int, int],
+    rate_mbit: int | None = None,
 ) -> list[Drawn]:
     """Different plans of one model.
 
     Args:
         topologies: by number of ranks.
         counts: plans by number of ranks, 2 or 4.
+        rate_mbit: as of `Drawn`.
     """
-    dice = random.Random(f"{model} {seed}")
+    title = model if rate_mbit is None else f"{model}-{rate_mbit}mbit"
+    dice = random.Random(f"{title} {seed}")
     found: list[Drawn] = []
     seen: set[Strategy] = set()
     for ranks, number in counts.items():
@@ -80,8 +93,9 @@ def draw(
             # One in four is data parallel: there are only few of them.
             replicas = dice.choice(widths[1:] if dice.random() < 0.75 else widths[:1])
             plan = _drawn(
-                dice, f"{model}-{len(found)}", model, profile, topologies[ranks], replicas
+                dice, f"{title}-{len(found)}", model, profile, topologies[ranks], replicas
             )
+            plan = replace(plan, rate_mbit=rate_mbit)
             if plan.plan.strategy not in seen:
                 seen.add(plan.plan.strategy)
                 found.append(plan)

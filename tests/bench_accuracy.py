@@ -4,12 +4,14 @@
     python -m tests.bench_accuracy --from FOLDER
 
 Each rank of a run has a core of its own, as long as there are enough. The machine should do nothing
-else. Profiles and topology are measured first, on the same cores.
+else. Profiles and topologies are measured first, on the same cores. Where there can be network
+namespaces, some plans run between two of them, whose link is slow.
 """
 
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -35,24 +37,36 @@ from planner.reports.tables import percent
 from planner.simulate.read_trace import read_trace
 from tests.accuracy_plans import SUBJECTS, Drawn, draw
 from tests.models import cached
+from tests.shaped_hosts import missing, on_hosts, on_ranks
 
 ROOT = Path(__file__).parent.parent
 PINNED = str(ROOT / "tests" / "pinned.py")
 DOCUMENT = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- make bench-accuracy: begin -->", "<!-- make bench-accuracy: end -->"
 SEED, STEPS, REPEATS = 1, 8, 2
-TWO, FOUR = 5, 1
+TWO, FOUR, SLOW = 5, 1, 3
+RATE_MBIT, PORT = 200, 29621
 
 
-def planner(arguments: Sequence[str], folder: Path, nproc: int = 1) -> str:
-    """`planner ARGUMENTS` with a core per rank; what it prints."""
-    start = [sys.executable]
-    if nproc > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
-    done = subprocess.run(
-        [*start, PINNED, *arguments], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+def planner(
+    arguments: Sequence[str], folder: Path, nproc: int = 1, rate_mbit: int | None = None
+) -> str:
+    """`planner ARGUMENTS` with a core per rank; what it prints.
+
+    Args:
+        rate_mbit: of the link of each rank, which is a host then; None goes over loopback.
+    """
+    if rate_mbit is not None:
+        command = on_ranks(shlex.join(arguments), PORT, Path(PINNED))
+        done = on_hosts(command, *[rate_mbit] * nproc, cwd=folder)
+    else:
+        start = [sys.executable]
+        if nproc > 1:
+            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+        done = subprocess.run(
+            [*start, PINNED, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
     if done.returncode:
         sys.exit(f"planner {' '.join(arguments)}: {done.stderr}")
     return done.stdout
@@ -63,13 +77,16 @@ def say(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int]) -> None:
+def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: bool) -> None:
     """Topologies and profiles, measured here."""
     for name in models:
         cached(name, folder, SUBJECTS[name].build)
     for nproc in ranks:
         say(f"probing {nproc} ranks")
         planner(["topology", "probe", "-o", f"cluster{nproc}.yaml"], folder, nproc)
+    if slow:
+        say(f"probing a link of {RATE_MBIT} Mbit/s")
+        planner(["topology", "probe", "-o", "slow.yaml"], folder, 2, RATE_MBIT)
     for name in models:
         say(f"profiling {name}")
         subject = SUBJECTS[name]
@@ -81,14 +98,22 @@ def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int]) -> None:
         )  # fmt: skip
 
 
-def drawn(folder: Path, models: Sequence[str], counts: Mapping[int, int]) -> list[Drawn]:
-    """The plans, drawn from what was measured."""
+def drawn(folder: Path, models: Sequence[str], counts: Mapping[int, int], slow: int) -> list[Drawn]:
+    """The plans, drawn from what was measured.
+
+    Args:
+        counts: of each model over loopback, by number of ranks.
+        slow: of each model over a slow link.
+    """
     topologies = {n: read_topology(folder / f"cluster{n}.yaml") for n in (2, 4) if counts[n]}
-    return [
-        one
-        for name in models
-        for one in draw(name, read_profile(folder / f"{name}.json"), topologies, SEED, counts)
-    ]
+    found = []
+    for name in models:
+        profile = read_profile(folder / f"{name}.json")
+        found += draw(name, profile, topologies, SEED, counts)
+        if slow:
+            shaped = {2: read_topology(folder / "slow.yaml")}
+            found += draw(name, profile, shaped, SEED, {2: slow}, RATE_MBIT)
+    return found
 
 
 def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> None:
@@ -102,7 +127,8 @@ def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> N
                 ["launch", f"{one.name}.strategy.json", "--steps", str(steps), "--json",
                  "--trace", f"{one.name}.{repeat}.trace.json"],
                 folder,
-                len(one.plan.ranks),
+                one.ranks,
+                one.rate_mbit,
             )  # fmt: skip
             found = json.loads(out.splitlines()[-1])
             say(
@@ -129,7 +155,7 @@ class Row:
 
 def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], Fitted]:
     """Every plan as measured and predicted; the calibration is fitted to runs of other models with
-    two ranks.
+    two ranks over the same network.
     """
     runs = {
         one.name: [
@@ -138,10 +164,11 @@ def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], Fitted]:
         ]
         for one in plans
     }
-    usual = [one for one in plans if len(one.plan.ranks) == 2]
+    usual = [one for one in plans if one.ranks == 2]
     found = []
     for one in plans:
-        others = [run for other in usual if other.model != one.model for run in runs[other.name]]
+        alike = [other for other in usual if other.rate_mbit == one.rate_mbit]
+        others = [run for other in alike if other.model != one.model for run in runs[other.name]]
         first, known = runs[one.name][0], fit(others) if others else UNCALIBRATED
         measured = [
             json.loads(path.read_text())["measured_iteration_s"]
@@ -156,7 +183,8 @@ def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], Fitted]:
                 predicted_s(first, known),
             )
         )
-    return found, calibrate([run for one in usual for run in runs[one.name]])
+    near = [one for one in usual if one.rate_mbit is None]
+    return found, calibrate([run for one in near for run in runs[one.name]])
 
 
 def mean_error(rows: Sequence[Row], which: str) -> float:
@@ -206,25 +234,26 @@ def document(rows: Sequence[Row], fitted: Fitted, measured: datetime) -> str:
     """
     lines = [
         f"Measured {measured:%Y-%m-%d} on {processor()}, {os.cpu_count()} cores, PyTorch"
-        f" {torch.__version__}, gloo over loopback, one thread per rank. {len(rows)} plans, seed"
+        f" {torch.__version__}, gloo, one thread per rank. {len(rows)} plans, seed"
         f" {SEED}.",
         "",
-        "| ranks | plans | spread of equal runs | error before | error after |"
+        "| ranks | link | plans | spread of equal runs | error before | error after |"
         " order right, before | order right, after | rank correlation, after |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for ranks in (2, 4):
-        some = [row for row in rows if len(row.drawn.plan.ranks) == ranks]
+    for ranks, rate_mbit in ((2, None), (2, RATE_MBIT), (4, None)):
+        some = [row for row in rows if (row.drawn.ranks, row.drawn.rate_mbit) == (ranks, rate_mbit)]
         if not some:
             continue
+        link = "loopback" if rate_mbit is None else f"{rate_mbit} Mbit/s"
         before, after = order(some, "before_s"), order(some, "after_s")
         correlation = f"{rank_correlation(some, 'after_s'):.3f}" if len(some) > 10 else ""
         lines.append(
-            f"| {ranks} | {len(some)} | {percent(fmean(row.spread for row in some))} |"
+            f"| {ranks} | {link} | {len(some)} | {percent(fmean(row.spread for row in some))} |"
             f" {percent(mean_error(some, 'before_s'))} | {percent(mean_error(some, 'after_s'))} |"
             f" {before[0]} of {before[1]} | {after[0]} of {after[1]} | {correlation} |"
         )
-    lines += ["", "What the runs with two ranks say, all together:", ""]
+    lines += ["", "What the runs with two ranks over loopback say, all together:", ""]
     lines += [f"- {line}" for line in calibrate_lines(fitted)]
     lines += [
         "",
@@ -248,6 +277,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(SUBJECTS))
     parser.add_argument("--two", type=int, default=TWO, help="plans with two ranks per model")
     parser.add_argument("--four", type=int, default=FOUR, help="plans with four ranks per model")
+    parser.add_argument("--slow", type=int, default=SLOW, help="plans over a slow link per model")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--keep", type=Path, help="folder for what is measured")
@@ -255,12 +285,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     options = parser.parse_args()
     models, counts = options.models.split(","), {2: options.two, 4: options.four}
+    slow = options.slow
+    if slow and options.known is None and (why := missing()):
+        say(f"no plans over a slow link: {why}")
+        slow = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.known or options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         if options.known is None:
-            prepare(folder, models, [n for n in counts if counts[n]])
-        plans = drawn(folder, models, counts)
+            prepare(folder, models, [n for n in counts if counts[n]], slow > 0)
+        plans = drawn(folder, models, counts, slow)
         if options.known is None:
             measure(folder, plans, options.steps, options.repeats)
         last = max(path.stat().st_mtime for path in folder.glob("*.trace.json"))

@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import subprocess
 import sys
 from itertools import pairwise, permutations
@@ -24,6 +23,7 @@ from planner.routes import latency_s, routes
 from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology, problems
 from planner.units import parse_seconds
 from planner.write_topology import topology_yaml, write_topology
+from tests.shaped_hosts import missing, on_hosts, on_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = tuple(1024 * 4**k for k in range(10))
@@ -423,55 +423,7 @@ def test_two_ranks_on_loopback(tmp_path):
 
 # ----------------------------------------------------------------------------- shaped networks
 
-# One network namespace and host name per rate, joined by a bridge, shaped in both directions. The
-# argument that comes first is a shell command, run on all hosts at once with $HOSTS and $NUMBER.
-HOSTS = """
-set -e
-command=$1; shift
-mount -t tmpfs none /run
-mkdir -p /run/netns
-ip netns add switch
-ip -n switch link add bridge type bridge
-ip -n switch link set bridge up
-export HOSTS=0 GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1
-for rate in "$@"; do
-  host=host$HOSTS port=port$HOSTS
-  ip netns add $host
-  ip -n $host link set lo up
-  ip link add $port netns switch mtu 9000 type veth peer name eth0 netns $host mtu 9000
-  ip -n $host addr add 10.9.0.$((HOSTS + 1))/24 dev eth0
-  ip -n $host link set eth0 up
-  ip -n switch link set $port master bridge up
-  # A bucket of 5 ms, so that a late timer costs nothing; a queue that drops nothing.
-  tc -n $host qdisc add dev eth0 root tbf rate ${rate}mbit burst $((rate * 625)) limit 64mb
-  tc -n switch qdisc add dev $port root tbf rate ${rate}mbit burst $((rate * 625)) limit 64mb
-  HOSTS=$((HOSTS + 1))
-done
-pids=
-for NUMBER in $(seq 0 $((HOSTS - 1))); do
-  export NUMBER
-  ip netns exec host$NUMBER unshare --uts sh -c "hostname host$NUMBER; $command" &
-  pids="$pids $!"
-done
-status=0
-for pid in $pids; do wait $pid || status=1; done
-exit $status
-"""
 SLOW_MBIT, FAST_MBIT = 100, 1000
-
-
-def on_hosts(command, *rates, cwd):
-    return subprocess.run(
-        ["unshare", "-rnm", "bash", "-c", HOSTS, "hosts", command, *map(str, rates)],
-        cwd=cwd, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-
-
-def on_ranks(arguments, port):
-    """A command of the planner on every host, one rank each."""
-    start = "--nnodes $HOSTS --node-rank $NUMBER --nproc-per-node 1 --master-addr 10.9.0.1"
-    torchrun = f"{sys.executable} -m torch.distributed.run {start} --master-port {port}"
-    return f"{torchrun} {ROOT / 'cli.py'} {arguments}"
 
 
 def bytes_through(plan, device):
@@ -513,14 +465,10 @@ def write_wide_model(path, batch=64, narrow=128, wide=4096):
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
     """A folder; skips where there can be no hosts."""
-    for tool in ("unshare", "ip", "tc"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"network namespaces need {tool}, which is not installed")
-    folder = tmp_path_factory.mktemp("hosts")
-    done = on_hosts("true", SLOW_MBIT, FAST_MBIT, cwd=folder)
-    if done.returncode:
-        pytest.skip(f"no network namespaces with tbf here: {done.stderr.strip()}")
-    return folder
+    why = missing()
+    if why:
+        pytest.skip(why)
+    return tmp_path_factory.mktemp("hosts")
 
 
 RATES = (FAST_MBIT, FAST_MBIT, SLOW_MBIT)

@@ -63,7 +63,7 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
     ]
     forward = _forward_alive(profile, inside, kept)
     # Where a cut will be, every gradient is a tensor of its own.
-    backward = _backward_alive(profile, inside, leaving)
+    backward = _backward_alive(profile, inside, leaving, (), {})
     return {v: max(forward[v] + profile.operators[v].workspace_bytes, backward[v]) for v in inside}
 
 
@@ -166,8 +166,8 @@ def _backward_alive(
     profile: Profile,
     inside: Collection[int],
     at_first: Iterable[str],
-    coming: Iterable[str] = (),
-    bases: Mapping[tuple[int, str], str] = {},
+    coming: Iterable[str],
+    bases: Mapping[tuple[int, str], str],
 ) -> Mapping[int, int]:
     """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
     last reader's backward to its maker's, and those of the operator's own parameters, unless it
@@ -237,11 +237,15 @@ class _Gradients:
         """A gradient of a tensor, which `add_up` adds to what there is of it.
 
         Args:
-            base: the tensor in the storage of whose gradient it lies; None makes a new one.
+            base: the tensor in the storage of whose gradient it lies, if there is one; else it lies
+                in a new one.
         """
-        self._made.append((name, size, self._new(size) if base is None else self._storages[base]))
-        if base is not None:
-            self._storages[base].holders += 1
+        storage = None if base is None else self._storages.get(base)
+        if storage is None:
+            storage = self._new(size)
+        else:
+            storage.holders += 1
+        self._made.append((name, size, storage))
 
     def add_up(self) -> int:
         """Adds what was made to what there was: in place, unless others lie there, too. Gives the

@@ -138,7 +138,7 @@ NOTHING = _Backward((), {}, {})
 
 
 @dataclass(frozen=True, slots=True)
-class _Backwards:
+class _OwnBackward:
     """The backward pass of one operator.
 
     Attributes:
@@ -264,7 +264,7 @@ class _Walk:
             constants=tuple(module.buffers()),
         )
 
-    def backwards(self, forwards: Sequence[_Forward]) -> list[_Backwards]:
+    def backwards(self, forwards: Sequence[_Forward]) -> list[_OwnBackward]:
         """Every operator's backward pass, in the graph's order, with the sums that belong to it: a
         gradient is added to what arrived before for the same tensor, and that of a weight, once
         complete, to the one of the microbatches before.
@@ -300,7 +300,7 @@ class _Walk:
                 for name in one.unit.inputs
                 if name in backward.views
             )
-            found.append(_Backwards((*backward.kernels, *sums.seen), lying, views))
+            found.append(_OwnBackward((*backward.kernels, *sums.seen), lying, views))
         return found[::-1]
 
     def backward(
