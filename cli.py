@@ -7,7 +7,7 @@ from planner.commands.calibrate import calibrate
 from planner.commands.compare import compare
 from planner.commands.compare_trace import compare_trace
 from planner.commands.convert import convert
-from planner.commands.ends import Commands
+from planner.commands.ends import Commands, ranks_leave_at_once
 from planner.commands.launch import launch
 from planner.commands.profile import profile
 from planner.commands.simulate import simulate
@@ -33,5 +33,11 @@ for command in (
     main.add_command(command)
 
 
+def start() -> None:
+    """The program."""
+    with ranks_leave_at_once():
+        main()
+
+
 if __name__ == "__main__":
-    main()
+    start()

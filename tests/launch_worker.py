@@ -20,6 +20,7 @@ import torch.distributed as dist
 from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
+from planner.commands.ends import ranks_leave_at_once
 from planner.launch.feed import choose_loss
 from planner.launch.gradients import Gradients
 from planner.launch.run import Job, Settings, as_it_crosses, make_feed, make_part
@@ -322,4 +323,6 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with ranks_leave_at_once():
+        main(Path(sys.argv[1]))
+        sys.exit(0)

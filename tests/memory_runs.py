@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 import torch.distributed as dist
+from planner.commands.ends import ranks_leave_at_once
 from planner.launch.run import launch
 from planner.reports.launch import launch_json
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -29,6 +30,8 @@ for path in sorted(Path(sys.argv[1]).glob("*.strategy.json")):
         found[path.name] = launch_json(report)
 if found:
     print(json.dumps(found))
+with ranks_leave_at_once():
+    sys.exit(0)
 """
 
 

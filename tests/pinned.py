@@ -21,4 +21,4 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
     import cli
 
-    cli.main()
+    cli.start()

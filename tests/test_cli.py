@@ -323,6 +323,8 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
 
 def test_usage_errors_exit_with_2(folder):
     assert "such as '80 GiB'" in run("solve", "--device-memory", "8", code=2).output
+    nothing = run("solve", "--device-memory", "0 GiB", code=2).output
+    assert "expected more than 0, got '0 GiB'" in nothing
     run("solve", "--schedule", "zigzag", code=2)
     run("profile", code=2)
 
@@ -463,3 +465,21 @@ def test_a_table_without_room_leaves_out_what_matters_least(capsys, monkeypatch)
     shown = capsys.readouterr().out
     assert "1" not in shown
     assert "2" * 9 in shown
+
+
+@pytest.mark.parametrize("rank", [None, "1"])
+def test_a_rank_leaves_without_pythons_clean_up_and_with_all_its_output(rank):
+    code = (
+        "import atexit, sys\n"
+        "from planner.commands.ends import ranks_leave_at_once\n"
+        "atexit.register(print, 'cleaned up')\n"
+        "with ranks_leave_at_once():\n"
+        "    print('said')\n"
+        "    sys.exit(3)\n"
+    )
+    environment = {**os.environ} if rank is None else {**os.environ, "RANK": rank}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == ("said\ncleaned up\n" if rank is None else "said\n")

@@ -315,7 +315,7 @@ def test_another_model_is_refused_with_both_hashes(tmp_path):
 
 def test_model_option_goes_before_the_plan(tmp_path, alone):
     (tmp_path / "net.onnx").rename(tmp_path / "moved.onnx")
-    with pytest.raises(FileError, match=r"net\.onnx"):
+    with pytest.raises(LaunchError, match=r"net\.onnx, which is not there; give --model FILE"):
         launch(alone)
     assert launch(alone, model_path=tmp_path / "moved.onnx", steps=1).steps == 1
 

@@ -47,6 +47,22 @@ def abandon_output() -> None:
 
 
 @contextmanager
+def ranks_leave_at_once() -> Iterator[None]:
+    """Ends a rank of torchrun without Python's own clean-up. Gloo's threads may still be about to
+    let go of tensors, for which they need Python; where that is ending, the process is aborted
+    (https://github.com/pytorch/pytorch/issues/38228), and torchrun calls the run failed.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        if "RANK" not in os.environ or not isinstance(end.code, int):
+            raise
+        abandon_output()
+        sys.stderr.flush()
+        os._exit(end.code)
+
+
+@contextmanager
 def one_of_several() -> Iterator[None]:
     """Ends a rank quietly where another one says why: the one that failed, or after Ctrl-C the
     first one.

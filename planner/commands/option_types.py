@@ -11,19 +11,22 @@ from planner.units import parse_bytes, parse_rate, parse_seconds
 
 
 class Quantity(click.ParamType[Any]):
-    """An option with a unit."""
+    """An option with a unit; some are senseless as 0."""
 
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
-        self.name, self.parse = name, parse
+    def __init__(self, name: str, parse: Callable[[str], float], *, positive: bool = False) -> None:
+        self.name, self.parse, self.positive = name, parse, positive
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Parses text; defaults that are numbers already stay."""
         if not isinstance(value, str):
             return value
         try:
-            return self.parse(value)
+            found = self.parse(value)
         except UnitError as error:
             return self.fail(str(error), param, ctx)
+        if self.positive and found <= 0:
+            return self.fail(f"expected more than 0, got {value!r}", param, ctx)
+        return found
 
 
 class Dimension(click.ParamType[Any]):
@@ -112,6 +115,7 @@ def parse_ratio(text: str) -> float:
 
 
 SIZE, TIME = Quantity("size", parse_bytes), Quantity("time", parse_seconds)
+MEMORY = Quantity("size", parse_bytes, positive=True)
 
 
 RATE = Quantity("rate", parse_rate)

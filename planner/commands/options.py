@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from planner.commands.option_types import RATIO, SIZE, Pin, counts, names
+from planner.commands.option_types import MEMORY, RATIO, SIZE, Pin, counts, names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -92,7 +92,7 @@ TRAINING = stacked(
         show_default=True,
         help="Run forwards twice instead of stashing.",
     ),
-    click.option("--device-memory", type=SIZE, help='Per device, such as "8 GiB".'),
+    click.option("--device-memory", type=MEMORY, help='Per device, such as "8 GiB".'),
     click.option(
         "--reserve",
         type=SIZE,

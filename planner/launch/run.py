@@ -227,6 +227,8 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     if model_path is None and plan.model_path is None:
         raise LaunchError(f"{path}: names no model; give --model FILE")
     found = model_path or path.parent / str(plan.model_path)
+    if model_path is None and not found.is_file():
+        raise LaunchError(f"{path}: made for {found}, which is not there; give --model FILE")
     model = load(found, dimensions=plan.dimensions)
     if plan.model_hash not in (None, model.hash):
         raise FileError(

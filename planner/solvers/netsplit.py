@@ -191,7 +191,7 @@ def _searches(problem: Problem, placing: Placing) -> Iterator[_Search]:
         )
     if options.objective is not Objective.BOTTLENECK:
         yield _Search(
-            "the least latency",
+            "the least latency (times to 0.1 %)",
             lambda device_of: latency_s(placing, device_of),
             lambda instance, limit_s, start: _by_engine(problem, instance, limit_s, start),
         )
@@ -339,7 +339,7 @@ def _space(problem: Problem, what: str, groups: int, note: str = "") -> str:
     netsplit = problem.options.netsplit
     parts = ["placements without replicas or recomputation"]
     if what:
-        parts.append(f"{what} over {groups} groups of operators, times to 0.1 %")
+        parts.append(f"{what} over {groups} groups of operators")
     if netsplit.relaxed:
         parts.append("as published: devices and links do any number of things at once")
     return "; ".join([*parts, *([note] if note else [])])

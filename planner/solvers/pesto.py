@@ -55,7 +55,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     )
     shortage = None
     for share in ROUND_SHARES:
-        answer = place(placing, time_limit_s * share)
+        answer = place(placing, time_limit_s * share, problem.options.seed)
         if answer.device_of is None:
             # With less memory, what the program says is not said of the problem.
             status = Status.UNKNOWN if shortage else answer.status
@@ -74,8 +74,12 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     return Result(Status.UNKNOWN, None, space=space, reason=shortage)
 
 
-def place(placing: Placing, time_limit_s: float) -> Answer:
-    """The device of each operator, and a bound on the forward makespan."""
+def place(placing: Placing, time_limit_s: float, seed: int = 0) -> Answer:
+    """The device of each operator, and a bound on the forward makespan.
+
+    Args:
+        seed: of the engine.
+    """
     groups = groups_of(placing)
     whole, forward = instance_of(placing, groups), forward_of(placing)
     instance = replace(
@@ -83,7 +87,7 @@ def place(placing: Placing, time_limit_s: float) -> Answer:
         alone_bytes=whole.alone_bytes,
         together_bytes=whole.together_bytes,
     )
-    return netsplit_cpsat.solve(instance, max(0.0, time_limit_s), _start(whole, forward))
+    return netsplit_cpsat.solve(instance, max(0.0, time_limit_s), _start(whole, forward), seed=seed)
 
 
 def groups_of(placing: Placing) -> tuple[tuple[int, ...], ...]:
