@@ -74,7 +74,7 @@ bench-solvers: $(READY) ## the solvers against the published ones and at scale; 
 	$(BIN)/python -m tests.bench_solvers
 	$(BIN)/python -m tests.bench_solvers --scaling
 
-bench-accuracy: $(READY) ## plans predicted and run, on a quiet machine; writes docs/accuracy.md (about 15 minutes)
+bench-accuracy: $(READY) ## plans predicted and run, on a quiet machine; writes docs/accuracy.md (about 20 minutes)
 	$(BIN)/python -m tests.bench_accuracy --write
 
 bench-memory: $(READY) ## peak memory of 60 plans predicted and tracked; writes docs/accuracy.md (about 5 minutes)
