@@ -286,6 +286,8 @@ def main() -> None:
     options = parser.parse_args()
     models, counts = options.models.split(","), {2: options.two, 4: options.four}
     slow = options.slow
+    if options.known is not None and not (options.known / "slow.yaml").is_file():
+        slow = 0
     if slow and options.known is None and (why := missing()):
         say(f"no plans over a slow link: {why}")
         slow = 0

@@ -1,10 +1,14 @@
 """Tensors between two devices that share a queue instead of a network."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from planner.launch.exchange import Exchange, in_a_row, laid_out, order_of
+from planner.launch.runtime import Runtime
 from planner.schedules import Direction, Receive, Send
+from tests.builders import graph_of
 
 B, F = Direction.BACKWARD, Direction.FORWARD
 
@@ -121,6 +125,25 @@ def test_what_lies_differently_later_is_turned_into_what_was_said():
         found, _ = there.take(said, tensor.shape)
         assert torch.equal(found, tensor)
         assert found.stride() == LAYOUTS["transposed"].stride()
+
+
+def test_a_part_is_copied_once_for_all_targets():
+    sent = {}
+
+    class World:
+        """Keeps what is sent, by target."""
+
+        def send(self, tensor, device):
+            sent.setdefault(device, []).append(tensor)
+            return SimpleNamespace(posted_s=0.0, is_over=lambda: True)
+
+    runtime = Runtime([], graph_of([[]]), {}, None, None, World())
+    runtime._made = {"t": GAPS["every second"]}
+    for device in (1, 2):
+        runtime._send(Send(F, 0, 0, "t", device))
+    first, second = sent[1][-1], sent[2][-1]
+    assert first.tolist() == GAPS["every second"].flatten().tolist()
+    assert first.data_ptr() == second.data_ptr() != GAPS["every second"].data_ptr()
 
 
 def test_a_row_and_its_order_are_the_tensor():

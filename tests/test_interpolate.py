@@ -157,6 +157,10 @@ def without_a_view(profile):
     return replace(profile, views=())
 
 
+def with_a_gradient_view(profile):
+    return replace(profile, gradient_views=(View("y", "z"),))
+
+
 def with_operators(profile):
     first, second = profile.graph.operators
     graph = replace(profile.graph, operators=(replace(first, type="Gemm"), second))
@@ -197,6 +201,7 @@ def with_weight(profile):
         (with_rank, r"mask is bool\[4, 1\] and bool\[8\]"),
         (with_weight, r"w is trained, and is float32\[4, 4\] and float32\[8, 4\]"),
         (without_a_view, "other tensors are views"),
+        (with_a_gradient_view, "other gradients are views"),
         (lambda p: replace(p, engine="roofline"), "engine is 'torch' and 'roofline'"),
         (lambda p: replace(p, model_hash="1"), "model_hash is"),
         (lambda p: replace(p, threads=2), "threads is None and 2"),

@@ -317,6 +317,21 @@ def test_pesto_sees_no_backward():
     assert pesto.forward_of(example).backward_s.sum() == 0
 
 
+def test_pesto_draws_lots_by_the_seed_that_is_asked_for(monkeypatch):
+    seeds, solve = [], pesto.netsplit_cpsat.solve
+
+    def noted(*arguments, seed):
+        seeds.append(seed)
+        return solve(*arguments, seed=seed)
+
+    monkeypatch.setattr(pesto.netsplit_cpsat, "solve", noted)
+    problem = problem_of(
+        profile_of(graph_of([[], []]), [1.0, 1.0]), cluster([unit_type()] * 2), seed=7
+    )
+    assert pesto.solve(problem, 5.0).strategy is not None
+    assert seeds == [7]
+
+
 def test_pesto_keeps_to_the_memory_that_training_needs():
     # A parameter with gradient, an output with gradient: 4 kB for each of three operators; 9 kB
     # hold two with the tensor between them. By forwards alone a chain stays on one device.
