@@ -8,6 +8,7 @@ On a CPU, a tracker counts storages from their making to their end. The machine 
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from planner.strategy import (
 from tests.accuracy_plans import SUBJECTS, planned
 from tests.bench_solvers import ROOT, put, table
 from tests.builders import cluster, unit_type
-from tests.memory_runs import OVER, UNDER, Taken, run
+from tests.memory_runs import OVER, UNDER, Late, Taken, run
 from tests.models import cached
 
 DOCUMENT = ROOT / "docs" / "accuracy.md"
@@ -98,10 +99,18 @@ class Row:
     Attributes:
         taken: what was predicted and measured.
         least_bytes: what is predicted if nothing that is sent ever waits.
+        late_bytes: the most that it took when its links were slow, where that was run: if it took
+            much less than predicted.
     """
 
     taken: Taken
     least_bytes: int
+    late_bytes: int | None = None
+
+    @property
+    def most(self) -> Taken:
+        """With slow links, where these were run."""
+        return replace(self.taken, live_bytes=max(self.taken.live_bytes, self.late_bytes or 0))
 
 
 def unhindered(problem: Problem, strategy: Strategy) -> list[int]:
@@ -137,8 +146,21 @@ def measured(folder: Path, models: Sequence[str], seed: int) -> list[Row]:
                 write_plan(planned(problem, strategy), path)
                 least[path.name] = unhindered(problem, strategy)
         took = run(here, ranks, timeout_s=1800)
-        found += [Row(one, least[one.plan][one.rank]) for one in took]
+        rows = [Row(one, least[one.plan][one.rank]) for one in took]
+        found += [row if row.taken.share <= OVER else run_late(row, here, ranks) for row in rows]
     return found
+
+
+def run_late(row: Row, folder: Path, ranks: int) -> Row:
+    """Runs a plan again with the links slow on which a rank sends, forward and back."""
+    one, here = row.taken, folder / "late"
+    shutil.rmtree(here, ignore_errors=True)
+    here.mkdir()
+    for file in (one.plan, f"{one.plan.split('.')[0]}.onnx"):
+        shutil.copy(folder / file, here)
+    took = [again for back in (False, True)
+            for again in run(here, ranks, timeout_s=600, late=Late(one.rank, back))]  # fmt: skip
+    return replace(row, late_bytes=max(t.live_bytes for t in took if t.rank == one.rank))
 
 
 def document(rows: Sequence[Row], seed: int) -> str:
@@ -158,13 +180,31 @@ def document(rows: Sequence[Row], seed: int) -> str:
         f" {100 * (max(one.share for one in found) - 1):+.1f} %. {between} are between what is"
         " predicted if nothing that is sent ever waits and what is predicted (to 2 %).",
     ]
+    late = [row for row in rows if row.late_bytes is not None]
+    if late:
+        lines.append(
+            f"{len(late)} over by more were run again with slow links:"
+            f" {sum(row.most.right for row in late)} are within the limits of the most that they"
+            f" took then, the others at most"
+            f" {100 * (max(row.most.share for row in late) - 1):+.1f} %."
+        )
     cells = [
         [one.plan.removesuffix(".strategy.json"), one.rank, f"{row.least_bytes / 1e6:.2f}",
-         f"{one.live_bytes / 1e6:.2f}", f"{one.predicted_bytes / 1e6:.2f}",
+         f"{one.live_bytes / 1e6:.2f}",
+         "" if row.late_bytes is None else f"{row.late_bytes / 1e6:.2f}",
+         f"{one.predicted_bytes / 1e6:.2f}",
          f"{100 * (one.share - 1):+.1f} %"]
         for row, one in zip(rows, found, strict=True)
     ]  # fmt: skip
-    head = ["plan", "rank", "MB if nothing waits", "live MB", "predicted MB", "error"]
+    head = [
+        "plan",
+        "rank",
+        "MB if nothing waits",
+        "live MB",
+        "with slow links",
+        "predicted MB",
+        "error",
+    ]
     return "\n".join([*lines, "", table(head, cells), ""])
 
 
@@ -184,10 +224,11 @@ def main() -> None:
     print(text)
     if options.write:
         put(DOCUMENT, "memory", f"\n{text}")
-    wrong = [row.taken for row in found if not row.taken.right]
-    for one in wrong:
-        error = 100 * (one.share - 1)
-        print(f"outside: {one.plan} rank {one.rank} {error:+.1f} %", file=sys.stderr)
+    for row in found:
+        if not row.taken.right:
+            errors = [f"{100 * (one.share - 1):+.1f} %" for one in (row.taken, row.most)]
+            said = f"{errors[0]}, with slow links {errors[1]}"
+            print(f"outside: {row.taken.plan} rank {row.taken.rank} {said}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,21 @@ say.
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from planner.launch.runtime import StageRunner
+from planner.launch.world import Channel, _Watcher
 
 ROOT = Path(__file__).parent.parent
 UNDER, OVER = 0.98, 1.1
+TRANSFER_S, FORWARD_S = 0.2, 0.4  # of slow links, and before forwards of a rank that has them
 
 _WORKER = f"""
 import json, os, sys
@@ -21,6 +30,9 @@ import torch.distributed as dist
 from planner.commands.ends import ranks_leave_at_once
 from planner.launch.run import launch
 from planner.reports.launch import launch_json
+from tests.memory_runs import Late, slow_down
+if len(sys.argv) > 2:
+    slow_down(int(os.environ["RANK"]), Late(int(sys.argv[2]), sys.argv[3] == "back"))
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 start, found = dist.init_process_group, {{}}
 for path in sorted(Path(sys.argv[1]).glob("*.strategy.json")):
@@ -70,13 +82,67 @@ def taken(found: Mapping[str, Mapping[str, list[int]]]) -> list[Taken]:
     ]
 
 
-def run(folder: Path, ranks: int, timeout_s: float) -> list[Taken]:
-    """Runs all plans in a folder, which have equally many ranks and names without spaces."""
+@dataclass(frozen=True)
+class Late:
+    """A rank whose links are slow in one direction, so that what it sends waits.
+
+    Attributes:
+        back: whether these are the links to ranks before it, else to those behind. Ranks behind it
+            are through with a microbatch while it runs the forwards of others, which start late.
+    """
+
+    rank: int
+    back: bool
+
+
+@dataclass(frozen=True)
+class _LateWork:
+    work: Any
+
+    def wait(self) -> None:
+        self.work.wait()
+        time.sleep(TRANSFER_S)
+
+
+class _LateWatcher(_Watcher):
+    """At both ends of a link, which else might disagree on when a tensor is there."""
+
+    def watch(self, work: Any, buffer: Tensor) -> Future[float]:
+        return super().watch(_LateWork(work), buffer)
+
+
+def slow_down(rank: int, late: Late) -> None:
+    """Makes this rank see late what a rank sends, and that rank compute as it has to."""
+    connect, forward = Channel.__init__, StageRunner.forward
+
+    def connect_slowly(self: Channel, peer: int, group: object, sends: bool) -> None:
+        connect(self, peer, group, sends)
+        source, target = (rank, peer) if sends else (peer, rank)
+        if source == late.rank and (target < source) == late.back:
+            self._watcher = _LateWatcher()
+
+    def forward_late(*args: Any) -> Any:
+        time.sleep(FORWARD_S)
+        return forward(*args)
+
+    Channel.__init__ = connect_slowly
+    if rank == late.rank and not late.back:
+        StageRunner.forward = forward_late
+
+
+def run(folder: Path, ranks: int, timeout_s: float, late: Late | None = None) -> list[Taken]:
+    """Runs all plans in a folder, which have equally many ranks and names without spaces.
+
+    Args:
+        late: a rank with slow links.
+    """
     worker = folder / "worker.py"
     worker.write_text(_WORKER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    slowly = [] if late is None else [str(late.rank), "back" if late.back else "on"]
+    command += [str(ranks), worker.name, ".", *slowly]
     done = subprocess.run(
-        [*command, str(ranks), worker.name, "."], cwd=folder, capture_output=True, text=True,
+        command, cwd=folder, capture_output=True, text=True,
         timeout=timeout_s, check=False, env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     if done.returncode:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,13 +12,22 @@ from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
 from planner.costs.compute import operator_times, slowdown, step_s
 from planner.costs.evaluate import evaluate
-from planner.costs.memory import limit_bytes, stage_memory, use_bytes
+from planner.costs.memory import limit_bytes, stage_memory, unsent, use_bytes
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judge import judge
 from planner.problem import Optimizer, Result, Status
 from planner.profile import OperatorCost, View, stash_bytes
-from planner.schedules import Kind
+from planner.schedules import (
+    Compute,
+    Direction,
+    Kind,
+    Receive,
+    Send,
+    default_warmups,
+    program,
+    waits,
+)
 from planner.simulate.events import simulate
 from planner.solvers.fit import pipeline
 from planner.strategy import ScheduleName, Stage, Strategy
@@ -273,11 +283,75 @@ def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
     backward = code.backward[: code.start[1]][code.kind[: code.start[1]] == Kind.COMPUTE]
     assert backward.tolist() == [False] * 4 + [True, False] * 2 + [True] * 4
     # Of 60 B each: copies beside what is kept, of all forwards before the first backward. From
-    # then on its reader has begun two more microbatches than have come back. Outputs that are
-    # run again wait themselves, and are counted as if they did until a backward.
-    before, between = ([0] * 4, 0) if recompute else ([0, 60, 120, 180], 120)
-    waiting = [*before, 120, between, 120, between, 120, 120, 60, 0]
+    # then on its reader may not have begun more microbatches than have come back. Outputs that
+    # are run again wait themselves, and are counted as if they did until a backward.
+    before, between = ([0] * 4, 0) if recompute else ([0, 60, 120, 180], 180)
+    waiting = [*before, 180, between, 180, between, 180, 120, 60, 0]
     assert [m - n for m, n in zip(may, at_once, strict=True)] == waiting
+
+
+@st.composite
+def pipelines(draw):
+    """Up to four stages of a chain in 1F1B, on up to three devices each."""
+    widths = draw(st.lists(st.integers(1, 3), min_size=2, max_size=4))
+    count = draw(st.integers(1, 9))
+    warmups = default_warmups(widths, count, draw(st.integers(0, 2)))
+    last = np.cumsum(widths).tolist()
+    return tuple(
+        Stage((f"op{s}",), tuple(range(last[s] - width, last[s])), warmups[s], recompute=True)
+        for s, width in enumerate(widths)
+    ), count
+
+
+@given(pipelines())
+def test_an_output_waits_unless_it_must_have_come(drawn):
+    stages, count = drawn
+    graph = graph_of([[s - 1] if s else [] for s in range(len(stages))])
+    strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, count)
+    known = surely_run(program(strategy, graph).lists)
+    for s, stage in enumerate(stages[:-1]):
+        for r in range(stage.num_replicas):
+            own = range(r, count, stage.num_replicas)
+            backwards = [Compute(Direction.BACKWARD, s, m) for m in own]
+            ahead = np.array([min(stage.warmup, len(own) - k) - 1 for k in range(len(own))])
+            found = unsent(strategy, graph, s, np.arange(len(own)), ahead).tolist()
+            waiting = [
+                sum(
+                    Compute(Direction.FORWARD, s + 1, m) not in known[one] for m in own[k + 1 :][:n]
+                )
+                for k, (one, n) in enumerate(zip(backwards, ahead.tolist(), strict=True))
+            ]
+            assert all(f >= w for f, w in zip(found, waiting, strict=True))
+            if {one.num_replicas for one in stages} == {1}:
+                assert found == waiting
+
+
+def surely_run(lists):
+    """By computation, those that have ended when it starts, whatever takes how long: all before it
+    on its device, and what was done where the tensors were made that it waits for.
+    """
+    sent, known = {}, {}
+    done = {device: frozenset() for device in lists}
+    left = {device: list(actions) for device, actions in lists.items()}
+    while any(left.values()):
+        for device, actions in left.items():
+            while actions:
+                action = actions[0]
+                if isinstance(action, Compute):
+                    due = [
+                        (device, one.device, one.direction, one.microbatch, one.tensor)
+                        for one in lists[device]
+                        if isinstance(one, Receive) and waits(action, one)
+                    ]
+                    if not sent.keys() >= set(due):
+                        break
+                    known[action] = done[device].union(*(sent[one] for one in due))
+                    done[device] = known[action] | {action}
+                if isinstance(action, Send):
+                    key = action.device, device, action.direction, action.microbatch, action.tensor
+                    sent[key] = done[device]
+                del actions[0]
+    return known
 
 
 def test_a_gradient_that_goes_back_may_wait_through_the_next_backward():

@@ -20,7 +20,7 @@ from planner.schedules import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.accuracy_plans import planned
 from tests.builders import cluster, unit_type
-from tests.memory_runs import run, taken
+from tests.memory_runs import Late, run, taken
 from tests.models import light, llama
 
 F1B, GPIPE = ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE
@@ -196,15 +196,20 @@ STEPS = {
 }
 
 
-def test_several_devices_take_what_is_predicted(profiled, tmp_path):
+@pytest.mark.parametrize("late", [None, Late(0, back=False)], ids=["evenly", "slow links"])
+def test_several_devices_take_what_is_predicted(profiled, tmp_path, late):
     """All cases in one start of torchrun."""
     folder, profiles = profiled
+    cases = {name: case for name, case in CASES.items() if len(case[0]) > 1}
+    if late:
+        cases = {"again": CASES["again"]}
     for name, profile in profiles.items():
         (tmp_path / f"{name}.onnx").write_bytes((folder / f"{name}.onnx").read_bytes())
-        for case, what in CASES.items():
-            if len(what[0]) > 1:
-                write_case(tmp_path, f"{name} {case}".replace(" ", "-"), profile, what)
-    found = run(tmp_path, 3, timeout_s=200)
-    several = sum(len(case[0]) > 1 for case in CASES.values())
-    assert len({one.plan for one in found}) == len(MODELS) * several
+        for case, what in cases.items():
+            write_case(tmp_path, f"{name}-{case}", profile, what)
+    found = run(tmp_path, 3, timeout_s=200, late=late)
+    assert len({one.plan for one in found}) == len(MODELS) * len(cases)
     assert not [one for one in found if not one.right]
+    if late:
+        assert any(one.plan.startswith("llama") and one.rank == late.rank and one.share < 1.01
+                   for one in found)  # its outputs have waited  # fmt: skip

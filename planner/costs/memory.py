@@ -1,5 +1,6 @@
 """Bytes on a device: what a stage takes, and the peak that an action list reaches."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -318,16 +319,16 @@ def use_bytes(
     copies = _before(np.where(forward, copied, 0) - np.where(back, copied, 0))
     if len(stages) == 1:
         ((s, only),) = stages.items()
-        inflight_now = _before(forward.astype(np.int64) - back)
-        # What a backward belongs to has been sent, or its gradient would not be there.
-        most = unsent(strategy, problem.profile.graph, s) if waits else 0
-        waiting = np.minimum(inflight_now - back, most)
+        ahead = _before(forward.astype(np.int64) - back) - back
+        waiting = np.zeros_like(ahead)
+        if waits:
+            waiting = unsent(strategy, problem.profile.graph, s, np.cumsum(back) - 1, ahead)
         if again[s]:
-            gone = np.where(back, inflight_now - waiting, 0) * only.output_bytes
+            gone = np.where(back, 1 + ahead - waiting, 0) * only.output_bytes
         else:
             copies = np.where(np.cumsum(back) > 0, waiting * only.copied_bytes, copies)
-    ahead = of_stage(lambda s: stages[s].forward_workspace_bytes)
-    behind = of_stage(lambda s: stages[s].backward_workspace_bytes)
+    forward_workspace = of_stage(lambda s: stages[s].forward_workspace_bytes)
+    backward_workspace = of_stage(lambda s: stages[s].backward_workspace_bytes)
     sent_back = of_stage(lambda s: stages[s].returned_bytes)
     left = of_stage(lambda s: stages[s].left_bytes)
     taken = of_stage(lambda s: stages[s].taken_bytes)
@@ -351,22 +352,38 @@ def use_bytes(
     if not waits:
         copies, returned = np.zeros_like(copies), np.zeros_like(returned)
     returned += _before(np.where(back, left - taken, 0))
-    workspace = np.where(back, behind, ahead)
+    workspace = np.where(back, backward_workspace, forward_workspace)
     return kept - gone + np.where(back, rerun, 0), buffers + returned + copies, workspace
 
 
-def unsent(strategy: Strategy, graph: Graph, s: int) -> int:
-    """How many outputs a replica of a stage may hold at most, while one of its backwards runs,
-    because their readers have not come to them. With GPipe these have run all their forwards
-    then. With 1F1B a stage t has begun W_t R_t microbatches before the first one comes back, and
-    each of its replicas has posted the receives of one more.
+def unsent(strategy: Strategy, graph: Graph, s: int, latest: Ints, ahead: Ints) -> Ints:
+    """(n,) how many outputs a replica of a stage may hold during its actions because they may not
+    have come to their readers, however slow links and other devices are.
+
+    What a backward belongs to has come, or its gradient would not be there. With GPipe its readers
+    have run all their forwards then. With 1F1B the replica of a stage t that sent the gradient of
+    microbatch m has run W_t forwards from m on, every R_t-th microbatch. A replica of stage s sends
+    to every L-th replica of t in turn, L = lcm(R_s, R_t) / R_s, so what another of them has run is
+    known from the gradient that it sent last.
+
+    Args:
+        latest: (n,) which of the replica's backwards has begun last, from 0.
+        ahead: (n,) its microbatches in flight beyond that one.
     """
-    stage = strategy.stages[s]
+    width = strategy.stages[s].num_replicas
     readers = {t for one in crossings(strategy, graph) if one.source == s for t in one.targets}
+    waiting = np.zeros_like(ahead)
     if strategy.schedule is ScheduleName.GPIPE or not readers:
-        return 0
-    come = min((strategy.stages[t].warmup + 1) * strategy.stages[t].num_replicas for t in readers)
-    return max(0, -(-(stage.warmup * stage.num_replicas - come) // stage.num_replicas))
+        return waiting
+    for i in range(1, int(ahead.max(initial=0)) + 1):
+        come = np.ones(len(ahead), dtype=np.bool_)
+        for reader in (strategy.stages[t] for t in readers):
+            turns = math.lcm(width, reader.num_replicas) // width
+            back = -(-i // turns) * turns  # from there to the last gradient of the same replica
+            run = back * width <= (reader.warmup - 1) * reader.num_replicas
+            come &= (latest + i >= back) & run
+        waiting += (i <= ahead) & ~come
+    return waiting
 
 
 def _before(changes: Ints) -> Ints:
