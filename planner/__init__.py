@@ -5,7 +5,7 @@ The way from a model to a trained model, one module a step:
     model.py -> graph.py -> profilers/ -> profile.py          what the operators cost
     topology.py                                               what the devices can do
     problem.py -> coarsen.py, order.py, solvers/ -> strategy.py   who runs what
-    schedules.py -> simulate/, costs/                         when it runs, how long it takes
+    schedules.py -> dry_run.py, simulate/, costs/             when it runs, how long it takes
     judge.py, plan.py -> reports/, partition.py, launch/    choose, show, write, run
 """
 

@@ -21,6 +21,15 @@ from statistics import fmean, median
 import numpy as np
 import numpy.typing as npt
 
+from planner.actions import (
+    AllReduce,
+    Compute,
+    Direction,
+    Program,
+    Receive,
+    Send,
+    Step,
+)
 from planner.calibration import Calibration, Deviation
 from planner.costs.calibration import first_output_bytes, whole_share
 from planner.costs.collectives import slowest_link
@@ -28,7 +37,6 @@ from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.prediction import Plan
 from planner.problem import Problem
-from planner.schedules import AllReduce, Compute, Direction, Program, Receive, Send, Step
 from planner.simulate.events import run as simulated
 from planner.simulate.timeline import Event, Timeline
 from planner.strategy import operator_indices

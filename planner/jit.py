@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import numba
 
 # Folders and files whose functions are compiled, or compiled into others.
-_COMPILED = frozenset({"costs", "solvers", "simulate", "order.py", "schedules_kernels.py"})
+_COMPILED = frozenset({"costs", "solvers", "simulate", "order.py", "dry_run_kernels.py"})
 
 F = TypeVar("F", bound=Callable[..., Any])
 

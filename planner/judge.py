@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib import metadata
 
 import planner
+from planner.actions import Kind
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.compute import fits_any_device, rescaled, slowdowns
 from planner.costs.evaluate import Evaluation, evaluate
@@ -19,7 +20,7 @@ from planner.prediction import (
 )
 from planner.problem import Objective, Problem, Result
 from planner.routes import host_order
-from planner.schedules import Kind, default_warmups, program, with_microbatches
+from planner.schedules import default_warmups, program, with_microbatches
 from planner.simulate.events import run
 from planner.simulate.timeline import Times, shares_s
 from planner.strategy import ScheduleName, Strategy, crossings, used_devices

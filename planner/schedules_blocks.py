@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.schedules import SCHEDULES, Code, Direction, Ints, Kind
+from planner.actions import Code, Direction, Ints, Kind
+from planner.schedules import SCHEDULES
 from planner.strategy import Crossing, GradientSum, ScheduleName, Strategy
 
 

@@ -29,9 +29,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from math import inf
 
-from planner.prediction import StagePrediction
-from planner.schedules import (
-    SCHEDULES,
+from planner.actions import (
     Action,
     AllReduce,
     Compute,
@@ -40,6 +38,8 @@ from planner.schedules import (
     Send,
     Step,
 )
+from planner.prediction import StagePrediction
+from planner.schedules import SCHEDULES
 from planner.strategy import (
     Crossing,
     GradientSum,

@@ -6,8 +6,16 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeVar
 
+from planner.actions import (
+    AllReduce,
+    Compute,
+    Direction,
+    Receive,
+    Send,
+    Step,
+    text,
+)
 from planner.errors import OptionError
-from planner.schedules import AllReduce, Compute, Direction, Receive, Send, Step, text
 from planner.simulate.read_trace import Trace
 from planner.simulate.timeline import (
     Event,

@@ -15,10 +15,11 @@ from functools import cache
 import numpy as np
 
 from planner.clusters import device_table, find_topology, read_topology
+from planner.dry_run import wire
 from planner.files import shipped
 from planner.formats import read_any_profiles
 from planner.problem import Options, Problem
-from planner.schedules import program, wire
+from planner.schedules import program
 from planner.simulate.closed import closed_case
 from planner.simulate.delta import simulated
 from planner.simulate.events import run, wired

@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
 from planner.commands.ends import ranks_leave_at_once
+from planner.dry_run import dry_run
 from planner.launch.feed import choose_loss
 from planner.launch.gradients import Gradients
 from planner.launch.run import Job, Settings, as_it_crosses, make_feed, make_part
@@ -39,7 +40,7 @@ from planner.prediction import (
     StagePrediction,
 )
 from planner.profilers.measured import measure
-from planner.schedules import default_warmups, dry_run, program
+from planner.schedules import default_warmups, program
 from planner.strategy import ScheduleName, Stage, Strategy, crossings, used_devices, violations
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 7

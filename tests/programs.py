@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from planner.actions import Program, parse
 from planner.graph import Graph, Operator, Parameter, Tensor
-from planner.schedules import Program, default_warmups, parse
+from planner.schedules import default_warmups
 from planner.strategy import GradientSum, ScheduleName, Stage, Strategy
 from planner.topology import Device, DeviceType, Host, Link, Sharing, Topology
 from tests.strategies import dags

@@ -4,9 +4,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 
-from planner.costs.actions import ActionCosts
-from planner.routes import latency_s, routes
-from planner.schedules import (
+from planner.actions import (
     Action,
     AllReduce,
     Compute,
@@ -15,8 +13,10 @@ from planner.schedules import (
     Receive,
     Send,
     Step,
-    dry_run,
 )
+from planner.costs.actions import ActionCosts
+from planner.dry_run import dry_run
+from planner.routes import latency_s, routes
 from planner.simulate.timeline import Event, Flow, Timeline
 from planner.topology import Sharing, Topology
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.actions import Compute, Direction, text
 from planner.costs.evaluate import evaluate
-from planner.schedules import Compute, Direction, default_warmups, program, text
+from planner.schedules import default_warmups, program
 from planner.simulate.account import account
 from planner.simulate.critical_path import Reason, critical_path
 from planner.simulate.events import run, simulate

@@ -7,6 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.actions import (
+    Compute,
+    Direction,
+    Kind,
+    Receive,
+    Send,
+    waits,
+)
 from planner.costs.bounds import fractional_s, longest_path_s, lower_bound_s, memory_shortage
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
@@ -18,16 +26,7 @@ from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judge import judge
 from planner.problem import Optimizer, Result, Status
 from planner.profile import OperatorCost, View, stash_bytes
-from planner.schedules import (
-    Compute,
-    Direction,
-    Kind,
-    Receive,
-    Send,
-    default_warmups,
-    program,
-    waits,
-)
+from planner.schedules import default_warmups, program
 from planner.simulate.events import simulate
 from planner.solvers.fit import pipeline
 from planner.strategy import ScheduleName, Stage, Strategy

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from planner.actions import Direction, Receive, Send
 from planner.launch.exchange import Exchange, in_a_row, laid_out, order_of
 from planner.launch.runtime import Runtime
-from planner.schedules import Direction, Receive, Send
 from tests.builders import graph_of
 
 B, F = Direction.BACKWARD, Direction.FORWARD

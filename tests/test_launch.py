@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from planner.actions import Compute, Direction
 from planner.errors import FileError, LaunchError, OptionError
 from planner.files import write_plan
 from planner.graph import Graph, Operator, Tensor
@@ -21,7 +22,6 @@ from planner.launch.runtime import StageRunner
 from planner.operators import to_torch
 from planner.problem import Optimizer
 from planner.reports.launch import launch_json, launch_tables
-from planner.schedules import Compute, Direction
 from planner.simulate.read_trace import read_trace
 from planner.strategy import GradientSum
 from tests.launch_worker import CASES, LENGTH, WORDS, Case, load_model, make_model, make_plan

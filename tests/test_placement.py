@@ -9,23 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import schedules_shared
+from planner.actions import Compute, Direction, Receive, Send, text
 from planner.costs.closed_form import bottleneck_s, iteration_s, latency_s
 from planner.costs.evaluate import closed_form_s, evaluate
+from planner.dry_run import dry_run
 from planner.graph import predecessors
 from planner.judge import judge
 from planner.placement import pieces, segments, strategies_of, strategy_of
 from planner.prediction import StagePrediction
 from planner.problem import Objective, Optimizer, Recompute, Result, Status
-from planner.schedules import (
-    Compute,
-    Direction,
-    Receive,
-    Send,
-    default_warmups,
-    dry_run,
-    program,
-    text,
-)
+from planner.schedules import default_warmups, program
 from planner.simulate.events import simulate
 from planner.solvers.fit import pipeline
 from planner.strategy import (

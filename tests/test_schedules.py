@@ -1,29 +1,21 @@
 from itertools import pairwise
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.schedules import (
+from planner.actions import (
     AllReduce,
     Compute,
-    Direction,
     Receive,
     Send,
     Step,
-    decode,
-    default_warmups,
-    dry_run,
-    encode,
-    parse,
-    program,
     text,
-    wire,
 )
+from planner.dry_run import dry_run
+from planner.schedules import default_warmups, program
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.builders import graph_of
-from tests.programs import chain, split, split_graphs, written
+from tests.programs import chain, split
 
 
 def picture(lists, keep=Compute):
@@ -66,82 +58,6 @@ def test_sums_come_in_one_global_order_before_the_step():
     lists = program(split(graph, [1], [2, 3], 6), graph)
     assert [one.devices for one in lists.sums] == [(0, 1), (2, 3, 4)]
     assert picture(lists, (AllReduce, Step)) == "A0 O\nA0 O\nA1 O\nA1 O\nA1 O"
-
-
-names = st.text(min_size=1)
-numbers = st.integers(0, 999)
-transfers = [st.sampled_from(Direction), numbers, numbers, names, numbers]
-
-
-@given(
-    st.one_of(
-        st.builds(Compute, st.sampled_from(Direction), numbers, numbers),
-        st.builds(Send, *transfers),
-        st.builds(Receive, *transfers),
-        st.builds(AllReduce, numbers),
-        st.just(Step()),
-    )
-)
-def test_the_text_of_an_action_parses_back(action):
-    assert " " not in text(action)
-    assert parse(text(action)) == action
-
-
-@pytest.mark.parametrize("word", ["", "F0", "0X0", "0>1", "0>1:2:", "A", "O2", "0F0x"])
-def test_other_words_are_no_actions(word):
-    with pytest.raises(ValueError, match="is no action"):
-        parse(word)
-
-
-@given(split_graphs(max_warmup=4))
-def test_lists_and_their_arrays_say_the_same(case):
-    graph, strategy = case
-    lists = program(strategy, graph)
-    again = encode(dict(lists.lists))
-    assert decode(again, range(len(again))) == decode(lists.code, range(len(lists.code)))
-    assert list(lists.lists) == again.devices.tolist()
-    with pytest.raises(KeyError):
-        lists.lists[99]
-
-
-def test_what_a_transfer_waits_for_is_found_in_the_arrays():
-    found = wire(program(split(chain(2), [1], [1, 1], 2), chain(2)).code)
-    assert found.sound
-    assert (found.source.tolist(), found.target.tolist()) == ([0, 1], [1, 0])
-    assert np.diff(found.first).tolist() == [2, 2]
-    assert not wire(written("0F0 0>1:0:x 0>1:0:y", "1<0:0:y 1<0:0:x 1F0").code).sound
-
-
-@given(split_graphs())
-def test_default_warmups_never_block(case):
-    graph, strategy = case
-    assert dry_run(program(strategy, graph)) is None
-
-
-def test_one_microbatch_in_flight_everywhere_is_slow_but_does_not_block():
-    graph = chain(3)
-    assert dry_run(program(split(graph, [1, 2], [1, 1, 1], 4, warmups=[1, 1, 1]), graph)) is None
-
-
-def test_a_stage_that_wants_more_in_flight_than_the_one_before_it_blocks():
-    graph = chain(2)
-    lists = program(split(graph, [1], [1, 1], 4, warmups=[1, 2]), graph)
-    assert dry_run(lists).startswith("device 0 waits at 0B0; device 1 waits at 1F1; ")
-
-
-def test_transfers_in_crossed_order_are_found():
-    lists = written("0F0 0>1:0:x 0>1:0:y", "1<0:0:y 1<0:0:x 1F0")
-    assert dry_run(lists) == "device 0 sends 0>1:0:x, device 1 expects 1<0:0:y"
-
-
-def test_a_transfer_with_one_end_is_found():
-    assert dry_run(written("0F0 0>1:0:x", "1F0")) == "device 0 sends 0>1:0:x, unheard"
-    assert dry_run(written("0F0", "1F0 1<0:0:x")) == "device 1 awaits 1<0:0:x in vain"
-
-
-def test_sums_in_crossed_order_are_found():
-    lists = written("A0 A1", "A1 A0", sums=[(0, 1), (0, 1)])
-    assert dry_run(lists) == "device 0 waits at A0; device 1 waits at A1"
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(6, 40))

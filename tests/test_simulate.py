@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.costs.actions import ActionCosts
-from planner.costs.collectives import allreduce_s
-from planner.routes import routes
-from planner.schedules import (
+from planner.actions import (
     AllReduce,
     Compute,
     Direction,
     Receive,
     Send,
     Step,
-    dry_run,
-    program,
     text,
 )
+from planner.costs.actions import ActionCosts
+from planner.costs.collectives import allreduce_s
+from planner.dry_run import dry_run
+from planner.routes import routes
+from planner.schedules import program
 from planner.simulate.events import run, simulate
 from planner.simulate.timeline import (
     Event,

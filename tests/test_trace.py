@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.actions import AllReduce, Compute, Direction, Step
 from planner.costs.evaluate import evaluate
-from planner.schedules import AllReduce, Compute, Direction, Step
 from planner.simulate.account import account
 from planner.simulate.gantt import Kind, gantt
 from planner.simulate.gantt_svg import gantt_svg

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.actions import AllReduce, Compute, Direction, Step
 from planner.errors import FileError, OptionError
 from planner.launch import clocks
 from planner.launch.clocks import Clock, Reading, read_clock
-from planner.schedules import AllReduce, Compute, Direction, Step
 from planner.simulate.read_trace import Trace, read_trace
 from planner.simulate.timeline import Event, Flow, Timeline
 from planner.simulate.trace import chrome_trace, write_trace

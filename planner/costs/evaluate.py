@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from planner.actions import Program
 from planner.costs.actions import ActionCosts
 from planner.costs.closed_form import StageCost, objective_s
 from planner.costs.collectives import slowest_link
@@ -18,9 +19,10 @@ from planner.costs.memory import (
 )
 from planner.costs.pricing import action_costs, stage_price
 from planner.costs.shared import shared_stage_costs
+from planner.dry_run import dry_run
 from planner.prediction import MemoryParts, StagePrediction
 from planner.problem import Problem
-from planner.schedules import Program, dry_run, program
+from planner.schedules import program
 from planner.strategy import (
     GradientSum,
     Strategy,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.actions import Code, Ints, Kind
 from planner.costs.passes import (
     backward_excess,
     forward_excess,
@@ -22,7 +23,6 @@ from planner.graph import (
 from planner.prediction import MemoryParts
 from planner.problem import Optimizer, Problem
 from planner.profile import Profile, storage_owner
-from planner.schedules import Code, Ints, Kind
 from planner.strategy import ScheduleName, Strategy, crossings
 from planner.topology import device_type, hosts_by_name
 

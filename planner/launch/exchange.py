@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from planner.actions import Receive, Send
 from planner.launch.world import Transfer, World
-from planner.schedules import Receive, Send
 
 Order = tuple[int, ...]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 
+from planner.actions import Compute, Direction
 from planner.graph import Graph, tensors_by_name
 from planner.launch.clocks import Clock
 from planner.launch.runtime import Record
 from planner.prediction import DevicePrediction, Plan, StagePrediction, said_times
-from planner.schedules import Compute, Direction
 from planner.simulate.timeline import Event, Flow, Timeline, communication_s, compute_s, idle_s
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from planner.actions import Compute, Program
+from planner.dry_run import dry_run
 from planner.errors import FileError, LaunchError, OptionError, PlannerError
 from planner.files import read_plan
 from planner.graph import Graph, main_dtype, parameters_by_name, retyped
@@ -41,7 +43,7 @@ from planner.partition import check_agreement
 from planner.prediction import Plan
 from planner.problem import Optimizer as OptimizerName
 from planner.profilers.storages import watching
-from planner.schedules import Compute, Program, dry_run, program
+from planner.schedules import program
 from planner.simulate.read_trace import measured_by
 from planner.simulate.trace import write_trace
 from planner.strategy import operator_indices, used_devices, violations

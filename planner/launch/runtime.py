@@ -10,15 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.optim import Optimizer
 
-from planner.errors import LaunchError
-from planner.graph import Graph, tensors_by_name
-from planner.launch import clocks
-from planner.launch.exchange import Arrival, Exchange, dense
-from planner.launch.feed import Batch, torch_dtype
-from planner.launch.gradients import Gradients
-from planner.launch.world import Transfer, World
-from planner.profilers.storages import Watch
-from planner.schedules import (
+from planner.actions import (
     Action,
     AllReduce,
     Compute,
@@ -29,6 +21,14 @@ from planner.schedules import (
     text,
     waits,
 )
+from planner.errors import LaunchError
+from planner.graph import Graph, tensors_by_name
+from planner.launch import clocks
+from planner.launch.exchange import Arrival, Exchange, dense
+from planner.launch.feed import Batch, torch_dtype
+from planner.launch.gradients import Gradients
+from planner.launch.world import Transfer, World
+from planner.profilers.storages import Watch
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Tensors = dict[str, Tensor]

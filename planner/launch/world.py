@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from planner.actions import Program, Send
 from planner.errors import LaunchError
 from planner.launch import clocks
 from planner.launch.clocks import EXCHANGES, Reading, read_clock
-from planner.schedules import Program, Send
 
 TIMEOUT = timedelta(minutes=30)
 

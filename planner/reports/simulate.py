@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.actions import AllReduce, Compute, Receive, Step, text
 from planner.prediction import Plan
 from planner.reports.solve import plan_json
 from planner.reports.tables import Table, count, percent
-from planner.schedules import AllReduce, Compute, Receive, Step, text
 from planner.simulate.account import Account
 from planner.simulate.critical_path import PathStep
 from planner.simulate.idle import Cause, Wait

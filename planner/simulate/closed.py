@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.actions import Code, Ints
+from planner.dry_run import Wiring
 from planner.routes import routes
-from planner.schedules import Code, Ints, Wiring
 from planner.simulate import closed_kernels as kernels
 from planner.simulate.timeline import Floats
 from planner.topology import Sharing, Topology

@@ -23,7 +23,7 @@ from planner.jit import inner, njit
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# `schedules.Kind`, as numbers that are compiled in.
+# `actions.Kind`, as numbers that are compiled in.
 COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
 
 
@@ -33,7 +33,7 @@ class Case(NamedTuple):
     Attributes:
         start: (D + 1,) where the list of each device begins, and the last one ends.
         kind: (n,).
-        key: (n,) of computations and receives, as `schedules.Wiring` says; of a sum, the sum.
+        key: (n,) of computations and receives, as `dry_run.Wiring` says; of a sum, the sum.
         pair: (n,) of sends and receives.
         amount: (n,) s, or bytes of a receive.
         post: (n,) s that posting a send or receive takes.

@@ -21,7 +21,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.schedules import Action, Ints, Kind, Wiring, decode, wire
+from planner.actions import Action, Ints, Kind, decode
+from planner.dry_run import Wiring, wire
 from planner.simulate.closed import Network, exclusive_links, network
 from planner.simulate.timeline import Times, occupied, transfers
 from planner.topology import Topology

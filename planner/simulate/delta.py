@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.actions import Lists, Program
 from planner.costs.actions import ActionCosts
 from planner.costs.pricing import StagePrice, action_costs, stage_price
 from planner.derived import derived
 from planner.graph import Graph, parameters_by_name, producers
 from planner.problem import Problem
-from planner.schedules import Lists, Program
 from planner.schedules_blocks import (
     Block,
     Ends,

@@ -1,6 +1,6 @@
 """Times the action lists of `schedules.py` on devices and shared links, by discrete events.
 
-The rules are those of `schedules.py`: each device runs its list in order; computations, sums and
+The rules are those of `actions.py`: each device runs its list in order; computations, sums and
 steps occupy it; sends and receives do not, but for the time that posting them takes. A transfer
 starts when both its ends have posted it and the one before it of the same ordered pair of devices
 has ended. It waits for the latency of its route without taking bandwidth, then moves its bytes at a
@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from planner.actions import Code, Kind, Program
 from planner.costs.actions import ActionCosts
-from planner.schedules import Code, Kind, Program, Wiring, dry_run, wire
+from planner.dry_run import Wiring, dry_run, wire
 from planner.simulate import closed_kernels
 from planner.simulate import events_kernels as kernels
 from planner.simulate.closed import Network, closed_case, exclusive_links, network

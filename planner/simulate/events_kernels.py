@@ -28,7 +28,7 @@ Records = Any
 # (time in s, device, order, pair, transfer); no pair (-1) where the device ends its action.
 Queue = list[tuple[float, int, int, int, int]]
 
-# `schedules.Kind`, as numbers that are compiled in.
+# `actions.Kind`, as numbers that are compiled in.
 COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
 
 # at: the action that it runs or waits for; end: of its list;

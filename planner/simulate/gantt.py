@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from planner.schedules import Action, AllReduce, Compute, Direction, Step
+from planner.actions import Action, AllReduce, Compute, Direction, Step
 from planner.simulate.timeline import Timeline
 
 

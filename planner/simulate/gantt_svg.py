@@ -5,8 +5,8 @@ right. What is narrower than half a pixel is drawn together with its neighbours 
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
+from planner.actions import Compute
 from planner.pictures_layout import text_width
-from planner.schedules import Compute
 from planner.simulate.gantt import Kind, kind_of
 from planner.simulate.timeline import Timeline
 from planner.units import format_seconds

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planner.actions import AllReduce, Compute, Direction
 from planner.graph import Graph
-from planner.schedules import AllReduce, Compute, Direction
 from planner.simulate.timeline import Event, Flow, Interval, Timeline
 from planner.strategy import Strategy, crossings, stages_by_device
 

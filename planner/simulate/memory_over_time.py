@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.actions import Code, Kind
 from planner.costs.memory import StageMemory, standing_memory, use_bytes
 from planner.problem import Problem
-from planner.schedules import Code, Kind
 from planner.simulate.timeline import Floats, Ints, Times, occupied
 from planner.strategy import Strategy, stages_by_device
 

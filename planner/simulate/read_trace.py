@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.actions import AllReduce, Direction, parse
 from planner.errors import FileError
 from planner.files import plan_from_plain, read_text, said, to_plain
 from planner.prediction import Plan
-from planner.schedules import AllReduce, Direction, parse
 from planner.simulate.timeline import Event, Flow, Timeline
 from planner.simulate.trace import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
 

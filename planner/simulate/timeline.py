@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.schedules import Action, Code, Compute, Direction, Kind, Step, decode
+from planner.actions import (
+    Action,
+    Code,
+    Compute,
+    Direction,
+    Kind,
+    Step,
+    decode,
+)
 
 Interval = tuple[float, float]
 Floats = npt.NDArray[np.float64]

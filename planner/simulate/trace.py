@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from planner.actions import AllReduce, Direction, text
 from planner.files import write_atomically
-from planner.schedules import AllReduce, Direction, text
 from planner.simulate.timeline import Flow, Timeline
 
 _Record = dict[str, Any]

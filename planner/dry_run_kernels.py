@@ -1,4 +1,4 @@
-"""The inner loop of the dry run in `schedules.py`, compiled by numba."""
+"""The inner loop of `dry_run.py`, compiled by numba."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,7 +7,7 @@ from planner.jit import njit
 
 Ints = npt.NDArray[np.int64]
 
-# `schedules.Kind`, as numbers that are compiled in.
+# `actions.Kind`, as numbers that are compiled in.
 COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
 
 
@@ -16,7 +16,7 @@ def ends(
     start: Ints, kind: npt.NDArray[np.int8], key: Ints, num_keys: int, pair: Ints, target: Ints,
     receives: Ints, first: Ints, members: Ints,
 ) -> bool:  # fmt: skip
-    """Whether lists run to their end; arguments as in `schedules.Code` and `schedules.Wiring`,
+    """Whether lists run to their end; arguments as in `actions.Code` and `dry_run.Wiring`,
     whose transfers all have both ends.
     """
     count = len(start) - 1

@@ -1,0 +1,286 @@
+"""What a device does in one iteration: a list of actions, which the simulator times and the
+launcher runs.
+
+    F, B        forward and backward of (stage, microbatch); each waits for the receives that were
+                posted for it.
+    Send        starts to send a tensor (or its gradient) of one microbatch, right after the
+                action that made it. It does not hold up the list.
+    Receive     posts the buffer for a tensor, one action of the same kind ahead, so that the
+                transfer hides behind the computation. It does not hold up the list either.
+    AllReduce   sums gradients over devices; all devices run their sums in one global order.
+    Step        the optimizer.
+
+A transfer starts when both ends have posted it and ends for both at once (rendezvous); the
+transfers of an ordered pair of devices run first in, first out.
+
+The text form: "2F0" and "2B0" are forward and backward of microbatch 0 in stage 2; "2>5:0:x"
+sends tensor x of microbatch 0 from stage 2 to device 5 and "3<1:0:x" receives it for stage 3 from
+device 1; "2>5:0:d/x" is x's gradient; "A0" is the first sum of gradients and "O" the step.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from urllib.parse import quote, unquote
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.strategy import GradientSum
+
+Ints = npt.NDArray[np.int64]
+
+
+class Direction(StrEnum):
+    """Forward or backward."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Forward or backward of one microbatch in one stage."""
+
+    direction: Direction
+    stage: int
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Starts to send a tensor, or (backward) its gradient, to a device.
+
+    Attributes:
+        stage: the stage of this device whose action made it.
+    """
+
+    direction: Direction
+    stage: int
+    microbatch: int
+    tensor: str
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Posts the buffer for a tensor, or (backward) its gradient, from a device.
+
+    Attributes:
+        stage: the stage of this device whose action waits for it.
+    """
+
+    direction: Direction
+    stage: int
+    microbatch: int
+    tensor: str
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Sums gradients over devices: an index into `Program.sums`."""
+
+    sum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The optimizer's step on this device."""
+
+
+Action = Compute | Send | Receive | AllReduce | Step
+
+
+class Kind(IntEnum):
+    """What an action is, in arrays."""
+
+    COMPUTE = 0
+    SEND = 1
+    RECEIVE = 2
+    SUM = 3
+    STEP = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Code:
+    """Action lists as arrays, one after the other: there can be millions of actions.
+
+    Attributes:
+        devices: (D,) the device of each list, ascending.
+        start: (D + 1,) where each list begins, and the last one ends.
+        kind: (n,) a `Kind`.
+        backward: (n,) whether the direction is backward.
+        stage: (n,) of computations, sends and receives.
+        microbatch: (n,) likewise.
+        tensor: (n,) of sends and receives, an index into `tensors`; of a sum, the sum.
+        peer: (n,) of sends and receives, the device at the other end.
+        tensors: names.
+    """
+
+    devices: Ints
+    start: Ints
+    kind: npt.NDArray[np.int8]
+    backward: npt.NDArray[np.bool_]
+    stage: Ints
+    microbatch: Ints
+    tensor: Ints
+    peer: Ints
+    tensors: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def owner(self) -> Ints:
+        """(n,) the position of each action's device in `devices`."""
+        return np.repeat(np.arange(len(self.devices)), np.diff(self.start))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lists(Mapping[int, tuple[Action, ...]]):
+    """Arrays read as lists of actions, by device."""
+
+    code: Code
+
+    def __getitem__(self, device: int) -> tuple[Action, ...]:
+        (found,) = np.flatnonzero(self.code.devices == device)[:1].tolist() or [None]
+        if found is None:
+            raise KeyError(device)
+        return decode(self.code, range(self.code.start[found], self.code.start[found + 1]))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.code.devices.tolist())
+
+    def __len__(self) -> int:
+        return len(self.code.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What all devices do in one iteration.
+
+    Attributes:
+        lists: per used device, its actions in order; each sum once in the list of each member.
+        sums: the all-reduces, in their global order.
+    """
+
+    lists: Mapping[int, tuple[Action, ...]]
+    sums: tuple[GradientSum, ...]
+
+    @property
+    def code(self) -> Code:
+        """The lists as arrays."""
+        return self.lists.code if isinstance(self.lists, Lists) else encode(self.lists)
+
+    @property
+    def members(self) -> Ints:
+        """How many devices come to each sum."""
+        return np.array([len(one.devices) for one in self.sums], dtype=np.int64)
+
+
+def encode(lists: Mapping[int, Sequence[Action]]) -> Code:
+    """Lists of actions as arrays, by device."""
+    numbers: dict[str, int] = {}
+    rows = []
+    for device in sorted(lists):
+        for action in lists[device]:
+            match action:
+                case Compute(direction, stage, m):
+                    rows.append((Kind.COMPUTE, direction is Direction.BACKWARD, stage, m, 0, 0))
+                case Send(direction, stage, m, name, peer) | Receive(
+                    direction, stage, m, name, peer
+                ):
+                    kind = Kind.SEND if isinstance(action, Send) else Kind.RECEIVE
+                    tensor = numbers.setdefault(name, len(numbers))
+                    back = direction is Direction.BACKWARD
+                    rows.append((kind, back, stage, m, tensor, peer))
+                case AllReduce(index):
+                    rows.append((Kind.SUM, False, 0, 0, index, 0))
+                case Step():
+                    rows.append((Kind.STEP, False, 0, 0, 0, 0))
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T.copy()
+    return Code(
+        np.array(sorted(lists), dtype=np.int64),
+        np.cumsum([0, *(len(lists[device]) for device in sorted(lists))]),
+        columns[0].astype(np.int8), columns[1].astype(bool), columns[2], columns[3], columns[4],
+        columns[5], tuple(numbers),
+    )  # fmt: skip
+
+
+def decode(code: Code, some: Sequence[int] | Ints) -> tuple[Action, ...]:
+    """Actions from their arrays.
+
+    Args:
+        some: indices of the actions.
+    """
+    where = np.asarray(some, dtype=np.int64)
+    columns = (code.kind, code.backward, code.stage, code.microbatch, code.tensor, code.peer)
+    found: list[Action] = []
+    for kind, backward, stage, m, tensor, peer in zip(
+        *(column[where].tolist() for column in columns), strict=True
+    ):
+        direction = Direction.BACKWARD if backward else Direction.FORWARD
+        match kind:
+            case Kind.COMPUTE:
+                found.append(Compute(direction, stage, m))
+            case Kind.SEND:
+                found.append(Send(direction, stage, m, code.tensors[tensor], peer))
+            case Kind.RECEIVE:
+                found.append(Receive(direction, stage, m, code.tensors[tensor], peer))
+            case Kind.SUM:
+                found.append(AllReduce(tensor))
+            case Kind.STEP:
+                found.append(Step())
+    return tuple(found)
+
+
+def waits(compute: Compute, receive: Receive) -> bool:
+    """Whether a computation needs what this receive brings."""
+    return (compute.direction, compute.stage, compute.microbatch) == (
+        receive.direction, receive.stage, receive.microbatch
+    )  # fmt: skip
+
+
+def text(action: Action) -> str:
+    """One action in text form; `parse` reads it back."""
+    match action:
+        case Compute(direction, stage, microbatch):
+            return f"{stage}{direction}{microbatch}"
+        case Send(direction, stage, microbatch, tensor, device):
+            mark = "" if direction is Direction.FORWARD else "d/"
+            return f"{stage}>{device}:{microbatch}:{mark}{quote(tensor, safe='')}"
+        case Receive(direction, stage, microbatch, tensor, device):
+            mark = "" if direction is Direction.FORWARD else "d/"
+            return f"{stage}<{device}:{microbatch}:{mark}{quote(tensor, safe='')}"
+        case AllReduce(index):
+            return f"A{index}"
+        case Step():
+            return "O"
+
+
+_COMPUTE = re.compile(r"(\d+)([FB])(\d+)")
+
+_TRANSFER = re.compile(r"(\d+)([<>])(\d+):(\d+):(d/)?(\S+)")
+
+
+def parse(word: str) -> Action:
+    """The action that `text` wrote.
+
+    Raises:
+        ValueError: if the word is none.
+
+    >>> parse("2B0")
+    Compute(direction=<Direction.BACKWARD: 'B'>, stage=2, microbatch=0)
+    """
+    if word == "O":
+        return Step()
+    if re.fullmatch(r"A\d+", word):
+        return AllReduce(int(word[1:]))
+    if match := _COMPUTE.fullmatch(word):
+        return Compute(Direction(match[2]), int(match[1]), int(match[3]))
+    if match := _TRANSFER.fullmatch(word):
+        end = Send if match[2] == ">" else Receive
+        direction = Direction.BACKWARD if match[5] else Direction.FORWARD
+        return end(direction, int(match[1]), int(match[4]), unquote(match[6]), int(match[3]))
+    raise ValueError(f"{word!r} is no action")
