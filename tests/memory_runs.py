@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from planner.launch.run import launch
 from planner.reports.launch import launch_json
 from tests.memory_runs import Late, slow_down
 if len(sys.argv) > 2:
-    slow_down(int(os.environ["RANK"]), Late(int(sys.argv[2]), sys.argv[3] == "back"))
+    slow_down(int(os.environ["RANK"]), Late(**json.loads(sys.argv[2])))
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 start, found = dist.init_process_group, {{}}
 for path in sorted(Path(sys.argv[1]).glob("*.strategy.json")):
@@ -87,12 +87,14 @@ class Late:
     """A rank whose links are slow in one direction, so that what it sends waits.
 
     Attributes:
-        back: whether these are the links to ranks before it, else to those behind. Ranks behind it
-            are through with a microbatch while it runs the forwards of others, which start late.
+        back: whether these are the links to ranks before it, else to those behind.
+        waits: whether its forwards start late too, so that those behind are through with one
+            microbatch while it sends the next.
     """
 
     rank: int
     back: bool
+    waits: bool
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def slow_down(rank: int, late: Late) -> None:
         return forward(*args)
 
     Channel.__init__ = connect_slowly
-    if rank == late.rank and not late.back:
+    if rank == late.rank and late.waits:
         StageRunner.forward = forward_late
 
 
@@ -139,7 +141,7 @@ def run(folder: Path, ranks: int, timeout_s: float, late: Late | None = None) ->
     worker = folder / "worker.py"
     worker.write_text(_WORKER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    slowly = [] if late is None else [str(late.rank), "back" if late.back else "on"]
+    slowly = [] if late is None else [json.dumps(asdict(late))]
     command += [str(ranks), worker.name, ".", *slowly]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True,

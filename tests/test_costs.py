@@ -263,6 +263,32 @@ def test_a_part_of_something_larger_is_copied_to_be_sent():
     assert stage_memory(replace(profile, graph=graph), [0, 1]).copied_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("base", "size", "output", "copied"),
+    [
+        ("ta", 100, 100, 0),
+        ("ta", 60, 60, 60),
+        ("w", 1000, 0, 0),
+        ("w", 60, 60, 60),
+        ("x", 10, 0, 0),
+    ],
+)
+def test_only_what_is_not_there_anyway_waits_to_be_sent(base, size, output, copied):
+    """tb is the whole or a part of what a made, of a parameter or of what has come."""
+    a, _, c = VIEWS.operators
+    graph = replace(
+        VIEWS,
+        operators=(a, Operator("b", "Test", ("ta", "x"), ("tb",), ("w",)), c),
+        tensors=tuple(
+            replace(one, shape=(size,)) if one.name == "tb" else one for one in VIEWS.tensors
+        ),
+    )
+    need = stage_memory(replace(views_profile(), graph=graph, views=(View("tb", base),)), [0, 1])
+    assert need.output_bytes == output
+    assert need.boundary_bytes == 10 + output
+    assert need.copied_bytes == copied
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
     problem = problem_of(views_profile(), cluster([unit_type()] * 2), 6)

@@ -196,7 +196,9 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("late", [None, Late(0, back=False)], ids=["evenly", "slow links"])
+@pytest.mark.parametrize(
+    "late", [None, Late(0, back=False, waits=True)], ids=["evenly", "slow links"]
+)
 def test_several_devices_take_what_is_predicted(profiled, tmp_path, late):
     """All cases in one start of torchrun."""
     folder, profiles = profiled

@@ -38,7 +38,7 @@ class StageMemory:
             stashes, the stage's inputs and outputs, and what the loss keeps.
         boundary_bytes: the stage's inputs and the outputs that others read: what is kept if the
             forward is run again, because an output stays until it has been sent.
-        output_bytes: those outputs alone.
+        output_bytes: of those outputs, what is no input and no parameter, or a view of one.
         returned_bytes: gradients that go back to earlier stages, until they have been sent.
         forward_workspace_bytes: most bytes above `kept_bytes` while its forward runs: activations
             that live only inside the pass, and what kernels hold for themselves.
@@ -88,32 +88,38 @@ def stage_memory(
     through = {storage_owner(profile, n, inside) for n in (*inputs, *made)}
     kept |= through
     coming = [name for name in inputs if name not in there]
+    sent, copied = _storages_sent(profile, inside, made)
     private = sum(profile.operators[v].stash_private_bytes for v in inside)
     loss = _loss_bytes(graph, inside)
     return StageMemory(
         parameter_bytes=sum(p.bytes for p in held),
         trainable_bytes=sum(p.bytes for p in held if p.trainable),
         kept_bytes=private + sum(tensors[n].bytes for n in kept - there if n in tensors) + loss,
-        boundary_bytes=sum(tensors[n].bytes for n in {*coming, *made}),
-        output_bytes=sum(tensors[n].bytes for n in made),
+        boundary_bytes=sum(tensors[n].bytes for n in {*coming, *sent}),
+        output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
         returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
         forward_workspace_bytes=forward_excess(profile, inside, kept - there, loss),
         backward_workspace_bytes=backward_excess(profile, inside, kept - there - through, loss),
-        copied_bytes=_copied_bytes(profile, inside, made),
+        copied_bytes=sum(tensors[n].bytes for n in copied),
     )
 
 
-def _copied_bytes(profile: Profile, inside: Collection[int], made: Iterable[str]) -> int:
-    """Of what a stage makes for others, that which does not fill the storage that it lies in."""
-    graph = profile.graph
-    tensors = tensors_by_name(graph)
-    size = {name: one.bytes for name, one in tensors.items()}
-    size |= {name: one.bytes for name, one in parameters_by_name(graph).items()}
-    return sum(
-        tensors[name].bytes
-        for name in made
-        if size[storage_owner(profile, name, inside)] != tensors[name].bytes
-    )
+def _storages_sent(
+    profile: Profile, inside: Collection[int], made: Iterable[str]
+) -> tuple[set[str], set[str]]:
+    """Of what a stage makes for others, the storages that wait until it has been sent, without
+    those of parameters, which are there anyway; and those of them that are copies, because a
+    tensor does not fill the storage that it lies in.
+    """
+    tensors, parameters = tensors_by_name(profile.graph), parameters_by_name(profile.graph)
+    owners = {name: storage_owner(profile, name, inside) for name in made}
+    copied = {
+        name
+        for name, owner in owners.items()
+        if (tensors.get(owner) or parameters[owner]).bytes != tensors[name].bytes
+    }
+    whole = {owner for name, owner in owners.items() if name not in copied}
+    return copied | whole - parameters.keys(), copied
 
 
 def _touched(graph: Graph, operators: Iterable[int]) -> set[str]:

@@ -31,6 +31,7 @@ from planner.actions import Code, Kind, Program
 from planner.costs.actions import ActionCosts
 from planner.dry_run import Wiring, dry_run, wire
 from planner.simulate import closed_kernels
+from planner.simulate import events_arrays as arrays
 from planner.simulate import events_kernels as kernels
 from planner.simulate.closed import Network, closed_case, exclusive_links, network
 from planner.simulate.timeline import Floats, Timeline, Times, timeline_of
@@ -166,46 +167,46 @@ def postings(code: Code, costs: ActionCosts) -> Floats:
 
 
 def _world(
-    code: Code, wiring: Wiring, members: kernels.Ints, ways: Network, amount: Floats, post: Floats,
+    code: Code, wiring: Wiring, members: arrays.Ints, ways: Network, amount: Floats, post: Floats,
     topology: Topology,
-) -> kernels.World:  # fmt: skip
+) -> arrays.World:  # fmt: skip
     """Everything before the first event."""
     exclusive, bounds = exclusive_links(topology), ways.bounds
     num_pairs, num_links = len(ways.latency_s), len(topology.links)
     held = np.concatenate([[0], np.cumsum(exclusive[ways.links])])[bounds]
 
-    def numbers(size: int) -> kernels.Ints:
+    def numbers(size: int) -> arrays.Ints:
         return np.zeros(size, dtype=np.int64)
 
-    return kernels.World(
+    return arrays.World(
         devices=_records(
-            kernels.DEVICE, len(code.devices),
+            arrays.DEVICE, len(code.devices),
             at=code.start[:-1], end=code.start[1:], waits=-1,
         ),
         actions=_records(
-            kernels.ACTION, len(code),
+            arrays.ACTION, len(code),
             kind=code.kind, key=wiring.key, pair=wiring.pair,
             amount=amount, post=post,
         ),
         pairs=_records(
-            kernels.PAIR, num_pairs,
+            arrays.PAIR, num_pairs,
             source=wiring.source, target=wiring.target, first=wiring.first[:-1],
             hop=bounds[:-1], end_hop=bounds[1:], latency=ways.latency_s,
             gated=held[1:] > held[:-1],
             number=-1, place=-1,
         ),
         hops=_records(
-            kernels.HOP, int(bounds[-1]),
+            arrays.HOP, int(bounds[-1]),
             link=ways.links,
             pair=np.repeat(np.arange(num_pairs), np.diff(bounds)),
         ),
         links=_records(
-            kernels.LINK, num_links,
+            arrays.LINK, num_links,
             width=[link.bandwidth_bytes_per_s for link in topology.links],
             exclusive=exclusive, head=-1, tail=-1,
         ),
-        sums=_records(kernels.SUMMING, len(members), members=members),
-        clock=_records(kernels.CLOCK, 1),
+        sums=_records(arrays.SUMMING, len(members), members=members),
+        clock=_records(arrays.CLOCK, 1),
         missing=numbers(wiring.num_keys),
         receives=wiring.receives,
         touched=numbers(2 * num_pairs),
@@ -217,7 +218,7 @@ def _world(
     )  # fmt: skip
 
 
-def _records(form: "np.dtype[np.void]", size: int, /, **fields: Any) -> kernels.Records:
+def _records(form: "np.dtype[np.void]", size: int, /, **fields: Any) -> arrays.Records:
     """An array of records that are zero where nothing is said of a field."""
     found = np.zeros(size, dtype=form)
     for name, values in fields.items():

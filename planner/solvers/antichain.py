@@ -46,6 +46,7 @@ from planner.graph import (
 from planner.order import Downsets, count_downsets, downsets, members
 from planner.problem import Objective, Problem, Recompute, Result, Status
 from planner.routes import bandwidth_bytes_per_s
+from planner.solvers import antichain_arrays as arrays
 from planner.solvers import antichain_kernels as kernels
 from planner.solvers import data_parallel, even, pipedream, single
 from planner.solvers.antichain_blocks import lattice_of, sets_of
@@ -321,7 +322,7 @@ def _search(
         best_s = found[-1].objective_s if found else math.inf
         objective, stages, dropped, extended = kernels.search(
             lattice, sets, cuts, row.moves, _training(problem, len(row.order)),
-            kernels.Limits(best_s, row.labels, most_work),
+            arrays.Limits(best_s, row.labels, most_work),
         )  # fmt: skip
         exact, work = exact and not dropped, work + extended + len(subsets) ** 2 / 2
         bound_s = min(bound_s, float(objective))
@@ -333,9 +334,9 @@ def _search(
     return _Searched(found, coarse, bound_s, exact, work)
 
 
-def _training(problem: Problem, count: int) -> kernels.Training:
+def _training(problem: Problem, count: int) -> arrays.Training:
     options = problem.options
-    return kernels.Training(
+    return arrays.Training(
         num_devices=count,
         num_microbatches=options.num_microbatches,
         moments=options.optimizer.num_moments,
@@ -351,7 +352,7 @@ def _strategy(
     problem: Problem,
     coarse: Coarsening,
     subsets: Downsets,
-    rows: kernels.Ints,
+    rows: arrays.Ints,
     devices: Row,
 ) -> Strategy:
     """The strategy that the kernel's rows describe."""

@@ -13,20 +13,21 @@ from planner.graph import Parameter, consumers, holders, producers, tensors_by_n
 from planner.order import Downsets, csr, pack
 from planner.problem import Problem
 from planner.profile import Profile, storage_owner
+from planner.solvers import antichain_arrays as arrays
 from planner.solvers import antichain_kernels as kernels
 from planner.solvers.antichain_devices import first_of_each_type
 
 
-def lattice_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kernels.Lattice:
+def lattice_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> arrays.Lattice:
     """The downsets of blocks with their times on every type of device."""
     times = [times_on(problem, device) for device in first_of_each_type(problem).values()]
     fastest = np.min([t.forward_s + t.backward_s for t in times], axis=0)
 
-    def of_downsets(per_operator: kernels.Floats) -> kernels.Floats:
+    def of_downsets(per_operator: arrays.Floats) -> arrays.Floats:
         blocks = np.array([per_operator[list(block)].sum() for block in coarse.blocks])
         return kernels.sums(subsets.start, subsets.cover, subsets.added, blocks)
 
-    return kernels.Lattice(
+    return arrays.Lattice(
         subsets.masks, subsets.start, subsets.cover, subsets.added,
         forward=np.array([of_downsets(t.forward_s) for t in times]),
         backward=np.array([of_downsets(t.backward_s) for t in times]),
@@ -34,7 +35,7 @@ def lattice_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kerne
     )  # fmt: skip
 
 
-def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Sets:
+def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> arrays.Sets:
     """Tensors and parameters with the blocks that touch them.
 
     Stashed views count as the tensor that they are a view of, wherever it was made: never less than
@@ -86,7 +87,7 @@ def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Set
         for b in blocks:
             holding[b].append(p)
     (tensor_start, touched_tensors), (parameter_start, held) = csr(touching), csr(holding)
-    return kernels.Sets(
+    return arrays.Sets(
         size=np.array([tensors[n].bytes for n in table], dtype=float),
         maker=np.array([maker[n] for n in table], dtype=np.int64),
         gradient=np.array([tensors[n].gradient for n in table], dtype=float),

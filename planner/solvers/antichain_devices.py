@@ -18,7 +18,7 @@ from planner.costs.memory import limit_bytes
 from planner.order import csr
 from planner.problem import Objective, Problem
 from planner.routes import chain, host_order, pair_widths
-from planner.solvers import antichain_kernels as kernels
+from planner.solvers import antichain_arrays as arrays
 from planner.strategy import ScheduleName
 from planner.topology import device_type
 
@@ -62,7 +62,7 @@ class Row:
     """
 
     order: tuple[int, ...]
-    moves: kernels.Moves
+    moves: arrays.Moves
     labels: int
 
 
@@ -172,7 +172,7 @@ def with_less_memory(row: Row, spare_bytes: float) -> Row:
     return replace(row, moves=row.moves._replace(limit=row.moves.limit - spare_bytes))
 
 
-def _moves(problem: Problem, order: tuple[int, ...], one: Round) -> kernels.Moves:
+def _moves(problem: Problem, order: tuple[int, ...], one: Round) -> arrays.Moves:
     """Every combination that a pipeline on these devices can have, from the last stage on."""
     marks = frozenset(one.marks)
     index = {(0, 0, 0): 0}
@@ -204,7 +204,7 @@ def _moves(problem: Problem, order: tuple[int, ...], one: Round) -> kernels.Move
     k_, r_, w_ = np.array(states, dtype=np.int64).T.copy()
     there = np.array(links, dtype=float).reshape(-1, 4).T.copy()
     stages = _stages_on(problem, order, [(k, r) for k, r, _ in states])
-    return kernels.Moves(
+    return arrays.Moves(
         k=k_, r=r_, w=w_, weight=_weights(problem, r_),
         start=start, to=to,
         latency=there[0], rate=there[1], back_latency=there[2], back_rate=there[3],
@@ -221,8 +221,8 @@ def _stages_on(
     problem: Problem,
     order: tuple[int, ...],
     stages: Sequence[tuple[int, int]],
-) -> dict[str, kernels.Floats]:
-    """The fields of `kernels.Moves` that a stage's devices decide, for stages (k, r); 0 for the
+) -> dict[str, arrays.Floats]:
+    """The fields of `arrays.Moves` that a stage's devices decide, for stages (k, r); 0 for the
     first, which stands for none.
     """
     topology, kinds = problem.topology, first_of_each_type(problem)
@@ -256,7 +256,7 @@ def _stages_on(
     return found
 
 
-def _weights(problem: Problem, widths: kernels.Ints) -> kernels.Floats:
+def _weights(problem: Problem, widths: arrays.Ints) -> arrays.Floats:
     """What a stage's period counts in the objective, by its width; 0 where there is no stage."""
     rounds = -(-problem.options.num_microbatches // np.maximum(widths, 1))
     found = {

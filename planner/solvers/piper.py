@@ -29,7 +29,7 @@ from planner.formats.piper import RECOMPUTED, VANILLA, PiperGraph, Tmpc, layer_p
 from planner.order import csr, members
 from planner.problem import Recompute, Status
 from planner.solvers import piper_kernels as kernels
-from planner.solvers.piper_kernels import Degrees, Floats, Ints, Lattice, Layers, Stages
+from planner.solvers.piper_arrays import Degrees, Floats, Ints, Lattice, Layers, Stages
 from planner.windows import windowed
 
 # More would be some millions of stages.
