@@ -2,7 +2,7 @@
 launcher runs.
 
     F, B        forward and backward of (stage, microbatch); each waits for the receives that were
-                posted for it.
+                posted for it, and some for sends: see `waiting_for_sends`.
     Send        starts to send a tensor (or its gradient) of one microbatch, right after the
                 action that made it. It does not hold up the list.
     Receive     posts the buffer for a tensor, one action of the same kind ahead, so that the
@@ -177,6 +177,30 @@ class Program:
     def members(self) -> Ints:
         """How many devices come to each sum."""
         return np.array([len(one.devices) for one in self.sums], dtype=np.int64)
+
+
+def waiting_for_sends(code: Code) -> frozenset[Direction]:
+    """The directions of computations that wait until all that the second one before them, of their
+    stage and direction, has made is sent. While the results of one are on their way the next are
+    made, and no more are kept.
+
+    Backwards do where no device runs several stages. So do forwards where, besides, no device has
+    a backward before a forward, as with GPipe; else their reader may have to wait until it is rid
+    of gradients, and both for ever.
+    """
+    owner, place = code.owner(), np.arange(len(code))
+    computes = code.kind == Kind.COMPUTE
+    ahead = computes & ~code.backward
+    back = computes & code.backward
+    least, most = np.full(len(code.devices), len(code)), np.full(len(code.devices), -1)
+    np.minimum.at(least, owner[computes], code.stage[computes])
+    np.maximum.at(most, owner[computes], code.stage[computes])
+    if (least < most).any():
+        return frozenset()
+    last, first = np.full(len(code.devices), -1), np.full(len(code.devices), len(code))
+    np.maximum.at(last, owner[ahead], place[ahead])
+    np.minimum.at(first, owner[back], place[back])
+    return frozenset(Direction) if (last < first).all() else frozenset({Direction.BACKWARD})
 
 
 def encode(lists: Mapping[int, Sequence[Action]]) -> Code:

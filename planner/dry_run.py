@@ -3,6 +3,7 @@ belong together.
 """
 
 from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.actions import (
+    Action,
     AllReduce,
     Code,
     Compute,
@@ -20,6 +22,7 @@ from planner.actions import (
     Receive,
     Send,
     text,
+    waiting_for_sends,
 )
 
 
@@ -36,6 +39,8 @@ class Wiring:
         key: (n,) a number for each computation of a device, the same for the receives that it
             waits for; of a sum, the sum.
         num_keys: how many there are.
+        holds: (n,) of a send, and of the receive that it meets, the key of the computation that
+            begins only when the transfer is over, -1 where there is none.
         pair: (n,) of sends and receives, the ordered pair of devices.
         source: (P,) of a pair, the position of the device that sends.
         target: (P,) the one that receives.
@@ -46,6 +51,7 @@ class Wiring:
 
     key: Ints
     num_keys: int
+    holds: Ints
     pair: Ints
     source: Ints
     target: Ints
@@ -86,9 +92,37 @@ def wire(code: Code) -> Wiring:
         for one in (pair, code.backward, code.microbatch, code.tensor)
     )
     first = np.concatenate([[0], np.cumsum(np.bincount(pair[receives], minlength=len(pairs)))])
+    holds = _holds(code, owner, key, num_keys)
+    if sound:
+        holds[receives] = holds[sends]
     return Wiring(
-        key, num_keys, pair, pairs // (count + 1), pairs % (count + 1), receives, first, sound
-    )
+        key, num_keys, holds, pair, pairs // (count + 1), pairs % (count + 1), receives, first,
+        sound,
+    )  # fmt: skip
+
+
+def _holds(code: Code, owner: Ints, key: Ints, num_keys: int) -> Ints:
+    """(n,) the `holds` of sends, -1 elsewhere: the second computation after the one that made what
+    is sent, of those of the same device, stage and direction.
+    """
+    waiting = waiting_for_sends(code)
+    waits = np.where(code.backward, Direction.BACKWARD in waiting, Direction.FORWARD in waiting)
+    computes = np.flatnonzero(code.kind == Kind.COMPUTE)
+    sends = np.flatnonzero((code.kind == Kind.SEND) & waits)
+    found = np.full(len(code), -1, dtype=np.int64)
+    stages = int(code.stage.max(initial=0)) + 1
+    kind = 2 * (owner * stages + code.stage) + code.backward
+    ordered = computes[np.argsort(kind[computes], kind="stable")]
+    second = np.full(num_keys, -1, dtype=np.int64)
+    alike = kind[ordered[:-2]] == kind[ordered[2:]]
+    second[key[ordered[:-2]][alike]] = key[ordered[2:]][alike]
+    # A send comes right after what made it, but for other sends and receives.
+    latest = np.maximum.accumulate(np.where(code.kind == Kind.COMPUTE, np.arange(len(code)), -1))
+    makers = latest[sends]
+    own = (makers >= 0) & (kind[makers] == kind[sends])
+    own &= code.microbatch[makers] == code.microbatch[sends]
+    found[sends[own]] = second[key[makers[own]]]
+    return found
 
 
 def _numbered(names: Ints, limit: int) -> tuple[Ints, int]:
@@ -120,8 +154,8 @@ def dry_run(lists: Program) -> str | None:
     code = lists.code
     wiring = wire(code)
     if wiring.sound and kernels.ends(
-        code.start, code.kind, wiring.key, wiring.num_keys, wiring.pair, wiring.target,
-        wiring.receives, wiring.first, lists.members,
+        code.start, code.kind, wiring.key, wiring.num_keys, wiring.holds, wiring.pair,
+        wiring.source, wiring.target, wiring.receives, wiring.first, lists.members,
     ):  # fmt: skip
         return None
     return _what_blocks(lists)
@@ -145,6 +179,8 @@ def _what_blocks(lists: Program) -> str | None:
                         f" device {pair[1]} expects {text(receive)}"
                     )
                 state.missing[pair[1]][_awaiting(receive)] -= 1
+                if held := state.held[pair[0]].get(_maker(send)):
+                    state.missing[pair[0]][held] -= 1
                 moved = True
     return _leftovers(state)
 
@@ -157,8 +193,10 @@ class _DryRun:
         self.position = dict.fromkeys(lists.lists, 0)
         self.sent: dict[tuple[int, int], deque[Send]] = {}
         self.posted: dict[tuple[int, int], deque[Receive]] = {}
-        # Per device and computation, the receives that it still waits for.
+        # Per device and computation, the receives and sends that it still waits for.
         self.missing: dict[int, Counter[Compute]] = {d: Counter() for d in lists.lists}
+        waiting = waiting_for_sends(lists.code)
+        self.held = {d: _second_next(actions, waiting) for d, actions in lists.lists.items()}
         self.come_to: dict[int, set[int]] = {i: set() for i in range(len(lists.sums))}
 
     def advance(self, device: int) -> bool:
@@ -168,6 +206,8 @@ class _DryRun:
             match actions[self.position[device]]:
                 case Send() as send:
                     self.sent.setdefault((device, send.device), deque()).append(send)
+                    if held := self.held[device].get(_maker(send)):
+                        self.missing[device][held] += 1
                 case Receive() as receive:
                     pair = receive.device, device
                     self.posted.setdefault(pair, deque()).append(receive)
@@ -189,6 +229,26 @@ def _message(transfer: Send | Receive) -> tuple[Direction, int, str]:
 def _awaiting(receive: Receive) -> Compute:
     """The computation that waits for a receive."""
     return Compute(receive.direction, receive.stage, receive.microbatch)
+
+
+def _maker(send: Send) -> Compute:
+    """The computation that made what is sent."""
+    return Compute(send.direction, send.stage, send.microbatch)
+
+
+def _second_next(
+    actions: Sequence[Action], waiting: Collection[Direction]
+) -> dict[Compute, Compute]:
+    """Per computation of some directions, the second one after it of its stage and direction."""
+    alike: dict[object, list[Compute]] = {}
+    for action in actions:
+        if isinstance(action, Compute) and action.direction in waiting:
+            alike.setdefault((action.stage, action.direction), []).append(action)
+    return {
+        one: later
+        for some in alike.values()
+        for one, later in zip(some[:-2], some[2:], strict=True)
+    }
 
 
 def _leftovers(state: _DryRun) -> str | None:

@@ -13,8 +13,8 @@ COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
 
 @njit
 def ends(
-    start: Ints, kind: npt.NDArray[np.int8], key: Ints, num_keys: int, pair: Ints, target: Ints,
-    receives: Ints, first: Ints, members: Ints,
+    start: Ints, kind: npt.NDArray[np.int8], key: Ints, num_keys: int, holds: Ints, pair: Ints,
+    source: Ints, target: Ints, receives: Ints, first: Ints, members: Ints,
 ) -> bool:  # fmt: skip
     """Whether lists run to their end; arguments as in `actions.Code` and `dry_run.Wiring`,
     whose transfers all have both ends.
@@ -36,6 +36,8 @@ def ends(
             arrived = -1
             if kind[i] == SEND:
                 p = pair[i]
+                if holds[i] >= 0:
+                    missing[holds[i]] += 1
                 if sent[p] < posted[p]:
                     arrived = receives[first[p] + sent[p]]
                 sent[p] += 1
@@ -66,6 +68,13 @@ def ends(
                     waits[other] = -1
                     ready[num_ready] = other
                     num_ready += 1
+                held, other = holds[arrived], source[pair[i]]
+                if held >= 0:
+                    missing[held] -= 1
+                    if waits[other] == held and not missing[held]:
+                        waits[other] = -1
+                        ready[num_ready] = other
+                        num_ready += 1
             position[d] += 1
     for d in range(count):
         if position[d] < start[d + 1] or waits[d] != -1:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
+from planner.actions import waiting_for_sends
 from planner.commands.ends import ranks_leave_at_once
 from planner.dry_run import dry_run
 from planner.launch.feed import choose_loss
@@ -288,7 +289,7 @@ def run_case(case, folder, rank):
     gradients = Gradients(part.trained, lists.sums, world.device)
     runtime = Runtime(
         lists.lists[world.device], as_it_crosses(model.graph, plan), part.stages, gradients,
-        capture, world,
+        capture, world, waiting_for_sends(lists.code),
     )  # fmt: skip
     feed = make_feed(job, part, Settings())
     batches = {m: feed(0, m) for m in range(case.num_microbatches)}

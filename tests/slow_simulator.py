@@ -47,7 +47,7 @@ class _Pair:
     """An ordered pair of devices, and what either end has posted and not begun to transfer."""
 
     __slots__ = (
-        "busy", "exclusive", "latency_s", "receives", "route", "sends", "source", "target"
+        "busy", "exclusive", "latency_s", "receives", "route", "sends", "source", "target",
     )  # fmt: skip
 
     def __init__(self, topology: Topology, source: int, target: int) -> None:
@@ -65,10 +65,12 @@ class _Pair:
 class _Transfer:
     """A transfer under way: `left` bytes from time `since_s` on, at `rate`; 0 in its latency."""
 
-    __slots__ = ("end_s", "left", "pair", "rate", "receive", "since_s", "start_s")
+    __slots__ = ("end_s", "left", "pair", "rate", "receive", "send", "since_s", "start_s")
 
-    def __init__(self, pair: _Pair, receive: Receive, size_bytes: int, now_s: float) -> None:
-        self.pair, self.receive = pair, receive
+    def __init__(
+        self, pair: _Pair, send: Send, receive: Receive, size_bytes: int, now_s: float
+    ) -> None:
+        self.pair, self.send, self.receive = pair, send, receive
         self.start_s = self.since_s = now_s
         self.left: float = size_bytes
         self.rate = 0.0
@@ -87,6 +89,8 @@ class _Simulation:
         self.position = dict.fromkeys(program.lists, 0)
         self.missing: dict[int, dict[_Key, int]] = {device: {} for device in program.lists}
         self.waits_for: dict[int, _Key | None] = dict.fromkeys(program.lists)
+        waiting = _waiting(program)
+        self.held = {device: held(actions, waiting) for device, actions in program.lists.items()}
         self.members: dict[int, list[int]] = {}
         self.pairs: dict[tuple[int, int], _Pair] = {}
         # Per exclusive link, the transfers that hold it or wait for it; what has just got ready,
@@ -182,12 +186,23 @@ class _Simulation:
         if isinstance(action, Send):
             pair = self._pair(device, action.device)
             pair.sends.append(action)
+            self._miss(device, self.held[device].get(_key(action)))
         elif isinstance(action, Receive):
             pair = self._pair(action.device, device)
             pair.receives.append(action)
-            key = _key(action)
-            self.missing[device][key] = self.missing[device].get(key, 0) + 1
+            self._miss(device, _key(action))
         self._match(pair)
+
+    def _miss(self, device: int, key: _Key | None) -> None:
+        if key is not None:
+            self.missing[device][key] = self.missing[device].get(key, 0) + 1
+
+    def _found(self, device: int, key: _Key | None) -> None:
+        if key is not None:
+            self.missing[device][key] -= 1
+            if not self.missing[device][key] and self.waits_for[device] == key:
+                self.waits_for[device] = None
+                self._advance(device)
 
     def _pair(self, source: int, target: int) -> _Pair:
         pair = self.pairs.get((source, target))
@@ -205,7 +220,7 @@ class _Simulation:
         ):  # fmt: skip
             raise ValueError(f"the schedule blocks: {dry_run(self.program)}")
         pair.busy = True
-        transfer = _Transfer(pair, receive, self.costs.tensor_bytes[send.tensor], self.now_s)
+        transfer = _Transfer(pair, send, receive, self.costs.tensor_bytes[send.tensor], self.now_s)
         if pair.exclusive:
             self.fresh.append(transfer)
         else:
@@ -268,15 +283,36 @@ class _Simulation:
                 transfer.start_s, self.now_s, self.costs.tensor_bytes[receive.tensor],
             )
         )  # fmt: skip
-        key = _key(receive)
-        self.missing[pair.target][key] -= 1
-        if not self.missing[pair.target][key] and self.waits_for[pair.target] == key:
-            self.waits_for[pair.target] = None
-            self._advance(pair.target)
+        self._found(pair.target, _key(receive))
+        self._found(pair.source, self.held[pair.source].get(_key(transfer.send)))
 
 
-def _key(receive: Receive) -> _Key:
-    return receive.direction is Direction.FORWARD, receive.stage, receive.microbatch
+def _key(action: Compute | Send | Receive) -> _Key:
+    return action.direction is Direction.FORWARD, action.stage, action.microbatch
+
+
+def _waiting(program: Program) -> Collection[bool]:
+    """Of forwards (True) and backwards, those that wait for sends."""
+    keys = [[_key(a) for a in one if isinstance(a, Compute)] for one in program.lists.values()]
+    if any(len({stage for _, stage, _ in mine}) > 1 for mine in keys):
+        return ()
+    order = [[forward for forward, _, _ in mine] for mine in keys]
+    return (False, True) if all(one == sorted(one, reverse=True) for one in order) else (False,)
+
+
+def held(actions: Sequence[Action], waiting: Collection[bool]) -> dict[_Key, _Key]:
+    """Per computation, the one that waits until what it made has been sent: the second one after
+    it of its stage and direction.
+    """
+    found: dict[_Key, _Key] = {}
+    before: dict[tuple[bool, int], list[_Key]] = {}
+    for action in actions:
+        if isinstance(action, Compute) and _key(action)[0] in waiting:
+            alike = before.setdefault(_key(action)[:2], [])
+            alike.append(_key(action))
+            if len(alike) > 2:
+                found[alike[-3]] = alike[-1]
+    return found
 
 
 def fair_rates(routes: Mapping[int, Sequence[int]], widths: Sequence[float]) -> dict[int, float]:

@@ -62,6 +62,13 @@ def test_the_path_goes_over_an_exclusive_link_that_another_pair_had():
     )
 
 
+def test_the_path_goes_over_a_transfer_that_holds_its_sender():
+    lists = written("0B0 0>1:0:d/x 0B1 0B2", "1<0:0:d/x 1B0")
+    assert path_text(lists, costs(lists), mesh(2, bandwidth=0.5)) == (
+        "0B0@0[0,2]START 1<0:0:d/x*@1[2,10]DATA 0B2@0[10,12]SENDING"
+    )
+
+
 def test_the_path_goes_over_the_last_member_of_a_sum():
     lists = written("0F0 A0 O", "0F1 0F3 A0", sums=[(0, 1)])
     assert path_text(lists, costs(lists, sum_s=3.0, step_s=1.0), mesh(2)) == (
@@ -117,6 +124,14 @@ def test_a_member_that_is_early_waits_for_the_all_reduce():
     lists = program(strategy, graph)
     timeline = simulate(lists, costs(lists, sum_s=1.0), mesh(2))
     assert idle_by_cause(timeline, strategy, graph) == {0: {}, 1: {Wait(Cause.ALL_REDUCE): 3.0}}
+
+
+def test_a_device_waits_for_another_that_does_not_take_what_it_has_sent():
+    graph = chain(2)
+    lists = written("0F3 0F4 0F5 0F6 0F7 0F8 0<1:0:d/t0 0B0", "1B0 1>0:0:d/t0 1B1 1B2")
+    timeline = simulate(lists, costs(lists), mesh(2, 1e30))
+    found = idle_by_cause(timeline, split(graph, [1], [1, 1], 9), graph)
+    assert found[1] == {Wait(Cause.SENDING, device=0): 2.0}
 
 
 def test_time_between_measured_actions_in_which_nothing_comes_is_the_devices_own():

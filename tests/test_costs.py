@@ -1,6 +1,7 @@
 """The cost model on cases that can be worked out by hand, and against the simulator."""
 
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
 from planner.costs.compute import operator_times, slowdown, step_s
 from planner.costs.evaluate import evaluate
-from planner.costs.memory import limit_bytes, stage_memory, unsent, use_bytes
+from planner.costs.memory import limit_bytes, stage_memory, use_bytes
+from planner.costs.waiting import gradients_waiting, outputs_waiting
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judge import judge
@@ -31,7 +33,7 @@ from planner.simulate.events import simulate
 from planner.solvers.fit import pipeline
 from planner.strategy import ScheduleName, Stage, Strategy
 from planner.topology import Link, take
-from tests.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
 
 
 def chain_problem(num_stages, num_microbatches, bandwidth=1e15, forward_s=1.0, **options):
@@ -307,11 +309,9 @@ def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
     may, at_once = use(True), use(False)
     backward = code.backward[: code.start[1]][code.kind[: code.start[1]] == Kind.COMPUTE]
     assert backward.tolist() == [False] * 4 + [True, False] * 2 + [True] * 4
-    # Of 60 B each: copies beside what is kept, of all forwards before the first backward. From
-    # then on its reader may not have begun more microbatches than have come back. Outputs that
-    # are run again wait themselves, and are counted as if they did until a backward.
-    before, between = ([0] * 4, 0) if recompute else ([0, 60, 120, 180], 180)
-    waiting = [*before, 180, between, 180, between, 180, 120, 60, 0]
+    # Of 60 B each: all of the forwards before the first backward. From then on its reader may not
+    # have begun more microbatches than have come back.
+    waiting = [0, 60, 120, 180, 180, 180, 180, 180, 180, 120, 60, 0]
     assert [m - n for m, n in zip(may, at_once, strict=True)] == waiting
 
 
@@ -329,26 +329,46 @@ def pipelines(draw):
 
 
 @given(pipelines())
-def test_an_output_waits_unless_it_must_have_come(drawn):
+def test_outputs_wait_unless_they_must_have_come(drawn):
     stages, count = drawn
     graph = graph_of([[s - 1] if s else [] for s in range(len(stages))])
     strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, count)
-    known = surely_run(program(strategy, graph).lists)
+    lists = program(strategy, graph).lists
+    known = surely_run(lists)
     for s, stage in enumerate(stages[:-1]):
-        for r in range(stage.num_replicas):
-            own = range(r, count, stage.num_replicas)
-            backwards = [Compute(Direction.BACKWARD, s, m) for m in own]
-            ahead = np.array([min(stage.warmup, len(own) - k) - 1 for k in range(len(own))])
-            found = unsent(strategy, graph, s, np.arange(len(own)), ahead).tolist()
-            waiting = [
-                sum(
-                    Compute(Direction.FORWARD, s + 1, m) not in known[one] for m in own[k + 1 :][:n]
-                )
-                for k, (one, n) in enumerate(zip(backwards, ahead.tolist(), strict=True))
-            ]
-            assert all(f >= w for f, w in zip(found, waiting, strict=True))
-            if {one.num_replicas for one in stages} == {1}:
-                assert found == waiting
+        for device in stage.devices:
+            mine = [one for one in lists[device] if isinstance(one, Compute)]
+            back = np.array([one.direction is Direction.BACKWARD for one in mine], dtype=bool)
+            found = outputs_waiting(strategy, graph, s, ~back, back).tolist()
+            for k, one in enumerate(mine):
+                flying = {m.microbatch for m in compress(mine[:k], ~back)} - {one.microbatch}
+                flying -= {m.microbatch for m in compress(mine[:k], back)}
+                its = [Compute(Direction.FORWARD, s + 1, m) for m in flying]
+                waiting = sum(m not in known[one] for m in its)
+                assert found[k] >= waiting
+                if {one.num_replicas for one in stages} == {1}:
+                    assert found[k] == waiting
+
+
+@given(pipelines())
+def test_gradients_wait_unless_they_must_have_come(drawn):
+    stages, count = drawn
+    graph = graph_of([[s - 1] if s else [] for s in range(len(stages))])
+    strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, count)
+    lists = program(strategy, graph).lists
+    known = surely_run(lists)
+    for s, stage in list(enumerate(stages))[1:]:
+        for device in stage.devices:
+            mine = [one for one in lists[device] if isinstance(one, Compute)]
+            back = np.array([one.direction is Direction.BACKWARD for one in mine], dtype=bool)
+            found = gradients_waiting(strategy, graph, s, ~back, back).tolist()
+            for k, one in enumerate(mine):
+                sent = [replace(done, stage=s - 1) for done in compress(mine[:k], back)]
+                # All but those of the latest ones, as the device has waited for them.
+                waiting = [its not in known[one] for its in sent[-1 if back[k] else -2 :]]
+                assert found[k] >= KB * sum(waiting)
+                if {one.num_replicas for one in stages} == {1}:
+                    assert found[k] == KB * sum(waiting)
 
 
 def surely_run(lists):
@@ -379,7 +399,7 @@ def surely_run(lists):
     return known
 
 
-def test_a_gradient_that_goes_back_may_wait_through_the_next_backward():
+def test_a_gradient_may_wait_until_the_next_backward_is_through():
     problem = problem_of(views_profile(), cluster([unit_type()] * 2), 3)
     strategy = pipeline(problem, [[0, 1], [2]], [[0], [1]], recompute=False)
     code = evaluate(problem, strategy).program.code

@@ -1,7 +1,9 @@
 import numpy as np
 from hypothesis import given
 
+from planner.actions import Compute, Send, text
 from planner.dry_run import dry_run, wire
+from planner.dry_run_kernels import ends
 from planner.schedules import program
 from tests.programs import chain, split, split_graphs, written
 
@@ -44,3 +46,32 @@ def test_a_transfer_with_one_end_is_found():
 def test_sums_in_crossed_order_are_found():
     lists = written("A0 A1", "A1 A0", sums=[(0, 1), (0, 1)])
     assert dry_run(lists) == "device 0 waits at A0; device 1 waits at A1"
+
+
+@given(split_graphs(max_warmup=5))
+def test_waiting_for_what_was_sent_blocks_nothing_else(case):
+    graph, strategy = case
+    lists = program(strategy, graph)
+    code, found = lists.code, wire(lists.code)
+    without = np.full(len(code), -1)
+    assert (dry_run(lists) is None) == ends(
+        code.start, code.kind, found.key, found.num_keys, without, found.pair, found.source,
+        found.target, found.receives, found.first, lists.members,
+    )  # fmt: skip
+
+
+def test_what_a_computation_has_sent_holds_the_second_one_after_it():
+    lists = program(split(chain(2), [1], [1, 1], 4), chain(2))
+    found = wire(lists.code)
+    backwards = [text(a) for a in lists.lists[1] if text(a)[:2] == "1B"]
+    assert backwards == ["1B0", "1B1", "1B2", "1B3"]
+    held = {
+        text(send): text(one)
+        for send, key in zip(lists.lists[1], found.holds[lists.code.start[1] :], strict=True)
+        for one, own in zip(lists.lists[1], found.key[lists.code.start[1] :], strict=True)
+        if isinstance(send, Send) and isinstance(one, Compute) and key == own
+    }
+    assert held == {"1>0:0:d/t0": "1B2", "1>0:1:d/t0": "1B3"}
+    # Forwards wait where they come first.
+    first = wire(program(split(chain(2), [1], [1, 1], 4, "gpipe"), chain(2)).code)
+    assert (first.holds >= 0).sum() == 2 * (found.holds >= 0).sum()

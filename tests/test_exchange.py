@@ -1,5 +1,6 @@
 """Tensors between two devices that share a queue instead of a network."""
 
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -137,7 +138,8 @@ def test_a_part_is_copied_once_for_all_targets():
             sent.setdefault(device, []).append(tensor)
             return SimpleNamespace(posted_s=0.0, is_over=lambda: True)
 
-    runtime = Runtime([], graph_of([[]]), {}, None, None, World())
+    runtime = Runtime([], graph_of([[]]), {}, None, None, World(), ())
+    runtime._sending = {(0, F): deque([[]])}
     runtime._made = {"t": GAPS["every second"]}
     for device in (1, 2):
         runtime._send(Send(F, 0, 0, "t", device))

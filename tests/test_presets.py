@@ -75,7 +75,7 @@ def test_every_preset_is_planned_for(resnet50, name):
     topology = preset(name)
     options = Options(2 * len(topology.devices), max_downsets=16)
     measured_on = device_table()[resnet50.device_type]
-    best = compare(Problem(resnet50, topology, options, measured_on)).best
+    best = compare(Problem(resnet50, topology, options, measured_on), time_limit_s=2.0).best
     assert best is not None
     assert best.plan is not None
     assert best.plan.prediction.iteration_s > 0

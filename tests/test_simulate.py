@@ -89,10 +89,29 @@ def test_a_transfer_waits_until_its_receiver_has_posted_it():
     assert flows(found) == "0>1:x[2,4]"
 
 
+def test_a_backward_waits_until_what_the_second_one_before_it_made_is_sent():
+    lists = written("0B0 0>1:0:d/x 0B1 0B2", "1<0:0:d/x 1B0")
+    found = simulate(lists, costs(lists), mesh(2, bandwidth=0.5))
+    assert events(found) == "0B0[0,2] 0B1[2,4] 0B2[10,12]\n1B0[10,12]"
+
+
+@pytest.mark.parametrize(("last", "start"), [("", 9), (" 0B0 0F3", 2)])
+def test_a_forward_does_so_only_where_forwards_come_first(last, start):
+    lists = written("0F0 0>1:0:x 0F1 0F2" + last, "1<0:0:x 1F0")
+    found = simulate(lists, costs(lists), mesh(2, bandwidth=0.5))
+    assert f"0F2[{start},{start + 1}]" in events(found)
+
+
+def test_none_does_where_a_device_runs_several_stages():
+    lists = written("0B0 0>1:0:d/x 0B1 0B2 3B9", "1<0:0:d/x 1B0")
+    found = simulate(lists, costs(lists), mesh(2, bandwidth=0.5))
+    assert "0B2[4,6]" in events(found)
+
+
 def test_transfers_run_beside_computation():
-    lists = written("0F0 0>1:0:x 0F1 0F2", "1<0:0:x 1F9 1F8 1F0")
+    lists = written("0F0 0>1:0:x 0F1", "1<0:0:x 1F9 1F8 1F0")
     found = simulate(lists, costs(lists), mesh(2, bandwidth=2.0))
-    assert events(found) == "0F0[0,1] 0F1[1,2] 0F2[2,3]\n1F9[0,1] 1F8[1,2] 1F0[3,4]"
+    assert events(found) == "0F0[0,1] 0F1[1,2]\n1F9[0,1] 1F8[1,2] 1F0[3,4]"
 
 
 def test_transfers_of_a_pair_run_one_after_the_other():

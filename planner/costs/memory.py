@@ -1,6 +1,5 @@
 """Bytes on a device: what a stage takes, and the peak that an action list reaches."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from planner.costs.passes import (
     read_from_outside,
     used_outside,
 )
+from planner.costs.waiting import gradients_waiting, outputs_waiting
 from planner.graph import (
     Graph,
     parameters_by_name,
@@ -23,7 +23,7 @@ from planner.graph import (
 from planner.prediction import MemoryParts
 from planner.problem import Optimizer, Problem
 from planner.profile import Profile, storage_owner
-from planner.strategy import ScheduleName, Strategy, crossings
+from planner.strategy import Strategy
 from planner.topology import device_type, hosts_by_name
 
 
@@ -255,7 +255,7 @@ def peak_memory(
         device: its position among them.
         stages: what the stages on the device need, by index, together.
         waits: whether what goes to others is there as long as it may have to wait, whatever links
-            and other devices do; else it is gone at once.
+            and other devices do (`waiting.py`); else it is gone at once.
     """
     base = standing_memory(problem, stages)
     kept, buffers, workspace = use_bytes(problem, strategy, code, device, stages, waits)
@@ -319,23 +319,22 @@ def use_bytes(
         if again[s] else 0
     )  # fmt: skip
     # Outputs that have been sent are gone where the forward is run again; elsewhere they stay, and
-    # copies of those that are parts wait beside them.
+    # copies of those that are parts wait beside them. Of several stages, none is counted as sent.
     gone = np.zeros(len(kind), dtype=np.int64)
     copied = of_stage(lambda s: 0 if again[s] else stages[s].copied_bytes)
     copies = _before(np.where(forward, copied, 0) - np.where(back, copied, 0))
     if len(stages) == 1:
         ((s, only),) = stages.items()
-        ahead = _before(forward.astype(np.int64) - back) - back
+        ahead = np.cumsum(forward) - forward - np.cumsum(back)
         waiting = np.zeros_like(ahead)
         if waits:
-            waiting = unsent(strategy, problem.profile.graph, s, np.cumsum(back) - 1, ahead)
+            waiting = outputs_waiting(strategy, problem.profile.graph, s, forward, back)
         if again[s]:
-            gone = np.where(back, 1 + ahead - waiting, 0) * only.output_bytes
-        else:
-            copies = np.where(np.cumsum(back) > 0, waiting * only.copied_bytes, copies)
-    forward_workspace = of_stage(lambda s: stages[s].forward_workspace_bytes)
+            gone = (ahead + back - waiting) * only.output_bytes
+        copies = waiting * (0 if again[s] else only.copied_bytes)
+    # After a forward the copies of its outputs are made.
+    forward_workspace = np.maximum(of_stage(lambda s: stages[s].forward_workspace_bytes), copied)
     backward_workspace = of_stage(lambda s: stages[s].backward_workspace_bytes)
-    sent_back = of_stage(lambda s: stages[s].returned_bytes)
     left = of_stage(lambda s: stages[s].left_bytes)
     taken = of_stage(lambda s: stages[s].taken_bytes)
     came = np.zeros(len(kind), dtype=np.int64)
@@ -349,47 +348,17 @@ def use_bytes(
     # A forward turns what came into inputs that are kept; a backward frees it when it has ended.
     buffers = np.cumsum(came - np.where(forward, used, 0)) - _before(np.where(back, used, 0))
     kept = np.cumsum(np.where(forward, inflight, 0)) - _before(np.where(back, inflight, 0))
-    # Gradients that go back may wait for a slower device until the next backward is through: the
-    # forward before the one after that needs what their reader makes then. With GPipe more of them
-    # may wait, but what their microbatches kept is gone.
+    # So do gradients that go back; of several stages, those of the latest backward are counted.
     latest = np.maximum.accumulate(np.where(back, np.arange(len(kind)), -1))
     latest = np.concatenate([[-1], latest[:-1]])
-    returned = np.where(latest >= 0, sent_back[latest], 0)
+    returned = np.where(latest >= 0, of_stage(lambda s: stages[s].returned_bytes)[latest], 0)
+    if len(stages) == 1:
+        returned = gradients_waiting(strategy, problem.profile.graph, s, forward, back)
     if not waits:
         copies, returned = np.zeros_like(copies), np.zeros_like(returned)
     returned += _before(np.where(back, left - taken, 0))
     workspace = np.where(back, backward_workspace, forward_workspace)
     return kept - gone + np.where(back, rerun, 0), buffers + returned + copies, workspace
-
-
-def unsent(strategy: Strategy, graph: Graph, s: int, latest: Ints, ahead: Ints) -> Ints:
-    """(n,) how many outputs a replica of a stage may hold during its actions because they may not
-    have come to their readers, however slow links and other devices are.
-
-    What a backward belongs to has come, or its gradient would not be there. With GPipe its readers
-    have run all their forwards then. With 1F1B the replica of a stage t that sent the gradient of
-    microbatch m has run W_t forwards from m on, every R_t-th microbatch. A replica of stage s sends
-    to every L-th replica of t in turn, L = lcm(R_s, R_t) / R_s, so what another of them has run is
-    known from the gradient that it sent last.
-
-    Args:
-        latest: (n,) which of the replica's backwards has begun last, from 0.
-        ahead: (n,) its microbatches in flight beyond that one.
-    """
-    width = strategy.stages[s].num_replicas
-    readers = {t for one in crossings(strategy, graph) if one.source == s for t in one.targets}
-    waiting = np.zeros_like(ahead)
-    if strategy.schedule is ScheduleName.GPIPE or not readers:
-        return waiting
-    for i in range(1, int(ahead.max(initial=0)) + 1):
-        come = np.ones(len(ahead), dtype=np.bool_)
-        for reader in (strategy.stages[t] for t in readers):
-            turns = math.lcm(width, reader.num_replicas) // width
-            back = -(-i // turns) * turns  # from there to the last gradient of the same replica
-            run = back * width <= (reader.warmup - 1) * reader.num_replicas
-            come &= (latest + i >= back) & run
-        waiting += (i <= ahead) & ~come
-    return waiting
 
 
 def _before(changes: Ints) -> Ints:

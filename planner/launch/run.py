@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from planner.actions import Compute, Program
+from planner.actions import Compute, Program, waiting_for_sends
 from planner.dry_run import dry_run
 from planner.errors import FileError, LaunchError, OptionError, PlannerError
 from planner.files import read_plan
@@ -263,7 +263,10 @@ def _train(
     )
     gradients = Gradients(part.trained, job.program.sums, world.device)
     actions = job.program.lists[world.device]
-    runtime = Runtime(actions, as_it_crosses(graph, plan), part.stages, gradients, optimizer, world)
+    runtime = Runtime(
+        actions, as_it_crosses(graph, plan), part.stages, gradients, optimizer, world,
+        waiting_for_sends(job.program.code),
+    )  # fmt: skip
     feed = make_feed(job, part, settings)
     microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
     records: deque[Record] = deque(maxlen=KEPT_STEPS)

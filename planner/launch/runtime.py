@@ -1,8 +1,10 @@
 """The loop over one device's actions, and the forward and backward of its stages."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import cast
 
 import torch
@@ -240,11 +242,13 @@ class Runtime:
         gradients: of its trainable parameters.
         optimizer: of the same.
         world: the other devices.
+        waiting: directions of computations that wait for sends.
     """
 
     def __init__(
         self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
         gradients: Gradients, optimizer: Optimizer | None, world: World,
+        waiting: Collection[Direction],
     ) -> None:  # fmt: skip
         self._actions = actions
         self._tensors = tensors_by_name(graph)
@@ -259,7 +263,9 @@ class Runtime:
         self._watch: Watch | None = None
         self._exchange = Exchange(world)
         self._awaited: list[Arrival] = []
-        self._sending: list[Transfer] = []
+        # By stage and direction: what the latest computations of a kind have sent.
+        self._sending: dict[tuple[int, Direction], deque[list[Transfer]]] = {}
+        self._waiting = waiting
         self._made: Tensors = {}  # by the last computation, for the sends right after it
 
     def iterate(self, batches: Mapping[int, Batch], watch: Watch | None = None) -> Record:
@@ -274,10 +280,10 @@ class Runtime:
         self._start_s = self._record.begun_s = clocks.now_s()
         for action in self._actions:
             self._run(action)
-        for transfer in self._sending:
-            self._world.finish(transfer)
+        for transfers in chain.from_iterable(self._sending.values()):
+            self._finish(transfers)
         self._record.iteration_s = self._now_s()
-        self._sending, self._made = [], {}
+        self._sending, self._made = {}, {}
         assert not self._awaited, "the dry run lets no receive be forgotten"
         return self._record
 
@@ -288,6 +294,7 @@ class Runtime:
             case Compute():
                 self._made = {}  # what is still on its way is kept by its transfer
                 arrived = self._wait_for(action)
+                self._wait_for_sends(action)
                 start_s = self._now_s()
                 with _spoken_for(action):
                     self._made = self._compute(action, arrived)
@@ -322,6 +329,22 @@ class Runtime:
         self._awaited = [one for one in self._awaited if not waits(compute, one.action)]
         return arrived
 
+    def _wait_for_sends(self, compute: Compute) -> None:
+        """What the second computation before it of its kind has sent must be over, as
+        `actions.waiting_for_sends` says.
+        """
+        sending = self._sending.setdefault((compute.stage, compute.direction), deque())
+        if compute.direction in self._waiting:
+            while len(sending) > 1:
+                self._finish(sending.popleft())
+        while sending and all(transfer.is_over() for transfer in sending[0]):
+            sending.popleft()
+        sending.append([])
+
+    def _finish(self, transfers: list[Transfer]) -> None:
+        for transfer in transfers:
+            self._world.finish(transfer)
+
     def _compute(self, action: Compute, arrived: Tensors) -> Tensors:
         stage, s, m = self._stages[action.stage], action.stage, action.microbatch
         if action.direction is Direction.BACKWARD:
@@ -334,10 +357,9 @@ class Runtime:
         return outputs
 
     def _send(self, action: Send) -> None:
-        self._sending = [transfer for transfer in self._sending if not transfer.is_over()]
         self._made[action.tensor] = dense(self._made[action.tensor])  # one copy for all targets
         transfer = self._exchange.send(action, self._made[action.tensor])
-        self._sending.append(transfer)
+        self._sending[action.stage, action.direction][-1].append(transfer)
         self._record.sends.setdefault(action.device, []).append(transfer.posted_s - self._start_s)
 
     def _step(self) -> None:

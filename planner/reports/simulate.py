@@ -17,7 +17,8 @@ MOST_PARTS = 12
 
 HEADS: Mapping[Cause, str] = {
     Cause.WARM_UP: "warm-up", Cause.OUTPUT: "for outputs", Cause.GRADIENT: "for gradients",
-    Cause.ALL_REDUCE: "for all-reduces", Cause.COOL_DOWN: "cool-down", Cause.OWN: "own",
+    Cause.SENDING: "for sends", Cause.ALL_REDUCE: "for all-reduces", Cause.COOL_DOWN: "cool-down",
+    Cause.OWN: "own",
 }  # fmt: skip
 
 

@@ -78,8 +78,9 @@ def closed_case(
         return None
     place, gate, num_gates = found
     return kernels.Case(
-        start=code.start, kind=code.kind, key=wiring.key, pair=wiring.pair, amount=amount,
-        post=post, receives=wiring.receives, first=wiring.first, target=wiring.target,
-        latency=ways.latency_s, rate=ways.bytes_per_s, place=place, gate=gate,
-        num_gates=num_gates, num_keys=wiring.num_keys, members=members,
+        start=code.start, kind=code.kind, key=wiring.key, holds=wiring.holds, pair=wiring.pair,
+        amount=amount, post=post, receives=wiring.receives, first=wiring.first,
+        source=wiring.source, target=wiring.target, latency=ways.latency_s,
+        rate=ways.bytes_per_s, place=place, gate=gate, num_gates=num_gates,
+        num_keys=wiring.num_keys, members=members,
     )  # fmt: skip

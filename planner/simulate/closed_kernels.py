@@ -34,12 +34,14 @@ class Case(NamedTuple):
         start: (D + 1,) where the list of each device begins, and the last one ends.
         kind: (n,).
         key: (n,) of computations and receives, as `dry_run.Wiring` says; of a sum, the sum.
+        holds: (n,) of sends and receives, likewise.
         pair: (n,) of sends and receives.
         amount: (n,) s, or bytes of a receive.
         post: (n,) s that posting a send or receive takes.
         receives: the receives, by pair, in the order of their lists.
         first: (P + 1,) where the receives of a pair begin.
-        target: (P,) position of the device that receives.
+        source: (P,) position of the device that sends.
+        target: (P,) of the one that receives.
         latency: (P,) s.
         rate: (P,) bytes/s.
         place: (P + 1,) where the places of a pair begin.
@@ -52,11 +54,13 @@ class Case(NamedTuple):
     start: Ints
     kind: npt.NDArray[np.int8]
     key: Ints
+    holds: Ints
     pair: Ints
     amount: Floats
     post: Floats
     receives: Ints
     first: Ints
+    source: Ints
     target: Ints
     latency: Floats
     rate: Floats
@@ -97,9 +101,9 @@ def pop(times: Floats, whos: Ints, size: int) -> int:
 
 @njit
 def run(
-    start: Ints, kind: npt.NDArray[np.int8], key: Ints, pair: Ints, amount: Floats, post: Floats,
-    receives: Ints, first: Ints, target: Ints, latency: Floats, rate: Floats, place: Ints,
-    gate: Ints, num_gates: int, num_keys: int, members: Ints,
+    start: Ints, kind: npt.NDArray[np.int8], key: Ints, holds: Ints, pair: Ints, amount: Floats,
+    post: Floats, receives: Ints, first: Ints, source: Ints, target: Ints, latency: Floats,
+    rate: Floats, place: Ints, gate: Ints, num_gates: int, num_keys: int, members: Ints,
 ) -> tuple[bool, Floats, Floats, Floats, Floats]:  # fmt: skip
     """Runs to the end; arguments as in `Case`.
 
@@ -127,11 +131,13 @@ def run(
     # Events: the end of a device's action, or, as number of devices + pair, of a transfer.
     times = np.zeros(num_devices + num_pairs)
     whos = np.zeros(num_devices + num_pairs, np.int64)
-    size, now, unmoved = 0, 0.0, 0
+    size, now, unmoved, sender = 0, 0.0, 0, -1
     while True:
         # Next: a device that moves on, and a pair whose next transfer may be ready.
         device, meeting, posting = -1, -1, False
-        if unmoved < num_devices:
+        if sender >= 0:
+            device, sender = sender, -1
+        elif unmoved < num_devices:
             device = unmoved
             unmoved += 1
         elif (num_fresh or num_freed) and (not size or times[0] > now):
@@ -186,6 +192,11 @@ def run(
                 if not missing[key[i]] and waits[target[meeting]] == key[i]:
                     device = target[meeting]
                     waits[device] = -1
+                if holds[i] >= 0:
+                    missing[holds[i]] -= 1
+                    if not missing[holds[i]] and waits[source[meeting]] == holds[i]:
+                        sender = source[meeting]
+                        waits[sender] = -1
         while True:
             if meeting >= 0:
                 p, meeting = meeting, -1
@@ -214,6 +225,8 @@ def run(
                 at[device] += 1
                 if kind[i] == SEND:
                     sent[meeting] += 1
+                    if holds[i] >= 0:
+                        missing[holds[i]] += 1
                 else:
                     posted[meeting] += 1
                     missing[key[i]] += 1

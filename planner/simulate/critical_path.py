@@ -4,7 +4,8 @@ one of them.
 
 It is found from the end. What an action waited for last, ended when it began:
 
-    a computation     the action before it on its device, or the transfer of something that it needs
+    a computation     the action before it on its device, the transfer of something that it needs,
+                      or that of something that the second one before it of its kind has sent
     a sum             the action before it on the member that came last
     a step, a post    the action before it on its device
     a transfer        what its sender did before it was sent, what its receiver did before it was
@@ -36,6 +37,7 @@ class Reason(StrEnum):
     DATA = "data"
     RECEIVER = "receiver busy"
     LINK = "link busy"
+    SENDING = "still sending"
     MEMBERS = "members of the sum"
 
 
@@ -159,11 +161,13 @@ class _Search:
                     yield (int(self.earlier[member]), False), Reason.MEMBERS
 
     def _arrivals(self, i: int) -> Iterator[tuple[_Node, Reason]]:
-        """The transfers of what a computation needs."""
+        """The transfers that a computation waits for."""
         key = self.wiring.key[i]
-        for receive in self._ending_at(float(self.begins[i])):
-            if self.wiring.key[receive] == key:
-                yield (receive, True), Reason.DATA
+        ending = self._ending_at(float(self.begins[i]))
+        for known, reason in ((self.wiring.key, Reason.DATA), (self.wiring.holds, Reason.SENDING)):
+            for receive in ending:
+                if known[receive] == key:
+                    yield (receive, True), reason
 
     def _before_transfer(self, receive: int) -> Iterator[tuple[_Node, Reason]]:
         for post, reason in (

@@ -1,4 +1,4 @@
-"""Times the action lists of `schedules.py` on devices and shared links, by discrete events.
+"""Times action lists (`actions.py`) on devices and shared links, by discrete events.
 
 The rules are those of `actions.py`: each device runs its list in order; computations, sums and
 steps occupy it; sends and receives do not, but for the time that posting them takes. A transfer
@@ -12,7 +12,8 @@ keeps them from then on, latency included; turns go by the time at which transfe
 by source and target.
 
 So it is in the launcher: one thread per device runs the list. It waits for what a computation
-needs, for each computation (on CUDA it synchronises after it), and for sums, up to their end. Sends
+needs and for sends before it, for each computation (on CUDA it synchronises after it), and for
+sums, up to their end. Sends
 and receives go on beside it: gloo moves bytes in a thread of its own, nccl on streams of their own.
 What they take of the device is the posting, and copies that its processor makes for them
 (`ActionCosts.post_s`, `copy_s_per_byte`).
@@ -185,7 +186,7 @@ def _world(
         ),
         actions=_records(
             arrays.ACTION, len(code),
-            kind=code.kind, key=wiring.key, pair=wiring.pair,
+            kind=code.kind, key=wiring.key, holds=wiring.holds, pair=wiring.pair,
             amount=amount, post=post,
         ),
         pairs=_records(

@@ -12,13 +12,14 @@ Records = Any
 # at: the action that it runs or waits for; end: of its list;
 # waits: key of the computation that it waits for, -1 where it does not
 DEVICE = np.dtype([("at", "i8"), ("end", "i8"), ("waits", "i8")])
-# key: of a computation or receive, or the sum; amount: s, or bytes of a receive; post: s that
-# posting a send or receive takes; start_s, end_s: of what has begun, a transfer's at its receive;
-# post_s, posted_s: from when until when a send or receive was posted
+# key: of a computation or receive, or the sum; holds: of a send or receive, as `Wiring` says;
+# amount: s, or bytes of a receive; post: s that posting a send or receive takes; start_s, end_s:
+# of what has begun, a transfer's at its receive; post_s, posted_s: from when until when a send
+# or receive was posted
 ACTION = np.dtype(
-    [("kind", "i8"), ("key", "i8"), ("pair", "i8"), ("amount", "f8"), ("post", "f8"),
-     ("start_s", "f8"), ("end_s", "f8"), ("post_s", "f8"), ("posted_s", "f8")]
-)  # fmt: skip
+    [(name, "i8") for name in ("kind", "key", "holds", "pair")]
+    + [(name, "f8") for name in ("amount", "post", "start_s", "end_s", "post_s", "posted_s")]
+)
 # source, target: positions of its devices; first: its receives in `receives`; hop, end_hop: its
 # route in `hops`; latency: s
 # sent, posted, begun: sends, receives and transfers so far
@@ -69,7 +70,7 @@ class World(NamedTuple):
         links: (L,) `LINK`.
         sums: `SUMMING`.
         clock: (1,) `CLOCK`.
-        missing: by key of a computation, receives posted and not there.
+        missing: by key of a computation, receives posted and not there, and sends that hold it.
         receives: the receives by pair, in the order of their lists.
         touched: (2 P,) flows that came, or lost company, since the rates were last asked for; one
             that went and came again is in it twice.

@@ -320,6 +320,8 @@ def post(world: World, queue: Queue, i: int) -> None:
     action.posted_s = world.clock[0].now
     if action.kind == SEND:
         world.pairs[action.pair].sent += 1
+        if action.holds >= 0:
+            world.missing[action.holds] += 1
     else:
         world.pairs[action.pair].posted += 1
         world.missing[action.key] += 1
@@ -357,7 +359,9 @@ def advance(world: World, queue: Queue, device: int) -> None:
 
 @inner
 def arrive(world: World, queue: Queue, pair: int) -> None:
-    """Hands a tensor to the computation that it is for, which may wait for it."""
+    """Hands a tensor to the computation that it is for, which may wait for it, as another of the
+    sender may wait for its end.
+    """
     pairs = world.pairs
     receive = world.receives[pairs[pair].first + pairs[pair].begun - 1]
     world.actions[receive].end_s = world.clock[0].now
@@ -369,6 +373,12 @@ def arrive(world: World, queue: Queue, pair: int) -> None:
     if not world.missing[key] and world.devices[target].waits == key:
         world.devices[target].waits = -1
         advance(world, queue, target)
+    held, source = world.actions[receive].holds, pairs[pair].source
+    if held >= 0:
+        world.missing[held] -= 1
+        if not world.missing[held] and world.devices[source].waits == held:
+            world.devices[source].waits = -1
+            advance(world, queue, source)
 
 
 @njit

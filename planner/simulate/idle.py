@@ -5,6 +5,7 @@ Between two actions of a device is a gap. What the device waited for names the g
     warm-up       before its first computation, which waits for its first inputs
     output        of an earlier stage, for a forward
     gradient      of a later stage, for a backward
+    sending       of what it made before, which another has not got yet
     all-reduce    the other members of a sum
     cool-down     after its last action, while others still work
     own           nothing: the host's own time, which only a measured timeline has
@@ -32,6 +33,7 @@ class Cause(StrEnum):
     WARM_UP = "warm-up"
     OUTPUT = "output"
     GRADIENT = "gradient"
+    SENDING = "sending"
     ALL_REDUCE = "all-reduce"
     COOL_DOWN = "cool-down"
     OWN = "own"
@@ -44,7 +46,7 @@ class Wait:
     Attributes:
         cause: why.
         stage: whose output or gradient came last, None for other causes.
-        device: that it came from, likewise.
+        device: that it came from, or what was sent went to, likewise.
     """
 
     cause: Cause
@@ -82,11 +84,14 @@ def idle_times(timeline: Timeline, strategy: Strategy, graph: Graph) -> tuple[Id
         # What transfers of the device cover is communication.
         moving = _union([(flow.start_s, flow.end_s) for flow in flows[device]])
         arriving: dict[tuple[Direction, int], list[Flow]] = defaultdict(list)
+        leaving: dict[float, list[Flow]] = defaultdict(list)
         for flow in flows[device]:
             if flow.target == device:
                 arriving[flow.direction, flow.microbatch].append(flow)
+            else:
+                leaving[flow.end_s].append(flow)
         for gap, event in _gaps(events[device], timeline.iteration_s):
-            wait = _wait(event, gap, arriving, makers)
+            wait = _wait(event, gap, arriving, leaving, makers)
             found += [Idle(device, wait, *part) for part in _without(gap, moving)]
     return tuple(found)
 
@@ -140,6 +145,7 @@ def _wait(
     event: Event | None,
     gap: Interval,
     arriving: Mapping[tuple[Direction, int], Sequence[Flow]],
+    leaving: Mapping[float, Sequence[Flow]],
     makers: _Makers,
 ) -> Wait:
     """What a device waited for in a gap before an action."""
@@ -153,9 +159,13 @@ def _wait(
         return Wait(Cause.WARM_UP)
     direction, microbatch = event.action.direction, event.action.microbatch
     came = [f for f in arriving.get((direction, microbatch), ()) if gap[0] < f.end_s <= gap[1]]
-    if not came:
+    last = max(came, key=lambda flow: (flow.end_s, flow.source), default=None)
+    if last is None or last.end_s < gap[1]:
+        for flow in leaving.get(gap[1], ()):
+            if flow.direction is direction:
+                return Wait(Cause.SENDING, device=flow.target)
+    if last is None:
         return Wait(Cause.OWN)
-    last = max(came, key=lambda flow: (flow.end_s, flow.source))
     cause = Cause.OUTPUT if direction is Direction.FORWARD else Cause.GRADIENT
     return Wait(cause, makers.stage(last), last.source)
 
