@@ -5,7 +5,7 @@ from itertools import compress
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from planner.actions import (
@@ -23,6 +23,7 @@ from planner.costs.compute import operator_times, slowdown, step_s
 from planner.costs.evaluate import evaluate
 from planner.costs.memory import limit_bytes, stage_memory, use_bytes
 from planner.costs.waiting import gradients_waiting, outputs_waiting
+from planner.dry_run import dry_run
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judge import judge
@@ -315,25 +316,41 @@ def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
     assert [m - n for m, n in zip(may, at_once, strict=True)] == waiting
 
 
-@st.composite
-def pipelines(draw):
-    """Up to four stages of a chain in 1F1B, on up to three devices each."""
-    widths = draw(st.lists(st.integers(1, 3), min_size=2, max_size=4))
-    count = draw(st.integers(1, 9))
-    warmups = default_warmups(widths, count, draw(st.integers(0, 2)))
+def chain_in_stages(widths, count, warmups):
+    """A graph, its strategy with one operator a stage, and the lists."""
     last = np.cumsum(widths).tolist()
-    return tuple(
+    stages = tuple(
         Stage((f"op{s}",), tuple(range(last[s] - width, last[s])), warmups[s], recompute=True)
         for s, width in enumerate(widths)
-    ), count
-
-
-@given(pipelines())
-def test_outputs_wait_unless_they_must_have_come(drawn):
-    stages, count = drawn
+    )
     graph = graph_of([[s - 1] if s else [] for s in range(len(stages))])
     strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, count)
-    lists = program(strategy, graph).lists
+    return graph, strategy, program(strategy, graph)
+
+
+@st.composite
+def pipelines(draw):
+    """Up to four stages in 1F1B, on up to three devices each, whose lists end."""
+    widths = draw(st.lists(st.integers(1, 3), min_size=2, max_size=4))
+    count = draw(st.integers(1, 12))
+    warmups = default_warmups(widths, count, draw(st.integers(0, 2)))
+    if draw(st.booleans()):
+        most = [min(4, -(-count // width)) for width in widths]
+        warmups = tuple(draw(st.integers(1, one)) for one in most)
+    found = chain_in_stages(widths, count, warmups)
+    assume(dry_run(found[-1]) is None)
+    return found
+
+
+# Of the replicas that a device sends to in turn, some have begun fewer microbatches than others.
+IN_TURN = chain_in_stages((2, 3), 12, (3, 2))
+
+
+@example(IN_TURN)
+@given(pipelines())
+def test_outputs_wait_unless_they_must_have_come(drawn):
+    graph, strategy, ended = drawn
+    stages, lists = strategy.stages, ended.lists
     known = surely_run(lists)
     for s, stage in enumerate(stages[:-1]):
         for device in stage.devices:
@@ -350,12 +367,11 @@ def test_outputs_wait_unless_they_must_have_come(drawn):
                     assert found[k] == waiting
 
 
+@example(IN_TURN)
 @given(pipelines())
 def test_gradients_wait_unless_they_must_have_come(drawn):
-    stages, count = drawn
-    graph = graph_of([[s - 1] if s else [] for s in range(len(stages))])
-    strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, count)
-    lists = program(strategy, graph).lists
+    graph, strategy, ended = drawn
+    stages, lists = strategy.stages, ended.lists
     known = surely_run(lists)
     for s, stage in list(enumerate(stages))[1:]:
         for device in stage.devices:
@@ -397,6 +413,21 @@ def surely_run(lists):
                     sent[key] = done[device]
                 del actions[0]
     return known
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_with_gpipe_the_outputs_of_one_forward_wait_while_the_next_runs(recompute):
+    problem = problem_of(views_profile(), cluster([unit_type()] * 2), 4)
+    stages = Stage(("a", "b"), (0,), 4, recompute), Stage(("c",), (1,), 4, False)
+    strategy = Strategy(stages, ScheduleName.GPIPE, 4)
+    code = evaluate(problem, strategy).program.code
+    needs = {0: stage_memory(problem.profile, [0, 1])}
+    may, at_once = (use_bytes(problem, strategy, code, 0, needs, waits) for waits in (True, False))
+    computes = code.kind[: code.start[1]] == Kind.COMPUTE
+    waiting = (may[0] + may[1] - at_once[0] - at_once[1])[computes].tolist()
+    assert waiting == [0, 60, 60, 60, 0, 0, 0, 0]
+    # A copy is made when the forward is through; run again, the copy is what is kept of it.
+    assert may[2][computes].tolist()[:4] == ([0] * 4 if recompute else [60] * 4)
 
 
 def test_a_gradient_may_wait_until_the_next_backward_is_through():

@@ -1,14 +1,17 @@
 """Tensors between two devices that share a queue instead of a network."""
 
+import weakref
 from collections import deque
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from planner.actions import Direction, Receive, Send
+from planner.actions import Compute, Direction, Receive, Send
 from planner.launch.exchange import Exchange, in_a_row, laid_out, order_of
 from planner.launch.runtime import Runtime
+from planner.launch.world import _Watcher
 from tests.builders import graph_of
 
 B, F = Direction.BACKWARD, Direction.FORWARD
@@ -146,6 +149,58 @@ def test_a_part_is_copied_once_for_all_targets():
     first, second = sent[1][-1], sent[2][-1]
     assert first.tolist() == GAPS["every second"].flatten().tolist()
     assert first.data_ptr() == second.data_ptr() != GAPS["every second"].data_ptr()
+
+
+@pytest.mark.parametrize("waiting", [(), (B,)])
+def test_a_backward_waits_for_what_the_second_one_before_it_sent(waiting):
+    sent, finished = [], []
+
+    class World:
+        """Takes transfers that are over only when they are waited for."""
+
+        def send(self, tensor, device):
+            sent.append(SimpleNamespace(posted_s=0.0, is_over=lambda: False))
+            return sent[-1]
+
+        def finish(self, transfer):
+            finished.append(sent.index(transfer))
+
+    runtime = Runtime([], graph_of([[]]), {}, None, None, World(), waiting)
+    held = []
+    for m in range(4):
+        for direction in (F, B):
+            runtime._wait_for_sends(Compute(direction, 0, m))
+            held.append((f"{direction}{m}", list(finished)))
+            runtime._made = {"t": torch.zeros(2)}
+            runtime._send(Send(direction, 0, m, "t", 1))
+    # Of the sends, those of backwards are 1, 3, 5 and 7.
+    assert dict(held)["B1"] == []
+    assert dict(held)["B2"] == dict(held)["F3"] == ([1] if waiting else [])
+    assert dict(held)["B3"] == ([1, 3] if waiting else [])
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no route")])
+def test_a_buffer_is_gone_when_its_transfer_is_over(error):
+    begin, there = Event(), []
+
+    class Work:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def wait(self):
+            begin.wait(timeout=10)
+            if error:
+                raise error
+
+    tensor = torch.zeros(3)
+    known = weakref.ref(tensor)
+    ended = _Watcher().watch(Work(tensor), tensor)
+    ended.add_done_callback(lambda _: there.append(known()))
+    del tensor
+    assert known() is not None
+    begin.set()
+    assert ended.exception(timeout=10) is error
+    assert error or there == [None]
 
 
 def test_a_row_and_its_order_are_the_tensor():

@@ -105,22 +105,28 @@ class _Watcher:
         Thread(target=self._run, daemon=True).start()
 
     def watch(self, work: dist.Work, buffer: Tensor) -> Future[float]:
-        """The time at which the transfer ends; its buffer is kept until then."""
+        """The time at which the transfer ends; its buffer is kept until then, and no longer."""
         ended: Future[float] = Future()
         self._queue.put((work, buffer, ended))
         return ended
 
     def _run(self) -> None:
         while True:
-            self._watch_next(*self._queue.get())
+            self._watch_next()
 
-    def _watch_next(self, work: dist.Work, buffer: Tensor, ended: Future[float]) -> None:
+    def _watch_next(self) -> None:
+        work, buffer, ended = self._queue.get()
+        failed = None
         try:
             work.wait()
         except RuntimeError as error:
-            ended.set_exception(error)
+            failed = error
+        ended_s = clocks.now_s()
+        del work, buffer  # who hears that it is over counts on their memory
+        if failed is None:
+            ended.set_result(ended_s)
         else:
-            ended.set_result(clocks.now_s())
+            ended.set_exception(failed)
 
 
 class Transfer:
