@@ -188,7 +188,7 @@ def document(rows: Sequence[Row], seed: int) -> str:
         lines.append(
             f"{len(late)} over by more were run again with slow links:"
             f" {sum(row.most.right for row in late)} are within the limits of the most that they"
-            f" took then, the others at most"
+            f" took then, the largest"
             f" {100 * (max(row.most.share for row in late) - 1):+.1f} %."
         )
     cells = [
