@@ -349,11 +349,12 @@ def use_bytes(
     buffers = np.cumsum(came - np.where(forward, used, 0)) - _before(np.where(back, used, 0))
     kept = np.cumsum(np.where(forward, inflight, 0)) - _before(np.where(back, inflight, 0))
     # So do gradients that go back; of several stages, those of the latest backward are counted.
-    latest = np.maximum.accumulate(np.where(back, np.arange(len(kind)), -1))
-    latest = np.concatenate([[-1], latest[:-1]])
-    returned = np.where(latest >= 0, of_stage(lambda s: stages[s].returned_bytes)[latest], 0)
     if len(stages) == 1:
         returned = gradients_waiting(strategy, problem.profile.graph, s, forward, back)
+    else:
+        latest = np.maximum.accumulate(np.where(back, np.arange(len(kind)), -1))
+        latest = np.concatenate([[-1], latest[:-1]])
+        returned = np.where(latest >= 0, of_stage(lambda s: stages[s].returned_bytes)[latest], 0)
     if not waits:
         copies, returned = np.zeros_like(copies), np.zeros_like(returned)
     returned += _before(np.where(back, left - taken, 0))

@@ -2,7 +2,8 @@
 
 A computation that waits for sends (`actions.waiting_for_sends`) begins when all that the second one
 before it of its kind made has been sent. So the results of one may wait while the next is made, and
-those of two while the device does something else.
+those of two while the device does something else. Where some device runs several stages none waits
+for sends, and so much is assumed of the others: behind slow links they may hold more.
 """
 
 import math
