@@ -20,7 +20,7 @@ setup: $(READY) ## make .venv with everything that the project needs
 
 demo: $(READY) ## profile ResNet-50, plan it for 2 processes, train it 10 steps (about 2 minutes)
 	@mkdir -p demo
-	$(BIN)/python -m tests.models resnet50 demo/resnet50.onnx
+	$(BIN)/python -m tests.support.models resnet50 demo/resnet50.onnx
 	cd demo && ../$(BIN)/planner profile resnet50.onnx --batch 4
 	cd demo && ../$(BIN)/planner solve --gpus 2 --topology local.yaml --microbatches 4
 	cd demo && ../$(BIN)/planner launch strategy.json --nproc 2 --steps 10 --trace trace.json
@@ -43,7 +43,7 @@ fmt: $(READY) ## format the code
 	$(BIN)/ruff format .
 
 docs: $(READY) ## write the tables of docs/ that are generated
-	$(BIN)/python -m tests.preset_table
+	$(BIN)/python -m tests.bench.preset_table
 
 golden: $(READY) ## write the golden files of the tests anew
 	$(BIN)/python -m pytest tests/test_golden.py --golden
@@ -51,34 +51,34 @@ golden: $(READY) ## write the golden files of the tests anew
 bench: bench-placements bench-profile bench-solve bench-solvers ## all benchmarks
 
 bench-netsplit: $(READY) ## the constraint model on 30 drawn graphs, whole and co-placed (up to 60 minutes)
-	$(BIN)/python -m tests.bench_netsplit
-	$(BIN)/python -m tests.bench_netsplit --coplaced
+	$(BIN)/python -m tests.bench.netsplit
+	$(BIN)/python -m tests.bench.netsplit --coplaced
 
 bench-bottleneck: $(READY) ## the smallest bottleneck beside published ones (needs the reference inputs, 10 minutes)
-	$(BIN)/python -m tests.bench_bottleneck
+	$(BIN)/python -m tests.bench.bottleneck
 
 bench-simulate: $(READY) ## actions per second of the simulator; one change simulated again (10 minutes)
-	$(BIN)/python -m tests.bench_simulate
-	$(BIN)/python -m tests.bench_simulate --delta
+	$(BIN)/python -m tests.bench.simulate
+	$(BIN)/python -m tests.bench.simulate --delta
 
 bench-placements: $(READY) ## NetSplit's experiments anew, all planners in one table; writes docs/ (about 10 minutes)
-	$(BIN)/python -m tests.bench_thesis --write
+	$(BIN)/python -m tests.bench.placements --write
 
 bench-profile: $(READY) ## operators beside the whole step, the cache, the roofline; writes docs/ (about 20 minutes)
-	$(BIN)/python -m tests.bench_profile --write
+	$(BIN)/python -m tests.bench.profile --write
 
 bench-solve: $(READY) ## time of `planner solve` on the shipped profiles
-	$(BIN)/python -m tests.bench_solve
+	$(BIN)/python -m tests.bench.solve
 
 bench-solvers: $(READY) ## the solvers against the published ones and at scale; writes docs/ (about 10 minutes)
-	$(BIN)/python -m tests.bench_solvers
-	$(BIN)/python -m tests.bench_solvers --scaling
+	$(BIN)/python -m tests.bench.solvers
+	$(BIN)/python -m tests.bench.solvers --scaling
 
 bench-accuracy: $(READY) ## plans predicted and run, on a quiet machine; writes docs/accuracy.md (about 20 minutes)
-	$(BIN)/python -m tests.bench_accuracy --write
+	$(BIN)/python -m tests.bench.accuracy --write
 
 bench-memory: $(READY) ## peak memory of 60 plans predicted and tracked; writes docs/accuracy.md (about 5 minutes)
-	$(BIN)/python -m tests.bench_memory --write
+	$(BIN)/python -m tests.bench.memory --write
 
 check: lint type test ## what has to pass before a change lands
 

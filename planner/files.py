@@ -20,8 +20,8 @@ from pydantic_core import to_json
 
 from planner.calibration import CalibrationFile
 from planner.errors import FileError
-from planner.prediction import Plan
-from planner.profile import Profile, ProfileSet
+from planner.plan import Plan
+from planner.profiles import Profile, ProfileSet
 
 PROFILE_FORMAT = "planner-profile/1"
 PROFILE_SET_FORMAT = "planner-profile-set/1"

@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from planner.errors import FileError, ModelError
 from planner.files import artefact_hash, write_atomically
 from planner.model import Model, content_hash, first_consumers
-from planner.prediction import Plan
+from planner.plan import Plan
 
 CONFIGURATION = "planner"
 MODEL_HASH, STRATEGY_HASH = "planner.model_hash", "planner.strategy_hash"

@@ -1,361 +1,191 @@
-"""The portfolio: its solvers are asked, every answer is priced by the one evaluator and run by
-the one simulator, and the best that fits is the plan. So no plan is worse than plain data
-parallelism or any other row of the table.
+"""What is said of a strategy: `Prediction` (how fast, how full), `Certificate` (how far from the
+best it can be), and `Plan`, which is all that strategy.json holds.
 """
 
-import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
-from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
-from planner.errors import OptionError
-from planner.interpolate import interpolated
-from planner.jit import compile_clock
-from planner.judge import comparable_s, exactly, judge, objective_s, samples_of
-from planner.pins import broken, separated
-from planner.prediction import (
-    Plan,
-)
-from planner.problem import Objective, Problem, Result, Status
-from planner.profile import Profile, Source
-from planner.solvers import PORTFOLIO, SOLVERS
-from planner.units import format_seconds
-
-# The search ends when a plan is this close to the lower bound.
-GOOD_ENOUGH = 0.01
-# Solvers that take next to no time, whatever the limit.
-ALWAYS_ASKED = ("single", "data-parallel")
-# Whose strategies have no replicas: asked only where such a one may win.
-UNREPLICATED = ("netsplit",)
-# Of the time limit, for solvers that use all they are given: so much, whatever is left, so that
-# results repeat.
-SHARES = {"netsplit": 0.3}
-# Of microbatches between those profiled, so many sizes are planned for.
-MOST_BETWEEN = 4
-# Of a solver whose turn did not come.
-OUT_OF_TIME = "not asked: the time limit was reached"
+from planner.profiles import Source
+from planner.strategy import Crossing, Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What one solver came up with.
+class MemoryParts:
+    """Bytes on one device when it is fullest.
 
     Attributes:
-        solver: its name.
-        status: of its own space.
-        plan: judged; None if it has none that fits.
-        reason: why there is none.
-        solve_s: how long it took.
-        microbatch_size: samples in a microbatch.
-        source: how the profile of that size was obtained.
+        parameter_bytes: weights, buffers and constants.
+        gradient_bytes: of the trainable parameters.
+        optimizer_bytes: the optimizer's state.
+        stash_bytes: activations kept for the backward pass, all microbatches in flight.
+        buffer_bytes: tensors received and not yet used, and gradients of tensors that were sent.
+        workspace_bytes: activations and their gradients that live only inside a stage's pass.
+        reserve_bytes: what runtime and libraries take.
     """
 
-    solver: str
-    status: Status
-    plan: Plan | None
-    reason: str | None
-    solve_s: float
-    microbatch_size: int
-    source: Source
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    stash_bytes: int = 0
+    buffer_bytes: int = 0
+    workspace_bytes: int = 0
+    reserve_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak."""
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """The rows of all solvers that were asked.
+class StagePrediction:
+    """Times of one microbatch on the slowest replica of a stage, in s.
 
     Attributes:
-        rows: in the order of the asking.
-        lower_bound_s: for the objective, over all strategies.
-        proved_infeasible: whether no strategy can fit, whoever looks for it.
-        notes: what was not asked, and why.
+        forward_s: of the forward pass.
+        backward_s: of the backward pass, recomputation included.
     """
 
-    rows: tuple[Row, ...]
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePrediction:
+    """One used device during one iteration.
+
+    Attributes:
+        device: index into the topology.
+        name: its name there.
+        type: its type's name.
+        compute_s: time in which it computes.
+        communication_s: time in which it does not compute and a transfer or sum of its own runs.
+        idle_s: the rest of the iteration.
+        memory: its peak.
+    """
+
+    device: int
+    name: str
+    type: str
+    compute_s: float
+    communication_s: float
+    idle_s: float
+    memory: MemoryParts
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The judge's figures for one strategy.
+
+    Attributes:
+        iteration_s: from the first start to the last end of an iteration of M microbatches.
+        bottleneck_s: the largest stage time per microbatch, divided by the stage's replicas.
+        latency_s: forward and backward of one microbatch, alone.
+        throughput: samples per s.
+        bubble_fraction: 1 - compute / (used devices x iteration).
+        closed_form_s: what the search believed the iteration to be.
+        stages: one per stage.
+        devices: one per used device, ascending.
+    """
+
+    iteration_s: float
+    bottleneck_s: float
+    latency_s: float
+    throughput: float
+    bubble_fraction: float
+    closed_form_s: float
+    stages: tuple[StagePrediction, ...]
+    devices: tuple[DevicePrediction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How good a strategy is, for the chosen objective.
+
+    Attributes:
+        objective: what was minimised.
+        lower_bound_s: no strategy on these devices is faster: every placement, replication,
+            recomputation and synchronous schedule, with free communication.
+        gap: (predicted - bound) / bound.
+        space_bound_s: the solver's own bound, for its own space only; None if it has none.
+        space: what that space is.
+    """
+
+    objective: str
     lower_bound_s: float
-    proved_infeasible: bool
-    notes: tuple[str, ...] = ()
-
-    @property
-    def best(self) -> Row | None:
-        """The row with the best plan; of equals the one with the shorter iteration, then one that
-        is optimal in its space, then the earlier one.
-        """
-        planned = [row for row in self.rows if row.plan is not None]
-        return min(
-            planned,
-            key=_rank,
-            default=None,
-        )
-
-    @property
-    def status(self) -> Status:
-        """Of the whole comparison: the best row's, or why there is none."""
-        if self.best is not None:
-            return self.best.status
-        return Status.INFEASIBLE if self.proved_infeasible else Status.UNKNOWN
+    gap: float
+    space_bound_s: float | None
+    space: str
 
 
-def _rank(row: Row) -> tuple[float, float, bool]:
-    if row.plan is None:
-        raise ValueError(f"{row.solver} has no plan")
-    optimal = row.status is Status.OPTIMAL
-    return comparable_s(row.plan), row.plan.prediction.iteration_s, not optimal
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A strategy with all that it takes to judge and to run it.
 
-
-def compare(
-    problem: Problem,
-    names: Sequence[str] | None = None,
-    time_limit_s: float = 10.0,
-    progress: Callable[[str], None] = lambda solver: None,
-    *,
-    thorough: bool = False,
-) -> Comparison:
-    """Asks the solvers, `PORTFOLIO` unless named, and judges what they say.
-
-    Args:
-        names: keys of `SOLVERS`.
-        time_limit_s: for all together, compiling left out; what is not begun by then is left out.
-        progress: called with each solver's name before it starts.
-        thorough: each has the time to itself, and none is left out because a good plan is there.
-
-    Raises:
-        OptionError: if a name is unknown.
+    Attributes:
+        strategy: what runs where.
+        prediction: what the judge says of it.
+        certificate: how far from the best it can be.
+        solver: who found it.
+        status: of the solver's own space: optimal or feasible.
+        reproducible: False where a wall-clock limit cut the search.
+        ranks: device of each rank of a launch: the used devices in host order.
+        crossings: the tensors that cross stages.
+        model_path: the ONNX file, relative to the strategy's folder where it was written.
+        model_hash: its content hash.
+        profile_hash: content hash of the profile.
+        topology: name of the topology.
+        topology_hash: its content hash.
+        dimensions: of the model, as bound.
+        microbatch_size: samples in a microbatch.
+        dtype: of the computation.
+        optimizer: its name.
+        threads: CPU threads per rank that the profile was measured with.
+        seed: of the search and of synthetic data.
+        notes: what was approximated.
+        versions: of the software that made the plan.
+        source: how the profile's times were obtained; None where the file does not say.
+        engine: what they come from; "" likewise.
+        profiled_on: the type of device that they are for; "" likewise.
     """
-    unknown = [name for name in names or () if name not in SOLVERS]
-    if unknown:
-        raise OptionError(f"unknown solver {unknown[0]!r}; known: {', '.join(SOLVERS)}")
-    asked = separated(problem)
-    problem = replace(problem, options=replace(problem.options, pins=()))
-    bound = lower_bound_s(problem)
-    shortage, profile = memory_shortage(problem), problem.profile
-    size, source = profile.microbatch_size, profile.source
-    rows: list[Row] = []
-    with compile_clock() as compiling_s:
-        begin = time.monotonic()
-        for name in names or PORTFOLIO:
-            left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-            share_s = SHARES.get(name, 1.0) * time_limit_s
-            allowed_s = time_limit_s if thorough else min(left_s, share_s)
-            reason = None if thorough else _not_asked(problem, name, rows, left_s)
-            if shortage is not None:
-                rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0, size, source))
-            elif reason is not None:
-                rows.append(Row(name, Status.UNKNOWN, None, reason, 0.0, size, source))
-            else:
-                progress(name)
-                known = tuple(row.plan.strategy for row in rows if row.plan is not None)
-                row = _row(problem, replace(asked, known=known), name, allowed_s, bound)
-                cut = not thorough and name in SHARES and allowed_s < share_s
-                rows.append(_not_reproducible(row) if cut else row)
-    if any(row.reason == OUT_OF_TIME for row in rows):
-        rows = [_not_reproducible(row) for row in rows]
-    return Comparison(tuple(rows), bound, shortage is not None)
+
+    strategy: Strategy
+    prediction: Prediction
+    certificate: Certificate
+    solver: str
+    status: str
+    reproducible: bool
+    ranks: tuple[int, ...]
+    crossings: tuple[Crossing, ...]
+    model_path: str | None
+    model_hash: str | None
+    train: tuple[str, ...]
+    profile_hash: str
+    topology: str
+    topology_hash: str
+    dimensions: dict[str, int]
+    microbatch_size: int
+    dtype: str
+    optimizer: str
+    threads: int | None
+    seed: int
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    source: Source | None = None
+    engine: str = ""
+    profiled_on: str = ""
 
 
-def _not_asked(problem: Problem, name: str, rows: Sequence[Row], left_s: float) -> str | None:
-    """Why a solver is not asked, or None. Plans are never worse than data parallelism, so it always
-    is, as long as nothing better is there.
+def said_times(plan: Plan) -> str:
+    """Where the operator times of a plan come from, such as "measured (torch), of cpu, rescaled to
+    T4".
     """
-    if any(row.plan and row.plan.certificate.gap <= GOOD_ENOUGH for row in rows):
-        return f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
-    if name in UNREPLICATED and any(row.plan for row in rows):
-        least_s = unreplicated_s(problem)
-        if least_s >= min(objective_s(row.plan) for row in rows if row.plan):
-            return f"not asked: without replicas nothing is faster than {format_seconds(least_s)}"
-    return OUT_OF_TIME if left_s <= 0 and rows and name not in ALWAYS_ASKED else None
-
-
-def compare_sizes(
-    problems: Sequence[Problem],
-    names: Sequence[str] | None = None,
-    time_limit_s: float = 10.0,
-    progress: Callable[[str], None] = lambda solver: None,
-) -> Comparison:
-    """The same for microbatches of several sizes, of which the best is taken. The lower bound and
-    the gaps are over all of them.
-
-    Args:
-        problems: the same model, devices and samples per iteration, by size of the microbatch.
-        time_limit_s: for all together.
-    """
-    return _joined(problems, _compare_each(problems, names, time_limit_s, progress))
-
-
-def compare_between(
-    problems: Sequence[Problem],
-    profiles: Sequence[Profile],
-    names: Sequence[str] | None = None,
-    time_limit_s: float = 10.0,
-    progress: Callable[[str], None] = lambda solver: None,
-) -> tuple[Comparison, tuple[Problem, ...]]:
-    """`compare_sizes`, and then the same for sizes that were not profiled, interpolated: those next
-    to the best one, because a microbatch that is too small pays overheads and one that is too large
-    empties the pipeline or the memory, and the best is somewhere between. At most `MOST_BETWEEN`
-    are asked, powers of two and the nearest first; none whose lower bound is above what is there.
-
-    Args:
-        problems: as `compare_sizes` takes them.
-        profiles: all there are, ascending by size, also those of sizes that are no problem because
-            they do not divide the samples.
-
-    Returns:
-        The comparison, and all problems that were asked, ascending by size.
-    """
-    with compile_clock() as compiling_s:
-        begin = time.monotonic()
-        between = _sizes_between(problems, profiles)
-        share = len(problems) / (len(problems) + min(len(between), MOST_BETWEEN))
-        found = _compare_each(problems, names, time_limit_s * share, progress)
-        added, notes = _between(problems, profiles, between, _joined(problems, found))
-        left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-        found += _compare_each(added, names, left_s, progress)
-    pairs = sorted(
-        zip((*problems, *added), found, strict=True),
-        key=lambda pair: pair[0].profile.microbatch_size,
-    )
-    asked = tuple(problem for problem, _ in pairs)
-    joined = _joined(asked, [comparison for _, comparison in pairs])
-    return replace(joined, notes=notes), asked
-
-
-def _sizes_between(problems: Sequence[Problem], profiles: Sequence[Profile]) -> tuple[int, ...]:
-    """The sizes that divide the samples of an iteration and lie between those profiled."""
-    samples = problems[0].profile.microbatch_size * problems[0].options.num_microbatches
-    profiled = [profile.microbatch_size for profile in profiles]
-    sizes = range(profiled[0] + 1, profiled[-1])
-    return tuple(n for n in sizes if samples % n == 0 and n not in profiled)
-
-
-def _between(
-    problems: Sequence[Problem],
-    profiles: Sequence[Profile],
-    between: Sequence[int],
-    found: Comparison,
-) -> tuple[list[Problem], tuple[str, ...]]:
-    """Problems of interpolated sizes that may have a better plan than was found, and which sizes
-    have none and why.
-    """
-    best, sizes = found.best, [problem.profile.microbatch_size for problem in problems]
-    # Where nothing fits, only what is smaller may.
-    near = sizes[0] if best is None else best.microbatch_size
-    low = max((n for n in sizes if n < near), default=0)
-    high = min((n for n in sizes if n > near), default=math.inf) if best else near
-    candidates = [n for n in between if low < n < high]
-    candidates.sort(key=lambda n: (n.bit_count() > 1, abs(math.log(n / near)), n))
-    samples = sizes[0] * problems[0].options.num_microbatches
-    added, notes = [], []
-    for size in candidates[:MOST_BETWEEN]:
-        try:
-            profile = interpolated(profiles, size)
-        except OptionError as error:
-            notes.append(str(error))
-            continue
-        options = replace(problems[0].options, num_microbatches=samples // size)
-        problem = replace(problems[0], profile=profile, options=options)
-        if best is None or best.plan is None or _may_beat(problem, best.plan):
-            added.append(problem)
-    return sorted(added, key=lambda one: one.profile.microbatch_size), tuple(notes)
-
-
-def _may_beat(problem: Problem, plan: Plan) -> bool:
-    bottleneck = problem.options.objective is Objective.BOTTLENECK
-    samples = problem.profile.microbatch_size if bottleneck else 1
-    return lower_bound_s(problem) / samples < comparable_s(plan)
-
-
-def _compare_each(
-    problems: Sequence[Problem],
-    names: Sequence[str] | None,
-    time_limit_s: float,
-    progress: Callable[[str], None],
-) -> list[Comparison]:
-    """Each problem by itself, within a time for all together."""
-    found = []
-    with compile_clock() as compiling_s:
-        begin = time.monotonic()
-        for index, problem in enumerate(problems):
-            left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-            found.append(compare(problem, names, left_s / (len(problems) - index), progress))
-    return found
-
-
-def _joined(problems: Sequence[Problem], found: Sequence[Comparison]) -> Comparison:
-    """One comparison of those of several sizes."""
-    if len(found) == 1:
-        return found[0]
-    rows = tuple(row for one in found for row in one.rows)
-    if any(row.reason == OUT_OF_TIME for row in rows):
-        rows = tuple(_not_reproducible(row) for row in rows)
-    bottleneck = problems[0].options.objective is Objective.BOTTLENECK
-    samples = [p.profile.microbatch_size if bottleneck else 1 for p in problems]
-    bound_s = min(one.lower_bound_s / n for one, n in zip(found, samples, strict=True))
-    return Comparison(
-        tuple(_bounded(row, bound_s) for row in rows),
-        bound_s * min(samples),
-        all(one.proved_infeasible for one in found),
-    )
-
-
-def _bounded(row: Row, bound_s: float) -> Row:
-    """The row with a gap to a bound per sample or per iteration, as `samples_of` says."""
-    if row.plan is None:
-        return row
-    own_s = bound_s * samples_of(row.plan)
-    gap = objective_s(row.plan) / own_s - 1 if own_s > 0 else 0.0
-    certificate = replace(row.plan.certificate, lower_bound_s=own_s, gap=gap)
-    return replace(row, plan=replace(row.plan, certificate=certificate))
-
-
-def _row(problem: Problem, asked: Problem, name: str, time_limit_s: float, bound_s: float) -> Row:
-    """One solver's answer, judged.
-
-    Args:
-        problem: as it is.
-        asked: as the solver sees it.
-    """
-    start = time.monotonic()
-    result, plan = SOLVERS[name](asked, time_limit_s), None
-    if result.strategy is not None:
-        result, reason = _without_broken(asked, result)
-        if result.strategy is not None:
-            plan, reason = judge(problem, name, result, bound_s)
-        result = result if plan else _without_plan(result, reason)
-    took_s, size = time.monotonic() - start, problem.profile.microbatch_size
-    return Row(name, result.status, plan, result.reason, took_s, size, problem.profile.source)
-
-
-def _without_broken(problem: Problem, result: Result) -> tuple[Result, str | None]:
-    """The result without strategies that break a pin; why, if none is left."""
-    if not problem.options.pins or result.strategy is None:
-        return result, None
-    reasons = {one: broken(problem, one) for one in (result.strategy, *result.others)}
-    kept = [one for one, reason in reasons.items() if reason is None]
-    if not kept:
-        return _without_plan(result, reasons[result.strategy]), reasons[result.strategy]
-    return replace(result, strategy=kept[0], others=tuple(kept[1:])), None
-
-
-def _not_reproducible(row: Row) -> Row:
-    return row if row.plan is None else replace(row, plan=replace(row.plan, reproducible=False))
-
-
-def _without_plan(result: Result, reason: str | None) -> Result:
-    return Result(Status.UNKNOWN, None, space=result.space, reason=reason)
-
-
-def under_pipedream(problem: Problem) -> Comparison:
-    """PipeDream's plan alone, as its own cost model judges it. The plan is priced and simulated
-    like every other one, but kept if it does not fit by the planner's count, which a note says.
-    """
-    from planner.solvers.pipedream import solve_alone  # compiled: loaded when it is asked
-
-    start, bound_s = time.monotonic(), lower_bound_s(problem)
-    name, result, plan = "pipedream", solve_alone(problem), None
-    if result.strategy is not None:
-        plan, _, _ = exactly(problem, name, result, bound_s)
-        note = "chosen by PipeDream's cost model; the prediction is the planner's"
-        plan = replace(plan, notes=(*plan.notes, note))
-    took_s, size = time.monotonic() - start, problem.profile.microbatch_size
-    row = Row(name, result.status, plan, result.reason, took_s, size, problem.profile.source)
-    return Comparison((row,), bound_s, result.status is Status.INFEASIBLE)
+    words = ["of unknown source" if plan.source is None else plan.source.value]
+    if plan.engine:
+        words[0] += f" ({plan.engine})"
+    # Of imported times nothing is known but that: they are taken as they are.
+    if plan.profiled_on not in ("", Source.IMPORTED.value):
+        words.append(f"of {plan.profiled_on}")
+        used = dict.fromkeys(device.type for device in plan.prediction.devices)
+        others = [type_ for type_ in used if type_ != plan.profiled_on]
+        words += [f"rescaled to {' and '.join(others)}"] if others else []
+    return ", ".join(words)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.calibration import UNCALIBRATED, Calibration
-from planner.profile import Profile
+from planner.profiles import Profile
 from planner.strategy import ScheduleName, Strategy
 from planner.topology import DeviceType, Topology
 

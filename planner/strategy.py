@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from planner.derived import derived
 from planner.graph import Graph, consumers, holders, producers, tensors_by_name
+from planner.support.derived import derived
 
 
 class ScheduleName(StrEnum):

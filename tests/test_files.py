@@ -5,7 +5,7 @@ import json
 import pytest
 
 from planner import units
-from planner.clusters import find_topology, read_topology
+from planner.clusters.yaml.read import find_topology, read_topology
 from planner.errors import FileError, UnitError
 from planner.files import (
     read_profile,
@@ -14,7 +14,7 @@ from planner.files import (
     write_profile,
 )
 from planner.model.load import load
-from tests.builders import graph_of, profile_of
+from tests.support.builders import graph_of, profile_of
 
 EXPLICIT = """
 format: planner-topology/1

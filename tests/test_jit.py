@@ -2,7 +2,7 @@
 
 import numba
 
-from planner.jit import compile_clock, compiled_before
+from planner.support.jit import compile_clock, compiled_before
 
 
 def test_the_clock_counts_what_is_compiled_and_nothing_else():

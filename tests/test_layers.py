@@ -105,8 +105,9 @@ def test_planning_loads_no_torch():
     import subprocess
 
     code = (
-        "import sys, planner.plan, planner.reports.solve, planner.partition, planner.files\n"
-        "import planner.solvers.antichain, planner.launch.torchrun, planner.model\n"
+        "import sys, planner.judging.portfolio, planner.reports.solve, planner.partition\n"
+        "import planner.files\n"
+        "import planner.solvers.antichain.solve, planner.launcher.torchrun, planner.model\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(

@@ -10,13 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from planner.errors import FileError, ModelError
 from planner.model import content_hash, load
 from planner.partition import check_agreement, write_partition
-from planner.prediction import (
-    Certificate,
-    DevicePrediction,
-    MemoryParts,
-    Plan,
-    Prediction,
-)
+from planner.plan import Certificate, DevicePrediction, MemoryParts, Plan, Prediction
 from planner.strategy import ScheduleName, Stage, Strategy
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

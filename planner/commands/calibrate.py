@@ -36,13 +36,13 @@ def calibrate(
     runs that were left out. solve and compare use it from then on, unless --no-calibration is
     given.
     """
-    from planner.calibrate import calibrate as run
     from planner.calibration import CalibrationFile
-    from planner.calibration_runs import read_runs
-    from planner.clusters import device_table, find_topology, read_topology
+    from planner.clusters.yaml.read import device_table, find_topology, read_topology
     from planner.files import artefact_hash, calibration_path, newest_profile, write_calibration
     from planner.formats import read_any_profiles
     from planner.reports.calibrate import calibrate_json, calibrate_lines, calibrate_table
+    from planner.traces.calibrate import calibrate as run
+    from planner.traces.runs import read_runs
 
     chosen = profile_paths or (newest_profile(Path("profiles")),)
     profiles = {path: tuple(read_any_profiles(path)) for path in chosen}

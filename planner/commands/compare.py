@@ -68,7 +68,7 @@ def compare(
     Exits with 3 if no strategy fits.
     """
     from planner.files import write_atomically
-    from planner.plan import compare as run
+    from planner.judging.portfolio import compare as run
     from planner.reports.compare import compare_bars, compare_csv, winner_line
     from planner.reports.solve import comparison_json, comparison_table, reason_lines
     from planner.solvers import AUTOMATIC

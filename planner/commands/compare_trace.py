@@ -27,9 +27,9 @@ def compare_trace(predicted: Path, measured: Path, output: Path | None, as_json:
     each sum of gradients and step, and of the transfers between each pair of devices.
     """
     from planner.reports.traces import trace_json, trace_tables
-    from planner.simulate.read_trace import read_trace
-    from planner.simulate.trace import write_trace
-    from planner.trace_comparison import compare_traces, overlay
+    from planner.traces.comparison import compare_traces, overlay
+    from planner.traces.read import read_trace
+    from planner.traces.write import write_trace
 
     if output is not None:
         check_output([output], {"predicted trace": predicted, "measured trace": measured})

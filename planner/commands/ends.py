@@ -67,7 +67,7 @@ def one_of_several() -> Iterator[None]:
     """Ends a rank quietly where another one says why: the one that failed, or after Ctrl-C the
     first one.
     """
-    from planner.launch.world import Stopped
+    from planner.launcher.world import Stopped
 
     ctx = click.get_current_context()
     try:

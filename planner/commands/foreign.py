@@ -16,17 +16,17 @@ FOREIGN = ("dnn-partitioning", "piper")
 
 def under_foreign_model(chosen: Path, topology_name: str) -> int:
     """`solve` under dnn-partitioning's or Piper's cost model; the exit code."""
-    from planner.clusters import find_topology
-    from planner.foreign import (
+    from planner.clusters.yaml.read import find_topology
+    from planner.formats import DNN_PARTITIONING, PIPER, detect, read_any_profiles
+    from planner.formats.dnn_partitioning import read_dnn_partitioning
+    from planner.formats.piper import read_piper
+    from planner.peers.compare import (
         ForeignModel,
         ForeignOptions,
         foreign_json,
         solve_foreign,
         solve_profile,
     )
-    from planner.formats import DNN_PARTITIONING, PIPER, detect, read_any_profiles
-    from planner.formats.dnn_partitioning import read_dnn_partitioning
-    from planner.formats.piper import read_piper
     from planner.problem import Engine, Recompute
     from planner.reports.foreign import foreign_lines, foreign_stage_table, foreign_table
 

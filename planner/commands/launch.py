@@ -59,10 +59,10 @@ def launch(
     if options["trace"] is not None:
         check_output([options["trace"]], {"strategy": strategy, "model": options["model_path"]})
     if nproc is not None and "RANK" not in os.environ:
-        from planner.launch.torchrun import start_torchrun
+        from planner.launcher.torchrun import start_torchrun
 
         ctx.exit(start_torchrun(strategy, nproc, forwarded()))
-    from planner.launch.run import launch as run
+    from planner.launcher.run import launch as run
     from planner.reports.launch import launch_json, launch_tables, loss_line
 
     with one_of_several(), bar("Training") as tick:

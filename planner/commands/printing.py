@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from planner.reports.tables import Table
-    from planner.simulate.timeline import Timeline
+    from planner.simulator.timeline import Timeline
 
 # Of a Gantt chart, by what a device does.
 COLOURS = {
@@ -85,7 +85,7 @@ def show_gantt(timeline: "Timeline", names: Mapping[int, str]) -> None:
     """
     from rich.text import Text
 
-    from planner.simulate.gantt import SIGNS, Kind, gantt
+    from planner.drawing.gantt import SIGNS, Kind, gantt
 
     screen = console()
     margin = max(map(len, names.values()))

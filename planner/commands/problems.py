@@ -11,10 +11,10 @@ from planner.errors import FileError, OptionError
 
 if TYPE_CHECKING:
     from planner.calibration import Calibration
+    from planner.clusters.what_if import Changed
     from planner.problem import Options, Problem
-    from planner.profile import Profile
+    from planner.profiles import Profile
     from planner.topology import DeviceType, Topology
-    from planner.what_if import Changed
 
 # What PipeDream's --memory-constraint means there.
 PIPEDREAM_MEMORY_BYTES = 16_000_000_000
@@ -46,10 +46,10 @@ def inputs_of(
         microbatch_size: the only one to take, interpolated where it was not profiled; or None.
         quiet: whether standard output is not for people.
     """
-    from planner.clusters import find_topology
+    from planner.clusters.yaml.read import find_topology
     from planner.files import newest_profile
     from planner.formats import read_any_profiles
-    from planner.interpolate import interpolated
+    from planner.judging.interpolate import interpolated
 
     chosen = profile_path or newest_profile(Path("profiles"))
     profiles = written = tuple(read_any_profiles(chosen))
@@ -86,7 +86,7 @@ def problems_for(
     same samples per iteration.
     """
     from planner.calibration import Calibration
-    from planner.clusters import read_topology
+    from planner.clusters.yaml.read import read_topology
     from planner.problem import Problem
     from planner.topology import take
 
@@ -110,7 +110,7 @@ def problems_for(
 
 def type_of(profile: "Profile", topology: "Topology") -> "DeviceType | None":
     """The type of device that a profile was made on; None if it is not known."""
-    from planner.clusters import device_table
+    from planner.clusters.yaml.read import device_table
 
     own = {kind.name: kind for kind in topology.device_types}
     return (device_table() | own).get(profile.device_type)
@@ -186,8 +186,8 @@ def changed_cluster(
     problem: "Problem", settings: Sequence[str], dropped: Sequence[str], added: Sequence[str]
 ) -> "Changed":
     """The cluster of a problem with what --set, --drop and --add-host ask for."""
-    from planner.clusters import device_table, find_topology, read_topology
-    from planner.what_if import what_if
+    from planner.clusters.what_if import what_if
+    from planner.clusters.yaml.read import device_table, find_topology, read_topology
 
     topology = problem.topology
     hosts = [host.name for host in topology.hosts]
@@ -216,7 +216,7 @@ def solvers_of(named: Sequence[str], default: Sequence[str], problem: "Problem")
 
 def say_if_compiling() -> None:
     """Says why the first solve of a version takes longer."""
-    from planner.jit import compiled_before
+    from planner.support.jit import compiled_before
 
     if not compiled_before():
         click.echo("compiling the search, once per version: some 10 to 20 s", err=True)

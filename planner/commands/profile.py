@@ -15,10 +15,10 @@ from planner.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.model import Model
-    from planner.profile import Profile
     from planner.profilers.analytic import Fit
     from planner.profilers.compare import EngineComparison
     from planner.profilers.measured import Effort
+    from planner.profiles import Profile
 
 
 @click.command()

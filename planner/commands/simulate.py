@@ -75,13 +75,13 @@ def simulate(
     name, or is another one, --topology.
     """
     from planner.costs.bounds import lower_bound_s
+    from planner.drawing.gantt_svg import gantt_svg
     from planner.files import write_atomically
-    from planner.judge import exactly
+    from planner.judging.judge import exactly
     from planner.reports.simulate import device_table, idle_table, path_table, simulation_json
     from planner.reports.solve import certificate_lines, stage_table, times_line
-    from planner.simulate.account import account
-    from planner.simulate.gantt_svg import gantt_svg
-    from planner.simulate.trace import write_trace
+    from planner.simulator.account import account
+    from planner.traces.write import write_trace
 
     if strategy is None:
         problem, name, result = of_cuts(profile_path, topology_name, gpus, training, as_json)
@@ -165,9 +165,9 @@ def of_strategy(
     """
     from planner.files import newest_profile, read_plan
     from planner.formats import read_any_profiles
-    from planner.formats.origins import profile_of, topology_of
+    from planner.judging.origins import profile_of, topology_of
     from planner.problem import Problem, Result, Status
-    from planner.schedules import with_microbatches
+    from planner.schedules.program import with_microbatches
 
     plan = read_plan(path)
     profile_path = ctx.params["profile_path"] or newest_profile(Path("profiles"))

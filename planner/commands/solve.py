@@ -26,14 +26,14 @@ from planner.commands.problems import (
 from planner.errors import FileError, ModelError, OptionError
 
 if TYPE_CHECKING:
-    from planner.costs.pipedream import PipeDreamReport
+    from planner.clusters.what_if import Changed
+    from planner.judging.portfolio import Comparison
+    from planner.judging.sensitivity import Gain
     from planner.model import Model
-    from planner.plan import Comparison
-    from planner.prediction import Plan
+    from planner.plan import Plan
     from planner.problem import Problem
-    from planner.profile import Profile
-    from planner.sensitivity import Gain
-    from planner.what_if import Changed
+    from planner.profiles import Profile
+    from planner.solvers.pipedream.costs import PipeDreamReport
 
 
 @click.command()
@@ -104,7 +104,7 @@ def solve(
     Exits with 3 if no strategy fits.
     """
     from planner.files import newest_profile, write_plan
-    from planner.plan import compare_between, under_pipedream
+    from planner.judging.portfolio import compare_between, under_pipedream
     from planner.reports.what_if import sensitivity_line, sensitivity_table, what_if_json
     from planner.solvers import PORTFOLIO
 
@@ -194,7 +194,7 @@ def refuse_for_others(cost_model: str, training: Mapping[str, Any]) -> None:
 
 def sensitivity_of(problems: "Sequence[Problem]", comparison: "Comparison") -> "tuple[Gain, ...]":
     """What bounds the best plan; nothing if there is none."""
-    from planner.sensitivity import sensitivity
+    from planner.judging.sensitivity import sensitivity
 
     best = comparison.best
     if best is None or best.plan is None:
@@ -229,7 +229,7 @@ def pipedream_report(
     """What PipeDream's optimizer says of its plan, if it was asked by name and has one."""
     if "pipedream" not in asked:
         return None
-    from planner.solvers.pipedream import optimum
+    from planner.solvers.pipedream.solve import optimum
 
     sizes = {row.microbatch_size for row in comparison.rows if row.solver == "pipedream"}
     chosen = [one for one in problems if one.profile.microbatch_size in sizes] or problems
@@ -306,7 +306,7 @@ def print_comparison(
     cost_model: str,
 ) -> None:
     """The tables and what to do next."""
-    from planner.launch.torchrun import torchrun_command
+    from planner.launcher.torchrun import torchrun_command
     from planner.reports.compare import winner_line
     from planner.reports.solve import (
         certificate_lines,

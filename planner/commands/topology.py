@@ -72,12 +72,13 @@ def probe(
     largest_bytes = SIZE.convert(largest, None, ctx)
     check_output([output], {})
     if nproc is not None and "RANK" not in os.environ:
-        from planner.launch.torchrun import start_ranks
+        from planner.launcher.torchrun import start_ranks
 
         options = ["--output", str(output), "--device", device, "--largest", largest]
         command = ["topology", "probe", *options, *(["--json"] if as_json else [])]
         ctx.exit(start_ranks(command, nproc))
-    from planner.launch.probe import probe as run
+    from planner.clusters.yaml.write import write_topology
+    from planner.launcher.probe import probe as run
     from planner.reports.probe import (
         class_table,
         probe_comments,
@@ -85,7 +86,6 @@ def probe(
         probe_lines,
         sums_table,
     )
-    from planner.write_topology import write_topology
 
     with one_of_several(), bar("Probing") as tick:
         found = run(output.stem, device=device, largest_bytes=largest_bytes, progress=tick)
@@ -118,11 +118,11 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
     planner topology show p3
     planner topology show cluster.yaml --gpus 12 --svg cluster.svg
     """
-    from planner.clusters import find_topology, read_topology
+    from planner.clusters.places import without_dead_ends
+    from planner.clusters.yaml.read import find_topology, read_topology
+    from planner.drawing.topology_svg import svg
+    from planner.drawing.tree import tree
     from planner.files import write_atomically
-    from planner.pictures import tree
-    from planner.pictures_svg import svg
-    from planner.places import without_dead_ends
     from planner.reports import clusters as report
     from planner.topology import take
 
@@ -190,8 +190,8 @@ def import_cluster(
     What the file does not say, bandwidths of NVLink and PCIe above all, comes from data sheets and
     is said in the file that is written: look through it.
     """
-    from planner.formats.clusters import import_topology
-    from planner.write_topology import write_topology
+    from planner.clusters.formats.importing import import_topology
+    from planner.clusters.yaml.write import write_topology
 
     named = {}
     for one in types:

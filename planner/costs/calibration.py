@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.calibration import Calibration, Deviation
-from planner.profile import Profile
+from planner.profiles import Profile
 
 Floats = npt.NDArray[np.float64]
 

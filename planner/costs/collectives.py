@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
+from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
 from planner.topology import Table, Topology, table_of
 
 

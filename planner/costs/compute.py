@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from planner.calibration import Calibration
 from planner.costs.calibration import calibrated_s
+from planner.costs.pins import PENALTY, pinned
 from planner.errors import OptionError
-from planner.pins import PENALTY, pinned
 from planner.problem import Optimizer, Problem
-from planner.profile import OperatorCost, Profile, Source
+from planner.profiles import OperatorCost, Profile, Source
 from planner.topology import DeviceType, Topology, device_type
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.actions import Program
 from planner.costs.actions import ActionCosts
 from planner.costs.closed_form import StageCost, objective_s
 from planner.costs.collectives import slowest_link
@@ -19,10 +18,11 @@ from planner.costs.memory import (
 )
 from planner.costs.pricing import action_costs, stage_price
 from planner.costs.shared import shared_stage_costs
-from planner.dry_run import dry_run
-from planner.prediction import MemoryParts, StagePrediction
+from planner.plan import MemoryParts, StagePrediction
 from planner.problem import Problem
-from planner.schedules import program
+from planner.schedules.actions import Program
+from planner.schedules.dry_run import dry_run
+from planner.schedules.program import program
 from planner.strategy import (
     GradientSum,
     Strategy,

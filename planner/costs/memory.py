@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.actions import Code, Ints, Kind
 from planner.costs.passes import (
     backward_excess,
     forward_excess,
@@ -20,9 +19,10 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
-from planner.prediction import MemoryParts
+from planner.plan import MemoryParts
 from planner.problem import Optimizer, Problem
-from planner.profile import Profile, storage_owner
+from planner.profiles import Profile, storage_owner
+from planner.schedules.actions import Code, Ints, Kind
 from planner.strategy import Strategy
 from planner.topology import device_type, hosts_by_name
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.graph import Graph, consumers, parameters_by_name, producers, tensors_by_name
-from planner.profile import Profile, gradient_bases, storage_owner
+from planner.profiles import Profile, gradient_bases, storage_owner
 
 
 def read_from_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:

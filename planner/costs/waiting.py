@@ -11,8 +11,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from planner.actions import Ints
 from planner.graph import Graph, tensors_by_name
+from planner.schedules.actions import Ints
 from planner.strategy import ScheduleName, Strategy, crossings
 
 Bools = npt.NDArray[np.bool_]

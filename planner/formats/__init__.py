@@ -19,7 +19,7 @@ from planner.files import (
 from planner.formats.dnn_partitioning import dnn_partitioning_profile, read_dnn_partitioning
 from planner.formats.graph_txt import GRAPH_TXT, is_graph_txt, read_graph_txt
 from planner.formats.piper import piper_profile, read_piper
-from planner.profile import Profile
+from planner.profiles import Profile
 
 DNN_PARTITIONING, PIPER = "dnn-partitioning's JSON", "Piper's JSON"
 # Keys that only files of one format have.

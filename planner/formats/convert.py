@@ -21,9 +21,9 @@ from planner.formats.graph_txt import (
     to_dot,
     to_text,
 )
-from planner.formats.origins import profile_of
-from planner.prediction import Plan
-from planner.profile import Profile
+from planner.judging.origins import profile_of
+from planner.plan import Plan
+from planner.profiles import Profile
 
 PIPEDREAM, PLANNER = "pipedream", "planner"
 

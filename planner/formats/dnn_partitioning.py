@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field
 
 from planner.formats.strict import STRICT, read_strict
 from planner.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
-from planner.profile import MAX_SECONDS, OperatorCost, Profile, Source
+from planner.profiles import MAX_SECONDS, OperatorCost, Profile, Source
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -38,7 +38,7 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
-from planner.profile import OperatorCost, Profile
+from planner.profiles import OperatorCost, Profile
 
 GRAPH_TXT = "PipeDream's graph.txt"
 ADVICE = "a line is NODE -- DESCRIPTION -- forward_compute_time=..., or <tab>NODE -- NODE"

@@ -21,7 +21,7 @@ from planner.errors import FileError
 from planner.formats.dnn_partitioning import Bytes, imported_profile
 from planner.formats.strict import STRICT, read_strict
 from planner.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
-from planner.profile import MAX_SECONDS, OperatorCost, Profile
+from planner.profiles import MAX_SECONDS, OperatorCost, Profile
 
 FORM = "a Piper graph (JSON)"
 

@@ -30,10 +30,10 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.model import Model
-from planner.profile import OperatorCost, Profile, Source
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import Machine, machine
 from planner.profilers.works import Kernel
+from planner.profiles import OperatorCost, Profile, Source
 from planner.topology import DeviceType
 
 if TYPE_CHECKING:

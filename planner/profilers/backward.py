@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from planner.files import shipped
 from planner.formats import read_any_profiles
 from planner.graph import Graph, tensors_by_name
-from planner.profile import Profile, Source
+from planner.profiles import Profile, Source
 
 if TYPE_CHECKING:
     from planner.profilers.facts import Facts

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.profile import Profile
+from planner.profiles import Profile
 
 SMALL = 0.001
 """Of the forward time of the model; operators that take less are not ranked."""

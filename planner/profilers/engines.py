@@ -11,11 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.clusters import shipped_device_type
+from planner.clusters.yaml.read import shipped_device_type
 from planner.errors import OptionError
 from planner.model import Model
-from planner.profile import Profile
 from planner.profilers.measured import Effort, measure
+from planner.profiles import Profile
 
 if TYPE_CHECKING:
     from planner.profilers.analytic import Fit

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from planner.errors import OperatorError
 from planner.graph import Graph, main_dtype, parameters_by_name, retyped, tensors_by_name
 from planner.model import Model
-from planner.profile import OperatorCost, Profile, Source, View, WholeStep
 from planner.profilers.cache import Cache, Measured, cache_for, processor
 from planner.profilers.classes import Flow, Surroundings, class_name, contiguous, surroundings
 from planner.profilers.devices import (
@@ -33,6 +32,7 @@ from planner.profilers.trust import (
     training_bytes,
     warnings,
 )
+from planner.profiles import OperatorCost, Profile, Source, View, WholeStep
 
 if TYPE_CHECKING:
     from torch import Tensor

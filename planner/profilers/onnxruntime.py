@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
 from planner.model import Model
-from planner.profile import OperatorCost, Profile, Source
 from planner.profilers.backward import Estimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions
 from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, Runs, place_of, run
 from planner.profilers.statistics import interval
+from planner.profiles import OperatorCost, Profile, Source
 
 if TYPE_CHECKING:
     import numpy as np

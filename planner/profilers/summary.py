@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from planner.graph import consumers, producers
-from planner.profile import OperatorCost, Profile
+from planner.profiles import OperatorCost, Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.clusters import available_bytes, available_cores
+from planner.clusters.yaml.schema import available_bytes, available_cores
 from planner.graph import Graph
-from planner.profile import Profile
 from planner.profilers.summary import summary
+from planner.profiles import Profile
 
 MAX_DRIFT = 0.05
 """Of the whole step, from before to after."""

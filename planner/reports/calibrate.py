@@ -6,7 +6,7 @@ from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from planner.calibrate import Fitted
+    from planner.traces.calibrate import Fitted
 
 SHOWN_DEVIATION = 0.05
 

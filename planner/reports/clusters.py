@@ -11,11 +11,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from planner.clusters import read_topology
+from planner.clusters.routes import bandwidth_bytes_per_s, chain, pair_widths, routes
+from planner.clusters.yaml.read import read_topology
 from planner.costs.collectives import allreduce_s
 from planner.files import shipped
 from planner.reports.tables import Table
-from planner.routes import bandwidth_bytes_per_s, chain, pair_widths, routes
 from planner.topology import Topology, device_type, table_of
 from planner.units import format_bytes, format_rate, format_seconds
 

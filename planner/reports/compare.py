@@ -3,9 +3,9 @@
 import csv
 import io
 
-from planner.judge import comparable_s, objective_s
-from planner.plan import Comparison
-from planner.reports.bars import bars
+from planner.drawing.bars import bars
+from planner.judging.judge import comparable_s, objective_s
+from planner.judging.portfolio import Comparison
 from planner.reports.tables import percent
 from planner.units import format_seconds
 

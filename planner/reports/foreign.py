@@ -6,7 +6,7 @@ from planner.reports.tables import Table, device_runs
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.foreign import ForeignComparison
+    from planner.peers.compare import ForeignComparison
 
 
 def foreign_table(comparison: "ForeignComparison") -> Table:

@@ -3,12 +3,12 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from planner.prediction import MemoryParts, StagePrediction
+from planner.plan import MemoryParts, StagePrediction
 from planner.reports.tables import Table, count
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.launch.report import LaunchReport
+    from planner.launcher.report import LaunchReport
 
 
 PEAK_MEMORY = ">peak memory (without reserve / of the process)"

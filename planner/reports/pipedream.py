@@ -6,7 +6,7 @@ from planner.reports.tables import Table, count, device_runs
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from planner.costs.pipedream import PipeDreamReport
+    from planner.solvers.pipedream.costs import PipeDreamReport
 
 
 def pipedream_table(report: "PipeDreamReport") -> Table:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from planner.clusters.probing.link_fit import Pair
+from planner.clusters.routes import routes
 from planner.costs.collectives import ring_allreduce_s, ring_links
-from planner.link_fit import Pair
 from planner.reports.tables import Table
-from planner.routes import routes
 from planner.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from planner.launch.probe import Probed
+    from planner.launcher.probe import Probed
 
 # Lines of a table of pairs or groups.
 MOST_ROWS = 24

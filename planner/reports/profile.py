@@ -9,8 +9,8 @@ from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.profile import Profile
     from planner.profilers.measured import Effort
+    from planner.profiles import Profile
 
 
 def profile_table(summary: Summary) -> Table:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.actions import AllReduce, Compute, Receive, Step, text
-from planner.prediction import Plan
+from planner.plan import Plan
 from planner.reports.solve import plan_json
 from planner.reports.tables import Table, count, percent
-from planner.simulate.account import Account
-from planner.simulate.critical_path import PathStep
-from planner.simulate.idle import Cause, Wait
+from planner.schedules.actions import AllReduce, Compute, Receive, Step, text
+from planner.simulator.account import Account
+from planner.simulator.critical_path import PathStep
+from planner.simulator.idle import Cause, Wait
 from planner.units import format_bytes, format_seconds
 
 # Lines of the table of the critical path.

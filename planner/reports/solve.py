@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from planner.plan import Comparison, Row
-from planner.prediction import Plan, Prediction, said_times
+from planner.judging.portfolio import Comparison, Row
+from planner.plan import Plan, Prediction, said_times
 from planner.problem import Status
-from planner.profile import Source
+from planner.profiles import Source
 from planner.reports.tables import Table, device_runs, percent
 from planner.units import format_bytes, format_seconds
 

@@ -6,7 +6,7 @@ from planner.reports.tables import Table
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.trace_comparison import TraceComparison, Versus
+    from planner.traces.comparison import TraceComparison, Versus
 
 
 def trace_tables(found: "TraceComparison") -> tuple[Table, ...]:

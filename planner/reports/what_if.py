@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from planner.costs.compute import fits_any_device
-from planner.plan import Comparison
-from planner.prediction import Plan
+from planner.judging.portfolio import Comparison
+from planner.judging.sensitivity import Gain
+from planner.plan import Plan
 from planner.problem import Problem
 from planner.reports.solve import comparison_json
 from planner.reports.tables import Table
-from planner.sensitivity import Gain
 from planner.units import format_bytes, format_seconds
 
 # A change that is smaller is none.

@@ -25,15 +25,15 @@ def _from(module: str) -> Solver:
 SOLVERS: Mapping[str, Solver] = {
     "single": _from("single"),
     "data-parallel": _from("data_parallel"),
-    "antichain": _from("antichain"),
+    "antichain": _from("antichain.solve"),
     "even": _from("even"),
-    "pipedream": _from("pipedream"),
-    "heft": _from("heft"),
-    "m-topo": _from("m_topo"),
-    "m-etf": _from("m_etf"),
-    "m-sct": _from("m_sct"),
-    "pesto": _from("pesto"),
-    "netsplit": _from("netsplit"),
+    "pipedream": _from("pipedream.solve"),
+    "heft": _from("placement.heft"),
+    "m-topo": _from("placement.m_topo"),
+    "m-etf": _from("placement.m_etf"),
+    "m-sct": _from("placement.m_sct"),
+    "pesto": _from("netsplit.pesto"),
+    "netsplit": _from("netsplit.solve"),
     "manual": _from("manual"),
 }
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
+from planner.clusters.routes import chain
 from planner.graph import parameters_by_name
 from planner.problem import Problem, Result
-from planner.routes import chain
 from planner.solvers.fit import fastest_first, first_that_fits, pipeline, recompute_choices
 from planner.strategy import Strategy
 

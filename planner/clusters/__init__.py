@@ -1,0 +1,1 @@
+"""What follows from a topology, and where topologies come from."""

@@ -1,0 +1,1 @@
+"""Measured times between devices -> a topology."""

@@ -1,0 +1,489 @@
+"""Fitted pairs -> `Topology`: looks for the links, switches and shared network cards that explain
+the latency and bandwidth of each pair (`link_fit.py`).
+
+    experiments which transfers to run at once, to find out what hosts share
+    infer       fits -> link graph, whose paths have the pairs' bandwidths again
+
+Within a host the fastest group of devices that all see each other and the rest alike is put on a
+switch, then the next one, and what is left on the host itself; pairs in no such group (the NVLinks
+of a mesh) get links of their own. Hosts meet in a network switch; devices that share their host's
+network card reach it through a switch that is as wide as the card. Where no such graph explains the
+measurements, every pair gets a link of its own, and the result says so.
+
+Nothing is measured here: `launch/probe.py` does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from math import inf
+
+import numpy as np
+
+from planner.clusters.probing.link_fit import (
+    LARGE_SPREAD,
+    TOLERANCE,
+    Fit,
+    LinkClass,
+    Matrix,
+    Pair,
+    classes,
+    clusters,
+    middle,
+)
+from planner.clusters.routes import routes
+from planner.errors import TopologyError
+from planner.topology import Device, DeviceType, Host, Link, Table, Topology, problems
+from planner.units import format_rate, format_seconds, parse_rate, parse_seconds
+
+# One network card is shared if so many transfers at once get less than this share of what they
+# would get one by one.
+OWN_CARDS = 0.85
+NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One rank and the device that it computes on.
+
+    Attributes:
+        host: name of its host, the same for all ranks there.
+        type: of the device.
+        host_cores: CPU cores that the ranks of the host share; None where each has a GPU.
+        host_memory_bytes: memory that they share, None likewise.
+    """
+
+    host: str
+    type: DeviceType
+    host_cores: int | None = None
+    host_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Transfers out of one host that ran at once.
+
+    Attributes:
+        pairs: source and target of each.
+        bytes_per_s: what they moved, all together.
+    """
+
+    pairs: tuple[Pair, ...]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """All-reduces over the first ranks.
+
+    Attributes:
+        num_ranks: of the group.
+        sizes_bytes: of the buffer on each rank, ascending.
+        times_s: of the slowest rank, the median of each size.
+    """
+
+    num_ranks: int
+    sizes_bytes: tuple[int, ...]
+    times_s: tuple[float, ...]
+
+
+# -------------------------------------------------------------------------------- the graph
+
+
+def experiments(hosts: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
+    """What to run at once: from each host with several devices, one transfer per device to a
+    device elsewhere, to as many devices as there are. Hosts with nothing to choose from are left
+    out.
+
+    Args:
+        hosts: of each rank.
+
+    >>> experiments(["a", "a", "b", "b"])
+    (((0, 2), (1, 3)), ((2, 0), (3, 1)))
+    """
+    found = []
+    for host in dict.fromkeys(hosts):
+        here = [p for p, name in enumerate(hosts) if name == host]
+        ranks = [[q for q, name in enumerate(hosts) if name == o] for o in dict.fromkeys(hosts)]
+        others = [group for group in ranks if group != here]
+        # One from each of the other hosts, then the second of each, ...
+        depth = max(map(len, others), default=0)
+        there = [group[i] for i in range(depth) for group in others if i < len(group)]
+        if len(here) > 1 and len(there) > 1:
+            found.append(tuple(zip(here, there, strict=False)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A vertex of the graph that stands for some devices.
+
+    Attributes:
+        name: of the vertex.
+        latency_s: from it to each of its devices, by index.
+        width: by how much it is wider than a transfer from one of its devices to others.
+    """
+
+    name: str
+    latency_s: Mapping[int, float]
+    width: float = 1.0
+
+
+@dataclass(slots=True)
+class _Builder:
+    """The graph as it grows.
+
+    Attributes:
+        bandwidth: (K, K) of each pair in bytes/s, the same for pairs that agree.
+        latency: (K, K) of each pair in s.
+    """
+
+    bandwidth: Matrix
+    latency: Matrix
+    links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    switches: list[str] = field(default_factory=list)
+
+    def put(self, source: str, target: str, bandwidth: float, latency: float) -> None:
+        """Adds a link, with figures of three digits, as they are written."""
+        self.links[source, target] = Link(
+            source,
+            target,
+            parse_rate(format_rate(bandwidth)),
+            _written_s(latency),
+        )
+
+    def join(self, parts: list[Part], pairs: set[Pair], center: str, prefix: str) -> None:
+        """Links parts so that the pairs of them have their bandwidths.
+
+        Args:
+            parts: at least one.
+            pairs: of indices into parts.
+            center: the vertex in the middle.
+            prefix: of the names of further switches.
+        """
+        while pairs:
+            star = self._star(parts, pairs)
+            if star is not None:
+                self._put_star(parts, pairs, center, star)
+                return
+            fastest = self._fastest(parts, pairs)
+            groups = self._groups(parts, pairs, fastest)
+            for group in groups:
+                parts, pairs = self._merge(parts, pairs, group, f"{prefix}.switch")
+            if not groups:
+                for i, j in sorted(fastest):
+                    p, q = parts[i], parts[j]
+                    self.put(p.name, q.name, self._width(p, q), self._far(p, q))
+                pairs = pairs - fastest
+
+    def _block(self, table: Matrix, p: Part, q: Part) -> Matrix:
+        return table[np.ix_(list(p.latency_s), list(q.latency_s))]
+
+    def _width(self, p: Part, q: Part) -> float:
+        return float(np.median(self._block(self.bandwidth, p, q)))
+
+    def _far(self, p: Part, q: Part) -> float:
+        """Latency between two parts' vertices: what is left of their devices' latency."""
+        inner = np.add.outer([*p.latency_s.values()], [*q.latency_s.values()])
+        return max(0.0, float(np.median(self._block(self.latency, p, q) - inner)))
+
+    def _alike(self, p: Part, q: Part) -> bool:
+        block = self._block(self.bandwidth, p, q)
+        return float(block.max()) <= float(block.min()) * (1 + TOLERANCE)
+
+    def _star(self, parts: list[Part], pairs: set[Pair]) -> tuple[Matrix, Matrix] | None:
+        """Bandwidths out of each part and into it whose smaller one is each pair's; None if there
+        are none.
+        """
+        out, into = np.zeros(len(parts)), np.zeros(len(parts))
+        for i, j in pairs:
+            width = self._width(parts[i], parts[j])
+            out[i], into[j] = max(out[i], width), max(into[j], width)
+        for i, j in pairs:
+            block = self._block(self.bandwidth, parts[i], parts[j])
+            width = min(out[i], into[j])
+            if width > block.min() * (1 + TOLERANCE) or width < block.max() / (1 + TOLERANCE):
+                return None
+        return out, into
+
+    def _put_star(
+        self, parts: list[Part], pairs: set[Pair], center: str, star: tuple[Matrix, Matrix]
+    ) -> dict[int, float]:
+        """Links the parts with a center; gives the latency from each to it."""
+        ordered = sorted(pairs)
+        rows = np.zeros((len(ordered), len(parts)))
+        for row, (i, j) in enumerate(ordered):
+            rows[row, i] = rows[row, j] = 1.0
+        far = np.array([self._far(parts[i], parts[j]) for i, j in ordered])
+        half = np.maximum(0.0, np.linalg.lstsq(rows, far, rcond=None)[0])
+        for i, part in enumerate(parts):
+            if star[0][i] > 0:
+                self.put(part.name, center, star[0][i] * part.width, half[i])
+            if star[1][i] > 0:
+                self.put(center, part.name, star[1][i] * part.width, half[i])
+        return {i: float(half[i]) for i in range(len(parts))}
+
+    def _fastest(self, parts: list[Part], pairs: set[Pair]) -> set[Pair]:
+        ordered = sorted(pairs)
+        groups = clusters([self._width(parts[i], parts[j]) for i, j in ordered])
+        return {ordered[i] for i in groups[-1]}
+
+    def _groups(self, parts: list[Part], pairs: set[Pair], fastest: set[Pair]) -> list[list[Part]]:
+        """Parts, not all, that the fastest pairs join, that are a star among themselves, and that
+        all other parts see alike.
+        """
+        found = []
+        for group in _components(fastest):
+            others = [k for k in range(len(parts)) if k not in group]
+            inner = {(i, j) for i, j in pairs if i in group and j in group}
+            members = [parts[i] for i in group]
+            if (
+                others
+                and len(inner) == len(group) * (len(group) - 1)
+                and self._star(members, _renumbered(inner, group)) is not None
+                and all(self._sees_alike(parts, pairs, group, k) for k in others)
+            ):
+                found.append(members)
+        return found
+
+    def _sees_alike(
+        self, parts: list[Part], pairs: set[Pair], group: list[int], other: int
+    ) -> bool:
+        whole = Part("", {p: 0.0 for i in group for p in parts[i].latency_s})
+        return (
+            all((i, other) in pairs and (other, i) in pairs for i in group)
+            and self._alike(whole, parts[other])
+            and self._alike(parts[other], whole)
+        )
+
+    def _merge(
+        self, parts: list[Part], pairs: set[Pair], members: list[Part], prefix: str
+    ) -> tuple[list[Part], set[Pair]]:
+        """Puts members on a switch of their own, which stands for them from then on."""
+        group = [i for i, part in enumerate(parts) if part in members]
+        name = f"{prefix}{sum(one.startswith(prefix) for one in self.switches)}"
+        self.switches.append(name)
+        inner = _renumbered({(i, j) for i, j in pairs if i in group and j in group}, group)
+        star = self._star(members, inner)
+        assert star is not None
+        half = self._put_star(members, inner, name, star)
+        far = {
+            p: latency + half[i]
+            for i, part in enumerate(members)
+            for p, latency in part.latency_s.items()
+        }
+        others = [k for k in range(len(parts)) if k not in group]
+        merged = [*(parts[k] for k in others), Part(name, far)]
+        new = {k: i for i, k in enumerate(others)} | dict.fromkeys(group, len(others))
+        return merged, {(new[i], new[j]) for i, j in pairs if new[i] != new[j]}
+
+
+def _renumbered(pairs: set[Pair], group: list[int]) -> set[Pair]:
+    return {(group.index(i), group.index(j)) for i, j in pairs}
+
+
+def _components(pairs: set[Pair]) -> list[list[int]]:
+    """What the pairs connect, each ascending."""
+    found: list[set[int]] = []
+    for i, j in sorted(pairs):
+        touched = [one for one in found if i in one or j in one]
+        found = [one for one in found if one not in touched]
+        found.append({i, j}.union(*touched))
+    return sorted(sorted(one) for one in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What the measurements say.
+
+    Attributes:
+        topology: devices in rank order.
+        classes: the pairs, merged where they agree.
+        off: the largest difference of a path's bandwidth from its pair's fit, as a share.
+    """
+
+    topology: Topology
+    classes: tuple[LinkClass, ...]
+    off: float
+
+
+def infer(
+    name: str,
+    found: Sequence[Found],
+    fits: Mapping[Pair, Fit],
+    together: Sequence[Together] = (),
+    sums: Sequence[AllReduce] = (),
+) -> Inferred:
+    """The topology that explains the measurements.
+
+    Args:
+        name: of the topology.
+        found: by rank.
+        fits: of every ordered pair of ranks.
+        together: transfers that ran at once, out of each host that could be asked.
+        sums: all-reduces; they become the topology's tables.
+
+    Raises:
+        ValueError: if a pair is missing.
+    """
+    pairs = set(permutations(range(len(found)), 2))
+    if set(fits) != pairs:
+        raise ValueError(f"expected a fit for every pair, got {sorted(pairs ^ set(fits))} wrong")
+    bandwidth, latency = _matrices(len(found), fits)
+    devices = tuple(
+        Device(f"{'cpu' if one.type.name == 'cpu' else 'gpu'}{rank}", one.type.name, one.host)
+        for rank, one in enumerate(found)
+    )
+    hosts = {one.host: Host(one.host, one.host_cores, one.host_memory_bytes) for one in found}
+    # Ranks may have measured one type each, a little differently: the first one's figures count.
+    types = {one.type.name: one.type for one in reversed(found)}
+    bare = Topology(
+        name,
+        tuple(types[known] for known in sorted(types)),
+        tuple(hosts.values()),
+        devices, (), (),
+        tables=tuple(_table(one, devices) for one in sums),
+    )  # fmt: skip
+    builder = _Builder(bandwidth, latency)
+    own = {d.name: Part(d.name, {rank: 0.0}) for rank, d in enumerate(devices)}
+    for host in hosts:
+        _build_host(builder, [own[d.name] for d in devices if d.host == host], host)
+    shared = _build_network(builder, bare, own, fits, together)
+    topology = replace(bare, switches=tuple(builder.switches), links=tuple(builder.links.values()))
+    notes = list(shared)
+    if _off(topology, fits) > TOLERANCE:
+        topology = replace(bare, links=_own_links(bare, builder))
+        notes = ["no switches explain the measurements: every pair has a link of its own, which"
+                 " shares its bandwidth with no other pair"]  # fmt: skip
+    assert not problems(topology)
+    worst = max((one.error for one in fits.values()), default=0.0)
+    spread = max((one.spread for one in fits.values()), default=0.0)
+    notes.append(
+        f"measured by planner topology probe: fitted within {worst:.0%}, repetitions within"
+        f" {spread:.0%}"
+        + ("; something else ran, or links change" if spread > LARGE_SPREAD else "")
+    )
+    return Inferred(
+        replace(topology, notes=tuple(notes)),
+        classes(fits, _kinds(topology)),
+        _off(topology, fits),
+    )
+
+
+def _table(one: AllReduce, devices: Sequence[Device]) -> Table:
+    times = zip(one.sizes_bytes, (_written_s(time_s) for time_s in one.times_s), strict=True)
+    return Table(tuple(d.name for d in devices[: one.num_ranks]), one.num_ranks, tuple(times))
+
+
+def _written_s(time_s: float) -> float:
+    """A time of three digits, as it is written."""
+    return parse_seconds(format_seconds(max(0.0, time_s)))
+
+
+def _matrices(count: int, fits: Mapping[Pair, Fit]) -> tuple[Matrix, Matrix]:
+    """(K, K) bandwidth and latency of each pair; pairs that agree have one bandwidth."""
+    bandwidth, latency = np.full((count, count), inf), np.zeros((count, count))
+    ordered = sorted(fits)
+    for group in clusters([fits[pair].bandwidth_bytes_per_s for pair in ordered]):
+        width = middle([fits[ordered[i]].bandwidth_bytes_per_s for i in group])
+        for i in group:
+            bandwidth[ordered[i]], latency[ordered[i]] = width, fits[ordered[i]].latency_s
+    return bandwidth, latency
+
+
+def _build_host(builder: _Builder, parts: list[Part], host: str) -> None:
+    builder.join(parts, set(permutations(range(len(parts)), 2)), host, host)
+
+
+def _build_network(
+    builder: _Builder,
+    bare: Topology,
+    own: Mapping[str, Part],
+    fits: Mapping[Pair, Fit],
+    together: Sequence[Together],
+) -> list[str]:
+    """Links the hosts; gives what had to be assumed."""
+    if len(bare.hosts) < 2:
+        return []
+    host_of = [device.host for device in bare.devices]
+    parts, notes, sits = [], [], []
+    for host in bare.hosts:
+        here = [rank for rank, name in enumerate(host_of) if name == host.name]
+        gain, was_measured = _gain(here, fits, together)
+        if len(here) > 1 and not was_measured:
+            notes.append(f"{host.name}: that its devices share a network card is assumed")
+        if len(here) == 1 or gain >= OWN_CARDS * len(here):
+            parts += [own[bare.devices[rank].name] for rank in here]
+            sits += [host.name] * len(here)
+            continue
+        card = f"{host.name}.nic"
+        builder.switches.append(card)
+        for rank in here:
+            elsewhere = [q for q, name in enumerate(host_of) if name != host.name]
+            device = bare.devices[rank].name
+            builder.put(device, card, builder.bandwidth[rank, elsewhere].max(), 0.0)
+            builder.put(card, device, builder.bandwidth[elsewhere, rank].max(), 0.0)
+        parts.append(Part(card, dict.fromkeys(here, 0.0), gain))
+        sits.append(host.name)
+    pairs = {(i, j) for i, j in permutations(range(len(parts)), 2) if sits[i] != sits[j]}
+    builder.switches.append(NETWORK)
+    builder.join(parts, pairs, NETWORK, NETWORK)
+    if not any(NETWORK in ends for ends in builder.links):
+        builder.switches.remove(NETWORK)
+    return notes
+
+
+def _gain(
+    here: Sequence[int], fits: Mapping[Pair, Fit], together: Sequence[Together]
+) -> tuple[float, bool]:
+    """How much more the devices of a host move at once than one of them alone, and whether that
+    was measured.
+    """
+    for one in together:
+        if one.pairs[0][0] in here:
+            alone = np.median([fits[pair].bandwidth_bytes_per_s for pair in one.pairs])
+            share = one.bytes_per_s / float(alone) / len(one.pairs)
+            return (len(here) if share >= OWN_CARDS else max(1.0, share * len(one.pairs))), True
+    return 1.0, False
+
+
+def _off(topology: Topology, fits: Mapping[Pair, Fit]) -> float:
+    """The largest difference of a path's bandwidth from its pair's fit, as a share of it; inf if
+    a path is missing.
+    """
+    if not fits:
+        return 0.0
+    try:
+        width = routes(topology).bandwidth_bytes_per_s
+    except TopologyError:
+        return inf
+    ratios = [width[pair] / one.bandwidth_bytes_per_s for pair, one in fits.items()]
+    return float(max(max(ratios) - 1, 1 / min(ratios) - 1))
+
+
+def _own_links(bare: Topology, builder: _Builder) -> tuple[Link, ...]:
+    flat = _Builder(builder.bandwidth, builder.latency)
+    for p, q in permutations(range(len(bare.devices)), 2):
+        ends = bare.devices[p].name, bare.devices[q].name
+        flat.put(*ends, builder.bandwidth[p, q], builder.latency[p, q])
+    return tuple(flat.links.values())
+
+
+def _kinds(topology: Topology) -> dict[Pair, str]:
+    """How the path of each pair of devices runs, in words."""
+    if len(topology.devices) < 2:
+        return {}
+    hosts = {host.name for host in topology.hosts}
+    found = {}
+    for p, q in permutations(range(len(topology.devices)), 2):
+        path = [topology.links[i] for i in routes(topology)[p, q]]
+        inner = {link.target for link in path[:-1]}
+        if topology.devices[p].host != topology.devices[q].host:
+            found[p, q] = "other host"
+        elif not inner:
+            found[p, q] = "link of their own"
+        elif not inner & hosts:
+            found[p, q] = "same switch"
+        else:
+            found[p, q] = "same host" if len(inner) == 1 else "other switch of the host"
+    return found

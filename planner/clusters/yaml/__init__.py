@@ -1,0 +1,1 @@
+"""Topologies as YAML files."""

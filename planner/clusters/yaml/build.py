@@ -1,0 +1,380 @@
+"""A topology from what its file says: `extends`, templates of hosts, numbered names, patterns
+and measured times -> `Topology`, and everything that contradicts itself.
+
+A topology is put together in a draft: what it extends first, then copies of templates, then its own
+hosts, devices, switches and links. What is wrong is noted with the path of its field and left out.
+"""
+
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import product
+
+from planner.clusters.yaml.levels import EITHER, EMPTY, Source, regular_topology, unknown_type
+from planner.clusters.yaml.schema import (
+    BodySchema,
+    DeviceSchema,
+    HostSchema,
+    LinkSchema,
+    TableSchema,
+)
+from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology
+
+# What `levels` makes up, so that a file with levels may not give it.
+_EXPLICIT_ONLY = ("hosts", "devices", "switches", "links")
+_ENDS = "expected `between: [a, b]` for both directions, or `from: a` with `to: b`"
+
+
+def build(body: BodySchema, where: str, source: Source) -> Topology:
+    """The topology that a body describes; its name and notes are left empty.
+
+    Args:
+        where: path of the body in its file with a full stop at its end, empty for the file itself.
+        source: see there; what is wrong is added to it.
+    """
+    base = None
+    if body.extends is not None:
+        base = source.other(f"{where}extends", body.extends)
+        if base is None:
+            return EMPTY
+    given = body.model_fields_set
+    regular = bool(body.levels or (base and base.levels and not given & set(_EXPLICIT_ONLY)))
+    against = _EXPLICIT_ONLY if regular else ("device", "host")
+    clashing = [name for name in against if name in given]
+    if not (body.levels or body.devices or body.hosts or base):
+        source.wrong.append(f"{where}{EITHER}, got neither")
+    elif clashing:
+        ruler = "levels" if regular else "devices"
+        source.wrong.append(
+            f"{where}{', '.join(clashing)}: {EITHER}, got {ruler}; leave out what is not meant"
+        )
+    elif regular:
+        return _with_tables(regular_topology(body, base, where, source), body.tables, where, source)
+    else:
+        draft = _Draft(where, source)
+        draft.extend(base or EMPTY)
+        draft.add(body)
+        return _with_tables(draft.topology(), body.tables, where, source)
+    return EMPTY
+
+
+def _pattern(name: str) -> bool:
+    return any(sign in name for sign in "*?[")
+
+
+def _matching(name: str, known: Iterable[str]) -> list[str]:
+    """The names that one stands for: a pattern of several, itself where it is known."""
+    if not _pattern(name):
+        return [name] if name in known else []
+    return [one for one in known if fnmatchcase(one, name)]
+
+
+# ------------------------------------------------------------------------------ vertices and links
+
+
+@dataclass
+class _Draft:
+    """Vertices and links of a topology that is being put together.
+
+    Attributes:
+        where: path of its body in the file.
+        links: by their ends.
+        numbers: the next number of numbered names, by what is before the number.
+        own: names and ends of links that the body itself gave, which may not come twice; what it
+            extends and templates brought may be changed.
+        partial: whether a template is missing, so that names may be unknown for that reason.
+    """
+
+    where: str
+    source: Source
+    types: dict[str, DeviceType] = field(default_factory=dict)
+    hosts: dict[str, Host] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)
+    switches: dict[str, None] = field(default_factory=dict)
+    links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+    own: set[object] = field(default_factory=set)
+    partial: bool = False
+
+    def complain(self, place: str, what: str) -> None:
+        """Notes what is wrong with a field."""
+        self.source.wrong.append(f"{self.where}{place}: {what}")
+
+    def topology(self) -> Topology:
+        """What has been put together."""
+        used = sorted({device.type for device in self.devices.values()})
+        known = self._types()
+        return Topology(
+            name="",
+            device_types=tuple(known[name] for name in used if name in known),
+            hosts=tuple(self.hosts.values()),
+            devices=tuple(self.devices.values()),
+            switches=tuple(self.switches),
+            links=tuple(self.links.values()),
+            tables=tuple(self.tables),
+        )
+
+    def extend(self, other: Topology, names: Mapping[str, str] | None = None) -> None:
+        """Takes over another topology, with other names where there are some."""
+
+        def called(name: str) -> str:
+            return names[name] if names else name
+
+        for kind in other.device_types:
+            clashing = self.types.setdefault(kind.name, kind) != kind
+            if clashing and kind.name not in self.source.own_types:
+                self.complain(
+                    f"device_types.{kind.name}",
+                    "missing; it is defined in two ways by what this topology is made of",
+                )
+        for host in other.hosts:
+            self._count(called(host.name))
+            self.hosts[called(host.name)] = replace(host, name=called(host.name))
+        for d in other.devices:
+            self._count(called(d.name))
+            self.devices[called(d.name)] = replace(d, name=called(d.name), host=called(d.host))
+        for switch in other.switches:
+            self._count(called(switch))
+            self.switches[called(switch)] = None
+        for link in other.links:
+            ends = called(link.source), called(link.target)
+            self.links[ends] = replace(link, source=ends[0], target=ends[1])
+        self.tables += [replace(t, devices=tuple(map(called, t.devices))) for t in other.tables]
+
+    def add(self, body: BodySchema) -> None:
+        """Adds what a body itself says."""
+        for i, host in enumerate(body.hosts):
+            self._add_hosts(f"hosts[{i}]", host)
+        for i, device in enumerate(body.devices):
+            self._add_devices(f"devices[{i}]", device)
+        for i, switch in enumerate(body.switches):
+            if switch not in self.switches or switch in self.own:
+                self._claim(f"switches[{i}]", switch)
+            self.switches[switch] = None
+        for i, link in enumerate(body.links):
+            self._add_links(f"links[{i}]", link)
+
+    def _types(self) -> dict[str, DeviceType]:
+        """The device types that are known here."""
+        own = {name: self.source.types[name] for name in self.source.own_types}
+        return {**self.source.types, **self.types, **own}
+
+    # Names ----------------------------------------------------------------------------------------
+
+    @property
+    def _vertices(self) -> Mapping[str, object]:
+        return ChainMap(self.switches, self.hosts, self.devices)  # type: ignore[arg-type]
+
+    def _count(self, name: str) -> None:
+        """Keeps numbered names from being given again."""
+        stem, digits = _split(name)
+        if digits:
+            self.numbers[stem] = max(self.numbers.get(stem, 0), int(digits) + 1)
+
+    def _next(self, stem: str) -> str:
+        number = self.numbers.get(stem, 0)
+        self.numbers[stem] = number + 1
+        return f"{stem}{number}"
+
+    def _claim(self, place: str, name: str) -> bool:
+        """Whether a name may be given to a new vertex."""
+        if not name or _pattern(name):
+            self.complain(place, f"expected a name without any of * ? [, got {name!r}")
+            return False
+        if name in self._vertices:
+            self.complain(place, f"{name}: the name is used twice")
+            return False
+        self.own.add(name)
+        self._count(name)
+        return True
+
+    # Vertices -------------------------------------------------------------------------------------
+
+    def _add_hosts(self, place: str, given: HostSchema) -> None:
+        if given.template is not None:
+            if given.model_fields_set - {"template", "count"}:
+                self.complain(place, "a template brings all but the count; leave out the rest")
+                return
+            template = self.source.other(f"{self.where}{place}.template", given.template)
+            if template is None:
+                self.partial = True
+                return
+            for _ in range(given.count or 1):
+                self._copy(template)
+            return
+        if given.name is None and given.count is None:
+            self.complain(f"{place}.name", "missing, or `template`")
+            return
+        stem = given.name or "host"
+        old = [n for n in _matching(stem, self.hosts) if n not in self.own]
+        if given.count is None and (old or _pattern(stem)):
+            if not old and not self.partial:
+                self.complain(f"{place}.name", f"no host to change matches {stem!r}")
+            for name in old:
+                new, host = given.resolved(name), self.hosts[name]
+                if "cores" in given.model_fields_set:
+                    host = replace(host, cores=new.cores)
+                if "memory" in given.model_fields_set:
+                    host = replace(host, memory_bytes=new.memory_bytes)
+                self.hosts[name] = host
+            return
+        for name in self._new(f"{place}.name", stem, given.count):
+            self.hosts[name] = given.resolved(name)
+
+    def _new(self, place: str, name: str, count: int | None) -> Iterator[str]:
+        names = [name] if count is None else (self._next(name) for _ in range(count))
+        for one in names:
+            if self._claim(place, one):
+                yield one
+
+    def _copy(self, template: Topology) -> None:
+        """Takes over a template under names that are numbered on."""
+        names = [*(h.name for h in template.hosts), *(d.name for d in template.devices)]
+        called = {name: self._next(_split(name)[0]) for name in (*names, *template.switches)}
+        self.extend(template, called)
+
+    def _add_devices(self, place: str, given: DeviceSchema) -> None:
+        types = self._types()
+        if given.type is not None and given.type not in types:
+            self.complain(f"{place}.type", unknown_type(given.type, types))
+        if given.host is not None and given.host not in self.hosts and not self.partial:
+            self.complain(f"{place}.host", f"unknown host {given.host!r}")
+        old = [n for n in _matching(given.name, self.devices) if n not in self.own]
+        if given.count is None and (old or _pattern(given.name)):
+            if not old and not self.partial:
+                self.complain(f"{place}.name", f"no device to change matches {given.name!r}")
+            changes = {"type": given.type, "host": given.host}
+            for name in old:
+                new = {key: value for key, value in changes.items() if value is not None}
+                self.devices[name] = replace(self.devices[name], **new)
+            return
+        for key, value in (("type", given.type), ("host", given.host)):
+            if value is None:
+                self.complain(f"{place}.{key}", "missing")
+        for name in self._new(f"{place}.name", given.name, given.count):
+            self.devices[name] = Device(name, given.type or "", given.host or "")
+
+    # Links ----------------------------------------------------------------------------------------
+
+    def _add_links(self, place: str, given: LinkSchema) -> None:
+        if given.between is None and given.source is None:
+            self._change_links(place, given)
+            return
+        missing = [n for n in ("bandwidth", "latency") if getattr(given, n) is None]
+        for name in missing:
+            self.complain(f"{place}.{name}", "missing")
+        both = given.between is not None
+        a, b = given.between or (given.source or "", given.target or "")
+        names = ("between", "between") if both else ("from", "to")
+        ends = [self._ends(f"{place}.{key}", end) for key, end in zip(names, (a, b), strict=True)]
+        if a == b and not _pattern(a):
+            self.complain(place, f"{a} is linked to itself; leave that link out")
+        ways = dict.fromkeys(
+            way
+            for p, q in product(*ends)
+            if p != q
+            for way in ([(p, q), (q, p)] if both else [(p, q)])
+        )
+        twice = [way for way in ways if way in self.own]
+        self.own |= set(ways)
+        for way in ways:
+            self.links[way] = Link(
+                *way, given.bandwidth or 1.0, given.latency or 0.0, given.name,
+                Sharing(given.sharing or Sharing.FAIR),
+            )  # fmt: skip
+        if twice:
+            (p, q), *more = twice
+            also = f", and {len(more)} more" if more else ""
+            self.complain(place, f"{p} -> {q} is there twice{also}")
+
+    def _ends(self, place: str, name: str) -> list[str]:
+        found = _matching(name, self._vertices)
+        if self.partial:
+            return found
+        if not found and _pattern(name):
+            self.complain(place, f"no device, host or switch matches {name!r}")
+        elif not found:
+            self.complain(place, f"unknown device, host or switch {name!r}")
+        return found
+
+    def _change_links(self, place: str, given: LinkSchema) -> None:
+        """Changes the links of a name that are there already."""
+        known = sorted({link.name for link in self.links.values() if link.name})
+        if not given.name:
+            self.complain(place, f"{_ENDS}, or the `name` of links that are there already")
+        elif given.name not in known:
+            there = ", ".join(known) or "none"
+            self.complain(
+                f"{place}.name",
+                f"no link is called {given.name!r}; there are: {there}; a new one needs `between`",
+            )
+        new: dict[str, float | Sharing] = {}
+        if given.bandwidth is not None:
+            new["bandwidth_bytes_per_s"] = given.bandwidth
+        if given.latency is not None:
+            new["latency_s"] = given.latency
+        if given.sharing is not None:
+            new["sharing"] = Sharing(given.sharing)
+        for ends, link in self.links.items():
+            if given.name and link.name == given.name:
+                self.links[ends] = replace(link, **new)  # type: ignore[arg-type]
+
+
+def _split(name: str) -> tuple[str, str]:
+    """What is before a name's number, and the number: ("gpu", "12")."""
+    stem = name.rstrip("0123456789")
+    return stem, name[len(stem) :]
+
+
+# -------------------------------------------------------------------------------- measured times
+
+
+def _with_tables(
+    topology: Topology, given: Sequence[TableSchema], where: str, source: Source
+) -> Topology:
+    """The topology with more tables, which take precedence over those that it has."""
+    tables: list[Table] = []
+    for i, one in enumerate(given):
+        for j, group in enumerate(one.groups or [None]):
+            place = f"{where}tables[{i}]" + ("" if group is None else f".groups[{j}]")
+            devices = _group(topology, group, place, source)
+            if devices is None:
+                continue
+            count = one.num_devices or len(devices)
+            if not 2 <= count <= len(devices):
+                source.wrong.append(
+                    f"{place}: expected a group of 2 to {len(devices)} devices, got {count}"
+                )
+                continue
+            if any(t.num_devices == count and set(t.devices) == set(devices) for t in tables):
+                source.wrong.append(f"{place}: these devices have a table already")
+                continue
+            tables.append(Table(devices, count, one.points(count)))
+    return replace(topology, tables=(*tables, *topology.tables))
+
+
+def _group(
+    topology: Topology, names: list[str] | None, place: str, source: Source
+) -> tuple[str, ...] | None:
+    """Names of devices from names of devices and hosts and patterns, in the order of the devices;
+    None where one is wrong.
+    """
+    devices = [device.name for device in topology.devices]
+    if names is None:
+        return tuple(devices)
+    hosts = [host.name for host in topology.hosts]
+    found: set[str] = set()
+    sound = True
+    for name in names:
+        some = set(_matching(name, devices))
+        at = set(_matching(name, hosts))
+        some |= {device.name for device in topology.devices if device.host in at}
+        if not some:
+            source.wrong.append(f"{place}: unknown device or host {name!r}")
+        elif some & found:
+            source.wrong.append(f"{place}: {min(some & found)} is there twice")
+        sound = sound and bool(some) and not some & found
+        found |= some
+    return tuple(name for name in devices if name in found) if sound else None

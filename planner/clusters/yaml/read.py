@@ -1,0 +1,195 @@
+"""Topologies on disk: YAML, written by people, with units -> `Topology`. Also the table of device
+types and the presets that ship with the planner.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from planner.clusters.routes import routes, unlike_pairs
+from planner.clusters.yaml.build import build
+from planner.clusters.yaml.levels import Source
+from planner.clusters.yaml.schema import (
+    BodySchema,
+    DeviceTableSchema,
+    TopologySchema,
+    checked_topology,
+    plain_yaml,
+)
+from planner.errors import FileError, OptionError, TopologyError
+from planner.files import complaint, shipped
+from planner.topology import DeviceType, Topology, is_connected, problems
+
+TOPOLOGY_FORMAT = "planner-topology/1"
+DEVICES_FORMAT = "planner-devices/1"
+
+
+@cache
+def device_table() -> dict[str, DeviceType]:
+    """The device types that ship with the planner, by name."""
+    path = shipped("topologies") / "devices.yaml"
+    try:
+        table = DeviceTableSchema.model_validate(plain_yaml(path, DEVICES_FORMAT))
+    except ValidationError as error:
+        raise complaint(path, error) from None
+    return {name: one.named(name) for name, one in table.device_types.items()}
+
+
+def shipped_device_type(name: str) -> DeviceType:
+    """The device type of that name in the table that ships with the planner.
+
+    Raises:
+        OptionError: if there is none; it lists them.
+    """
+    known = device_table()
+    if name not in known:
+        raise OptionError(
+            f"unknown device type {name!r}; known: {', '.join(sorted(known))}; give one of them,"
+            " or measure on the device itself"
+        )
+    return known[name]
+
+
+def preset_names() -> tuple[str, ...]:
+    """The topologies that ship with the planner, by name."""
+    files = shipped("topologies").glob("*.yaml")
+    return tuple(sorted(path.stem for path in files if path.stem != "devices"))
+
+
+def find_topology(name: str) -> Path:
+    """The file of a topology: a path, else in ./topologies, else a preset that ships.
+
+    Raises:
+        FileError: if there is none; it lists the presets.
+    """
+    return _find(name, Path(), ())
+
+
+def _find(name: str, folder: Path, without: tuple[Path, ...]) -> Path:
+    """The file of a topology that is named in a folder, and is none of some files.
+
+    So a file of a preset's name may extend the preset.
+    """
+    circle = False
+    wanted = [name] if name.endswith((".yaml", ".yml")) else [name, f"{name}.yaml"]
+    for place in dict.fromkeys((folder, Path("topologies"), shipped("topologies"))):
+        for file in wanted:
+            path = place / file
+            if path.is_file() and path.resolve() not in without:
+                return path
+            circle = circle or path.is_file()
+    if circle:
+        raise FileError(f"{name}: leads in a circle; name another topology")
+    raise FileError(
+        f"{name}: no such topology: neither a file, nor in topologies/, nor one of the presets"
+        f" {', '.join(f'{preset}.yaml' for preset in preset_names())}"
+    )
+
+
+def read_topology(path: Path, num_devices: int | None = None) -> Topology:
+    """The topology in a YAML file; device types that it does not define come from the shipped
+    table.
+
+    Args:
+        num_devices: the devices asked for, which sizes `count: auto`; None gives one per core.
+
+    Raises:
+        FileError: if it is missing or malformed, all problems at once.
+    """
+    return _read(path, num_devices, ())
+
+
+def _read(path: Path, num_devices: int | None, users: tuple[Path, ...]) -> Topology:
+    """A topology that some files extend or use as a template, the outermost first."""
+    schema, wrong = checked_topology(plain_yaml(path, TOPOLOGY_FORMAT), path)
+    file = _File(path, schema, num_devices, users)
+    found = replace(build(schema, "", file.source(file.types)), name=schema.name)
+    found = replace(found, notes=tuple(dict.fromkeys((*file.notes, *schema.notes))))
+    own = file.wrong or problems(found) or _contradictions(found)
+    wrong += [f"{path}: {one}" for one in own]
+    wrong += file.wrong_elsewhere
+    if wrong:
+        raise FileError("\n".join(dict.fromkeys(wrong)))
+    return found
+
+
+def _contradictions(topology: Topology) -> tuple[str, ...]:
+    """What is wrong with a topology that has no problems of its own, as far as it takes routes."""
+    if not topology.levels and not is_connected(topology):
+        try:
+            routes(topology)
+        except TopologyError as error:
+            return (str(error),)
+    found = []
+    for table in topology.tables:
+        why = unlike_pairs(topology, table)
+        if why:
+            found.append(
+                f"tables: not all groups of {table.num_devices} of {len(table.devices)} devices are"
+                f" alike: {why}; name the group that was measured under `groups`"
+            )
+    return tuple(found)
+
+
+@dataclass
+class _File:
+    """A file that is being read.
+
+    Attributes:
+        users: files that it is read for, the outermost first.
+        notes: of the topologies that it uses.
+        wrong: what is wrong in it, without its path.
+        wrong_elsewhere: what is wrong in other files, with their paths.
+    """
+
+    path: Path
+    schema: TopologySchema
+    num_devices: int | None
+    users: tuple[Path, ...]
+    notes: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    wrong_elsewhere: list[str] = field(default_factory=list)
+
+    @property
+    def types(self) -> dict[str, DeviceType]:
+        """The device types that it may name."""
+        own = self.schema.device_types
+        return device_table() | {name: one.named(name) for name, one in own.items()}
+
+    def source(self, types: Mapping[str, DeviceType], within: tuple[str, ...] = ()) -> Source:
+        """Where a body of it comes from; `within` names the templates that it is inside of."""
+        return Source(
+            types=types,
+            own_types=frozenset(self.schema.device_types),
+            other=lambda place, name: self._other(place, name, within),
+            num_devices=self.num_devices,
+            wrong=self.wrong,
+        )
+
+    def _other(self, place: str, name: str, within: tuple[str, ...]) -> Topology | None:
+        """A topology that is extended or is a template; None after its problems are noted."""
+        body: BodySchema | None = self.schema.templates.get(name)
+        if name in within:
+            self.wrong.append(f"{place}: {' -> '.join((*within, name))} leads in a circle")
+            return None
+        if body is not None:
+            before = len(self.wrong)
+            found = build(body, f"templates.{name}.", self.source(self.types, (*within, name)))
+            return found if len(self.wrong) == before else None
+        users = (*self.users, self.path.resolve())
+        try:
+            path = _find(name, self.path.parent, users)
+        except FileError as error:
+            self.wrong.append(f"{place}: {error}")
+            return None
+        try:
+            found = _read(path, self.num_devices, users)
+        except FileError as error:
+            self.wrong.append(f"{place}: {name} is not sound:")
+            self.wrong_elsewhere += str(error).splitlines()
+            return None
+        self.notes += found.notes
+        return found

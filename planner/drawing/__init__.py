@@ -1,0 +1,1 @@
+"""Artefacts as pictures: in text for the terminal, and as SVG."""

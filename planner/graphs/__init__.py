@@ -1,0 +1,1 @@
+"""What follows from a graph alone, without costs: downsets, repeated layers, coarser graphs."""

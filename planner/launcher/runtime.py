@@ -1,0 +1,379 @@
+"""The loop over one device's actions, and the forward and backward of its stages."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.optim import Optimizer
+
+from planner.errors import LaunchError
+from planner.graph import Graph, tensors_by_name
+from planner.launcher import clocks
+from planner.launcher.exchange import Arrival, Exchange, dense
+from planner.launcher.feed import Batch, torch_dtype
+from planner.launcher.gradients import Gradients
+from planner.launcher.world import Transfer, World
+from planner.profilers.storages import Watch
+from planner.schedules.actions import (
+    Action,
+    AllReduce,
+    Compute,
+    Direction,
+    Receive,
+    Send,
+    Step,
+    text,
+    waits,
+)
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+Tensors = dict[str, Tensor]
+
+
+@contextmanager
+def _spoken_for(action: Compute) -> Iterator[None]:
+    """What torch refuses at run time, such as an index beyond a table or more memory, is the
+    data's or the machine's fault, since all shapes have been checked.
+    """
+    try:
+        yield
+    except (RuntimeError, IndexError, MemoryError) as error:
+        raise LaunchError(f"at {text(action)}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(slots=True)
+class Record:
+    """What one device did in one iteration; times since the iteration's start, in s.
+
+    Attributes:
+        loss: its share of the iteration's loss.
+        begun_s: when the iteration started, on this process's clock.
+        iteration_s: how long it took.
+        events: action, start, end.
+        sends: by target, in order: when each was posted.
+        receives: by source, in order: the receive, when it was posted, when it was there.
+        peaks_bytes: by event, the most memory from the end of the one before to its end, where it
+            was watched.
+    """
+
+    loss: float = 0.0
+    begun_s: float = 0.0
+    iteration_s: float = 0.0
+    events: list[tuple[Action, float, float]] = field(default_factory=list)
+    sends: dict[int, list[float]] = field(default_factory=dict)
+    receives: dict[int, list[tuple[Receive, float, float]]] = field(default_factory=dict)
+    peaks_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a forward pass made, with its autograd graph."""
+
+    outputs: Tensors
+    loss: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stashed:
+    """What a stage keeps from forward to backward; `made` is None where it recomputes."""
+
+    leaves: Tensors
+    target: Tensor | None
+    made: _Made | None
+
+
+class StageRunner:
+    """Forward and backward of one stage.
+
+    Args:
+        module: with `input_names` and `output_names`.
+        graph: knows which tensors carry a gradient.
+        recompute: whether to run the forward pass again instead of stashing it.
+        criterion: (output, target) -> loss in the stage that makes the graph's first output,
+            already divided by the number of microbatches; else None.
+        precision: gives the context that forward passes run in.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        graph: Graph,
+        recompute: bool,
+        criterion: Criterion | None,
+        precision: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        tensors = tensors_by_name(graph)
+        self.input_names = cast(tuple[str, ...], module.input_names)
+        self.output_names = cast(tuple[str, ...], module.output_names)
+        self._trained = {name for name in self.input_names if tensors[name].gradient}
+        self._module = module
+        self._output = graph.outputs[0]
+        self._recompute = recompute
+        self._criterion = criterion
+        self._precision = precision
+        self._stash: dict[int, _Stashed] = {}
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether it makes the output that the loss is computed from."""
+        return self._criterion is not None
+
+    def forward(
+        self, microbatch: int, tensors: Mapping[str, Tensor], target: Tensor | None
+    ) -> tuple[Tensors, float]:
+        """The outputs of the stage, and the microbatch's share of the loss."""
+        leaves = {
+            name: tensors[name].detach().requires_grad_(name in self._trained)
+            for name in self.input_names
+        }
+        with torch.set_grad_enabled(not self._recompute):
+            made = self._run(leaves, target)
+        self._stash[microbatch] = _Stashed(leaves, target, None if self._recompute else made)
+        loss = 0.0 if made.loss is None else made.loss.item()
+        return {name: tensor.detach() for name, tensor in made.outputs.items()}, loss
+
+    def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> Tensors:
+        """Accumulates the parameters' gradients.
+
+        Args:
+            gradients: of the outputs that other devices read.
+
+        Returns:
+            The gradients of the inputs that carry one.
+        """
+        stashed = self._stash.pop(microbatch)
+        made = stashed.made or self._run(stashed.leaves, stashed.target)
+        roots: list[tuple[Tensor, Tensor | None]] = [
+            (made.outputs[name], gradient) for name, gradient in gradients.items()
+        ]
+        if made.loss is not None and made.loss.requires_grad:
+            roots.append((made.loss, None))
+        if roots:
+            torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
+        return {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for name, leaf in stashed.leaves.items()
+            if leaf.requires_grad
+        }
+
+    def _run(self, leaves: Mapping[str, Tensor], target: Tensor | None) -> _Made:
+        with self._precision():
+            results = self._module(*(leaves[name] for name in self.input_names))
+        outputs = dict(zip(self.output_names, results, strict=True))
+        if self._criterion is None or target is None:
+            return _Made(outputs, None)
+        return _Made(outputs, self._criterion(outputs[self._output], target))
+
+
+class Between:
+    """What the stages of one device hand to each other, by microbatch: tensors to later stages, and
+    gradients to earlier ones, added up. A device runs each microbatch in the order of its stages,
+    and backward in the reverse order.
+
+    Args:
+        stages: by index.
+    """
+
+    def __init__(self, stages: Mapping[int, StageRunner]) -> None:
+        order = sorted(stages)
+        self._later: dict[int, frozenset[str]] = {}
+        self._earlier: dict[int, frozenset[str]] = {}
+        self._made: dict[int, frozenset[str]] = {}
+        for i, s in enumerate(order):
+            own, before = stages[s], [stages[t] for t in order[:i]]
+            there = {n for one in before for n in (*one.input_names, *one.output_names)}
+            self._later[s] = frozenset(n for t in order[i + 1 :] for n in stages[t].input_names)
+            self._earlier[s] = frozenset(there.intersection(own.input_names))
+            self._made[s] = frozenset(own.output_names)
+        self._tensors: dict[int, Tensors] = {}
+        self._gradients: dict[int, Tensors] = {}
+
+    def tensors(self, stage: int, microbatch: int) -> Tensors:
+        """What earlier stages have left for the forward of a stage."""
+        held = self._tensors.get(microbatch, {})
+        return {name: held[name] for name in self._earlier[stage] if name in held}
+
+    def keep(self, stage: int, microbatch: int, tensors: Mapping[str, Tensor]) -> None:
+        """After a forward: keeps what later stages read, of what has come and what was made."""
+        held = {**self._tensors.pop(microbatch, {}), **tensors}
+        left = {name: tensor for name, tensor in held.items() if name in self._later[stage]}
+        if left:
+            self._tensors[microbatch] = left
+
+    def gradients(self, stage: int, microbatch: int, arrived: Tensors) -> Tensors:
+        """The gradients of a stage's outputs: those from other devices, and those left here."""
+        waiting = self._gradients.get(microbatch, {})
+        for name in sorted(self._made[stage] & waiting.keys()):
+            _add(arrived, name, waiting.pop(name))
+        return arrived
+
+    def leave(self, stage: int, microbatch: int, gradients: Tensors) -> Tensors:
+        """After a backward: leaves what earlier stages add to or use; gives what goes elsewhere,
+        with what later stages have left.
+        """
+        waiting = self._gradients.pop(microbatch, {})
+        leaving: Tensors = {}
+        for name, gradient in gradients.items():
+            if name in waiting:
+                gradient = waiting.pop(name) + gradient
+            (waiting if name in self._earlier[stage] else leaving)[name] = gradient
+        if waiting:
+            self._gradients[microbatch] = waiting
+        return leaving
+
+
+def _add(tensors: Tensors, name: str, more: Tensor) -> None:
+    tensors[name] = tensors[name].add_(more) if name in tensors else more
+
+
+class Runtime:
+    """Runs the action list of one device, iteration after iteration.
+
+    Args:
+        actions: its list.
+        graph: describes the tensors that come in.
+        stages: by index, those that this device runs.
+        gradients: of its trainable parameters.
+        optimizer: of the same.
+        world: the other devices.
+        waiting: directions of computations that wait for sends.
+    """
+
+    def __init__(
+        self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
+        gradients: Gradients, optimizer: Optimizer | None, world: World,
+        waiting: Collection[Direction],
+    ) -> None:  # fmt: skip
+        self._actions = actions
+        self._tensors = tensors_by_name(graph)
+        self._stages = stages
+        self._between = Between(stages)
+        self._gradients = gradients
+        self._optimizer = optimizer
+        self._world = world
+        self._start_s = 0.0
+        self._batches: Mapping[int, Batch] = {}
+        self._record = Record()
+        self._watch: Watch | None = None
+        self._exchange = Exchange(world)
+        self._awaited: list[Arrival] = []
+        # By stage and direction: what the latest computations of a kind have sent.
+        self._sending: dict[tuple[int, Direction], deque[list[Transfer]]] = {}
+        self._waiting = waiting
+        self._made: Tensors = {}  # by the last computation, for the sends right after it
+
+    def iterate(self, batches: Mapping[int, Batch], watch: Watch | None = None) -> Record:
+        """One iteration.
+
+        Args:
+            batches: what this device's microbatches bring from outside.
+            watch: of the memory in use.
+        """
+        self._batches, self._record, self._watch = batches, Record(), watch
+        self._world.barrier()
+        self._start_s = self._record.begun_s = clocks.now_s()
+        for action in self._actions:
+            self._run(action)
+        for transfers in chain.from_iterable(self._sending.values()):
+            self._finish(transfers)
+        self._record.iteration_s = self._now_s()
+        self._sending, self._made = {}, {}
+        assert not self._awaited, "the dry run lets no receive be forgotten"
+        return self._record
+
+    def _run(self, action: Action) -> None:
+        match action:
+            case Receive():
+                self._receive(action)
+            case Compute():
+                self._made = {}  # what is still on its way is kept by its transfer
+                arrived = self._wait_for(action)
+                self._wait_for_sends(action)
+                start_s = self._now_s()
+                with _spoken_for(action):
+                    self._made = self._compute(action, arrived)
+                self._note(action, start_s)
+            case Send():
+                self._send(action)
+            case AllReduce(index):
+                start_s = self._now_s()
+                for buffer in self._gradients.buffers(index):
+                    self._world.sum_up(buffer, index)
+                self._note(action, start_s)
+            case Step():
+                start_s = self._now_s()
+                self._step()
+                self._note(action, start_s)
+
+    def _receive(self, action: Receive) -> None:
+        tensor = self._tensors[action.tensor]
+        self._awaited.append(self._exchange.expect(action, tensor.shape, torch_dtype(tensor)))
+
+    def _wait_for(self, compute: Compute) -> Tensors:
+        """What has come for a computation; several gradients of one tensor are added up."""
+        arrived: Tensors = {}
+        for arrival in self._awaited:
+            receive = arrival.action
+            if waits(compute, receive):
+                tensor, ended_s = self._exchange.take(arrival, self._tensors[receive.tensor].shape)
+                posted_s = arrival.transfer.posted_s
+                known = self._record.receives.setdefault(receive.device, [])
+                known.append((receive, posted_s - self._start_s, ended_s - self._start_s))
+                _add(arrived, receive.tensor, tensor)
+        self._awaited = [one for one in self._awaited if not waits(compute, one.action)]
+        return arrived
+
+    def _wait_for_sends(self, compute: Compute) -> None:
+        """What the second computation before it of its kind has sent must be over, as
+        `actions.waiting_for_sends` says.
+        """
+        sending = self._sending.setdefault((compute.stage, compute.direction), deque())
+        if compute.direction in self._waiting:
+            while len(sending) > 1:
+                self._finish(sending.popleft())
+        while sending and all(transfer.is_over() for transfer in sending[0]):
+            sending.popleft()
+        sending.append([])
+
+    def _finish(self, transfers: list[Transfer]) -> None:
+        for transfer in transfers:
+            self._world.finish(transfer)
+
+    def _compute(self, action: Compute, arrived: Tensors) -> Tensors:
+        stage, s, m = self._stages[action.stage], action.stage, action.microbatch
+        if action.direction is Direction.BACKWARD:
+            gradients = stage.backward(m, self._between.gradients(s, m, arrived))
+            return self._between.leave(s, m, gradients)
+        batch, here = self._batches[m], self._between.tensors(s, m)
+        outputs, loss = stage.forward(m, {**batch.inputs, **here, **arrived}, batch.target)
+        self._between.keep(s, m, {**arrived, **outputs})
+        self._record.loss += loss
+        return outputs
+
+    def _send(self, action: Send) -> None:
+        self._made[action.tensor] = dense(self._made[action.tensor])  # one copy for all targets
+        transfer = self._exchange.send(action, self._made[action.tensor])
+        self._sending[action.stage, action.direction][-1].append(transfer)
+        self._record.sends.setdefault(action.device, []).append(transfer.posted_s - self._start_s)
+
+    def _step(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self._gradients.clear()
+
+    def _now_s(self) -> float:
+        """Since the start of the iteration, with all computation done."""
+        if self._world.torch_device != "cpu":
+            torch.cuda.current_stream().synchronize()
+        return clocks.now_s() - self._start_s
+
+    def _note(self, action: Action, start_s: float) -> None:
+        self._record.events.append((action, start_s, self._now_s()))
+        if self._watch is not None:
+            self._record.peaks_bytes.append(self._watch.peak_bytes())

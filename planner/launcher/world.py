@@ -1,0 +1,303 @@
+"""The processes of a launch: who is who, and what goes between them.
+
+Rank r runs device `plan.ranks[r]`. Ranks beyond the strategy's devices take no part in anything.
+One process alone needs no process group.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from planner.errors import LaunchError
+from planner.launcher import clocks
+from planner.launcher.clocks import EXCHANGES, Reading, read_clock
+from planner.schedules.actions import Program, Send
+
+TIMEOUT = timedelta(minutes=30)
+
+
+class Stopped(LaunchError):  # noqa: N818, no error of its own
+    """This rank has nothing to say: another one has failed and says why."""
+
+
+@contextmanager
+def contact(rank: int) -> Iterator[None]:
+    """What gloo and nccl complain about is a rank that is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Stopped(f"rank {rank} stops because another rank has") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """This process among those that torchrun started.
+
+    Attributes:
+        rank: over all hosts.
+        world_size: processes over all hosts.
+        local_rank: on this host.
+        local_world_size: processes on this host.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def find_seat() -> Seat | None:
+    """The seat that torchrun wrote into the environment; None outside it."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    if not all(name in os.environ for name in names):
+        return None
+    return Seat(*(int(os.environ[name]) for name in names[:-1]))
+
+
+def choose_device(name: str, seat: Seat, num_ranks: int, planned_types: frozenset[str]) -> str:
+    """Where this rank computes, in torch's words.
+
+    Args:
+        name: "cpu", "cuda", or "auto": what the plan was made for, if there is a GPU for every
+            rank of this host.
+        seat: of this process.
+        num_ranks: ranks that the strategy uses.
+        planned_types: types of the plan's devices.
+
+    Raises:
+        LaunchError: if there is no such device.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    num_here = min(seat.local_world_size, num_ranks)
+    if name == "auto":
+        name = "cuda" if num_gpus >= num_here and planned_types != {"cpu"} else "cpu"
+    if name == "cpu":
+        return "cpu"
+    if name != "cuda":
+        raise LaunchError(f"--device: expected auto, cpu or cuda, got {name!r}")
+    if num_gpus < num_here:
+        raise LaunchError(
+            f"--device cuda: {num_here} ranks on this host need a GPU each, torch finds "
+            f"{num_gpus}; use --device cpu or fewer ranks per host"
+        )
+    return f"cuda:{seat.local_rank}"
+
+
+class _Watcher:
+    """Waits for the transfers of one channel, in order, in a thread: gloo's never look completed
+    before one waits for them. A daemon, so that a rank that fails does not stay for the others.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[dist.Work, Tensor, Future[float]]] = SimpleQueue()
+        Thread(target=self._run, daemon=True).start()
+
+    def watch(self, work: dist.Work, buffer: Tensor) -> Future[float]:
+        """The time at which the transfer ends; its buffer is kept until then, and no longer."""
+        ended: Future[float] = Future()
+        self._queue.put((work, buffer, ended))
+        return ended
+
+    def _run(self) -> None:
+        while True:
+            self._watch_next()
+
+    def _watch_next(self) -> None:
+        work, buffer, ended = self._queue.get()
+        failed = None
+        try:
+            work.wait()
+        except RuntimeError as error:
+            failed = error
+        ended_s = clocks.now_s()
+        del work, buffer  # who hears that it is over counts on their memory
+        if failed is None:
+            ended.set_result(ended_s)
+        else:
+            ended.set_exception(failed)
+
+
+class Transfer:
+    """A tensor on its way; the buffer lives until it is there.
+
+    Attributes:
+        posted_s: when it was posted, on this process's clock.
+    """
+
+    def __init__(self, buffer: Tensor, work: dist.Work, watcher: _Watcher | None) -> None:
+        self.posted_s = clocks.now_s()
+        self._ended: Future[float] | None = None
+        if watcher is None:
+            self._kept = (buffer, work)
+        else:
+            self._ended = watcher.watch(work, buffer)
+
+    def wait(self) -> float:
+        """Waits until the tensor is there (or gone), and says when that was."""
+        if self._ended is not None:
+            return self._ended.result()
+        buffer, work = self._kept
+        work.wait()
+        torch.cuda.current_stream(buffer.device).synchronize()
+        return clocks.now_s()
+
+    def is_over(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._kept[1].is_completed() if self._ended is None else self._ended.done()
+
+
+class Channel:
+    """The transfers from one device to another, first in, first out.
+
+    Args:
+        peer: rank of the other end.
+        group: that the transfers run in.
+        sends: whether this is the sending end.
+    """
+
+    def __init__(self, peer: int, group: dist.ProcessGroup | None, sends: bool) -> None:
+        self._peer = peer
+        self._group = group
+        self._post = dist.isend if sends else dist.irecv
+        self._tags = count()
+        self._watcher = _Watcher() if group is None else None
+
+    def post(self, tensor: Tensor) -> Transfer:
+        """Starts to send a tensor, or to receive into it; it has to be contiguous."""
+        raw = tensor.detach().view(-1).view(torch.uint8)  # any dtype, without a copy
+        work = self._post(raw, self._peer, group=self._group, tag=next(self._tags))
+        assert work is not None
+        return Transfer(raw, work, self._watcher)
+
+
+class World:
+    """All that this process shares with the others.
+
+    Attributes:
+        device: index of its device into the topology.
+        torch_device: where it computes.
+
+    Args:
+        ranks: device of each rank.
+        rank: of this process.
+        program: decides which groups there are; the same on every rank.
+    """
+
+    def __init__(
+        self, ranks: tuple[int, ...], rank: int, program: Program, torch_device: str
+    ) -> None:
+        self.device = ranks[rank]
+        self.torch_device = torch_device
+        self._rank = rank
+        self._size = len(ranks)
+        self._channels: dict[tuple[int, int], Channel] = {}
+        self._groups: list[dist.ProcessGroup | None] = []
+        if self._size > 1:
+            with contact(rank):
+                self._connect({device: r for r, device in enumerate(ranks)}, program)
+
+    def _connect(self, rank_of: Mapping[int, int], program: Program) -> None:
+        """Every rank creates every group in the same order, because torch asks for it. The default
+        group is gloo's, for control and for transfers between CPUs. With nccl each ordered pair
+        has a communicator of its own, since opposing transfers in one would wait for each other.
+        """
+        dist.init_process_group("gloo", rank=self._rank, world_size=self._size, timeout=TIMEOUT)
+        backend = "gloo" if self.torch_device == "cpu" else "nccl"
+        for source, target in _pairs(program):
+            ends = rank_of[source], rank_of[target]
+            group = None
+            if backend == "nccl":
+                group = dist.new_group(sorted(ends), backend=backend, timeout=TIMEOUT)
+            if self._rank in ends:
+                sends = self._rank == ends[0]
+                channel = Channel(ends[1] if sends else ends[0], group, sends)
+                self._channels[source, target] = channel
+                # nccl connects at the first transfer, which both ends have to reach in one order.
+                channel.post(torch.zeros(1, device=self.torch_device)).wait()
+        for one in program.sums:
+            members = [rank_of[device] for device in one.devices]
+            self._groups.append(dist.new_group(members, backend=backend, timeout=TIMEOUT))
+
+    def send(self, tensor: Tensor, device: int) -> Transfer:
+        """Starts to send a tensor to a device."""
+        with contact(self._rank):
+            return self._channels[self.device, device].post(tensor)
+
+    def receive(self, buffer: Tensor, device: int) -> Transfer:
+        """Starts to fill a buffer from a device."""
+        with contact(self._rank):
+            return self._channels[device, self.device].post(buffer)
+
+    def finish(self, transfer: Transfer) -> float:
+        """Waits until a tensor is there (or gone), and says when that was."""
+        with contact(self._rank):
+            return transfer.wait()
+
+    def sum_up(self, buffer: Tensor, index: int) -> None:
+        """Adds up a buffer over the devices of a sum of the program, in place."""
+        with contact(self._rank):
+            dist.all_reduce(buffer, group=self._groups[index])
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        if self._size > 1:
+            with contact(self._rank):
+                dist.barrier()
+
+    def read_clocks(self) -> tuple[Reading, ...]:
+        """The clock of every rank beside rank 0's; every rank calls it, and rank 0 gets them."""
+        answer = torch.zeros(1, dtype=torch.float64)
+
+        def ask(rank: int) -> float:
+            dist.send(answer, rank)
+            dist.recv(answer, rank)
+            return answer.item()
+
+        self.barrier()
+        own = Reading(clocks.now_s(), 0.0, 0.0)
+        with contact(self._rank):
+            if self._rank == 0:
+                others = range(1, self._size)
+                return (own, *(read_clock(partial(ask, rank)) for rank in others))
+            for _ in range(EXCHANGES):
+                dist.recv(answer, 0)
+                dist.send(answer.fill_(clocks.now_s()), 0)
+        return ()
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks."""
+        if self._size == 1:
+            return [value]
+        found = [None] * self._size
+        with contact(self._rank):
+            dist.all_gather_object(found, value)
+        return found
+
+    def close(self) -> None:
+        """Leaves, when all is well; after a failure the process ends and takes it all along."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _pairs(program: Program) -> list[tuple[int, int]]:
+    """The ordered pairs of devices that send."""
+    return sorted(
+        {
+            (device, action.device)
+            for device, actions in program.lists.items()
+            for action in actions
+            if isinstance(action, Send)
+        }
+    )

@@ -1,0 +1,1 @@
+"""Other planners' problems under their own cost models, solved exactly."""

@@ -1,0 +1,1 @@
+"""dnn-partitioning's cost model and its solvers."""

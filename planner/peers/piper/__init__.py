@@ -1,0 +1,1 @@
+"""Piper's cost model and its solvers."""

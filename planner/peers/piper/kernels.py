@@ -1,0 +1,451 @@
+"""The inner loops of `piper.py`, compiled by numba. Arrays are indexed by
+
+    i, j  downsets D_i, smaller ones first; D_0 is empty, D_{n-1} holds every layer
+    v     layers
+    o     configurations of a layer for one degree of tensor parallelism
+    x     degrees t of tensor parallelism, ascending
+    y     degrees d of data parallelism, ascending
+    p     pairs of downsets: stages
+
+Costs come from `planner/costs/piper.py`, whose functions are compiled in here.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.peers.piper import costs as piper
+from planner.peers.piper.arrays import Degrees, Floats, Ints, Lattice, Layers, Stages
+from planner.support.jit import njit
+
+Bools = npt.NDArray[np.bool_]
+Picks = npt.NDArray[np.int32]
+Array = TypeVar("Array", Floats, Ints)
+
+stage_time_s = njit(piper.stage_time_s)
+memory_bytes = njit(piper.memory_bytes)
+in_flight = njit(piper.in_flight)
+
+# Of two sums in another order, neither is the better one.
+ROUNDING = 1e-13
+NEVER = 1 << 30
+# Instead of no time at all, to divide by.
+TINY = 1e-300
+
+
+@njit
+def _longer(old: Array, size: int) -> Array:
+    found = np.zeros(size, old.dtype)
+    for p in range(old.shape[0]):
+        found[p] = old[p]
+    return found
+
+
+@njit
+def _taller(old: Floats) -> Floats:
+    found = np.zeros((2 * old.shape[0], 4))
+    for p in range(old.shape[0]):
+        for f in range(4):
+            found[p, f] = old[p, f]
+    return found
+
+
+@njit
+def _within(choices: Floats, p: int, q: int) -> bool:
+    """Whether choice p of the second half is no worse than choice q in any figure."""
+    for f in range(4):
+        if choices[1, p, f] > choices[1, q, f] * (1 + ROUNDING):
+            return False
+    return True
+
+
+@njit
+def _move(choices: Floats, picks: Picks, half: int, p: int, other: int, q: int) -> None:
+    """Writes choice p of one half over choice q of the other one."""
+    for f in range(4):
+        choices[other, q, f] = choices[half, p, f]
+    for v in range(picks.shape[2]):
+        picks[other, q, v] = picks[half, p, v]
+
+
+@njit
+def _bytes(choices: Floats, p: int) -> float:
+    return float(choices[1, p, 2] + choices[1, p, 3])
+
+
+@njit
+def _thinned(choices: Floats, picks: Picks, count: int, most: int) -> int:
+    """Leaves, of choices with much the same computation, the one with the least memory; at most so
+    many. Writes them into the first half, and returns how many they are.
+    """
+    least, largest = np.inf, 0.0
+    for p in range(count):
+        least, largest = min(least, choices[1, p, 0]), max(largest, choices[1, p, 0])
+    chosen = np.full(most, -1, np.int64)
+    for p in range(count):
+        place = int((choices[1, p, 0] - least) / max(largest - least, TINY) * (most - 1))
+        other = chosen[place]
+        if other < 0 or _bytes(choices, p) < _bytes(choices, other):
+            chosen[place] = p
+    kept = 0
+    for place in range(most):
+        if chosen[place] >= 0:
+            _move(choices, picks, 1, int(chosen[place]), 0, kept)
+            kept += 1
+    return kept
+
+
+@njit
+def _combine(
+    layers: Layers, option_range: tuple[int, int], extra: Floats, memory: float, spare: float,
+    most: int, choices: Floats, picks: Picks, count: int, size: int,
+) -> tuple[int, bool]:  # fmt: skip
+    """Adds a layer to a stage: every choice with every configuration, in place; those that do not
+    fit with one sample in flight, or are worse than another one in every figure, are dropped.
+    Where a choice fits whatever comes, its memory does not matter and is set to nothing.
+
+    Args:
+        spare: bytes that a choice may take with `most` samples in flight to fit whatever comes.
+        extra: (configurations of the layer,) s that its crossing edges take besides.
+        choices: (2, room, 4) figures; the first half is changed, the second one is for scratch. An
+            eighth of the room, or less, is taken.
+        picks: (2, room, layers) the configuration of each layer; no columns where nobody asks.
+        count: choices so far.
+        size: layers so far.
+
+    Returns:
+        The number of choices, and whether they are all that is worth it.
+    """
+    kept, complete = 0, True
+    for p in range(count):
+        for o in range(option_range[0], option_range[1]):
+            a, b = choices[0, p, 2] + layers.figures[o, 2], choices[0, p, 3] + layers.figures[o, 3]
+            if memory_bytes(a, b, 1) > memory or kept == choices.shape[1]:
+                complete = complete and kept < choices.shape[1]
+                continue
+            if memory_bytes(a, b, most) <= spare:
+                a, b = 0.0, 0.0
+            choices[1, kept, 0] = (
+                choices[0, p, 0] + layers.figures[o, 0] + extra[o - option_range[0]]
+            )
+            choices[1, kept, 1] = choices[0, p, 1] + layers.figures[o, 1]
+            choices[1, kept, 2], choices[1, kept, 3] = a, b
+            for v in range(min(size, picks.shape[2])):
+                picks[1, kept, v] = picks[0, p, v]
+            if picks.shape[2] > 0:
+                picks[1, kept, size] = o
+            worse, q = False, 0
+            while q < kept and not worse:
+                if _within(choices, q, kept):
+                    worse = True
+                elif _within(choices, kept, q):
+                    _move(choices, picks, 1, kept - 1, 1, q)
+                    _move(choices, picks, 1, kept, 1, kept - 1)
+                    kept -= 1
+                else:
+                    q += 1
+            if not worse:
+                kept += 1
+    if kept > choices.shape[1] // 8:
+        return _thinned(choices, picks, kept, choices.shape[1] // 8), False
+    for p in range(kept):
+        _move(choices, picks, 1, p, 0, p)
+    return kept, complete
+
+
+@njit
+def choose(
+    layers: Layers, num_degrees: int, x: int, added: Ints, places: tuple[int, int], inside: Bools,
+    memory: float, spare: float, most: int, choices: Floats, picks: Picks, count: int,
+) -> tuple[int, bool]:  # fmt: skip
+    """All choices for a stage, written into `choices` and `picks`; see `_combine`.
+
+    Args:
+        x: the degree of tensor parallelism.
+        added: the layers that are not yet in the `count` choices there are, between two places.
+        inside: (layers,) whether each is in the stage.
+    """
+    complete = True
+    extra = np.zeros(0)
+    for place in range(places[0], places[1]):
+        v = added[place]
+        first = layers.option_start[v * num_degrees + x]
+        last = layers.option_start[v * num_degrees + x + 1]
+        if extra.shape[0] < last - first:
+            extra = np.zeros(last - first)
+        for o in range(last - first):
+            extra[o] = 0.0
+        if layers.mixed:
+            for z in range(layers.near_start[v], layers.near_start[v + 1]):
+                if not inside[layers.near[z]]:
+                    for o in range(first, last):
+                        extra[o - first] += layers.extra[o, z - layers.near_start[v]]
+        count, whole = _combine(
+            layers, (first, last), extra, memory, spare, most, choices, picks, count, place
+        )  # fmt: skip
+        complete = complete and whole
+    return count, complete
+
+
+@njit
+def _largest_bytes(layers: Layers, row: int, most: int) -> float:
+    """What a layer takes at the most with so many samples in flight, for one degree."""
+    found = 0.0
+    for o in range(layers.option_start[row], layers.option_start[row + 1]):
+        found = max(found, memory_bytes(layers.figures[o, 2], layers.figures[o, 3], most))
+    return found
+
+
+@njit
+def _outside_s(
+    layers: Layers, num_degrees: int, x: int, stage: Ints, size: int, inside: Bools
+) -> float:
+    """Time of the edges that cross of a stage, which has the first so many layers, in s."""
+    total = 0.0
+    for place in range(size):
+        v = stage[place]
+        for z in range(layers.near_start[v], layers.near_start[v + 1]):
+            if not inside[layers.near[z]]:
+                total += layers.crossing[v * num_degrees + x, z - layers.near_start[v]]
+    return total
+
+
+@njit
+def stages(
+    lattice: Lattice, layers: Layers, num_degrees: int, memory: float, room: int, most: int
+) -> tuple[Stages, bool]:
+    """All stages D_j minus D_i that fit, with their choices of one configuration per layer. A
+    stage's choices are those of a stage that has one layer less, with each of the layer's.
+
+    Args:
+        memory: of a device, in bytes.
+        room: for choices while they are being made; an eighth is kept.
+        most: cap of samples in flight.
+
+    Returns:
+        The stages, and whether all choices that are worth it were kept.
+    """
+    n, num_layers = lattice.masks.shape[0], layers.near_start.shape[0] - 1
+    start = np.zeros(n + 1, np.int64)
+    end, point_start = np.zeros(64, np.int64), np.zeros(64 * num_degrees + 1, np.int64)
+    outside, figures = np.zeros(64 * num_degrees), np.zeros((256, 4))
+    seen, queue = np.full(n, -1, np.int64), np.zeros(n, np.int64)
+    came, last = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    inside, members = np.zeros(num_layers, np.bool_), np.zeros(num_layers + 1, np.int64)
+    choices = np.zeros((2, room, 4))
+    no_picks = np.zeros((2, room, 0), np.int32)
+    pairs, points, complete = 0, 0, True
+    # The most that the layers of each downset may take.
+    before = np.zeros((n, num_degrees))
+    for i in range(n):
+        for e in range(lattice.start[i], lattice.start[i + 1]):
+            for x in range(num_degrees):
+                before[lattice.cover[e], x] = before[i, x] + _largest_bytes(
+                    layers, lattice.added[e] * num_degrees + x, most
+                )
+    for i in range(n):
+        start[i] = pairs
+        head, tail = 0, 1
+        queue[0] = i
+        while head < tail:
+            for e in range(lattice.start[queue[head]], lattice.start[queue[head] + 1]):
+                j = lattice.cover[e]
+                if seen[j] != i:
+                    seen[j] = i
+                    queue[tail], came[tail], last[tail] = j, head, lattice.added[e]
+                    tail += 1
+            head += 1
+        for place in range(1, tail):
+            j = queue[place]
+            size = 0
+            for v in range(num_layers):
+                stage = lattice.masks[j, v // 64] & ~lattice.masks[i, v // 64]
+                inside[v] = (stage >> np.uint64(v % 64)) & np.uint64(1) == np.uint64(1)
+                if inside[v]:
+                    members[size] = v
+                    size += 1
+            if pairs == end.shape[0]:
+                end = _longer(end, 2 * pairs)
+                point_start = _longer(point_start, 2 * pairs * num_degrees + 1)
+                outside = _longer(outside, 2 * pairs * num_degrees)
+            end[pairs] = j
+            for x in range(num_degrees):
+                first, count = 0, 1
+                for f in range(4):
+                    choices[0, 0, f] = 0.0
+                if came[place] > 0 and not layers.mixed:
+                    first, members[size] = size, last[place]
+                    base = (start[i] + came[place] - 1) * num_degrees + x
+                    count = point_start[base + 1] - point_start[base]
+                    for p in range(count):
+                        for f in range(4):
+                            choices[0, p, f] = figures[point_start[base] + p, f]
+                # What is left if all layers that are still to come take their most.
+                spare = memory - (before[n - 1, x] - before[i if layers.mixed else j, x])
+                count, whole = choose(
+                    layers, num_degrees, x, members, (first, max(size, first + 1)), inside, memory,
+                    spare, most, choices, no_picks, count,
+                )  # fmt: skip
+                complete = complete and whole
+                while points + count > figures.shape[0]:
+                    figures = _taller(figures)
+                for p in range(count):
+                    for f in range(4):
+                        figures[points + p, f] = choices[0, p, f]
+                points += count
+                row = pairs * num_degrees + x
+                outside[row] = _outside_s(layers, num_degrees, x, members, size, inside)
+                point_start[pairs * num_degrees + x + 1] = points
+            pairs += 1
+    start[n] = pairs
+    fitting = np.zeros(points, np.int64)
+    for p in range(points):
+        a, spare = figures[p, 2], memory - figures[p, 3]
+        fitting[p] = most if a * most <= spare else np.int64(spare / a)
+    found = Stages(
+        start, end[:pairs], point_start[: pairs * num_degrees + 1], outside[: pairs * num_degrees],
+        figures[:points], fitting,
+    )  # fmt: skip
+    return found, complete
+
+
+@njit
+def fewest_in_flight(
+    stages: Stages, degrees: Degrees, work: Floats, target_s: float
+) -> npt.NDArray[np.int32]:
+    """For everything behind a downset, with at most k devices and no stage slower than the target,
+    the smallest sum of degrees of data parallelism. That is what matters to the stages in front:
+    the fewer, the less memory they need.
+
+        least[i, k] = min over stages D_j minus D_i, t, d of least[j, k - t d] + d,
+            if the stage fits its memory with that many samples in flight
+
+    Only k matter that leave the layers of D_i enough devices.
+
+    Args:
+        work: (n,) devices times s that the layers of D_i take at the least.
+
+    Returns:
+        (n, K + 1); NEVER where it cannot be done.
+    """
+    n, num_degrees = work.shape[0], degrees.tensor.shape[0]
+    least = np.full((n, degrees.num_devices + 1), NEVER, np.int32)
+    least[n - 1] = 0
+    for i in range(n - 2, -1, -1):
+        room = degrees.num_devices - np.int64(np.ceil(work[i] * (1 - 1e-9) / max(target_s, TINY)))
+        own = least[i]
+        for p in range(stages.start[i], stages.start[i + 1]):
+            behind = least[stages.end[p]]
+            # The entries that are not NEVER begin here, with the largest of them.
+            first = _first_within(behind, NEVER - 1)
+            if first > room:
+                continue
+            for x in range(num_degrees):
+                t = degrees.tensor[x]
+                low, high = (
+                    stages.point_start[p * num_degrees + x],
+                    stages.point_start[p * num_degrees + x + 1],
+                )
+                if low == high:
+                    continue
+                outside, widest = stages.outside[p * num_degrees + x], -1
+                for y in range(degrees.data.shape[0]):
+                    d = degrees.data[y]
+                    if first + t * d > room or widest >= behind[first]:
+                        break
+                    fitting = 0
+                    for q in range(low, high):
+                        if stages.most[q] > fitting:
+                            serial, sync = outside + stages.figures[q, 0], stages.figures[q, 1]
+                            if stage_time_s(serial, sync, d) <= target_s:
+                                fitting = stages.most[q]
+                    limit = min(d * fitting, degrees.batch) - d
+                    if limit <= widest:
+                        continue
+                    widest = limit
+                    begin = _first_within(behind, limit)
+                    for k in range(begin + t * d, room + 1):
+                        own[k] = min(own[k], behind[k - t * d] + np.int32(d))
+        own[room + 1 :] = own[room] if room >= 0 else NEVER
+    return least
+
+
+@njit
+def _first_within(falling: npt.NDArray[np.int32], limit: int) -> int:
+    """The first place of a falling row whose entry is at most the limit."""
+    low, high = 0, falling.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if falling[middle] <= limit:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@njit
+def walk(
+    stages: Stages, degrees: Degrees, least: npt.NDArray[np.int32], target_s: float
+) -> tuple[float, Ints]:
+    """The plan behind `fewest_in_flight`, which must have one.
+
+    Returns:
+        Its largest stage time, with the fastest choices that fit, and a row per stage: j, t, d, and
+        the sum of the degrees of data parallelism to the end.
+    """
+    n, num_degrees = least.shape[0], degrees.tensor.shape[0]
+    rows = np.zeros((n, 4), np.int64)
+    count, i, k, largest = 0, 0, degrees.num_devices, 0.0
+    while i < n - 1:
+        found, total = False, int(least[i, k])
+        k = _first_within(least[i], total)
+        for p in range(stages.start[i], stages.start[i + 1]):
+            j = stages.end[p]
+            for x in range(num_degrees):
+                for y in range(degrees.data.shape[0]):
+                    t, d = degrees.tensor[x], degrees.data[y]
+                    if found or t * d > k or least[j, k - t * d] + d != total:
+                        continue
+                    best = np.inf
+                    for q in range(
+                        stages.point_start[p * num_degrees + x],
+                        stages.point_start[p * num_degrees + x + 1],
+                    ):
+                        serial = stages.outside[p * num_degrees + x] + stages.figures[q, 0]
+                        time = stage_time_s(serial, stages.figures[q, 1], d)
+                        if in_flight(total, d) <= stages.most[q] and time < best:
+                            best = time
+                    if best <= target_s:
+                        rows[count, 0], rows[count, 1] = j, t
+                        rows[count, 2], rows[count, 3] = d, total
+                        found = True
+                        largest = max(largest, best)
+        if not found:
+            raise ValueError("no plan behind the least")
+        i, k, count = rows[count, 0], k - rows[count, 1] * rows[count, 2], count + 1
+    return largest, rows[:count]
+
+
+@njit
+def times_between(stages: Stages, degrees: Degrees, low_s: float, high_s: float) -> Floats:
+    """Times of stages between two, both left out, in no order; some more than once."""
+    num_degrees = degrees.tensor.shape[0]
+    found, count = np.zeros(64), 0
+    for p in range(stages.end.shape[0]):
+        for x in range(num_degrees):
+            outside = stages.outside[p * num_degrees + x]
+            for q in range(
+                stages.point_start[p * num_degrees + x], stages.point_start[p * num_degrees + x + 1]
+            ):
+                for y in range(degrees.data.shape[0]):
+                    d, serial = degrees.data[y], outside + stages.figures[q, 0]
+                    time = stage_time_s(serial, stages.figures[q, 1], d)
+                    if low_s < time < high_s and degrees.tensor[x] * d <= degrees.num_devices:
+                        if count == found.shape[0]:
+                            grown = np.zeros(2 * count)
+                            grown[:count] = found
+                            found = grown
+                        found[count] = time
+                        count += 1
+    return found[:count]

@@ -1,0 +1,348 @@
+"""`Profile`: a graph with what each operator costs on one type of device, and how that is known."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.graph import (
+    FLOAT_DTYPES,
+    MAX_BYTES,
+    Graph,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
+from planner.support.derived import derived
+
+MAX_SECONDS = 1e9
+MAX_FLOPS = 10**30
+
+
+class Source(StrEnum):
+    """How the figures of a profile were obtained."""
+
+    MEASURED = "measured"
+    ANALYTIC = "analytic"
+    RESCALED = "rescaled"
+    INTERPOLATED = "interpolated"
+    IMPORTED = "imported"
+
+
+def _outside(
+    fields: Iterable[tuple[str, float]], least: float, most: float = math.inf
+) -> Iterator[str]:
+    for name, value in fields:
+        if not least <= value <= most:
+            limit = f" and at most {most:.0e}" if most < math.inf else ""
+            yield f"{name}: expected at least {least}{limit}, got {value!r:.30}"
+
+
+def _raise(problems: Iterable[str]) -> None:
+    found = "\n".join(problems)
+    if found:
+        raise ValueError(found)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost:
+    """What one operator costs for one microbatch.
+
+    Attributes:
+        name: the operator's.
+        forward_s: time of its forward pass, in s.
+        backward_s: time of its backward pass, gradient accumulation included, in s.
+        output_bytes: what it makes.
+        parameter_bytes: what it holds: weights, buffers and constants.
+        flops: floating-point operations of the forward pass.
+        bytes_moved: bytes that the forward pass reads and writes.
+        stash_tensors: names of its own inputs and outputs that autograd keeps for the backward
+            pass. A view is named itself; `Profile.views` says what it is a view of.
+        stash_private_bytes: what autograd keeps besides, parameters left out.
+        workspace_bytes: most that it holds for itself while it runs; 0 where that was not measured.
+        interval: how sure the time is: half the width of the 95 % confidence interval of the median
+            of forward and backward together, over it; 0 where nothing was measured.
+
+    Raises:
+        ValueError: if a figure is negative or absurdly large.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    output_bytes: int
+    parameter_bytes: int
+    flops: int
+    bytes_moved: int
+    stash_tensors: tuple[str, ...]
+    stash_private_bytes: int
+    workspace_bytes: int = 0
+    interval: float = 0.0
+
+    def __post_init__(self) -> None:
+        times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
+        sizes = (
+            ("output_bytes", self.output_bytes),
+            ("parameter_bytes", self.parameter_bytes),
+            ("bytes_moved", self.bytes_moved),
+            ("stash_private_bytes", self.stash_private_bytes),
+            ("workspace_bytes", self.workspace_bytes),
+        )
+        _raise(
+            (
+                *_outside(times, 0, MAX_SECONDS),
+                *_outside(sizes, 0, MAX_BYTES),
+                *_outside((("flops", self.flops),), 0, MAX_FLOPS),
+                *_outside((("interval", self.interval),), 0),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor that shares the storage of what its operator made it from: a tensor, or a
+    parameter. Of gradients: that of an input, made from that of an output.
+    """
+
+    tensor: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """Forward and backward of the whole model in one piece, as a check on the sum of the parts.
+
+    Attributes:
+        before_s: median time before the operators were timed one by one.
+        after_s: the same, afterwards; a drift says that the machine was busy.
+    """
+
+    before_s: float
+    after_s: float
+
+    def __post_init__(self) -> None:
+        times = (("before_s", self.before_s), ("after_s", self.after_s))
+        _raise(_outside(times, 0, MAX_SECONDS))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Everything that planning needs to know of a model.
+
+    Attributes:
+        graph: the model's operators and tensors, for one microbatch.
+        operators: one per operator of the graph, in its order.
+        views: tensors that share another one's storage.
+        gradient_views: tensors whose gradient an operator that reads them takes from the storage of
+            the gradient of what it makes; none where that is not known.
+        model_path: the ONNX file, relative to the folder that `planner profile` ran in; None
+            where there is none (imported profiles).
+        model_hash: content hash of the ONNX model, None likewise.
+        dimensions: the symbolic dimensions and what they were bound to.
+        microbatch_size: samples in one microbatch.
+        dtype: of the floating-point work.
+        device_type: name of the type of device that the times are for.
+        source: how they were obtained.
+        threads: CPU threads, None on other devices.
+        repetitions: how often an operator was timed, median over the operators; 0 where none was.
+        spread: median over the operators of (slowest - fastest) / median of the repetitions.
+        whole_step: None where nothing was measured in one piece.
+        versions: of the software that made it.
+        engine: what the times come from, such as "torch", "onnxruntime (CPUExecutionProvider)" or
+            "roofline"; "" where the file does not say.
+        warnings: why the times may be wrong, for people; none on a quiet machine.
+
+    Raises:
+        ValueError: if a figure is out of range or contradicts the graph; all of them.
+    """
+
+    graph: Graph
+    operators: tuple[OperatorCost, ...]
+    views: tuple[View, ...]
+    model_path: str | None
+    model_hash: str | None
+    dimensions: dict[str, int]
+    microbatch_size: int
+    dtype: str
+    device_type: str
+    source: Source
+    threads: int | None
+    repetitions: int
+    spread: float
+    whole_step: WholeStep | None
+    versions: dict[str, str]
+    engine: str = ""
+    warnings: tuple[str, ...] = ()
+    gradient_views: tuple[View, ...] = ()
+
+    def __post_init__(self) -> None:
+        if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
+            raise ValueError(
+                "operators: expected one per operator of the graph, by its name and in its order,"
+                " got others"
+            )
+        _raise(
+            (
+                *self._figures(),
+                *self._stashes(),
+                *self._views(),
+                *self._gradient_views(),
+                *self._sizes(),
+            )
+        )
+        if not any(o.forward_s + o.backward_s > 0 for o in self.operators):
+            raise ValueError("operators: expected at least one that takes time, got none")
+
+    def _figures(self) -> Iterator[str]:
+        if self.dtype not in FLOAT_DTYPES:
+            known = ", ".join(sorted(FLOAT_DTYPES))
+            yield f"dtype: expected one of {known}, got {self.dtype!r}"
+        yield from _outside((("microbatch_size", self.microbatch_size),), 1)
+        yield from _outside(((f"dimensions.{k}", v) for k, v in self.dimensions.items()), 1)
+        if self.threads is not None:
+            yield from _outside((("threads", self.threads),), 1)
+        yield from _outside((("repetitions", self.repetitions), ("spread", self.spread)), 0)
+
+    def _stashes(self) -> Iterator[str]:
+        for i, (cost, operator) in enumerate(
+            zip(self.operators, self.graph.operators, strict=True)
+        ):
+            for name in cost.stash_tensors:
+                if name not in operator.inputs and name not in operator.outputs:
+                    yield (
+                        f"operators[{i}].stash_tensors: expected inputs and outputs of"
+                        f" {operator.name!r}, got {name!r}"
+                    )
+
+    def _views(self) -> Iterator[str]:
+        made_by = producers(self.graph)
+        seen = set()
+        for i, view in enumerate(self.views):
+            if view.tensor in seen:
+                yield f"views[{i}].tensor: expected each tensor once, got {view.tensor!r} again"
+            seen.add(view.tensor)
+            if view.tensor not in made_by:
+                yield f"views[{i}].tensor: expected an operator's output, got {view.tensor!r}"
+                continue
+            operator = self.graph.operators[made_by[view.tensor]]
+            if view.base not in operator.inputs and view.base not in operator.parameters:
+                yield (
+                    f"views[{i}].base: expected an input or parameter of {operator.name!r},"
+                    f" got {view.base!r}"
+                )
+
+    def _gradient_views(self) -> Iterator[str]:
+        made_by = producers(self.graph)
+        seen = set()
+        for i, view in enumerate(self.gradient_views):
+            if view in seen:
+                yield f"gradient_views[{i}]: expected each pair once, got {view.tensor!r} again"
+            seen.add(view)
+            if view.base not in made_by:
+                yield (
+                    f"gradient_views[{i}].base: expected an operator's output, got {view.base!r}"
+                )
+                continue
+            operator = self.graph.operators[made_by[view.base]]
+            if view.tensor not in operator.inputs:
+                yield (
+                    f"gradient_views[{i}].tensor: expected an input of {operator.name!r},"
+                    f" got {view.tensor!r}"
+                )
+
+    def _sizes(self) -> Iterator[str]:
+        if self.source is not Source.MEASURED:
+            return
+        tensors, parameters = tensors_by_name(self.graph), parameters_by_name(self.graph)
+        for i, (cost, operator) in enumerate(
+            zip(self.operators, self.graph.operators, strict=True)
+        ):
+            for field, said, due in (
+                (
+                    "output_bytes",
+                    cost.output_bytes,
+                    sum(tensors[n].bytes for n in operator.outputs),
+                ),
+                (
+                    "parameter_bytes",
+                    cost.parameter_bytes,
+                    sum(parameters[n].bytes for n in operator.parameters),
+                ),
+            ):
+                if said != due:
+                    yield f"operators[{i}].{field}: expected {due} as in the graph, got {said}"
+
+    def __hash__(self) -> int:
+        own = (self.model_hash, self.device_type, self.microbatch_size, len(self.operators))
+        return hash((*own, self.operators[:4]))
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSet:
+    """Profiles of one model for microbatches of several sizes.
+
+    Attributes:
+        profiles: ascending by size.
+
+    Raises:
+        ValueError: if they are not of one model on one device, or sizes are not ascending.
+    """
+
+    profiles: tuple[Profile, ...]
+
+    def __post_init__(self) -> None:
+        sizes = [profile.microbatch_size for profile in self.profiles]
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError(f"profiles: expected ascending microbatch sizes, got {sizes}")
+        same = ("model_hash", "device_type", "dtype", "source")
+        for name in same:
+            if len({getattr(profile, name) for profile in self.profiles}) > 1:
+                raise ValueError(f"profiles: expected one {name} for all")
+
+
+@derived
+def view_bases(profile: Profile) -> Mapping[str, str]:
+    """What each view was made from; other tensors are left out."""
+    return {view.tensor: view.base for view in profile.views}
+
+
+@derived
+def gradient_bases(profile: Profile) -> Mapping[tuple[int, str], str]:
+    """By operator and input, the output of whose gradient it makes a view."""
+    made_by = producers(profile.graph)
+    return {(made_by[view.base], view.tensor): view.base for view in profile.gradient_views}
+
+
+def storage_owner(profile: Profile, tensor: str, inside: Iterable[int]) -> str:
+    """The tensor or parameter that owns the storage of `tensor` where only the operators `inside`
+    run.
+
+    A view that comes from another device is a copy there, and its own owner.
+
+    Args:
+        tensor: a name.
+        inside: indices of operators; pass a set.
+    """
+    bases, made_by = view_bases(profile), producers(profile.graph)
+    while tensor in bases and made_by[tensor] in inside:
+        tensor = bases[tensor]
+    return tensor
+
+
+def stash_bytes(profile: Profile, operators: Iterable[int]) -> int:
+    """Exact bytes that autograd keeps from forward to backward of one microbatch, for a set of
+    operators on one device: every storage once, parameters left out.
+
+    Args:
+        operators: indices into the graph's operators.
+    """
+    inside = frozenset(operators)
+    tensors = tensors_by_name(profile.graph)
+    owners = {
+        storage_owner(profile, name, inside)
+        for v in inside
+        for name in profile.operators[v].stash_tensors
+    }
+    private = sum(profile.operators[v].stash_private_bytes for v in inside)
+    # What lies in a parameter's storage is there anyway.
+    return private + sum(tensors[name].bytes for name in owners if name in tensors)

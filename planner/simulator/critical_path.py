@@ -1,0 +1,211 @@
+"""The critical path of an iteration: a chain of actions from its start to its end, each of which
+began the moment that the one before it ended, for a reason. To shorten the iteration is to shorten
+one of them.
+
+It is found from the end. What an action waited for last, ended when it began:
+
+    a computation     the action before it on its device, the transfer of something that it needs,
+                      or that of something that the second one before it of its kind has sent
+    a sum             the action before it on the member that came last
+    a step, a post    the action before it on its device
+    a transfer        what its sender did before it was sent, what its receiver did before it was
+                      ready for it, the transfer before it of the same pair of devices, or one that
+                      had an exclusive link
+
+Of several that ended at that moment, the first of these is taken. Waits of no length do not show.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from planner.schedules.actions import Action, Ints, Kind, decode
+from planner.schedules.dry_run import Wiring, wire
+from planner.simulator.closed import Network, exclusive_links, network
+from planner.simulator.timeline import Times, occupied, transfers
+from planner.topology import Topology
+
+
+class Reason(StrEnum):
+    """Why an action did not begin before the one before it on the path had ended."""
+
+    START = "start"
+    DEVICE = "device busy"
+    DATA = "data"
+    RECEIVER = "receiver busy"
+    LINK = "link busy"
+    SENDING = "still sending"
+    MEMBERS = "members of the sum"
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep:
+    """An action on the critical path.
+
+    Attributes:
+        action: a computation, sum or step; a receive stands for its transfer, or, like a send, for
+            its posting where that took time.
+        device: that it ran on; of a transfer, the target.
+        transfer: whether it is one.
+        reason: why it did not begin before.
+        start_s: the end of the one before it, to the last bit; 0 of the first.
+        end_s: of the last one, the end of the iteration.
+    """
+
+    action: Action
+    device: int
+    transfer: bool
+    reason: Reason
+    start_s: float
+    end_s: float
+
+
+# An action that occupies its device, or the transfer of a receive.
+_Node = tuple[int, bool]
+
+
+def critical_path(times: Times, topology: Topology) -> tuple[PathStep, ...]:
+    """The critical path, from the start of the iteration to its end.
+
+    Args:
+        times: simulated ones, with every action at the moment that it could begin at.
+        topology: that they were simulated on.
+
+    Raises:
+        ValueError: if an action began when nothing had ended.
+    """
+    search = _Search(times, topology)
+    node, path = search.last(), []
+    while node is not None:
+        before, reason = search.before(node)
+        path.append((node, reason))
+        node = before
+    path.reverse()
+    actions = decode(times.code, [i for (i, _), _ in path])
+    owner = times.code.owner()
+    return tuple(
+        PathStep(
+            action, int(times.code.devices[owner[i]]), moving, reason,
+            float(search.start_s(i, moving)), float(search.end_s(i, moving)),
+        )
+        for action, ((i, moving), reason) in zip(actions, path, strict=True)
+    )  # fmt: skip
+
+
+class _Search:
+    """What ended when."""
+
+    def __init__(self, times: Times, topology: Topology) -> None:
+        self.times, self.code = times, times.code
+        self.wiring: Wiring = wire(times.code)
+        code, wiring = self.code, self.wiring
+        self.sources, self.targets = wiring.source, wiring.target
+        sources, targets = code.devices[wiring.source], code.devices[wiring.target]
+        self.ways: Network = network(topology, sources, targets)
+        self.exclusive = exclusive_links(topology)
+        self.begins, self.ends = occupied(times)
+        moving = transfers(code)
+        # Per action, the last one before it on its device that took time, -1 without one.
+        self.earlier = _latest_before(code.start, ~moving | (self.ends > self.begins))
+        by_pair = np.argsort(wiring.pair[code.kind == Kind.SEND], kind="stable")
+        sends = np.flatnonzero(code.kind == Kind.SEND)[by_pair]
+        self.send_of = dict(zip(wiring.receives.tolist(), sends.tolist(), strict=True))
+        self.place = {i: place for place, i in enumerate(wiring.receives.tolist())}
+        by_end = wiring.receives[np.argsort(times.end_s[wiring.receives], kind="stable")]
+        self.by_end: list[int] = by_end.tolist()
+        self.ends_s: list[float] = times.end_s[by_end].tolist()
+        self.visited: set[_Node] = set()
+
+    def start_s(self, i: int, transfer: bool) -> float:
+        return float(self.times.start_s[i] if transfer else self.begins[i])
+
+    def end_s(self, i: int, transfer: bool) -> float:
+        return float(self.times.end_s[i] if transfer else self.ends[i])
+
+    def last(self) -> _Node | None:
+        """What ended last: an action of a device before a transfer."""
+        if not len(self.code):
+            return None
+        occupying = ~transfers(self.code) | (self.ends > self.begins)
+        own = np.where(occupying, self.ends, -1.0)
+        if own.max() == self.times.iteration_s:
+            return int(own.argmax()), False
+        return self.by_end[-1], True
+
+    def before(self, node: _Node) -> tuple[_Node | None, Reason]:
+        """What an action waited for, and why; nothing at the start of the iteration."""
+        self.visited.add(node)
+        start = self.start_s(*node)
+        if start == 0.0:
+            return None, Reason.START
+        for candidate, reason in self._candidates(*node):
+            if self.end_s(*candidate) == start and candidate not in self.visited:
+                return candidate, reason
+        raise ValueError(f"an action began at {start} s, when nothing had ended")
+
+    def _candidates(self, i: int, transfer: bool) -> Iterator[tuple[_Node, Reason]]:
+        if transfer:
+            yield from self._before_transfer(i)
+            return
+        if self.earlier[i] >= 0:
+            yield (int(self.earlier[i]), False), Reason.DEVICE
+        if self.code.kind[i] == Kind.COMPUTE:
+            yield from self._arrivals(i)
+        elif self.code.kind[i] == Kind.SUM:
+            members = (self.code.kind == Kind.SUM) & (self.code.tensor == self.code.tensor[i])
+            for member in np.flatnonzero(members).tolist():
+                if self.earlier[member] >= 0:
+                    yield (int(self.earlier[member]), False), Reason.MEMBERS
+
+    def _arrivals(self, i: int) -> Iterator[tuple[_Node, Reason]]:
+        """The transfers that a computation waits for."""
+        key = self.wiring.key[i]
+        ending = self._ending_at(float(self.begins[i]))
+        for known, reason in ((self.wiring.key, Reason.DATA), (self.wiring.holds, Reason.SENDING)):
+            for receive in ending:
+                if known[receive] == key:
+                    yield (receive, True), reason
+
+    def _before_transfer(self, receive: int) -> Iterator[tuple[_Node, Reason]]:
+        for post, reason in (
+            (self.send_of[receive], Reason.DATA),
+            (receive, Reason.RECEIVER),
+        ):
+            if self.ends[post] > self.begins[post]:
+                yield (post, False), reason
+            elif self.earlier[post] >= 0:
+                yield (int(self.earlier[post]), False), reason
+        pair, place = int(self.wiring.pair[receive]), self.place[receive]
+        if place > self.wiring.first[pair]:
+            yield (int(self.wiring.receives[place - 1]), True), Reason.LINK
+        mine = self._exclusive(pair)
+        together = self._ending_at(float(self.times.start_s[receive])) if mine else []
+        others = [r for r in together if mine & self._exclusive(int(self.wiring.pair[r]))]
+        # One that took time goes first: of those without length, any may have gone before.
+        for other in sorted(others, key=lambda r: self.times.start_s[r] == self.times.end_s[r]):
+            yield (other, True), Reason.LINK
+
+    def _ending_at(self, moment: float) -> list[int]:
+        """The receives whose transfers ended at a moment."""
+        first = bisect_left(self.ends_s, moment)
+        found = []
+        while first < len(self.ends_s) and self.ends_s[first] == moment:
+            found.append(self.by_end[first])
+            first += 1
+        return found
+
+    def _exclusive(self, pair: int) -> set[int]:
+        links = self.ways.links[self.ways.bounds[pair] : self.ways.bounds[pair + 1]]
+        return set(links[self.exclusive[links]].tolist())
+
+
+def _latest_before(start: Ints, occupying: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Ints:
+    """(n,) per action, the last occupying one before it in its list; -1 without one."""
+    count = len(occupying)
+    latest = np.maximum.accumulate(np.where(occupying, np.arange(count), -1))
+    before = np.concatenate([[-1], latest[:-1]])
+    begin = np.repeat(start[:-1], np.diff(start))
+    return np.where(before >= begin, before, -1)

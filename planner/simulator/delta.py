@@ -1,0 +1,252 @@
+"""Simulation of one strategy after another that differ in little: one operator in a neighbouring
+stage or on another device, or the replicas of one stage. It is what a search over the simulator
+asks for, as FlexFlow's does (Jia et al., MLSys 2019, section 5.3).
+
+What a change leaves alone is taken over from the strategy before:
+
+    prices      of stages with the same operators
+    crossings   of tensors that no moved operator makes or reads
+    sums        if the devices stay and no moved operator has parameters
+    blocks      (`schedules_blocks.py`) of stages with the same devices, warm-up and ends; which
+                tensors cross there does not matter
+    wiring      and routes, if all blocks stay
+    patterns    of lists, of all strategies before
+    times       if all blocks stay and all actions take what they took
+
+Where an action takes another time, the event loop runs from its start: the first forward of any
+stage is in the first few percent of an iteration, so there is no later point to go on from. It is
+the fast loop (`closed_kernels.py`) where transfers do not share bandwidth. Results equal those of a
+full simulation to the last bit, on any links.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.costs.actions import ActionCosts
+from planner.costs.pricing import StagePrice, action_costs, stage_price
+from planner.graph import Graph, parameters_by_name, producers
+from planner.problem import Problem
+from planner.schedules.actions import Lists, Program
+from planner.schedules.pipelines import (
+    Block,
+    Ends,
+    Pattern,
+    Shape,
+    assembled,
+    renamed,
+    stage_blocks,
+    stage_ends,
+    stage_sums,
+)
+from planner.simulator.events import Wired, amounts, run_wired, wired
+from planner.simulator.timeline import Floats, Times
+from planner.strategy import (
+    Crossing,
+    GradientSum,
+    Strategy,
+    crossings_among,
+    gradient_sums,
+    operator_indices,
+    shares_devices,
+    stage_of,
+    violations,
+)
+from planner.support.derived import derived
+
+# A chain of strategies remembers so many patterns, then begins anew.
+MOST_PATTERNS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulated:
+    """A strategy and when its actions run, with all that the next strategy may take over.
+
+    Attributes:
+        problem: what the strategy is for.
+        strategy: with no device that runs several stages.
+        program: its action lists.
+        costs: of the actions.
+        times: of the actions.
+    """
+
+    problem: Problem
+    strategy: Strategy
+    program: Program
+    costs: ActionCosts
+    times: Times
+    # Per operator, its stage.
+    _stages: tuple[int, ...]
+    _crossing: tuple[Crossing, ...]
+    # Of each stage.
+    _prices: tuple[StagePrice, ...]
+    _patterns: dict[Shape, Pattern]
+    _shapes: tuple[object, ...]
+    _blocks: tuple[tuple[Block, ...], ...]
+    _wired: Wired
+    _amount: Floats
+
+    def moved(self, strategy: Strategy) -> "Simulated":
+        """Another strategy for the same problem; the less it differs, the faster. This one stays as
+        it is, so that a search may go back to it.
+
+        Raises:
+            ValueError: if its structure is wrong or its schedule blocks.
+        """
+        return _simulated(self.problem, strategy, self)
+
+
+def simulated(problem: Problem, strategy: Strategy) -> Simulated:
+    """A strategy, simulated from scratch.
+
+    Raises:
+        ValueError: if its structure is wrong, its schedule blocks, or a device runs several stages.
+    """
+    return _simulated(problem, strategy, None)
+
+
+def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -> Simulated:
+    graph = problem.profile.graph
+    if shares_devices(strategy):
+        raise ValueError("a device runs several stages, whose lists are made all at once")
+    if before is not None and len(before.strategy.stages) != len(strategy.stages):
+        before = None
+    stages = _stages_after(problem, strategy, before)
+    crossing = _crossings_after(problem, stages, before)
+    if any(one.targets[0] < one.source for one in crossing):
+        raise ValueError("a tensor goes back to an earlier stage")
+    sums = _sums_after(graph, strategy, stages, before)
+    prices = tuple(_prices_after(problem, strategy, before))
+    costs = action_costs(problem, strategy, prices, crossing, sums)
+    ends, tails = stage_ends(crossing, len(strategy.stages)), stage_sums(strategy, sums)
+    shapes = tuple(_shape(strategy, s, ends[s], len(tails[s])) for s in range(len(ends)))
+    patterns = dict(before._patterns) if before and len(before._patterns) < MOST_PATTERNS else {}
+    blocks = tuple(
+        before._blocks[s]
+        if before is not None and before._shapes[s] == shape
+        else stage_blocks(strategy, s, ends[s], len(tails[s]), patterns)
+        for s, shape in enumerate(shapes)
+    )
+    names = tuple(one.tensor for one in crossing)
+    if before is not None and before._shapes == shapes and before.program.sums == sums:
+        code, found = renamed(before.times.code, blocks, ends, tails, names), before._wired
+    else:
+        code = assembled(blocks, ends, tails, names)
+        found = wired(code, problem.topology)
+    lists, amount = Program(Lists(code), sums), amounts(code, costs)
+    if before and found is before._wired and np.array_equal(amount, before._amount):
+        sizes = tuple(one.bytes for one in crossing)
+        times = replace(before.times, code=code, tensor_bytes=sizes)
+    else:
+        times = run_wired(lists, costs, problem.topology, found, amount)
+    return Simulated(
+        problem, strategy, lists, costs, times, stages, crossing, prices, patterns, shapes, blocks,
+        found, amount,
+    )  # fmt: skip
+
+
+def _stages_after(
+    problem: Problem, strategy: Strategy, before: Simulated | None
+) -> tuple[int, ...]:  # fmt: skip
+    """Per operator, its stage.
+
+    Raises:
+        ValueError: if the structure of the strategy is wrong; whether a tensor goes back to an
+            earlier stage is left to be checked.
+    """
+    graph, num_devices = problem.profile.graph, len(problem.topology.devices)
+    if before is None:
+        wrong = violations(strategy, graph, num_devices)
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return stage_of(strategy, graph)
+    pairs = list(zip(before.strategy.stages, strategy.stages, strict=True))
+    changed = [s for s, (old, new) in enumerate(pairs) if old.operators != new.operators]
+    index, found = operator_indices(graph), list(before._stages)
+    there = [name for s in changed for name in before.strategy.stages[s].operators]
+    now = [name for s in changed for name in strategy.stages[s].operators]
+    if sorted(there) != sorted(now):
+        raise ValueError("the operators are not those of the strategy before")
+    for s, stage in enumerate(strategy.stages):
+        rounds = -(-strategy.num_microbatches // max(1, stage.num_replicas))
+        sound = stage.operators and stage.devices and 1 <= stage.warmup <= rounds
+        if not sound or stage.num_replicas > strategy.num_microbatches:
+            raise ValueError(f"stage {s} is empty, or has too many replicas or in flight")
+        if not 0 <= min(stage.devices) <= max(stage.devices) < num_devices:
+            raise ValueError(f"a device index is not in 0..{num_devices - 1}")
+    for s in changed:
+        for name in strategy.stages[s].operators:
+            found[index[name]] = s
+    return tuple(found)
+
+
+@derived
+def _ranks(graph: Graph) -> Mapping[str, int]:
+    """The tensors that operators make, in the order of the crossings."""
+    return {name: i for i, name in enumerate(producers(graph))}
+
+
+def _moved(before: Simulated, stages: Sequence[int]) -> list[int]:
+    """The operators whose stage is another one now."""
+    return [v for v, (a, b) in enumerate(zip(before._stages, stages, strict=True)) if a != b]
+
+
+def _crossings_after(
+    problem: Problem, stages: Sequence[int], before: Simulated | None
+) -> tuple[Crossing, ...]:
+    graph = problem.profile.graph
+    ranks = _ranks(graph)
+    if before is None:
+        return tuple(crossings_among(ranks, graph, stages))
+    operators = [graph.operators[v] for v in _moved(before, stages)]
+    touched = {name for o in operators for name in (*o.inputs, *o.outputs) if name in ranks}
+    if not touched:
+        return before._crossing
+    kept = [one for one in before._crossing if one.tensor not in touched]
+    new = crossings_among(touched, graph, stages)
+    return tuple(sorted([*kept, *new], key=lambda one: ranks[one.tensor]))
+
+
+def _sums_after(
+    graph: Graph, strategy: Strategy, stages: Sequence[int], before: Simulated | None
+) -> tuple[GradientSum, ...]:
+    if before is not None and _devices(strategy) == _devices(before.strategy):
+        moved = _moved(before, stages)
+        if not any(graph.operators[v].parameters for v in moved):
+            return before.program.sums
+    return gradient_sums(strategy, graph)
+
+
+def _devices(strategy: Strategy) -> list[tuple[int, ...]]:
+    return [stage.devices for stage in strategy.stages]
+
+
+def _prices_after(
+    problem: Problem, strategy: Strategy, before: Simulated | None
+) -> Iterable[StagePrice]:
+    graph, devices = problem.profile.graph, problem.topology.devices
+    index, parameters = operator_indices(graph), parameters_by_name(graph)
+    for s, stage in enumerate(strategy.stages):
+        if before is not None and before.strategy.stages[s].operators == stage.operators:
+            known = before._prices[s]
+            if all(devices[device].type in known for device in stage.devices):
+                yield known
+                continue
+        inside = [index[name] for name in stage.operators]
+        held = {name for v in inside for name in graph.operators[v].parameters}
+        trained = sum(parameters[n].bytes for n in held if parameters[n].trainable)
+        yield stage_price(problem, stage, inside, trained)
+
+
+def _shape(strategy: Strategy, s: int, ends: Ends, num_sums: int) -> object:
+    """All that the blocks of a stage depend on."""
+    stage = strategy.stages[s]
+    others = tuple(
+        (end.stage, end.gradient, strategy.stages[end.stage].devices)
+        for end in (*ends.entering, *ends.leaving)
+    )
+    return (
+        strategy.schedule, strategy.num_microbatches, stage.devices, stage.warmup,
+        len(ends.entering), others, num_sums,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Dynamic programming over the downsets of the operator graph."""

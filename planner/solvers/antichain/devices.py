@@ -1,0 +1,275 @@
+"""Devices as the antichain solver takes them: linear orders, the combinations that a pipeline can
+have along one of them, and what a stage runs on.
+
+A combination is the state (k, r, W) of `antichain.py` without its downset. What depends on the
+devices of a stage alone (links, speeds, memory) is looked up here once for each of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, permutations, product
+
+import numpy as np
+
+from planner.clusters.routes import chain, host_order, pair_widths
+from planner.costs.collectives import ring_links, slowest_link
+from planner.costs.compute import slowdowns, step_s
+from planner.costs.memory import limit_bytes
+from planner.graphs.downsets import csr
+from planner.problem import Objective, Problem
+from planner.solvers.antichain import arrays
+from planner.strategy import ScheduleName
+from planner.topology import device_type
+
+# On more devices than this, see `rounds`.
+ALL_WIDTHS = 8
+_MARKS = 64
+# A label is a way to run what lies behind a cut; a state keeps so many that do not beat each other
+# (all of them if the answer must be exact).
+_LABELS, _FEW_LABELS, _ALL_LABELS = 32, 4, 2**62
+# Orders of distinct device types that are tried.
+_TYPE_ORDERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The combinations of devices of one search.
+
+    Attributes:
+        marks: numbers of devices that may be in use behind a cut, ascending; the last is all.
+        widths: numbers of replicas that a stage may have, ascending.
+        aligned: whether a stage of width r comes only where a multiple of r is in use behind it.
+        extras: microbatches in flight beyond the least that a stage may choose from, ascending.
+        labels: that a state keeps at most.
+    """
+
+    marks: tuple[int, ...]
+    widths: tuple[int, ...]
+    aligned: bool
+    extras: tuple[int, ...]
+    labels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Devices in one linear order, as the kernel sees them.
+
+    Attributes:
+        order: the devices.
+        moves: how they can be taken.
+        labels: that a state keeps.
+    """
+
+    order: tuple[int, ...]
+    moves: arrays.Moves
+    labels: int
+
+
+def orders_of(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Linear orders of the devices to try: by index, by links, host after host and across the
+    hosts; where devices differ, also backwards, and type by type in every order of the types.
+    """
+    topology = problem.topology
+    natural = tuple(range(len(topology.devices)))
+    by_host = host_order(topology, natural)
+    orders = [natural, chain(topology, natural), by_host, _transposed(problem, by_host)]
+    types = sorted({d.type for d in topology.devices})
+    if len(types) > 1:
+        orders += [order[::-1] for order in orders]
+        of_type = {
+            kind: chain(topology, tuple(i for i in natural if topology.devices[i].type == kind))
+            for kind in types
+        }
+        for some in islice(permutations(types), _TYPE_ORDERS):
+            orders.append(tuple(i for kind in some for i in of_type[kind]))
+    return tuple(dict.fromkeys(orders))
+
+
+def _transposed(problem: Problem, by_host: Sequence[int]) -> tuple[int, ...]:
+    """The first device of every host, then the second of every host, and so on."""
+    place: dict[str, int] = {}
+    key = {}
+    for d in by_host:
+        host = problem.topology.devices[d].host
+        key[d] = place.get(host, 0)
+        place[host] = key[d] + 1
+    return tuple(sorted(by_host, key=lambda d: key[d]))
+
+
+def numbers_of_devices(problem: Problem) -> Sequence[int]:
+    """How many devices to plan for: all, except where using fewer makes each of them faster; then
+    any number up to 16, powers of two, and all.
+    """
+    topology = problem.topology
+    shared = any(h.cores is not None or h.memory_bytes is not None for h in topology.hosts)
+    count = len(topology.devices)
+    if not shared:
+        return (count,)
+    few = range(1, min(count, 2 * ALL_WIDTHS) + 1)
+    return sorted({*few, *(2**i for i in range(count.bit_length())), count})
+
+
+def rounds_of(problem: Problem, count: int) -> tuple[Round, ...]:
+    """The searches for one order of `count` devices.
+
+    Up to 8 devices: every width, and every stage chooses its warm-up depth. On more: all stages
+    have the default warm-up depth or all one more, and either the widths are any multiple of an
+    eighth of the devices, or powers of two and all, with cuts after every device or, where that
+    would be more than 64 places, after every so many. On more than 16, these are aligned.
+    """
+    most = problem.options.num_microbatches
+    if count <= ALL_WIDTHS:
+        every = tuple(range(1, count + 1))
+        labels = _ALL_LABELS if problem.options.exact else _LABELS
+        return (Round(every, tuple(r for r in every if r <= most), False, (0, 1), labels),)
+    unit = -(-count // ALL_WIDTHS)
+    eighths = (*range(unit, count, unit), count)
+    between = {b - a for a in (0, *eighths) for b in eighths if b > a}
+    step = 2 ** max(0, math.ceil(math.log2(count / _MARKS)))
+    marks = (*range(step, count, step), count)
+    powers = {2**i for i in range(count.bit_length()) if 2**i >= step} | {count, min(count, most)}
+    return tuple(
+        Round(some, tuple(sorted(r for r in widths if r <= most)), aligned, (extra,), _FEW_LABELS)
+        for some, widths, aligned in (
+            (eighths, between | {min(count, most)}, False),
+            (marks, powers, count > 2 * ALL_WIDTHS),
+        )
+        for extra in (0, 1)
+    )
+
+
+def _warmups(
+    problem: Problem, state: tuple[int, int, int], width: int, extras: Sequence[int]
+) -> tuple[int, ...]:
+    """The choices of W' of a stage in front of a state, ascending: the least that does not stall,
+    and more by the extras.
+    """
+    options = problem.options
+    k, r, warmup = state
+    most = -(-options.num_microbatches // width)
+    if options.schedule is ScheduleName.GPIPE:
+        return (most,)
+    if k == 0:
+        return (1,)
+    least = -(-warmup * r // width) + 1
+    return tuple(sorted({min(most, least + extra) for extra in extras}))
+
+
+def rows_of(problem: Problem) -> tuple[Row, ...]:
+    """The devices in all orders, in all numbers, with all ways to take them."""
+    found = []
+    for order, count in product(orders_of(problem), numbers_of_devices(problem)):
+        # All of them may be used, and are slowed down as if they were.
+        used = order[:count]
+        for one in rounds_of(problem, count):
+            found.append(Row(used, _moves(problem, used, one), one.labels))
+    return tuple(found)
+
+
+def with_less_memory(row: Row, spare_bytes: float) -> Row:
+    """The same devices, with that much memory of each to be left empty."""
+    return replace(row, moves=row.moves._replace(limit=row.moves.limit - spare_bytes))
+
+
+def _moves(problem: Problem, order: tuple[int, ...], one: Round) -> arrays.Moves:
+    """Every combination that a pipeline on these devices can have, from the last stage on."""
+    marks = frozenset(one.marks)
+    index = {(0, 0, 0): 0}
+    states = [(0, 0, 0)]
+    rows: list[list[int]] = []
+    links = []
+    between: dict[tuple[int, int, int], tuple[float, float, float, float]] = {}
+    for state in states:
+        k, r, _ = state
+        row = []
+        for width in one.widths:
+            if k + width not in marks or (one.aligned and k % width):
+                continue
+            if k and (k, r, width) not in between:
+                stage, front = stage_devices(order, k, r), stage_devices(order, k + width, width)
+                between[k, r, width] = (
+                    *slowest_link(problem.topology, front, stage),
+                    *slowest_link(problem.topology, stage, front),
+                )
+            for warmup in _warmups(problem, state, width, one.extras):
+                following = (k + width, width, warmup)
+                if following not in index:
+                    index[following] = len(states)
+                    states.append(following)
+                row.append(index[following])
+                links.append(between[k, r, width] if k else (0.0, math.inf, 0.0, math.inf))
+        rows.append(row)
+    start, to = csr(rows)
+    k_, r_, w_ = np.array(states, dtype=np.int64).T.copy()
+    there = np.array(links, dtype=float).reshape(-1, 4).T.copy()
+    stages = _stages_on(problem, order, [(k, r) for k, r, _ in states])
+    return arrays.Moves(
+        k=k_, r=r_, w=w_, weight=_weights(problem, r_),
+        start=start, to=to,
+        latency=there[0], rate=there[1], back_latency=there[2], back_rate=there[3],
+        **stages,
+    )  # fmt: skip
+
+
+def stage_devices(order: tuple[int, ...], k: int, r: int) -> tuple[int, ...]:
+    """The devices of a stage of width r that brings the devices in use to k."""
+    return order[len(order) - k : len(order) - k + r]
+
+
+def _stages_on(
+    problem: Problem,
+    order: tuple[int, ...],
+    stages: Sequence[tuple[int, int]],
+) -> dict[str, arrays.Floats]:
+    """The fields of `arrays.Moves` that a stage's devices decide, for stages (k, r); 0 for the
+    first, which stands for none.
+    """
+    topology, kinds = problem.topology, first_of_each_type(problem)
+    slow = slowdowns(topology, order)
+    speed = np.array([slow[d] for d in order])
+    kind = np.array([list(kinds).index(topology.devices[d].type) for d in order])
+    room = np.array([limit_bytes(problem, order, d) for d in order], dtype=float)
+    room -= problem.options.reserve_bytes
+    per_byte = [step_s(problem.options.optimizer, 1, device_type(topology, d)) for d in order]
+    step = speed * np.array(per_byte)
+    latency, width = pair_widths(topology)
+    zero, infinite = ("limit", "ring_latency", "tie_latency", "step"), ("ring_rate", "tie_rate")
+    found = {name: np.zeros(len(stages)) for name in zero}
+    found |= {name: np.full(len(stages), math.inf) for name in infinite}
+    found["factor"] = np.zeros((len(kinds), len(stages)))
+    rings: dict[tuple[int, int], tuple[float, float]] = {}
+    for c, (k, r) in enumerate(stages):
+        if k == 0:
+            continue
+        where = slice(len(order) - k, len(order) - k + r)
+        found["limit"][c], found["step"][c] = room[where].min(), step[where].max()
+        for row in range(len(kinds)):
+            found["factor"][row, c] = speed[where].max(where=kind[where] == row, initial=0.0)
+        if k > r and not topology.tables:  # a table may beat the best link
+            pairs = np.ix_(order[where], order[len(order) - k + r :])
+            found["tie_latency"][c], found["tie_rate"][c] = latency[pairs].min(), width[pairs].max()
+        if r > 1:
+            if (k, r) not in rings:
+                rings[k, r] = ring_links(topology, tuple(sorted(order[where])))
+            found["ring_latency"][c], found["ring_rate"][c] = rings[k, r]
+    return found
+
+
+def _weights(problem: Problem, widths: arrays.Ints) -> arrays.Floats:
+    """What a stage's period counts in the objective, by its width; 0 where there is no stage."""
+    rounds = -(-problem.options.num_microbatches // np.maximum(widths, 1))
+    found = {
+        Objective.ITERATION: rounds - 1.0,
+        Objective.BOTTLENECK: 1.0 / np.maximum(widths, 1),
+        Objective.LATENCY: np.zeros(len(widths)),
+    }[problem.options.objective]
+    return np.where(widths > 0, found, 0.0)
+
+
+def first_of_each_type(problem: Problem) -> Mapping[str, int]:
+    """A device of every type."""
+    found: dict[str, int] = {}
+    for index, device in enumerate(problem.topology.devices):
+        found.setdefault(device.type, index)
+    return found

@@ -1,0 +1,372 @@
+"""Dynamic programming over the downsets of the operator graph.
+
+A pipeline is a chain of downsets {} = D_0 < D_1 < ... < D_S = all operators; stage s runs
+D_s minus D_{s-1}. Devices are taken from one linear order, from its end, so the last stage has
+the last devices. Whatever a stage costs follows from the state
+
+    (D, k, r, W)    D: what is still to be placed; k: devices in use behind it;
+                    r, W: width and warm-up depth of the first stage behind the cut
+
+because k and r name the devices of that stage, hence links, device types and memory limits.
+
+    V(all, 0, -, -) = nothing
+    V(D', k + r', r', W') = best over D > D' of: stage D minus D' put in front of V(D, k, r, W)
+
+    W' = ceil(W r / r') + 1, or one more; at most ceil(M / r')
+    the stage fits the memory of its smallest device, with its stash or, if allowed, without
+
+"Put in front" is `costs.closed_form.extend`: each value is a tuple (round trip, slowest period,
+exposed end), whose sum is to be least. No tuple that another one beats in everything can lead to
+a better sum, so a state keeps those that none beats (its Pareto front), and of these only what a
+bound on the rest does not rule out against the best pipeline so far.
+
+The answer is exact for the closed form, the blocks and the order of devices; the order, and on
+hosts with shared cores the number of devices, is an outer loop. On many devices the widths are
+restricted, see `antichain_devices.py`. The graph is searched coarsely first and then in more and
+more detail, as long as the work allows; each search has the last one's pipeline to beat. What
+stages take is put together in `antichain_blocks.py`, the inner loops are in
+`antichain_kernels.py`. States as in PipeDream (Narayanan et al., SOSP 2019, section 3.1) and
+Tarnawski et al. (NeurIPS 2020), which have neither latency nor warm-up in theirs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from planner.clusters.routes import bandwidth_bytes_per_s
+from planner.costs.evaluate import closed_form_s, evaluate
+from planner.costs.memory import limit_bytes
+from planner.errors import OptionError
+from planner.graph import (
+    predecessors,
+)
+from planner.graphs.coarsen import Coarsening, coarsen, summary
+from planner.graphs.downsets import Downsets, count_downsets, downsets, members
+from planner.problem import Objective, Problem, Recompute, Result, Status
+from planner.solvers import data_parallel, even, single
+from planner.solvers.antichain import arrays, kernels
+from planner.solvers.antichain.blocks import lattice_of, sets_of
+from planner.solvers.antichain.devices import (
+    ALL_WIDTHS,
+    Row,
+    orders_of,
+    rounds_of,
+    rows_of,
+    stage_devices,
+    with_less_memory,
+)
+from planner.solvers.pipedream import solve as pipedream
+from planner.strategy import ScheduleName, Stage, Strategy, shares_devices
+
+# The numbers of downsets of the first search and of the last before all of them, by how much they
+# grow, and how much is worth another search.
+_DOWNSETS, _MOST_DOWNSETS, _FINER, _WORTH_IT = 40, 10_000, 4, 1.5
+# Beyond so many, --exact is refused.
+_MOST_EXACT = 200_000
+# The work (labels extended, pairs of downsets seen) of the finest search: a second or two.
+_WORK = 3e7
+# A search that takes more work than this is cut off, unless all was asked for.
+_MOST_WORK = 10**8
+# Attempts to respect a memory peak that the closed form underrated.
+_MEMORY_ATTEMPTS = 6
+# Up to so many other pipelines within this factor of the best go to the judge as well.
+_OTHERS, _CLOSE = 3, 1.1
+# Two figures that differ by less, relatively, are the same but for rounding.
+_SAME = 1e-9
+# Whose strategies there are to beat, besides those that are known.
+_PLAIN = (single.solve, data_parallel.solve, even.solve, pipedream.solve)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A pipeline and what the closed form says of it."""
+
+    objective_s: float
+    strategy: Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class _Margin:
+    """How carefully memory is judged.
+
+    Attributes:
+        cautious: whether workspaces are those of a pass over the whole graph, which no stage
+            exceeds, rather than those of single blocks.
+        spare_bytes: memory of each device to leave empty.
+    """
+
+    cautious: bool = False
+    spare_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """What a search over one coarsening came to.
+
+    Attributes:
+        found: pipelines, the best last.
+        coarse: the blocks.
+        bound_s: no pipeline of the space is better, unless something was dropped.
+        exact: whether nothing was dropped.
+        work: see `_WORK`.
+    """
+
+    found: tuple[_Found, ...]
+    coarse: Coarsening
+    bound_s: float
+    exact: bool
+    work: float
+
+
+def solve(problem: Problem, time_limit_s: float) -> Result:
+    """The best pipeline of blocks over the orders of devices that are tried, and never one that is
+    worse, by the closed form, than the strategies that are known (`Problem.known`) and those of the
+    plain solvers.
+
+    Args:
+        time_limit_s: not needed; the work is bounded.
+
+    Raises:
+        OptionError: if the graph has too many downsets to look at all of them.
+    """
+    if problem.options.exact:
+        _check_size(problem)
+    seeds, rows = _seeds(problem), rows_of(problem)
+    margin = _Margin()
+    for _ in range(_MEMORY_ATTEMPTS):
+        searched = _refined(problem, seeds, rows, margin)
+        if not searched.found:
+            break
+        best = searched.found[-1]
+        if best in seeds:
+            return _result(problem, searched, margin)
+        evaluation = evaluate(problem, best.strategy)
+        if evaluation.shortage is None:
+            return _result(problem, searched, margin)
+        # The closed form underrated the peak that is read off the action lists.
+        used = evaluation.memory.keys()
+        short = max(
+            parts.total_bytes - limit_bytes(problem, used, device)
+            for device, parts in evaluation.memory.items()
+        )
+        spare = max(2 * margin.spare_bytes, margin.spare_bytes + short)
+        margin = _Margin(True, spare if margin.cautious else 0)
+    return _whatever_fits(problem, seeds, rows)
+
+
+def _check_size(problem: Problem) -> None:
+    feeds = predecessors(problem.profile.graph)
+    if count_downsets(feeds, _MOST_EXACT) > _MOST_EXACT:
+        raise OptionError(
+            f"--exact: the graph has more than {_MOST_EXACT} downsets, too many to look at all"
+            " pairs of them; give --max-downsets N instead, or neither"
+        )
+
+
+def _seeds(problem: Problem) -> tuple[_Found, ...]:
+    """Strategies that fit and are there to beat, the best last: the known ones, and those of the
+    plain solvers.
+    """
+    alone = replace(problem, known=())
+    plain = (solver(alone, math.inf).strategy for solver in _PLAIN)
+    pipelines = (one for one in problem.known if not shares_devices(one))  # the space searched here
+    known = dict.fromkeys((*pipelines, *(one for one in plain if one is not None)))
+    priced = [_Found(closed_form_s(problem, strategy), strategy) for strategy in known]
+    return tuple(sorted(priced, key=lambda one: -one.objective_s))
+
+
+def _result(problem: Problem, searched: _Searched, margin: _Margin) -> Result:
+    *others, best = searched.found
+    exact = searched.exact and margin == _Margin()
+    space = _space(problem, searched.coarse)
+    if not exact:
+        space += "; some ways to run a state were dropped, or memory was judged with a margin"
+    proved = exact and best.objective_s <= searched.bound_s * (1 + _SAME)
+    everything = searched.coarse.exact and len(problem.topology.devices) <= ALL_WIDTHS
+    close = [one.strategy for one in others if one.objective_s <= _CLOSE * best.objective_s]
+    return Result(
+        Status.OPTIMAL if everything and proved else Status.FEASIBLE,
+        best.strategy,
+        bound_s=searched.bound_s if exact else None,
+        space=space,
+        others=tuple(close[-_OTHERS:]),
+    )
+
+
+def _whatever_fits(problem: Problem, seeds: Sequence[_Found], rows: Sequence[Row]) -> Result:
+    """The best of the known strategies and of pipelines found without regard to memory that fit
+    after all; else why there is none. (That the search finds nothing is no proof.)
+    """
+    coarse = _coarsened(problem, _DOWNSETS)
+    endless = [with_less_memory(row, -math.inf) for row in rows]
+    ignoring = _search(problem, coarse, endless, (), _MOST_WORK, True).found
+    space = f"{_space(problem, coarse)}; with memory left out of the search"
+    fitting, shortage = list(seeds), "no pipeline of these widths uses these devices"
+    for one in ignoring:
+        short = evaluate(problem, one.strategy).shortage
+        if short is None:
+            fitting.append(one)
+        else:
+            shortage = short
+    if not fitting:
+        return Result(Status.UNKNOWN, None, space=space, reason=shortage)
+    best = min(fitting, key=lambda one: one.objective_s)
+    return Result(Status.FEASIBLE, best.strategy, space=space)
+
+
+def _space(problem: Problem, coarse: Coarsening) -> str:
+    """What was searched, in words."""
+    count = len(problem.topology.devices)
+    orders = " or ".join(_shown(order) for order in orders_of(problem))
+    some = ""
+    if count > ALL_WIDTHS:
+        every, powers = rounds_of(problem, count)[::2]
+        aligned = " at multiples of their width" if powers.aligned else ""
+        some = (
+            f", stages of any multiple of {every.marks[0]} devices or of"
+            f" {' '.join(map(str, powers.widths))}{aligned}, cuts after every {powers.marks[0]},"
+            " all stages with the default warm-up depth or all with one more"
+        )
+    return (
+        f"pipelines of {summary(coarse)}; devices in the order {orders}{some}; by the closed"
+        " forms of time and memory"
+    )
+
+
+def _shown(order: tuple[int, ...]) -> str:
+    """An order of devices in words, shortened where it is long."""
+    natural = order == tuple(range(len(order))) and len(order) > 2
+    if natural:
+        return f"0..{len(order) - 1}"
+    if len(order) <= 2 * ALL_WIDTHS:
+        return " ".join(map(str, order))
+    return f"{' '.join(map(str, order[:4]))} .. {order[-1]}"
+
+
+# ------------------------------------------------------------------- coarse, then in more detail
+
+
+def _refined(
+    problem: Problem, seeds: tuple[_Found, ...], rows: Sequence[Row], margin: _Margin
+) -> _Searched:
+    """The best pipeline over finer and finer blocks, as far as the work allows or the options ask.
+
+    Args:
+        seeds: pipelines to beat, the best last.
+    """
+    options = problem.options
+    asked = options.exact or options.max_downsets is not None
+    rows = [with_less_memory(row, margin.spare_bytes) for row in rows]
+    most_work = np.iinfo(np.int64).max if asked else _MOST_WORK
+    limit: int | None = min(_DOWNSETS, options.max_downsets or _DOWNSETS)
+    cautious = margin.cautious
+    searched = _search(problem, _coarsened(problem, limit), rows, seeds, most_work, cautious)
+    while not searched.coarse.exact:
+        limit = _finer(problem, limit, searched)
+        if limit is None and not options.exact:
+            break
+        coarse = _coarsened(problem, limit)
+        searched = _search(problem, coarse, rows, searched.found, most_work, cautious)
+    return searched
+
+
+def _finer(problem: Problem, limit: int | None, searched: _Searched) -> int | None:
+    """How many downsets to coarsen to after a search: four times as many, or, where nobody asked
+    for more, what the work allows. None for all of them, or where it is enough.
+    """
+    options, count = problem.options, searched.coarse.num_downsets
+    if limit is None or limit == options.max_downsets:
+        return None
+    if options.exact:
+        return _FINER * limit if _FINER * limit <= _MOST_DOWNSETS else None
+    if options.max_downsets is not None:
+        return min(_FINER * limit, options.max_downsets)
+    # Pairs, and with them the work, grow with the square.
+    affordable = math.isqrt(int(count**2 * _WORK / searched.work))
+    finer = min(_FINER * limit, affordable, _MOST_DOWNSETS)
+    return finer if finer >= _WORTH_IT * count and finer > limit else None
+
+
+def _coarsened(problem: Problem, limit: int | None) -> Coarsening:
+    profile = problem.profile
+    times = [o.forward_s + o.backward_s for o in profile.operators]
+    order = orders_of(problem)[0]
+    rates = [bandwidth_bytes_per_s(problem.topology, p, q) for p, q in pairwise(order)]
+    usual = float(np.median(rates)) if rates else math.inf
+    return coarsen(profile.graph, times, limit, s_per_byte=1 / usual)
+
+
+def _search(
+    problem: Problem,
+    coarse: Coarsening,
+    rows: Sequence[Row],
+    found: tuple[_Found, ...],
+    most_work: int,
+    cautious: bool,
+) -> _Searched:
+    """The best pipeline over all rows of devices.
+
+    Args:
+        found: pipelines to beat, the best last.
+        cautious: see `_Margin`.
+    """
+    subsets = downsets(coarse.predecessors)
+    sets = sets_of(problem, coarse, cautious)
+    lattice = lattice_of(problem, coarse, subsets)
+    cuts = kernels.cut_bytes(subsets.masks, sets)
+    exact, work, bound_s = True, 0.0, math.inf
+    for row in rows:
+        best_s = found[-1].objective_s if found else math.inf
+        objective, stages, dropped, extended = kernels.search(
+            lattice, sets, cuts, row.moves, _training(problem, len(row.order)),
+            arrays.Limits(best_s, row.labels, most_work),
+        )  # fmt: skip
+        exact, work = exact and not dropped, work + extended + len(subsets) ** 2 / 2
+        bound_s = min(bound_s, float(objective))
+        if len(stages):
+            strategy = _strategy(problem, coarse, subsets, stages, row)
+            priced_s = closed_form_s(problem, strategy) if len(sets.tied) else float(objective)
+            better = (_Found(priced_s, strategy),)
+            found = (*found, *better) if priced_s < best_s else (*better, *found)
+    return _Searched(found, coarse, bound_s, exact, work)
+
+
+def _training(problem: Problem, count: int) -> arrays.Training:
+    options = problem.options
+    return arrays.Training(
+        num_devices=count,
+        num_microbatches=options.num_microbatches,
+        moments=options.optimizer.num_moments,
+        total=0.0 if options.objective is Objective.BOTTLENECK else 1.0,
+        exposed=1.0 if options.objective is Objective.ITERATION else 0.0,
+        may_keep=options.recompute is not Recompute.FULL,
+        may_recompute=options.recompute is not Recompute.NONE,
+        phases=options.schedule is ScheduleName.GPIPE and options.objective is Objective.ITERATION,
+    )
+
+
+def _strategy(
+    problem: Problem,
+    coarse: Coarsening,
+    subsets: Downsets,
+    rows: arrays.Ints,
+    devices: Row,
+) -> Strategy:
+    """The strategy that the kernel's rows describe."""
+    operators, moves = problem.profile.graph.operators, devices.moves
+    stages = []
+    for before, behind, c, recompute in rows.tolist():
+        blocks = members(subsets.masks[behind] & ~subsets.masks[before])
+        inside = sorted(v for b in blocks for v in coarse.blocks[b])
+        stages.append(
+            Stage(
+                operators=tuple(operators[v].name for v in inside),
+                devices=stage_devices(devices.order, int(moves.k[c]), int(moves.r[c])),
+                warmup=int(moves.w[c]),
+                recompute=bool(recompute),
+            )
+        )
+    return Strategy(tuple(stages), problem.options.schedule, problem.options.num_microbatches)

@@ -1,0 +1,1 @@
+"""The placement with the smallest bottleneck: local search and integer program."""

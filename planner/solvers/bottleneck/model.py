@@ -1,0 +1,229 @@
+"""The placement with the smallest bottleneck, as data: what the busiest device, or the busiest line
+between two devices, has to do for one microbatch. It bounds the throughput of a pipeline with
+enough microbatches in flight.
+
+Legend: items v, which are operators that share a device; devices p, q, D of them; nets e, each a
+tensor with the item home(e) that makes it and the items that read it. w_vp s of v on p; c_ep s that
+p pays for a net that it has a part of; m_epq s of the net's message from p to q.
+
+    work of device p        sum of w_vp over its items
+                          + sum of c_ep over the nets with some items on p and some elsewhere
+    work of line (p, q)     sum of m_epq over the nets with home on p and a reader on q
+                          + sum of m_epq over those with a gradient, home on q and a reader on p
+    bottleneck              the largest work of a device or line
+
+Two cost models are of this form. Where transfers overlap with computation (`netsplit_bottleneck`),
+c is 0. Where they are part of a device's load (`dnn_partitioning_placement`), m is 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.solvers.placement.problem import Floats
+
+SAME = 1e-9
+"""Relative; what differs by less is equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """What one item makes and others read.
+
+    Attributes:
+        home: the item that makes it.
+        readers: the other items that read it, ascending, at least one.
+        crossing_s: c, on devices that pay.
+        bytes: of its message; gradient: whether as many come back.
+    """
+
+    home: int
+    readers: tuple[int, ...]
+    crossing_s: float = 0.0
+    bytes: int = 0
+    gradient: bool = False
+
+    @property
+    def items(self) -> tuple[int, ...]:
+        """All that touch it, the home first."""
+        return (self.home, *self.readers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bottleneck:
+    """The problem.
+
+    Attributes:
+        work_s: (items, D) w; inf where an item cannot run.
+        nets: all of them.
+        pays: (D,) whether a device pays for the nets that it has a part of.
+        latency_s: (D, D) of a message; seconds_per_byte: (D, D) of it.
+        kept: bytes that a device keeps if it has any of some items, with those items, ascending.
+        room_bytes: (D,) memory; inf without a limit.
+        alike: classes of devices of which any two may be swapped, each ascending.
+        order: of the devices, if stages are contiguous: no reader is on a device before its net's
+            home. None allows any placement.
+    """
+
+    work_s: Floats
+    nets: tuple[Net, ...]
+    pays: tuple[bool, ...]
+    latency_s: Floats
+    seconds_per_byte: Floats
+    kept: tuple[tuple[tuple[int, ...], float], ...]
+    room_bytes: Floats
+    alike: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...] | None = None
+
+    @property
+    def num_items(self) -> int:
+        """How many items there are."""
+        return len(self.work_s)
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return len(self.room_bytes)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether any message takes any time."""
+        return bool(self.latency_s.any() or self.seconds_per_byte.any())
+
+    def message_s(self, net: Net, p: int, q: int) -> float:
+        """M, in s."""
+        return float(self.latency_s[p, q] + net.bytes * self.seconds_per_byte[p, q])
+
+
+def works_s(problem: Bottleneck, on: Sequence[int]) -> Floats:
+    """(D + D D,) works of a placement: of device p at p, of the line from p to q at D + D p + q.
+
+    Args:
+        on: (items,) device of each.
+    """
+    num = problem.num_devices
+    found = np.zeros(num + num * num)
+    for v, p in enumerate(on):
+        found[p] += problem.work_s[v, p]
+    for net in problem.nets:
+        home, touched = on[net.home], {on[v] for v in net.items}
+        if len(touched) == 1:
+            continue
+        for p in touched:
+            found[p] += net.crossing_s if problem.pays[p] else 0.0
+            if p != home and problem.has_lines:
+                found[num + num * home + p] += problem.message_s(net, home, p)
+                if net.gradient:
+                    found[num + num * p + home] += problem.message_s(net, p, home)
+    return found
+
+
+def bottleneck_s(problem: Bottleneck, on: Sequence[int]) -> float:
+    """The bottleneck of a placement, in s; argument as `works_s`."""
+    return float(works_s(problem, on).max())
+
+
+def fits(problem: Bottleneck, on: Sequence[int]) -> bool:
+    """Whether a placement is allowed: each item can run, the memory suffices, and stages are
+    contiguous if they have to be.
+    """
+    if any(np.isinf(problem.work_s[v, p]) for v, p in enumerate(on)):
+        return False
+    used = np.zeros(problem.num_devices)
+    for items, size in problem.kept:
+        for p in {on[v] for v in items}:
+            used[p] += size
+    if (used > problem.room_bytes).any():
+        return False
+    if problem.order is None:
+        return True
+    place = {p: k for k, p in enumerate(problem.order)}
+    return all(place[on[net.home]] <= place[on[v]] for net in problem.nets for v in net.readers)
+
+
+def simple_bound_s(problem: Bottleneck) -> float:
+    """A bottleneck that no placement beats, in s: the heaviest item where it is fastest; and all
+    work, shared as if items could be split. With y_p >= 0, whatever they are,
+
+        T >= sum_v min_p y_p w_vp / sum_p y_p;   here y_p = 1 / sum_v w_vp
+
+    which is exact if devices differ by a factor.
+    """
+    work = problem.work_s
+    runs = np.isfinite(work)
+    totals = np.where(runs, work, 0.0).sum(axis=0)
+    speed = np.divide(1.0, totals, out=np.ones_like(totals), where=totals > 0)
+    if not problem.num_items or not runs.any(axis=1).all():
+        return 0.0
+    shared = float((work * speed).min(axis=1).sum() / speed.sum())
+    return max(shared, float(work.min(axis=1).max()))
+
+
+# -------------------------------------------------------------------------------- reduction
+
+
+def contracted(problem: Bottleneck, limit_s: float) -> tuple[Bottleneck, tuple[int, ...]]:
+    """The same problem with items as one that no placement parts whose bottleneck is at most
+    `limit_s`, and the new item of each old one. No such placement is lost.
+    """
+    into = tuple(range(problem.num_items))
+    while True:
+        leader = list(range(problem.num_items))
+        for net in problem.nets:
+            if _cut_s(problem, net) > limit_s:
+                lowest = min(_leader(leader, v) for v in net.items)
+                for v in net.items:
+                    leader[_leader(leader, v)] = lowest
+        leaders = [_leader(leader, v) for v in range(problem.num_items)]
+        rank = {v: k for k, v in enumerate(sorted(set(leaders)))}
+        if len(rank) == problem.num_items:
+            return problem, into
+        step = [rank[v] for v in leaders]
+        problem, into = _merged(problem, step), tuple(step[v] for v in into)
+
+
+def _leader(leader: list[int], v: int) -> int:
+    while leader[v] != v:
+        leader[v] = leader[leader[v]]
+        v = leader[v]
+    return v
+
+
+def _cut_s(problem: Bottleneck, net: Net) -> float:
+    """What some device or line has to do at least if a net's items are apart."""
+    num = problem.num_devices
+    if num < 2:
+        return float("inf")
+    costs = np.where(problem.pays, net.crossing_s, 0.0)
+    # Each item is somewhere, and at least two devices have a part.
+    least = float((problem.work_s[list(net.items)] + costs).min(axis=1).max())
+    least = max(least, float(np.sort(costs)[1]))
+    if problem.has_lines:
+        ways = [(p, q) for p in range(num) for q in range(num) if p != q]
+        least = max(least, min(problem.message_s(net, p, q) for p, q in ways))
+    return least
+
+
+def _merged(problem: Bottleneck, into: Sequence[int]) -> Bottleneck:
+    """The problem of merged items; equal nets become one where their costs add up."""
+    work = np.zeros((max(into) + 1, problem.num_devices))
+    np.add.at(work, list(into), problem.work_s)
+    nets: list[Net] = []
+    summed: dict[tuple[int, ...], float] = {}
+    for net in problem.nets:
+        home = into[net.home]
+        readers = tuple(sorted({into[v] for v in net.readers} - {home}))
+        if not readers:
+            continue
+        if problem.has_lines or problem.order is not None:
+            nets.append(replace(net, home=home, readers=readers))
+        else:
+            items = tuple(sorted((home, *readers)))
+            summed[items] = summed.get(items, 0.0) + net.crossing_s
+    nets += [Net(items[0], items[1:], cost) for items, cost in summed.items()]
+    kept: dict[tuple[int, ...], float] = {}
+    for items, size in problem.kept:
+        where = tuple(sorted({into[v] for v in items}))
+        kept[where] = kept.get(where, 0.0) + size
+    return replace(problem, work_s=work, nets=tuple(nets), kept=tuple(kept.items()))

@@ -1,0 +1,227 @@
+"""The smallest bottleneck as a mixed integer program (`bottleneck_model.py`, whose symbols these
+are). Besides T, the bottleneck, the variables are
+
+    x_vp            whether item v is on device p
+    z_ep            whether p, which pays, has a part of net e and another device has another
+    y_epq           whether net e goes from p to q
+    k_sp            whether p keeps s
+
+    minimise   T
+    subject to (1) sum_p x_vp = 1
+               (2) sum_v w_vp x_vp + sum_e c_ep z_ep <= T
+               (3) z_ep >= x_vp - x_home(e)p and z_ep >= x_home(e)p - x_vp for the readers v of e
+               (4) sum_p y_epq >= x_vq - x_home(e)q for the readers v of e, y_epq <= x_home(e)p
+               (5) sum_e m_epq y_epq + sum over e with a gradient of m_epq y_eqp <= T
+               (6) k_sp >= x_vp for the items v that need s;  sum_s bytes_s k_sp <= room_p
+               (7) of devices that may be swapped, p before q: v is on q only if a heavier item is
+                   on p; for the heaviest items only, by which the devices are told apart
+               (8) contiguous: for every net and each k, its home is on one of the first k devices
+                   of the order if a reader is
+
+(4) is stronger than y_epq >= x_home(e)p + x_vq - 1, which half of each satisfies with y = 0. T is
+in units of the bound that needs no search, and bytes are in units of the largest room, so that
+tolerances mean the same for every model.
+
+`neighbourhood` is the same program with all items fixed but those on some devices, and T the
+largest of their works only; ties go to less work in total, which leaves room for the next one.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from planner.solvers.bottleneck.model import Bottleneck, Net, simple_bound_s
+from planner.solvers.engines.mip import Mip
+
+TOLD_APART = 3
+"""Heaviest items per device for which (7) is asked; every further one costs rows and tells less."""
+
+TIDY = 0.03
+"""Weight of the mean work beside the largest in a neighbourhood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The program of a problem.
+
+    Attributes:
+        mip: the program.
+        x: x[v][p].
+        bottleneck: T.
+        place: the row of each work, by its place in `works_s`.
+        unit_s: of T.
+    """
+
+    problem: Bottleneck
+    mip: Mip
+    x: tuple[tuple[int, ...], ...]
+    bottleneck: int
+    place: Mapping[int, int]
+    unit_s: float
+
+    def placement(self, values: Sequence[float]) -> tuple[int, ...]:
+        """Device of each item."""
+        return tuple(max(range(len(row)), key=lambda p: values[row[p]]) for row in self.x)
+
+    def hint(self, on: Sequence[int]) -> dict[int, float]:
+        """The values of x of a placement."""
+        return {j: float(on[v] == p) for v, row in enumerate(self.x) for p, j in enumerate(row)}
+
+
+def heaviest_first(problem: Bottleneck) -> list[int]:
+    """Items by falling work where they are fastest."""
+    lightest = problem.work_s.min(axis=1)
+    return sorted(range(problem.num_items), key=lambda v: -lightest[v])
+
+
+def canonical(problem: Bottleneck, on: Sequence[int]) -> tuple[int, ...]:
+    """The same placement with devices of a class renamed as (7) wants."""
+    class_of = {p: known for known in problem.alike for p in known}
+    free = {known: list(known) for known in problem.alike}
+    name: dict[int, int] = {}
+    for v in heaviest_first(problem):
+        if on[v] not in name:
+            name[on[v]] = free[class_of[on[v]]].pop(0)
+    return tuple(name[p] for p in on)
+
+
+def built(problem: Bottleneck, *, symmetric: bool) -> Model:
+    """The program.
+
+    Args:
+        symmetric: whether devices that may be swapped are told apart, (7).
+    """
+    mip, unit_s = Mip(), simple_bound_s(problem) or 1.0
+    bottleneck = mip.variable(float("inf"))
+    mip.objective = {bottleneck: 1.0}
+    x = []
+    for row in np.isfinite(problem.work_s):
+        x.append(tuple(mip.variable(float(runs), integer=True) for runs in row))
+        mip.row(dict.fromkeys(x[-1], 1.0), 1.0, 1.0)  # (1)
+    model = Model(problem, mip, tuple(x), bottleneck, {}, unit_s)
+    model = replace(model, place=_works(model))
+    _memory(model)
+    if problem.order is not None:
+        _contiguous(model, problem.order)
+    elif symmetric:
+        _symmetry(model)
+    return model
+
+
+def _works(model: Model) -> dict[int, int]:
+    """(2) to (5); the row of each work."""
+    problem, mip, num = model.problem, model.mip, model.problem.num_devices
+    terms: dict[int, dict[int, float]] = {
+        p: {
+            row[p]: float(problem.work_s[v, p]) / model.unit_s
+            for v, row in enumerate(model.x)
+            if np.isfinite(problem.work_s[v, p])
+        }
+        for p in range(num)
+    }
+    for net in problem.nets:
+        if net.crossing_s > 0:
+            for p in np.flatnonzero(problem.pays).tolist():
+                terms[p][_crosses(model, net, p)] = net.crossing_s / model.unit_s
+        if problem.has_lines:
+            for (p, q), y in _goes(model, net).items():
+                there = terms.setdefault(num + num * p + q, {})
+                there[y] = problem.message_s(net, p, q) / model.unit_s
+                if net.gradient:
+                    back = terms.setdefault(num + num * q + p, {})
+                    back[y] = problem.message_s(net, q, p) / model.unit_s
+    found = {}
+    for place, parts in terms.items():
+        found[place] = len(mip.rows)
+        mip.row({**parts, model.bottleneck: -1.0}, high=0.0)
+    return found
+
+
+def _crosses(model: Model, net: Net, p: int) -> int:
+    """(3)."""
+    z, home = model.mip.variable(), model.x[net.home][p]
+    for v in net.readers:
+        model.mip.row({z: 1.0, model.x[v][p]: -1.0, home: 1.0}, low=0.0)
+        model.mip.row({z: 1.0, model.x[v][p]: 1.0, home: -1.0}, low=0.0)
+    return z
+
+
+def _goes(model: Model, net: Net) -> dict[tuple[int, int], int]:
+    """(4)."""
+    devices, home = range(model.problem.num_devices), model.x[net.home]
+    found = {}
+    for q in devices:
+        for p in devices:
+            if p != q:
+                found[p, q] = y = model.mip.variable()
+                model.mip.row({y: 1.0, home[p]: -1.0}, high=0.0)
+        arrives = {found[p, q]: 1.0 for p in devices if p != q}
+        for v in net.readers:
+            model.mip.row({**arrives, home[q]: 1.0, model.x[v][q]: -1.0}, low=0.0)
+    return found
+
+
+def _memory(model: Model) -> None:
+    """(6); left out where everything fits every device."""
+    problem, mip = model.problem, model.mip
+    total = sum(size for _, size in problem.kept)
+    limited = [p for p, room in enumerate(problem.room_bytes.tolist()) if room < total]
+    unit = float(max([*problem.room_bytes[limited].tolist(), 1.0]))
+    for p in limited:
+        terms: dict[int, float] = {}
+        for items, size in problem.kept:
+            k = model.x[items[0]][p] if len(items) == 1 else mip.variable()
+            for v in items if len(items) > 1 else ():
+                mip.row({k: 1.0, model.x[v][p]: -1.0}, low=0.0)
+            terms[k] = terms.get(k, 0.0) + size / unit
+        mip.row(terms, high=float(problem.room_bytes[p]) / unit)
+
+
+def _symmetry(model: Model) -> None:
+    """(7)."""
+    heavy = heaviest_first(model.problem)
+    for alike in model.problem.alike:
+        told = heavy[: TOLD_APART * len(alike)]
+        for p, q in pairwise(alike):
+            for k, v in enumerate(told):
+                heavier = {model.x[u][p]: -1.0 for u in told[:k]}
+                model.mip.row({model.x[v][q]: 1.0, **heavier}, high=0.0)
+
+
+def _contiguous(model: Model, order: Sequence[int]) -> None:
+    """(8)."""
+    for home, v in sorted({(net.home, v) for net in model.problem.nets for v in net.readers}):
+        for k in range(1, len(order)):
+            ahead = {model.x[home][p]: 1.0 for p in order[:k]}
+            model.mip.row({**ahead, **{model.x[v][p]: -1.0 for p in order[:k]}}, low=0.0)
+
+
+def neighbourhood(model: Model, on: Sequence[int], devices: Collection[int]) -> Mip:
+    """The program in which only the items on some devices move, and only between those."""
+    mip, num = model.mip, model.problem.num_devices
+    low, high = list(mip.low), list(mip.high)
+    for v, row in enumerate(model.x):
+        for p, j in enumerate(row):
+            if on[v] not in devices:
+                low[j] = high[j] = float(on[v] == p)
+            elif p not in devices:
+                high[j] = 0.0
+    rows, objective = list(mip.rows), {model.bottleneck: 1.0}
+    for place, at in model.place.items():
+        terms, _, _ = rows[at]
+        if not _touches(place, num, devices):
+            rows[at] = (terms, -np.inf, np.inf)
+            continue
+        for j, a in terms.items():
+            if j != model.bottleneck:
+                objective[j] = objective.get(j, 0.0) + TIDY * a / len(devices)
+    return replace(mip, low=low, high=high, rows=rows, objective=objective)
+
+
+def _touches(place: int, num_devices: int, devices: Collection[int]) -> bool:
+    """Whether a place of work is one of some devices or has an end there."""
+    if place < num_devices:
+        return place in devices
+    return not set(divmod(place - num_devices, num_devices)).isdisjoint(devices)

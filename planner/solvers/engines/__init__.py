@@ -1,0 +1,1 @@
+"""Engines that solve integer and constraint programs, and how a search is watched."""

@@ -1,0 +1,212 @@
+"""A mixed integer program as data, and the engines that solve it: HiGHS through OR-Tools' MathOpt,
+and gurobi.
+
+    minimise   sum of c_j x_j
+    subject to low_i <= sum of a_ij x_j <= high_i,  low_j <= x_j <= high_j,  some x_j integer
+"""
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from planner.problem import Status
+from planner.solvers.netsplit.gurobi import NO_LICENCE, TOO_LARGE, EngineUnavailableError
+
+GAP = 1e-6
+"""Relative; that near to the bound is optimal."""
+
+Terms = Mapping[int, float]
+
+
+@dataclass(slots=True)
+class Mip:
+    """The program while it is built.
+
+    Attributes:
+        low, high, integer: per variable.
+        rows: per row, its terms and its limits.
+        objective: its terms.
+    """
+
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    integer: list[bool] = field(default_factory=list)
+    rows: list[tuple[Terms, float, float]] = field(default_factory=list)
+    objective: Terms = field(default_factory=dict)
+
+    def variable(self, high: float = 1.0, *, integer: bool = False) -> int:
+        """A new variable from 0 on."""
+        self.low.append(0.0)
+        self.high.append(high)
+        self.integer.append(integer)
+        return len(self.low) - 1
+
+    def row(self, terms: Terms, low: float = -math.inf, high: float = math.inf) -> None:
+        """A new constraint."""
+        self.rows.append((terms, low, high))
+
+    @property
+    def size(self) -> int:
+        """Entries of all rows."""
+        return sum(len(terms) for terms, _, _ in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When an engine stops.
+
+    Attributes:
+        time_s: of the wall clock.
+        nodes: of the search tree.
+        seed: of the engine's own draws.
+        gap: relative; a value that is nearer to the bound is optimal.
+    """
+
+    time_s: float
+    nodes: int
+    seed: int = 0
+    gap: float = GAP
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """What an engine says.
+
+    Attributes:
+        status: optimal to the gap of the limits.
+        values: of the variables; None if the status is infeasible or unknown.
+        bound: of the objective; -inf if there is none.
+        in_time: whether the clock did not cut the search.
+    """
+
+    status: Status
+    values: list[float] | None
+    bound: float
+    in_time: bool
+
+
+def highs(mip: Mip, limits: Limits, hint: Terms) -> Solved:
+    """HiGHS' answer.
+
+    Args:
+        hint: values of some variables to start from.
+
+    Source: https://developers.google.com/optimization/math_opt (TerminationReason).
+    """
+    from ortools.math_opt.python import mathopt
+
+    model = mathopt.Model()
+    variables = [
+        model.add_variable(lb=low, ub=high, is_integer=integer)
+        for low, high, integer in zip(mip.low, mip.high, mip.integer, strict=True)
+    ]
+    for terms, low, high in mip.rows:
+        row = model.add_linear_constraint(lb=low, ub=high)
+        for j, a in terms.items():
+            row.set_coefficient(variables[j], a)
+    for j, c in mip.objective.items():
+        model.objective.set_linear_coefficient(variables[j], c)
+    starts = mathopt.ModelSolveParameters()
+    if hint:
+        known = {variables[j]: value for j, value in hint.items()}
+        starts.solution_hints.append(mathopt.SolutionHint(variable_values=known))
+    parameters = mathopt.SolveParameters(
+        time_limit=timedelta(seconds=max(limits.time_s, 0.0)),
+        node_limit=limits.nodes,
+        relative_gap_tolerance=limits.gap,
+        random_seed=limits.seed,
+    )
+    with _library_on_standard_error():
+        found = mathopt.solve(
+            model, mathopt.SolverType.HIGHS, params=parameters, model_params=starts
+        )
+    reason, limit = found.termination.reason, found.termination.limit
+    in_time = limit != mathopt.Limit.TIME
+    bound = found.termination.objective_bounds.dual_bound
+    if found.has_primal_feasible_solution():
+        optimal = reason == mathopt.TerminationReason.OPTIMAL
+        values = found.variable_values(variables)
+        return Solved(Status.OPTIMAL if optimal else Status.FEASIBLE, values, bound, in_time)
+    nowhere = (
+        mathopt.TerminationReason.INFEASIBLE,
+        mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED,
+    )
+    if reason in nowhere:
+        return Solved(Status.INFEASIBLE, None, math.inf, in_time)
+    return Solved(Status.UNKNOWN, None, bound, in_time)
+
+
+@contextmanager
+def _library_on_standard_error() -> Iterator[None]:
+    """Sends what a library writes to standard output to standard error: HiGHS has lines that no
+    option silences, and standard output may be somebody's JSON.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        if os.name == "posix":
+            ctypes.CDLL(None).fflush(None)  # C has a buffer of its own
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def gurobi(mip: Mip, limits: Limits, hint: Terms) -> Solved:
+    """Gurobi's answer; arguments as `highs`.
+
+    Raises:
+        EngineUnavailableError: if there is no licence, or it does not cover so large a program.
+
+    Source: Gurobi Optimization, https://docs.gurobi.com/projects/optimizer (status codes).
+    """
+    import gurobipy
+
+    try:
+        # Empty and silent before it starts, or the licence's banner goes to standard output.
+        with gurobipy.Env(empty=True) as env:
+            env.setParam("OutputFlag", 0)
+            env.start()
+            with gurobipy.Model(env=env) as model:
+                return _gurobi_solved(mip, limits, hint, gurobipy, model)
+    except gurobipy.GurobiError as error:
+        if error.errno in (TOO_LARGE, NO_LICENCE):
+            what = "model too large for its licence" if error.errno == TOO_LARGE else "no licence"
+            raise EngineUnavailableError(f"gurobi: {what} (error {error.errno})") from error
+        raise
+
+
+def _gurobi_solved(mip: Mip, limits: Limits, hint: Terms, grb: Any, model: Any) -> Solved:
+    model.Params.Threads, model.Params.Seed, model.Params.MIPGap = 1, limits.seed, limits.gap
+    model.Params.TimeLimit, model.Params.NodeLimit = max(limits.time_s, 0.0), limits.nodes
+    variables = [
+        model.addVar(lb=low, ub=high, vtype=grb.GRB.INTEGER if integer else grb.GRB.CONTINUOUS)
+        for low, high, integer in zip(mip.low, mip.high, mip.integer, strict=True)
+    ]
+
+    def total(terms: Terms) -> Any:
+        return grb.LinExpr(list(terms.values()), [variables[j] for j in terms])
+
+    for terms, low, high in mip.rows:
+        if low > -math.inf:
+            model.addConstr(total(terms) >= low)
+        if high < math.inf:
+            model.addConstr(total(terms) <= high)
+    for j, value in hint.items():
+        variables[j].Start = value
+    model.setObjective(total(mip.objective), grb.GRB.MINIMIZE)
+    model.optimize()
+    in_time = model.Status != grb.GRB.TIME_LIMIT
+    if model.Status in (grb.GRB.INFEASIBLE, grb.GRB.INF_OR_UNBD):
+        return Solved(Status.INFEASIBLE, None, math.inf, in_time)
+    if not model.SolCount:
+        return Solved(Status.UNKNOWN, None, model.ObjBound, in_time)
+    status = Status.OPTIMAL if model.Status == grb.GRB.OPTIMAL else Status.FEASIBLE
+    return Solved(status, [one.X for one in variables], model.ObjBound, in_time)

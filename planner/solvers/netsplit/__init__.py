@@ -1,0 +1,1 @@
+"""NetSplit's constraint model, its engines and bounds, and Pesto."""

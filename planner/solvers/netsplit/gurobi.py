@@ -1,0 +1,365 @@
+"""NetSplit's model (`netsplit_model.py`, whose numbers and symbols these are) in gurobipy, with
+big-M constraints. H, the known schedule's ticks, is the M of all of them. Besides the variables
+there:
+
+    r_tq       >= x_g(j)q for j in J(t)                              whether t is read on q
+    y_tpq      >= x_g(i(t))p + r_tq - 1                              (3)
+    o_ab       whether job a comes before job b, for pairs that may meet in one place and that
+               nothing else puts in order
+
+    (6)  S_j >= C_i - H (1 - o_ij) - H (2 - x_g(i)p - x_g(j)p), and the same with i and j swapped
+    (7)  A_uq >= A_tq + m_tpq - H (1 - o_tu) - H (2 - y_tpq - y_upq), and with t and u swapped
+    (9)  as it stands; heads, tails and least ends as in `netsplit_bounds`
+
+Pairs grow with the square of operators and messages: this engine is for small instances, and for a
+second opinion. The bundled licence takes 2,000 variables and 2,000 constraints.
+
+Source: Gurobi Optimization, https://docs.gurobi.com/projects/optimizer.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+from typing import Any
+
+from planner.problem import Status
+from planner.solvers.engines.watch import INTERRUPTED, Watch, interruptible
+from planner.solvers.netsplit.bounds import limits_of
+from planner.solvers.netsplit.model import (
+    Answer,
+    Instance,
+    Known,
+    edge_ticks,
+    known_of,
+    message_ticks,
+)
+from planner.solvers.placement.coplacement import edge_bytes
+from planner.solvers.placement.problem import Ints
+
+log = logging.getLogger(__name__)
+
+TOO_LARGE, NO_LICENCE = 10010, 10009
+
+WORK_PER_S = 1.0
+"""Work units per second of the limit, of which gurobi does about one per second."""
+
+
+class EngineUnavailableError(Exception):
+    """The engine cannot solve this instance here; another one can. The message says why."""
+
+
+@dataclass(slots=True)
+class _Model:
+    """The model while it is built.
+
+    Attributes:
+        grb: the module; model: the engine's; x: x[g][p]; y: y[t, p, q]; horizon: H.
+    """
+
+    instance: Instance
+    grb: Any
+    model: Any
+    x: list[list[Any]]
+    y: dict[tuple[int, int, int], Any]
+    horizon: int
+
+    def on(self, i: int, p: int) -> Any:
+        """Whether operator i is on device p."""
+        return self.x[self.instance.group_of[i]][p]
+
+    def time(self, least: int = 0) -> Any:
+        """A new variable for a time in ticks."""
+        return self.model.addVar(lb=least, ub=self.horizon)
+
+    def flag(self) -> Any:
+        """A new binary variable."""
+        return self.model.addVar(vtype=self.grb.GRB.BINARY)
+
+
+def solve(
+    instance: Instance,
+    time_limit_s: float,
+    start: Sequence[int] | None,
+    *,
+    seed: int = 0,
+    gap: float = 0.0,
+) -> Answer:
+    """The best placement that is found from a known one.
+
+    Args:
+        time_limit_s: of the wall clock, and of deterministic work.
+        start: a placement that fits, to start from and to beat; None if none is known.
+        seed: of the engine.
+        gap: (latency - bound) / bound at which the search may end.
+
+    Raises:
+        EngineUnavailableError: if there is no licence, or it does not cover so large a model.
+    """
+    import gurobipy
+
+    watch = Watch(log, instance.tick_s, gap)
+    try:
+        # Empty and silent before it starts, or the licence's banner goes to standard output.
+        with gurobipy.Env(empty=True) as env:
+            env.setParam("OutputFlag", 0)
+            env.start()
+            with gurobipy.Model(env=env) as model, interruptible(watch):
+                model.Params.Threads, model.Params.Seed = 1, seed
+                model.Params.TimeLimit = time_limit_s
+                model.Params.WorkLimit = WORK_PER_S * time_limit_s
+                answer = _solved(instance, gurobipy, model, watch, start)
+    except gurobipy.GurobiError as error:
+        if error.errno in (TOO_LARGE, NO_LICENCE):
+            what = "model too large for its licence" if error.errno == TOO_LARGE else "no licence"
+            raise EngineUnavailableError(f"gurobi: {what} (error {error.errno})") from error
+        raise
+    if watch.interrupted:
+        return replace(answer, reproducible=False, note=INTERRUPTED)
+    return answer
+
+
+def _solved(
+    instance: Instance, grb: Any, model: Any, watch: Watch, start: Sequence[int] | None
+) -> Answer:
+    # The default stops at 0.01 %, and allows 1e-6 of H in big-M constraints. A gap is of the
+    # incumbent here.
+    model.Params.MIPGap, model.Params.IntFeasTol = watch.enough / (1 + watch.enough), 1e-9
+    known = known_of(instance, start)
+    built = _placement(instance, grb, model, known)
+    objective = _relaxed(built) if instance.relaxed else _full(built)
+    model.setObjective(objective, grb.GRB.MINIMIZE)
+    if known.fits:
+        watch.see(known.latest)
+    watch.run(lambda: model.optimize(_tell(grb, watch)), model.terminate)
+    watch.interrupted |= model.Status == grb.GRB.INTERRUPTED
+    in_time = model.Status != grb.GRB.TIME_LIMIT
+    bound_s = max(0.0, model.ObjBound) * instance.tick_s - instance.lost_s
+    if model.SolCount == 0 and model.Status == grb.GRB.INFEASIBLE and not known.fits:
+        return Answer(Status.INFEASIBLE, None, math.inf, None)
+    if model.SolCount == 0 and not known.fits:
+        return Answer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=in_time)
+    if model.SolCount == 0:
+        latency_s = known.latest * instance.tick_s
+        return Answer(Status.FEASIBLE, known.device_of, latency_s, bound_s, reproducible=in_time)
+    # The optimum is a whole number of ticks.
+    proved = model.ObjVal <= model.ObjBound + 0.5
+    device_of = tuple(max(range(len(row)), key=lambda p: row[p].X) for row in built.x)
+    return Answer(
+        Status.OPTIMAL if proved else Status.FEASIBLE,
+        tuple(device_of[g] for g in instance.group_of),
+        model.ObjVal * instance.tick_s,
+        bound_s,
+        reproducible=in_time,
+    )
+
+
+def _tell(grb: Any, watch: Watch) -> Callable[[Any, int], None]:
+    """Tells the watch what the engine finds."""
+
+    def called(model: Any, where: int) -> None:
+        if where == grb.GRB.Callback.MIP:
+            best = model.cbGet(grb.GRB.Callback.MIP_OBJBST)
+            watch.see(
+                best if best < grb.GRB.INFINITY else math.inf,
+                model.cbGet(grb.GRB.Callback.MIP_OBJBND),
+            )
+
+    return called
+
+
+def _placement(instance: Instance, grb: Any, model: Any, known: Known) -> _Model:
+    """(1), (8) and (9), with the known placement to start from."""
+    devices = range(instance.placing.num_devices)
+    built = _Model(instance, grb, model, [], {}, known.latest)
+    for group in instance.groups:
+        row = [built.flag() for _ in devices]
+        for p, one in enumerate(row):
+            if known.fits:
+                one.Start = float(known.device_of[group[0]] == p)
+        model.addConstr(sum(row) == 1)
+        built.x.append(row)
+    room = instance.placing.capacity_bytes
+    # In units of the largest memory, because 1e10 beside 1 is more than the engine's accuracy.
+    unit = float(max(room.max(), 1))
+    if sum(instance.alone_bytes) + sum(instance.together_bytes.values()) > room.min():
+        for p in devices:
+            alone = [
+                size / unit * row[p]
+                for size, row in zip(instance.alone_bytes, built.x, strict=True)
+            ]
+            together = [
+                size / unit * _any(built, groups, p)
+                for groups, size in sorted(instance.together_bytes.items())
+            ]
+            model.addConstr(sum(alone) + sum(together) <= int(room[p]) / unit)
+    if not instance.relaxed:
+        for alike in instance.alike:
+            for p, q in pairwise(alike):
+                for g, row in enumerate(built.x):
+                    model.addConstr(row[q] <= sum(built.x[h][p] for h in range(g)))
+    return built
+
+
+def _any(built: _Model, groups: Sequence[int], p: int) -> Any:
+    """At least whether a device has one of some groups."""
+    if len(groups) == 1:
+        return built.x[groups[0]][p]
+    found = built.model.addVar(ub=1.0)
+    for g in groups:
+        built.model.addConstr(found >= built.x[g][p])
+    return found
+
+
+# ----------------------------------------------------------------------------------- full model
+
+
+def _full(built: _Model) -> Any:
+    """F + B."""
+    instance, devices = built.instance, range(built.instance.placing.num_devices)
+    for t, flow in enumerate(instance.placing.tensors):
+        home = instance.group_of[flow.producer]
+        groups = sorted({instance.group_of[j] for j in flow.consumers} - {home})
+        for q in devices if groups else ():
+            read = _any(built, groups, q)
+            for p in devices:
+                if p != q:
+                    y = built.y[t, p, q] = built.flag()
+                    built.model.addConstr(y >= built.x[home][p] + read - 1)
+    return _phase(built, instance.forward, backward=False) + _phase(
+        built, instance.backward, backward=True
+    )
+
+
+def _phase(built: _Model, ticks: Ints, *, backward: bool) -> Any:
+    """The end of a phase, F or B, with (2) and (4) or (5) to (7)."""
+    instance, model = built.instance, built.model
+    num, devices = instance.placing.num_operators, range(instance.placing.num_devices)
+    limits = limits_of(instance, backward=backward)
+    end, start = built.time(limits.least), [built.time(head) for head in limits.head]
+    last = [sum(int(ticks[i, p]) * built.on(i, p) for p in devices) for i in range(num)]
+    for i in range(num):
+        model.addConstr(end >= start[i] + last[i] + limits.tail[i])
+    for p in devices:
+        model.addConstr(end >= sum(int(ticks[i, p]) * built.on(i, p) for i in range(num)))
+    before = _messages(built, start, last, backward=backward)
+    for i, j in combinations(range(num), 2):  # (6)
+        if j in before[i] or i in before[j]:
+            continue
+        first = built.flag()
+        for p in devices:
+            apart = built.horizon * (2 - built.on(i, p) - built.on(j, p))
+            late = built.horizon * (1 - first)
+            if ticks[i, p] and ticks[j, p]:
+                model.addConstr(start[j] >= start[i] + last[i] - late - apart)
+                model.addConstr(start[i] >= start[j] + last[j] - built.horizon * first - apart)
+    return end
+
+
+def _messages(
+    built: _Model, start: Sequence[Any], last: Sequence[Any], *, backward: bool
+) -> list[set[int]]:
+    """(4) or (5), and (7). Returns all operators before each in the phase."""
+    instance, model, horizon = built.instance, built.model, built.horizon
+    num, devices = instance.placing.num_operators, range(instance.placing.num_devices)
+    feeds: list[set[int]] = [set() for _ in range(num)]
+    sent: dict[tuple[int, int], Any] = {}
+    for t, flow in enumerate(instance.placing.tensors):
+        if backward and not flow.gradient:
+            continue
+        i = flow.producer
+        for j in flow.consumers:
+            first, then = (j, i) if backward else (i, j)
+            feeds[then].add(first)
+            model.addConstr(start[then] >= start[first] + last[first])
+        for other in devices:
+            ways = [p for p in devices if (t, p, other) in built.y]
+            if not ways:
+                continue
+            begin = sent[t, other] = built.time()
+            length = sum(
+                _ticks(instance, t, p, other, backward=backward) * built.y[t, p, other]
+                for p in ways
+            )
+            for j in flow.consumers:
+                elsewhere = horizon * (1 - built.on(j, other))
+                if backward:
+                    model.addConstr(begin >= start[j] + last[j] - elsewhere)
+                else:
+                    model.addConstr(start[j] >= begin + length - elsewhere)
+            if backward:
+                model.addConstr(start[i] >= begin + length)
+            else:
+                model.addConstr(begin >= start[i] + last[i])
+    _channels(built, sent, backward=backward)
+    return _all_before(feeds, range(num) if not backward else range(num - 1, -1, -1))
+
+
+def _ticks(instance: Instance, t: int, p: int, other: int, *, backward: bool) -> int:
+    """Ticks of a tensor from p to another device, or of its gradient back to p."""
+    way = (other, p) if backward else (p, other)
+    return message_ticks(instance, instance.placing.tensors[t].bytes, *way)
+
+
+def _channels(built: _Model, sent: Mapping[tuple[int, int], Any], *, backward: bool) -> None:
+    """(7)."""
+    model, horizon = built.model, built.horizon
+    for (t, q), (u, r) in combinations(sent, 2):
+        if q != r:
+            continue
+        first = built.flag()
+        for p in range(built.instance.placing.num_devices):
+            if p == q:
+                continue
+            long_t = _ticks(built.instance, t, p, q, backward=backward)
+            long_u = _ticks(built.instance, u, p, q, backward=backward)
+            apart = horizon * (2 - built.y[t, p, q] - built.y[u, p, q])
+            if long_t and long_u:
+                model.addConstr(sent[u, q] >= sent[t, q] + long_t - horizon * (1 - first) - apart)
+                model.addConstr(sent[t, q] >= sent[u, q] + long_u - horizon * first - apart)
+
+
+def _all_before(feeds: Sequence[set[int]], order: Sequence[int]) -> list[set[int]]:
+    found: list[set[int]] = [set() for _ in feeds]
+    for i in order:
+        found[i] = feeds[i].union(*(found[j] for j in feeds[i]))
+    return found
+
+
+# -------------------------------------------------------------------------------- published model
+
+
+def _relaxed(built: _Model) -> Any:
+    """(2'), (4') and (5'): the makespan."""
+    instance, model, horizon = built.instance, built.model, built.horizon
+    num, devices = instance.placing.num_operators, range(instance.placing.num_devices)
+    edges = edge_bytes(instance.placing)
+
+    def duration(ticks: Ints, i: int) -> Any:
+        return sum(int(ticks[i, p]) * built.on(i, p) for p in devices)
+
+    there = [built.time() for _ in range(num)]
+    back = [built.time() for _ in range(num)]
+    makespan = built.time()
+    fed, read = {j for _, j in edges}, {i for i, _ in edges}
+    for i in range(num):
+        if i not in fed:
+            model.addConstr(there[i] == 0)
+        if i not in read:
+            model.addConstr(back[i] == there[i] + duration(instance.forward, i))
+        model.addConstr(makespan >= back[i] + duration(instance.backward, i))
+    for (i, j), size in sorted(edges.items()):
+        forward, backward = duration(instance.forward, i), duration(instance.backward, j)
+        model.addConstr(there[j] >= there[i] + forward)
+        model.addConstr(back[i] >= back[j] + backward)
+        if instance.group_of[i] == instance.group_of[j]:
+            continue
+        for p in devices:
+            for q in devices:
+                moved = edge_ticks(instance, size, p, q)
+                if moved:
+                    other = horizon * (2 - built.on(i, p) - built.on(j, q))
+                    model.addConstr(there[j] >= there[i] + forward + moved - other)
+                    model.addConstr(back[i] >= back[j] + backward + moved - other)
+    return makespan

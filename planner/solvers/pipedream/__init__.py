@@ -1,0 +1,1 @@
+"""PipeDream's optimizer, number for number."""

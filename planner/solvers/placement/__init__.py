@@ -1,0 +1,1 @@
+"""Placements of single operators on devices: their problem, their times, their solvers."""

@@ -1,0 +1,72 @@
+"""`njit`: numba with its cache in the user's cache folder, apart for every state of the sources.
+
+Numba looks only at the file of a compiled function, not at those that it calls, so the folder
+carries a hash of all the code that kernels are made of.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+# Folders whose functions are compiled, or compiled into others; their own folders count.
+_COMPILED = ("costs", "graphs", "peers", "schedules", "simulator", "solvers", "support")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PLANNER = Path(__file__).resolve().parents[1]
+
+
+def sources() -> list[Path]:
+    """The files whose functions are compiled, or may be compiled into others, at any depth."""
+    return sorted(path for folder in _COMPILED for path in (_PLANNER / folder).rglob("*.py"))
+
+
+def _cache_folder() -> Path:
+    digest = hashlib.sha256()
+    for path in sources():
+        digest.update(path.relative_to(_PLANNER).as_posix().encode())
+        digest.update(path.read_bytes())
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "planner" / f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
+
+
+# Read by numba when it compiles; its environment variable goes first.
+if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+
+
+def compiled_before() -> bool:
+    """Whether this version's kernels were compiled on this machine already."""
+    folder = Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
+    return any(folder.rglob("*.nbi"))
+
+
+@contextmanager
+def compile_clock() -> Iterator[Callable[[], float]]:
+    """Gives a function that says how many seconds were spent compiling since, so that they need not
+    count against a time limit.
+    """
+    from numba.core import event
+
+    timer = event.TimingListener()  # type: ignore[no-untyped-call]
+    with event.install_listener("numba:compile", timer):
+        yield lambda: float(timer.duration) if timer.done else 0.0
+
+
+def njit(function: F) -> F:
+    """Compiles a function for the machine, at its first call, and keeps the result."""
+    return cast(F, numba.njit(cache=True, error_model="numpy")(function))
+
+
+def inner(function: F) -> F:
+    """The same for a function that only compiled ones call: it takes less to compile, and Python
+    cannot call it.
+    """
+    # These two options are missing in numba's own type stubs.
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast(F, numba.njit(cache=True, error_model="numpy", **options)(function))

@@ -1,0 +1,1 @@
+"""Predicted and measured runs as Chrome traces, compared, and learned from."""

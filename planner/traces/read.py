@@ -1,0 +1,149 @@
+"""Trace files of the planner, predicted or measured -> `Trace`.
+
+They are what `trace.py` writes. Slices of categories that say nothing of a `Timeline` are skipped:
+a file may hold more, for people to look at.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import FileError
+from planner.files import plan_from_plain, read_text, said, to_plain
+from planner.plan import Plan
+from planner.schedules.actions import AllReduce, Direction, parse
+from planner.simulator.timeline import Event, Flow, Timeline
+from planner.traces.write import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
+
+ADVICE = (
+    "make one with: planner launch strategy.json --trace trace.json, or"
+    " planner simulate strategy.json --trace trace.json"
+)
+_Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace file.
+
+    Attributes:
+        timeline: of one iteration.
+        names: of its devices, by index.
+        plan: that was run, of a measured one; else None.
+    """
+
+    timeline: Timeline
+    names: Mapping[int, str]
+    plan: Plan | None
+
+
+def measured_by(plan: Plan) -> dict[str, Any]:
+    """What a measured trace says besides its timeline: what was run."""
+    return {"plan": to_plain(plan)}
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a file.
+
+    Raises:
+        FileError: if it is missing, no trace of the planner, or malformed.
+    """
+    form = f"a trace of the planner, {TRACE_FORMAT}"
+    try:
+        plain = json.loads(read_text(path, form, ADVICE))
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: expected {form}, this is no JSON: {error}; {ADVICE}") from None
+    about = plain.get("otherData") if isinstance(plain, dict) else None
+    if not isinstance(about, dict) or about.get("format") != TRACE_FORMAT:
+        raise FileError(f"{path}: expected {form}; {ADVICE}")
+    records, iteration_s = plain.get("traceEvents"), about.get("iteration_s")
+    if not isinstance(records, list):
+        raise FileError(f"{path}: traceEvents: expected a list, got {said(records)}")
+    if not isinstance(iteration_s, int | float) or iteration_s <= 0:
+        raise FileError(f"{path}: otherData.iteration_s: expected a time, got {said(iteration_s)}")
+    found = _Reader(path, records)
+    plan = about.get("plan")
+    return Trace(
+        timeline=Timeline(
+            iteration_s=float(iteration_s),
+            events=tuple(sorted(found.events, key=lambda e: (e.start_s, e.device))),
+            flows=tuple(sorted(found.flows, key=lambda f: (f.start_s, f.source, f.target))),
+            memory={device: tuple(points) for device, points in found.memory.items()},
+        ),
+        names=found.names,
+        plan=None if plan is None else plan_from_plain(plan, path),
+    )
+
+
+class _Reader:
+    """What the records of a file say."""
+
+    def __init__(self, path: Path, records: list[Any]) -> None:
+        self.names: dict[int, str] = {}
+        self.events: list[Event] = []
+        self.flows: list[Flow] = []
+        self.memory: dict[int, list[tuple[float, int]]] = {}
+        self._tracks: dict[tuple[int, int], str] = {}
+        # Headers first, because they may stand anywhere.
+        for read in (self._header, self._record):
+            for i, record in enumerate(records):
+                try:
+                    read(record)
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    what = f"no {error}" if isinstance(error, KeyError) else str(error)
+                    raise FileError(f"{path}: traceEvents[{i}]: {what}; {ADVICE}") from None
+
+    def _header(self, record: _Record) -> None:
+        if record["ph"] == "M" and record["name"] == "process_name":
+            self.names[record["pid"] - 1] = str(record["args"]["name"])
+        elif record["ph"] == "M" and record["name"] == "thread_name":
+            self._tracks[record["pid"], record["tid"]] = str(record["args"]["name"])
+
+    def _record(self, record: _Record) -> None:
+        if record["ph"] == "X" and record.get("cat") in (COMPUTE, SUMS):
+            self._event(record, record["name"])
+        elif record["ph"] == "X" and record.get("cat") == TRANSFER:
+            self._flow(record, record["name"])
+        elif record["ph"] == "C" and record["name"] == "memory":
+            point = float(record["ts"]) / 1e6, int(record["args"]["bytes"])
+            self.memory.setdefault(self._device(record), []).append(point)
+
+    def _device(self, record: _Record) -> int:
+        device = int(record["pid"]) - 1
+        if device not in self.names:
+            raise ValueError(f"process {device + 1} has no name")
+        return device
+
+    def _event(self, record: _Record, word: str) -> None:
+        action = parse(word)
+        if isinstance(action, AllReduce) != (record["cat"] == SUMS):
+            raise ValueError(f"{word!r} stands in a track of {record['cat']}")
+        self.events.append(Event(self._device(record), action, *_span(record)))
+
+    def _flow(self, record: _Record, name: str) -> None:
+        """A transfer stands at both its ends; it is read at the receiving one."""
+        track = self._tracks[record["pid"], record["tid"]]
+        if not track.startswith("from "):
+            return
+        sender = track.removeprefix("from ")
+        source = next((d for d, known in self.names.items() if known == sender), None)
+        microbatch, _, tensor = name.partition(":")
+        if source is None or not tensor:
+            raise ValueError(f"{name!r} from {sender!r} is no transfer between devices of the file")
+        direction = Direction.BACKWARD if tensor.startswith("d/") else Direction.FORWARD
+        start_s, end_s = _span(record)
+        self.flows.append(
+            Flow(
+                source, self._device(record), direction, int(microbatch),
+                tensor.removeprefix("d/") if direction is Direction.BACKWARD else tensor,
+                start_s, end_s, int(record["args"]["bytes"]),
+            )
+        )  # fmt: skip
+
+
+def _span(record: _Record) -> tuple[float, float]:
+    """Start and end, in s."""
+    start_us, length_us = float(record["ts"]), float(record["dur"])
+    return start_us / 1e6, (start_us + length_us) / 1e6

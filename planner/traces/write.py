@@ -1,0 +1,131 @@
+"""`Timeline` -> Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+One process per device; in it a track of computation, one of sums of gradients, one per peer and
+direction of transfer, and a counter of memory where it is known. An arrow leads from each send to
+its receive. The format: "Trace Event Format", Google, 2016.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.files import write_atomically
+from planner.schedules.actions import AllReduce, Direction, text
+from planner.simulator.timeline import Flow, Timeline
+
+_Record = dict[str, Any]
+_Track = tuple[int, str]
+
+TRACE_FORMAT = "planner-trace/1"
+COMPUTE, SUMS, TRANSFER = "compute", "sums", "transfer"
+
+
+def chrome_trace(
+    timeline: Timeline, names: Mapping[int, str], about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The trace as the object that its JSON file holds; times in us, as the format wants.
+
+    Args:
+        names: of all devices in the timeline, by index.
+        about: what else the file says, under `otherData`, which viewers leave alone.
+    """
+    tracks = _tracks(timeline, names)
+    records = [*_headers(tracks, names), *_actions(timeline, tracks)]
+    for number, flow in enumerate(timeline.flows):
+        records += _transfer(flow, number, tracks, names)
+    records += _memory(timeline)
+    other = {"format": TRACE_FORMAT, "iteration_s": timeline.iteration_s, **(about or {})}
+    return {"displayTimeUnit": "ms", "otherData": other, "traceEvents": records}
+
+
+def write_trace(
+    timeline: Timeline,
+    names: Mapping[int, str],
+    path: Path,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the trace to a file: whole, or not at all. Arguments as of `chrome_trace`."""
+    content = json.dumps(chrome_trace(timeline, names, about), sort_keys=True)
+    write_atomically(path, (content + "\n").encode())
+
+
+def _pid(device: int) -> int:
+    # Perfetto takes process 0 for the idle process of an operating system.
+    return device + 1
+
+
+def _tracks(timeline: Timeline, names: Mapping[int, str]) -> dict[_Track, int]:
+    """Per device and track, its thread number, which no two processes share."""
+    # (device, rank among its tracks, peer, name)
+    found: set[tuple[int, int, int, str]] = set()
+    for event in timeline.events:
+        found.add((event.device, 0, 0, COMPUTE))
+        if isinstance(event.action, AllReduce):
+            found.add((event.device, 1, 0, SUMS))
+    for flow in timeline.flows:
+        found.add((flow.source, 2, 2 * flow.target, _sending(flow, names)))
+        found.add((flow.target, 2, 2 * flow.source + 1, _receiving(flow, names)))
+    return {(device, name): tid for tid, (device, _, _, name) in enumerate(sorted(found), start=1)}
+
+
+def _sending(flow: Flow, names: Mapping[int, str]) -> str:
+    return f"to {names[flow.target]}"
+
+
+def _receiving(flow: Flow, names: Mapping[int, str]) -> str:
+    return f"from {names[flow.source]}"
+
+
+def _headers(tracks: Mapping[_Track, int], names: Mapping[int, str]) -> Iterator[_Record]:
+    for device in sorted({device for device, _ in tracks}):
+        process = {"ph": "M", "pid": _pid(device)}
+        yield process | {"name": "process_name", "args": {"name": names[device]}}
+        yield process | {"name": "process_sort_index", "args": {"sort_index": device}}
+    for (device, track), tid in tracks.items():
+        thread = {"ph": "M", "pid": _pid(device), "tid": tid}
+        yield thread | {"name": "thread_name", "args": {"name": track}}
+        yield thread | {"name": "thread_sort_index", "args": {"sort_index": tid}}
+
+
+def _slice(name: str, kind: str, start_s: float, end_s: float) -> _Record:
+    # Rounded to ns first, or a slice might seem to end after the next one's start.
+    start_us = _us(start_s)
+    length_us = round(_us(end_s) - start_us, 3)
+    return {"ph": "X", "name": name, "cat": kind, "ts": start_us, "dur": length_us}
+
+
+def _us(time_s: float) -> float:
+    return round(time_s * 1e6, 3)
+
+
+def _actions(timeline: Timeline, tracks: Mapping[_Track, int]) -> Iterator[_Record]:
+    for event in timeline.events:
+        kind = SUMS if isinstance(event.action, AllReduce) else COMPUTE
+        place = {"pid": _pid(event.device), "tid": tracks[event.device, kind]}
+        yield _slice(text(event.action), kind, event.start_s, event.end_s) | place
+
+
+def _transfer(
+    flow: Flow, number: int, tracks: Mapping[_Track, int], names: Mapping[int, str]
+) -> Iterator[_Record]:
+    """Two slices, one at either end, and the arrow between them."""
+    gradient = flow.direction is Direction.BACKWARD
+    name = f"{flow.microbatch}:{'d/' if gradient else ''}{flow.tensor}"
+    sender = flow.source, _sending(flow, names)
+    receiver = flow.target, _receiving(flow, names)
+    for end, mark in ((sender, "s"), (receiver, "f")):
+        place = {"pid": _pid(end[0]), "tid": tracks[end]}
+        body = _slice(name, TRANSFER, flow.start_s, flow.end_s)
+        yield body | place | {"args": {"bytes": flow.bytes}}
+        # An arrow belongs to the slice around its time; the end says so by "bp".
+        middle = {"ts": _us((flow.start_s + flow.end_s) / 2)}
+        arrow = {"ph": mark, "id": number, "name": "transfer", "cat": "transfer"}
+        yield arrow | place | middle | ({"bp": "e"} if mark == "f" else {})
+
+
+def _memory(timeline: Timeline) -> Iterator[_Record]:
+    for device, changes in sorted(timeline.memory.items()):
+        for time_s, size_bytes in changes:
+            count = {"ph": "C", "name": "memory", "pid": _pid(device), "ts": _us(time_s)}
+            yield count | {"args": {"bytes": size_bytes}}

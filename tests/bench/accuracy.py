@@ -1,0 +1,313 @@
+"""How right the simulator is: plans drawn by a seed, predicted first, run after.
+
+    python -m tests.bench.accuracy [--write] [--keep FOLDER] [--models NAME,...] [--steps N]
+    python -m tests.bench.accuracy --from FOLDER
+
+Each rank of a run has a core of its own, as long as there are enough. The machine should do nothing
+else. Profiles and topologies are measured first, on the same cores. Where there can be network
+namespaces, some plans run between two of them, whose link is slow.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from planner.calibration import UNCALIBRATED
+from planner.clusters.yaml.read import read_topology
+from planner.files import read_profile, write_plan
+from planner.profilers.cache import processor
+from planner.reports.calibrate import calibrate_lines
+from planner.reports.tables import percent
+from planner.traces.calibrate import Fitted, Run, calibrate, fit, predicted_s
+from planner.traces.read import read_trace
+from tests.support.accuracy_plans import SUBJECTS, Drawn, draw
+from tests.support.models import cached
+from tests.support.shaped_hosts import missing, on_hosts, on_ranks
+
+ROOT = Path(__file__).parents[2]
+PINNED = str(ROOT / "tests" / "pinned.py")
+DOCUMENT = ROOT / "docs" / "accuracy.md"
+BEGIN, END = "<!-- make bench-accuracy: begin -->", "<!-- make bench-accuracy: end -->"
+SEED, STEPS, REPEATS = 1, 8, 2
+TWO, FOUR, SLOW = 5, 1, 3
+RATE_MBIT, PORT = 200, 29621
+
+
+def planner(
+    arguments: Sequence[str], folder: Path, nproc: int = 1, rate_mbit: int | None = None
+) -> str:
+    """`planner ARGUMENTS` with a core per rank; what it prints.
+
+    Args:
+        rate_mbit: of the link of each rank, which is a host then; None goes over loopback.
+    """
+    if rate_mbit is not None:
+        command = on_ranks(shlex.join(arguments), PORT, Path(PINNED))
+        done = on_hosts(command, *[rate_mbit] * nproc, cwd=folder)
+    else:
+        start = [sys.executable]
+        if nproc > 1:
+            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+        done = subprocess.run(
+            [*start, PINNED, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"planner {' '.join(arguments)}: {done.stderr}")
+    return done.stdout
+
+
+def say(line: str) -> None:
+    """Progress."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: bool) -> None:
+    """Topologies and profiles, measured here."""
+    for name in models:
+        cached(name, folder, SUBJECTS[name].build)
+    for nproc in ranks:
+        say(f"probing {nproc} ranks")
+        planner(["topology", "probe", "-o", f"cluster{nproc}.yaml"], folder, nproc)
+    if slow:
+        say(f"probing a link of {RATE_MBIT} Mbit/s")
+        planner(["topology", "probe", "-o", "slow.yaml"], folder, 2, RATE_MBIT)
+    for name in models:
+        say(f"profiling {name}")
+        subject = SUBJECTS[name]
+        dims = [text for dim in subject.dims for text in ("--dim", dim)]
+        planner(
+            ["profile", f"{name}.onnx", "--batch", str(subject.batch), *dims, "--no-cache",
+             "-o", f"{name}.json"],
+            folder,
+        )  # fmt: skip
+
+
+def drawn(folder: Path, models: Sequence[str], counts: Mapping[int, int], slow: int) -> list[Drawn]:
+    """The plans, drawn from what was measured.
+
+    Args:
+        counts: of each model over loopback, by number of ranks.
+        slow: of each model over a slow link.
+    """
+    topologies = {n: read_topology(folder / f"cluster{n}.yaml") for n in (2, 4) if counts[n]}
+    found = []
+    for name in models:
+        profile = read_profile(folder / f"{name}.json")
+        found += draw(name, profile, topologies, SEED, counts)
+        if slow:
+            shaped = {2: read_topology(folder / "slow.yaml")}
+            found += draw(name, profile, shaped, SEED, {2: slow}, RATE_MBIT)
+    return found
+
+
+def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> None:
+    """Runs every plan, and all of them again."""
+    for one in plans:
+        write_plan(one.plan, folder / f"{one.name}.strategy.json")
+    for repeat in range(repeats):
+        for one in plans:
+            begun = time.monotonic()
+            out = planner(
+                ["launch", f"{one.name}.strategy.json", "--steps", str(steps), "--json",
+                 "--trace", f"{one.name}.{repeat}.trace.json"],
+                folder,
+                one.ranks,
+                one.rate_mbit,
+            )  # fmt: skip
+            found = json.loads(out.splitlines()[-1])
+            say(
+                f"{one.name} {one.said}: predicted {one.plan.prediction.iteration_s:.3f} s,"
+                f" measured {found['measured_iteration_s']:.3f} s"
+                f" ({time.monotonic() - begun:.0f} s)"
+            )
+            (folder / f"{one.name}.{repeat}.json").write_text(json.dumps(found))
+
+
+# ------------------------------------------------------------------------------- what it says
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan: times in s; of the runs, the mean, and their spread as a share of it."""
+
+    drawn: Drawn
+    measured_s: float
+    spread: float
+    before_s: float
+    after_s: float
+
+
+def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], Fitted]:
+    """Every plan as measured and predicted; the calibration is fitted to runs of other models with
+    two ranks over the same network.
+    """
+    runs = {
+        one.name: [
+            Run(path.name, one.problem, one.plan, read_trace(path).timeline)
+            for path in sorted(folder.glob(f"{one.name}.*.trace.json"))
+        ]
+        for one in plans
+    }
+    usual = [one for one in plans if one.ranks == 2]
+    found = []
+    for one in plans:
+        alike = [other for other in usual if other.rate_mbit == one.rate_mbit]
+        others = [run for other in alike if other.model != one.model for run in runs[other.name]]
+        first, known = runs[one.name][0], fit(others) if others else UNCALIBRATED
+        measured = [
+            json.loads(path.read_text())["measured_iteration_s"]
+            for path in sorted(folder.glob(f"{one.name}.?.json"))
+        ]
+        found.append(
+            Row(
+                one,
+                fmean(measured),
+                (max(measured) - min(measured)) / fmean(measured),
+                predicted_s(first, UNCALIBRATED),
+                predicted_s(first, known),
+            )
+        )
+    near = [one for one in usual if one.rate_mbit is None]
+    return found, calibrate([run for one in near for run in runs[one.name]])
+
+
+def mean_error(rows: Sequence[Row], which: str) -> float:
+    """Mean of |predicted - measured| / measured."""
+    return fmean(abs(getattr(row, which) / row.measured_s - 1) for row in rows)
+
+
+def order(rows: Sequence[Row], which: str) -> tuple[int, int]:
+    """Pairs of plans of one model whose measured times differ by more than 5 %: in the right
+    order, and all.
+    """
+    right = pairs = 0
+    for a, b in combinations(rows, 2):
+        far = abs(a.measured_s - b.measured_s) > 0.05 * min(a.measured_s, b.measured_s)
+        if a.drawn.model == b.drawn.model and far:
+            pairs += 1
+            right += (a.measured_s < b.measured_s) == (getattr(a, which) < getattr(b, which))
+    return right, pairs
+
+
+def rank_correlation(rows: Sequence[Row], which: str) -> float:
+    """Spearman's, per model, averaged over models with at least three plans."""
+    by_model: dict[str, list[Row]] = {}
+    for row in rows:
+        by_model.setdefault(row.drawn.model, []).append(row)
+
+    def places(values: Sequence[float]) -> Any:
+        return np.argsort(np.argsort(values))
+
+    return fmean(
+        float(
+            np.corrcoef(
+                places([row.measured_s for row in some]),
+                places([getattr(row, which) for row in some]),
+            )[0, 1]
+        )
+        for some in by_model.values()
+        if len(some) > 2
+    )
+
+
+def document(rows: Sequence[Row], fitted: Fitted, measured: datetime) -> str:
+    """The tables in Markdown.
+
+    Args:
+        measured: when the last run was.
+    """
+    lines = [
+        f"Measured {measured:%Y-%m-%d} on {processor()}, {os.cpu_count()} cores, PyTorch"
+        f" {torch.__version__}, gloo, one thread per rank. {len(rows)} plans, seed"
+        f" {SEED}.",
+        "",
+        "| ranks | link | plans | spread of equal runs | error before | error after |"
+        " order right, before | order right, after | rank correlation, after |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for ranks, rate_mbit in ((2, None), (2, RATE_MBIT), (4, None)):
+        some = [row for row in rows if (row.drawn.ranks, row.drawn.rate_mbit) == (ranks, rate_mbit)]
+        if not some:
+            continue
+        link = "loopback" if rate_mbit is None else f"{rate_mbit} Mbit/s"
+        before, after = order(some, "before_s"), order(some, "after_s")
+        correlation = f"{rank_correlation(some, 'after_s'):.3f}" if len(some) > 10 else ""
+        lines.append(
+            f"| {ranks} | {link} | {len(some)} | {percent(fmean(row.spread for row in some))} |"
+            f" {percent(mean_error(some, 'before_s'))} | {percent(mean_error(some, 'after_s'))} |"
+            f" {before[0]} of {before[1]} | {after[0]} of {after[1]} | {correlation} |"
+        )
+    lines += ["", "What the runs with two ranks over loopback say, all together:", ""]
+    lines += [f"- {line}" for line in calibrate_lines(fitted)]
+    lines += [
+        "",
+        "| plan | stages, schedule, microbatches, shares of the time | measured | spread | before |"
+        " error | after | error |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row.drawn.name} | {row.drawn.said} | {1e3 * row.measured_s:.1f} ms |"
+        f" {percent(row.spread)} | {1e3 * row.before_s:.1f} ms |"
+        f" {100 * (row.before_s / row.measured_s - 1):+.1f} % | {1e3 * row.after_s:.1f} ms |"
+        f" {100 * (row.after_s / row.measured_s - 1):+.1f} % |"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measures, or takes what was measured, and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(SUBJECTS))
+    parser.add_argument("--two", type=int, default=TWO, help="plans with two ranks per model")
+    parser.add_argument("--four", type=int, default=FOUR, help="plans with four ranks per model")
+    parser.add_argument("--slow", type=int, default=SLOW, help="plans over a slow link per model")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--keep", type=Path, help="folder for what is measured")
+    parser.add_argument("--from", dest="known", type=Path, help="folder with what was measured")
+    parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
+    options = parser.parse_args()
+    models, counts = options.models.split(","), {2: options.two, 4: options.four}
+    slow = options.slow
+    if options.known is not None and not (options.known / "slow.yaml").is_file():
+        slow = 0
+    if slow and options.known is None and (why := missing()):
+        say(f"no plans over a slow link: {why}")
+        slow = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.known or options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        if options.known is None:
+            prepare(folder, models, [n for n in counts if counts[n]], slow > 0)
+        plans = drawn(folder, models, counts, slow)
+        if options.known is None:
+            measure(folder, plans, options.steps, options.repeats)
+        last = max(path.stat().st_mtime for path in folder.glob("*.trace.json"))
+        found = document(*rows_of(folder, plans), datetime.fromtimestamp(last, UTC))
+    print(found)
+    if options.write:
+        text = DOCUMENT.read_text()
+        head, _, rest = text.partition(f"{BEGIN}\n")
+        _, _, tail = rest.partition(END)
+        DOCUMENT.write_text(f"{head}{BEGIN}\n\n{found}\n{END}{tail}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""How well the analytic profile explains measured ones, once the device's two constants are
+fitted, for `make bench-profile`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from planner.model import load
+from planner.profilers.analytic import Fit, fit_constants
+from planner.profilers.facts import facts
+from planner.profiles import Profile
+
+
+def rows(
+    models: Mapping[str, Path], measured: Mapping[str, Profile]
+) -> list[tuple[str, float, float, float]]:
+    """Per model: its name, the rank correlation of computed and measured times, and the median
+    and the 90th percentile of |log(computed / measured)|, over operators that take at least a
+    thousandth of the step.
+
+    Args:
+        models: ONNX files by name.
+        measured: profiles of some of them by the same names, all of one device.
+    """
+    found = []
+    for name, profile in measured.items():
+        one = fitted(models[name], profile)
+        found.append((name, one.rank_correlation, one.median_error, one.p90_error))
+    return found
+
+
+def fitted(path: Path, profile: Profile) -> Fit:
+    """The two constants that explain a model's measured profile best."""
+    return fit_constants(facts(load(path, dimensions=profile.dimensions)), profile)

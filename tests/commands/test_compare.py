@@ -1,0 +1,160 @@
+"""`planner compare`: every solver on one problem, judged by the simulator."""
+
+import csv
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.commands.printing import listening
+from planner.drawing.bars import bars
+from planner.files import write_profile
+from planner.judging.judge import objective_s
+from planner.judging.portfolio import GOOD_ENOUGH, compare
+from planner.problem import Objective
+from planner.reports.compare import compare_bars, compare_csv, winner_line
+from planner.solvers import AUTOMATIC
+from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.commands import run
+
+PAIR = """
+format: planner-topology/1
+name: pair
+device: T4
+levels: [{name: gpu, count: 2, bandwidth: 10 GB/s, latency: 5 us}]
+"""
+
+
+def two_branches(memory=10**9):
+    """Two branches of three operators between a first and a last one, on two devices."""
+    graph = graph_of([[], [0], [1], [2], [0], [4], [5], [3, 6]], [1000] * 8, [10**6] * 8)
+    profile = replace(profile_of(graph, [0.01] * 8), device_type="unit")
+    topology = cluster([unit_type(memory=memory)] * 2, bandwidth=1e9)
+    return problem_of(profile, topology, 1, objective=Objective.LATENCY)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the branches as a profile and two T4."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pair.yaml").write_text(PAIR)
+    (tmp_path / "profiles").mkdir()
+    profile = replace(two_branches().profile, device_type="T4")
+    write_profile(profile, tmp_path / "profiles" / "branches.json")
+    return tmp_path
+
+
+def test_every_solver_has_a_row_however_good_an_earlier_one_is():
+    found = compare(two_branches(), AUTOMATIC, 2.0, thorough=True)
+    assert [row.solver for row in found.rows] == list(AUTOMATIC)
+    gaps = [row.plan.certificate.gap for row in found.rows if row.plan]
+    assert min(gaps[:-1]) <= GOOD_ENOUGH  # here solve would have stopped
+    missing = {row.solver: row.reason for row in found.rows if row.plan is None}
+    assert set(missing) == {"pipedream"}
+    assert "levels" in missing["pipedream"]
+
+
+def test_branches_beside_each_other_beat_data_parallelism_for_one_microbatch():
+    found = compare(two_branches(), ("data-parallel", "netsplit"), 2.0, thorough=True)
+    assert found.best.solver == "netsplit"
+    # 5 of 8 operators one after the other, beside little communication.
+    assert objective_s(found.best.plan) == pytest.approx(5 * 0.03, rel=0.01)
+    said = winner_line(found)
+    assert said == "the best plan is netsplit's, 60.0 % faster than plain data parallelism"
+
+
+def test_where_nothing_fits_there_are_rows_with_reasons_and_no_bars():
+    found = compare(two_branches(memory=10), AUTOMATIC, 2.0, thorough=True)
+    assert found.best is None
+    assert all(row.reason for row in found.rows)
+    assert compare_bars(found, 40) == ()
+    assert winner_line(found) == ""
+    rows = list(csv.DictReader(compare_csv(found).splitlines()))
+    assert [row["iteration_s"] for row in rows] == [""] * len(AUTOMATIC)
+    assert all(row["reason"] for row in rows)
+
+
+def test_bars_are_sorted_and_as_long_as_what_they_say():
+    found = compare(two_branches(), ("single", "netsplit"), 2.0, thorough=True)
+    head, *lines = compare_bars(found, 40)
+    assert head.startswith("latency; the mark is the lower bound, ")
+    assert [line.split()[0] for line in lines] == ["netsplit", "single"]
+    filled = [line.count("█") for line in lines]
+    assert filled[1] >= 39
+    assert filled[0] / filled[1] == pytest.approx(5 / 8, abs=0.05)
+
+
+def test_a_bar_of_nothing_is_empty_and_one_of_little_is_seen():
+    assert bars([("a", 0.0, "0 s"), ("b", 1e-9, "1 ns"), ("c", 1.0, "1 s")], 3) == (
+        "a       0 s",
+        "b  ▏    1 ns",
+        "c  ███  1 s",
+    )
+
+
+def test_the_command_shows_table_bars_and_reasons_and_writes_csv(folder):
+    arguments = ["--topology", "pair.yaml", "--time-limit", "2s", "--csv", "rows.csv"]
+    text = run("compare", *arguments).output
+    for said in ("Strategies, judged by the simulator", "█", "the best plan is", "wrote rows.csv"):
+        assert said in text
+    rows = list(csv.DictReader(Path("rows.csv").read_text().splitlines()))
+    assert [row["solver"] for row in rows] == list(AUTOMATIC)
+    planned = [row for row in rows if row["iteration_s"]]
+    assert len(planned) == len(rows)
+    for row in planned:
+        assert float(row["gap"]) >= 0
+        assert float(row["iteration_s"]) >= float(row["lower_bound_s"])
+    assert not Path("strategy.json").exists()
+
+
+def test_json_has_the_fields_of_solve_for_every_solver(folder):
+    arguments = ["--topology", "pair.yaml", "--solver", "single", "--solver", "heft", "--json"]
+    found = json.loads(run("compare", *arguments).stdout)
+    assert [row["solver"] for row in found["compared"]] == ["single", "heft"]
+    assert found["iteration_s"] == min(row["iteration_s"] for row in found["compared"])
+    assert found["strategy"] is None
+
+
+def test_a_changed_cluster_is_compared_on(folder):
+    arguments = ["--topology", "pair.yaml", "--solver", "single", "--json"]
+    before = json.loads(run("compare", *arguments).stdout)
+    after = json.loads(
+        run("compare", *arguments, "--set", "devices.gpu0.type=V100-SXM2-16GB").stdout
+    )
+    assert after["iteration_s"] < before["iteration_s"]
+
+
+def test_nothing_that_fits_exits_with_3(folder):
+    arguments = ["--topology", "pair.yaml", "--device-memory", "1 KiB", "--reserve", "0 B"]
+    assert "alone take" in run("compare", *arguments, code=3).output
+
+
+def test_rows_are_not_written_over_the_profile(folder):
+    arguments = ["--topology", "pair.yaml", "--csv", "profiles/branches.json"]
+    assert "is the profile itself" in run("compare", *arguments, code=1).output
+
+
+def test_netsplit_takes_its_switches(folder):
+    given = ["solve", "--topology", "pair.yaml", "--solver", "netsplit", "--json"]
+    given += ["--objective", "latency", "--microbatches", "1"]
+    published = json.loads(run(*given, "--relaxed").stdout)
+    full = json.loads(run(*given, "--engine", "gurobi").stdout)
+    # Without no-overlap one device does all branches at once, or so it thinks.
+    assert published["space_bound_s"] <= full["space_bound_s"] * 1.001
+    assert published["bottleneck_s"] >= full["bottleneck_s"] * 0.999
+    given[given.index("latency")] = "bottleneck"
+    apart = json.loads(run(*given, "--no-contiguous").stdout)
+    together = json.loads(run(*given, "--contiguous").stdout)
+    assert apart["bottleneck_s"] <= together["bottleneck_s"] * 1.001
+
+
+def test_what_solvers_log_is_shown_and_warnings_are_lines_on_standard_error(capsys):
+    states, log = [], logging.getLogger("planner.solvers.netsplit.cpsat")
+    with listening(states.append, logging.INFO):
+        log.info("incumbent %s", "12 ms")
+        log.warning("no licence")
+    log.info("nobody hears this")
+    assert states == ["incumbent 12 ms"]
+    assert capsys.readouterr().err == "warning: no licence\n"

@@ -1,0 +1,80 @@
+"""The certificate's lower bound against every strategy there is, judged by the simulator."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+
+from planner.costs.bounds import lower_bound_s
+from planner.costs.closed_form import bottleneck_s, latency_s
+from planner.costs.evaluate import evaluate
+from planner.graph import predecessors
+from planner.graphs.downsets import downsets, members
+from planner.judging.judge import deeper
+from planner.problem import Objective
+from planner.simulator.events import simulate
+from planner.solvers.fit import pipeline
+from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.strategies import problems
+
+
+def chains(sets, rest):
+    """Every way to run a downset in stages, the first stage first."""
+    if not rest:
+        yield []
+    for before in sets:
+        if before < rest:
+            for earlier in chains(sets, before):
+                yield [*earlier, sorted(rest - before)]
+
+
+def groups(devices, count):
+    """Every way to give disjoint groups of devices to `count` stages."""
+    if count == 0:
+        yield []
+        return
+    for width in range(1, len(devices) + 1):
+        for chosen in combinations(devices, width):
+            left = [d for d in devices if d not in chosen]
+            for others in groups(left, count - 1):
+                yield [list(chosen), *others]
+
+
+def all_strategies(problem):
+    """Every partition, replication and placement, with two warm-up depths."""
+    feeds = predecessors(problem.profile.graph)
+    sets = [frozenset(members(mask)) for mask in downsets(feeds).masks]
+    everything = list(range(len(problem.topology.devices)))
+    for stages in chains(sets, sets[-1]):
+        for where in groups(everything, len(stages)):
+            if max(map(len, where)) <= problem.options.num_microbatches:
+                one = pipeline(problem, stages, where, recompute=False)
+                yield from {one, deeper(one)}
+
+
+def judged_s(problem, strategy):
+    evaluation = evaluate(problem, strategy)
+    match problem.options.objective:
+        case Objective.ITERATION:
+            return simulate(evaluation.program, evaluation.costs, problem.topology).iteration_s
+        case Objective.BOTTLENECK:
+            return bottleneck_s(evaluation.stages)
+    return latency_s(evaluation.stages)
+
+
+@settings(max_examples=25)
+@given(problems(max_nodes=4, max_devices=3))
+def test_no_strategy_at_all_is_below_the_bound(problem):
+    problem = replace(problem, options=replace(problem.options, num_microbatches=3))
+    bound = lower_bound_s(problem)
+    assert bound > 0
+    assert min(judged_s(problem, one) for one in all_strategies(problem)) >= bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_the_bound_is_reached_where_nothing_is_in_the_way(devices):
+    profile = profile_of(graph_of([[], [0]], parameter_bytes=[0, 0]), [1.0, 2.0])
+    problem = problem_of(profile, cluster([unit_type()] * devices, 1e18), 4 * devices)
+    everything = pipeline(problem, [[0, 1]], [list(range(devices))], recompute=False)
+    assert judged_s(problem, everything) == pytest.approx(lower_bound_s(problem))

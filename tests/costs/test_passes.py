@@ -1,0 +1,127 @@
+"""Bytes inside one pass, worked out by hand. Every tensor has 1 to 100 B, parameters have 1 B."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.costs.passes import backward_excess, operator_workspaces
+from planner.graph import Graph, Operator, Parameter, Tensor
+from planner.profiles import View
+from tests.support.builders import profile_of
+
+
+def graph_of(operators, sizes, output="y"):
+    """(inputs, outputs) of each operator, and the bytes of all tensors but the model's input."""
+    return Graph(
+        operators=tuple(
+            Operator(f"op{v}", "Test", inputs, outputs, (f"w{v}",))
+            for v, (inputs, outputs) in enumerate(operators)
+        ),
+        tensors=(
+            Tensor("x", (1,), "int8", False),
+            *(Tensor(name, (size,), "int8", True) for name, size in sizes.items()),
+        ),
+        parameters=tuple(Parameter(f"w{v}", (1,), "int8", True) for v in range(len(operators))),
+        inputs=("x",),
+        outputs=(output,),
+    )
+
+
+def excess(graph, views, inside=None, private=None):
+    """The most in a backward pass that lets go of nothing, parameters' gradients (1 B) included."""
+    profile = profile_of(graph, [1.0] * len(graph.operators), stash=False)
+    profile = replace(profile, gradient_views=tuple(View(*pair) for pair in views))
+    inside = range(len(graph.operators)) if inside is None else inside
+    return backward_excess(profile, frozenset(inside), frozenset(), 0)
+
+
+# x -> a -> b, x -> c; both joined, and joined -> y.
+JOIN = graph_of(
+    [(("x",), ("a",)), (("a",), ("b",)), (("x",), ("c",)), (("b", "c"), ("j",)), (("j",), ("y",))],
+    {"a": 100, "b": 30, "c": 20, "j": 50, "y": 1},
+)
+
+
+def test_gradients_that_are_views_take_nothing_of_their_own():
+    # The gradient of a, while that of b is there; then c's of its own is there, too.
+    assert excess(JOIN, []) == 30 + 100 + 1
+    # The whole of j's gradient is there as long as b's lies in it.
+    assert excess(JOIN, [("b", "j"), ("c", "j")]) == 50 + 100 + 1
+    assert excess(JOIN, [("c", "j")]) == max(50 + 30 + 1, 30 + 100 + 1)
+
+
+def test_views_of_what_has_come_from_elsewhere_take_nothing_here():
+    # Without the last operator, the gradient of j comes from another device.
+    assert excess(JOIN, [("b", "j"), ("c", "j")], inside=range(4)) == 100 + 1
+    assert excess(JOIN, [], inside=range(4)) == max(30 + 20 + 1, 30 + 100 + 1)
+
+
+def test_what_goes_back_to_another_device_is_no_view():
+    # b and c come from other devices; copies of their gradients go there.
+    assert excess(JOIN, [("b", "j"), ("c", "j")], inside=[3, 4]) == 50 + 30 + 20 + 1
+
+
+# x -> a; a -> b; a + b -> s; s -> y: a residual.
+RESIDUAL = graph_of(
+    [(("x",), ("a",)), (("a",), ("b",)), (("a", "b"), ("s",)), (("s",), ("y",))],
+    {"a": 10, "b": 10, "s": 10, "y": 1},
+)
+
+
+def test_a_second_gradient_is_added_in_place_where_nothing_else_lies_there():
+    # While the operator of b runs: s's storage, in which those of a and b lie, and a's second one.
+    assert excess(RESIDUAL, [("a", "s"), ("b", "s")]) == 10 + 10 + 1
+    assert excess(RESIDUAL, [("a", "s")]) == excess(RESIDUAL, []) == 10 + 10 + 10 + 1
+
+
+# As above, but another operator reads a later, while b's gradient still lies in that of s.
+FORK = graph_of(
+    [(("x",), ("b",)), (("x",), ("a",)), (("a",), ("z",)), (("a", "b"), ("s",)),
+     (("s", "z"), ("y",))],
+    {"a": 10, "b": 10, "s": 10, "z": 3, "y": 1},
+)  # fmt: skip
+
+
+def test_a_second_gradient_needs_a_new_storage_where_something_else_lies_there():
+    # z's has been used; s's storage, a's second one and the sum of both.
+    assert excess(FORK, [("a", "s"), ("b", "s")]) == 10 + 10 + 10 + 1
+    # In place; while the operator of z runs: those of z, a and b, and a's second one.
+    assert excess(FORK, [("a", "s")]) == 3 + 10 + 10 + 10 + 1
+
+
+def test_what_has_come_from_elsewhere_is_never_added_to_in_place():
+    # j goes to another device, too, whose gradient is there: a second one and the sum of both.
+    graph = replace(
+        JOIN,
+        operators=(*JOIN.operators, Operator("op5", "Test", ("j",), ("o",), ())),
+        tensors=(*JOIN.tensors, Tensor("o", (1,), "int8", True)),
+        outputs=("o",),
+    )
+    views = [("b", "j"), ("c", "j")]
+    assert excess(graph, views, inside=range(5)) == max(50 + 50 + 1, 50 + 100 + 1)
+    less = replace(graph, tensors=tuple(
+        replace(one, shape=(10,)) if one.name == "a" else one for one in graph.tensors
+    ))  # fmt: skip
+    assert excess(less, views, inside=range(5)) == 50 + 50 + 1
+
+
+def test_solvers_count_each_gradient_as_a_tensor_of_its_own():
+    profile = profile_of(JOIN, [1.0] * 5, stash=False)
+    views = replace(profile, gradient_views=(View("b", "j"), View("c", "j")))
+    assert operator_workspaces(views) == operator_workspaces(profile)
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (View("b", "x"), r"gradient_views\[0\].base: expected an operator's output, got 'x'"),
+        (View("a", "j"), r"gradient_views\[0\].tensor: expected an input of 'op3', got 'a'"),
+    ],
+)
+def test_a_gradient_is_a_view_of_that_of_what_its_operator_makes(view, message):
+    profile = profile_of(JOIN, [1.0] * 5)
+    with pytest.raises(ValueError, match=message):
+        replace(profile, gradient_views=(view,))
+    right = View("b", "j")
+    with pytest.raises(ValueError, match="expected each pair once, got 'b' again"):
+        replace(profile, gradient_views=(right, right))

@@ -1,0 +1,266 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.clusters.yaml.read import device_table, shipped_device_type
+from planner.costs.compute import operator_times
+from planner.errors import OptionError
+from planner.profilers.analytic import analytic, fit_constants, rank_correlation, rescale
+from planner.profilers.efficiencies import CPU, HALF, SINGLE, machine
+from planner.profilers.facts import Facts, facts
+from planner.profilers.stash import Stash
+from planner.profilers.works import Kernel, Work
+from planner.profiles import Source, stash_bytes
+from planner.solvers import SOLVERS
+from planner.topology import DeviceType
+from tests.bench.profile_analytic import rows
+from tests.profilers.test_profilers import attention, read, residual
+from tests.support.builders import cluster, graph_of, problem_of, profile_of
+
+FLOAT = 4  # bytes
+GPU = DeviceType("made-up", 10**10, {"float32": 1e12, "float16": 8e12}, 1e11, "made up")
+OTHER = DeviceType("other", 10**10, {"float32": 3e12}, 2e11, "made up")
+
+
+def product(folder, rows=600):
+    text = f"agraph (float[{rows},400] x) => (float[{rows},500] y) {{ y = MatMul (x, w) }}"
+    return read(folder, text, {"w": (400, 500)})
+
+
+def of(model, kind=GPU, **options):
+    return analytic(model, model_path="model.onnx", kind=kind, **options)
+
+
+# ---- the analytic profile
+
+
+def test_a_product_by_hand(tmp_path):
+    (cost,) = of(product(tmp_path)).operators
+    flops = 2 * 600 * 400 * 500
+    gradient = 400 * 500  # of the weight; that of the input is not asked for
+    share = SINGLE.efficiencies[Work.PRODUCT]
+    adding = SINGLE.efficiencies[Work.UPDATE]
+    product_s = flops / (share.compute * 1e12)
+    sum_s = 3 * gradient * FLOAT / (adding.memory * 1e11)
+    assert product_s > (600 * 400 + 400 * 500 + 600 * 500) * FLOAT / (share.memory * 1e11)
+    assert cost.forward_s == pytest.approx(SINGLE.launch_s + product_s, abs=1e-9)
+    assert cost.backward_s == pytest.approx(2 * SINGLE.launch_s + product_s + sum_s, abs=1e-9)
+    assert (cost.flops, cost.output_bytes) == (flops, 600 * 500 * FLOAT)
+
+
+def test_what_is_bound_by_memory_takes_its_bytes(tmp_path):
+    text = "agraph (float[1000,1000] x) => (float[1000,1000] y) { a = Mul (x, s) y = Relu (a) }"
+    _, relu = of(read(tmp_path, text, {"s": 1000})).operators
+    share = SINGLE.efficiencies[Work.ELEMENTWISE]
+    expected = SINGLE.launch_s + 2 * 10**6 * FLOAT / (share.memory * 1e11)
+    assert relu.forward_s == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_view_takes_no_time(tmp_path):
+    model = attention(tmp_path)
+    profile = of(model)
+    for operator, cost in zip(model.graph.operators, profile.operators, strict=True):
+        if operator.type in ("Split", "Identity", "Unsqueeze"):
+            assert cost.forward_s == 0
+        if operator.type in ("MatMul", "Softmax"):
+            assert cost.forward_s > SINGLE.launch_s
+
+
+def test_it_says_how_it_was_made(tmp_path):
+    model = residual(tmp_path)
+    profile = of(model)
+    assert (profile.source, profile.engine) == (Source.ANALYTIC, "roofline")
+    assert (profile.device_type, profile.dtype) == ("made-up", "float32")
+    assert (profile.threads, profile.repetitions, profile.spread) == (None, 0, 0.0)
+    assert (profile.whole_step, profile.warnings) == (None, ())
+    assert profile.model_hash == model.hash
+    assert of(model, shipped_device_type("cpu")).threads == 1
+    expected = [one.stash.private_bytes for one in facts(model)]
+    assert [cost.stash_private_bytes for cost in profile.operators] == expected
+    assert stash_bytes(profile, range(len(profile.operators))) > 0
+
+
+def test_half_precision_takes_the_speed_of_tensor_cores(tmp_path):
+    model = product(tmp_path)
+    (single,), (half,) = of(model).operators, of(model, dtype="float16").operators
+    assert half.forward_s < single.forward_s
+    assert of(model, dtype="float16").dtype == "float16"
+    assert machine(GPU, "float16") is HALF
+    assert machine(GPU, "bfloat16") is SINGLE  # of which no speed is known
+    (warning,) = of(model, dtype="bfloat16").warnings
+    assert "no speed of made-up in bfloat16 is known" in warning
+    assert machine(shipped_device_type("cpu"), "float16") is CPU
+
+
+def test_an_unknown_device_type_lists_the_known_ones():
+    with pytest.raises(OptionError, match=r"unknown device type 'V100'; known: .*V100-SXM2-16GB"):
+        shipped_device_type("V100")
+    assert shipped_device_type("T4") == device_table()["T4"]
+
+
+def test_every_kind_of_work_has_efficiencies_with_their_source():
+    for one in (SINGLE, HALF, CPU):
+        assert set(one.efficiencies) == set(Work)
+        assert one.launch_source
+        for share in one.efficiencies.values():
+            assert share.compute > 0
+            assert share.memory > 0
+            assert share.source
+
+
+@pytest.mark.parametrize("kind", sorted(device_table()))
+def test_more_rows_are_never_faster(kind, tmp_path):
+    times = []
+    for num_rows in (1, 2, 64, 128, 600):
+        (cost,) = of(product(tmp_path, num_rows), shipped_device_type(kind)).operators
+        times.append((cost.forward_s, cost.backward_s))
+    assert times == sorted(times)
+    assert [b for _, b in times] == sorted(b for _, b in times)
+
+
+# ---- rescaled profiles
+
+
+def measured(model):
+    """A profile that claims to be measured on the made-up device."""
+    return replace(of(model), source=Source.MEASURED, engine="torch", repetitions=3)
+
+
+def test_a_rescaled_profile_has_the_times_that_solve_takes(tmp_path):
+    profile = measured(attention(tmp_path))
+    found = rescale(profile, OTHER, GPU)
+    expected = operator_times(profile, OTHER, GPU)
+    assert [cost.forward_s for cost in found.operators] == expected.forward_s.tolist()
+    assert [cost.backward_s for cost in found.operators] == expected.backward_s.tolist()
+    assert (found.source, found.engine, found.device_type) == (Source.RESCALED, "torch", "other")
+    assert "rescaled from made-up (measured) by the ratio of the rooflines" in found.warnings
+    assert (found.whole_step, found.threads) == (None, None)
+    assert found.views == profile.views
+
+
+def test_a_rescaled_profile_plans_as_the_measured_one_does_on_that_device(tmp_path):
+    profile = measured(residual(tmp_path))
+    topology = cluster([OTHER, OTHER])
+    direct, found = (
+        SOLVERS["antichain"](problem_of(one, topology, measured_on=kind), 10.0)
+        for one, kind in ((profile, GPU), (rescale(profile, OTHER, GPU), OTHER))
+    )
+    assert found.strategy == direct.strategy
+    assert found.bound_s == direct.bound_s
+
+
+def test_a_profile_for_the_device_already_stays_as_it_is(tmp_path):
+    profile = measured(residual(tmp_path))
+    assert rescale(profile, GPU, GPU) is profile
+
+
+def test_views_of_an_analytic_profile_scale_with_the_bandwidth(tmp_path):
+    profile = of(attention(tmp_path))
+    times = operator_times(profile, OTHER, GPU)
+    split = [o.type for o in profile.graph.operators].index("Split")
+    assert times.forward_s[split] == 0
+    assert times.backward_s[split] == pytest.approx(profile.operators[split].backward_s / 2)
+
+
+def test_times_of_an_unknown_device_cannot_be_rescaled(tmp_path):
+    with pytest.raises(OptionError, match="of which no speed is known"):
+        rescale(measured(residual(tmp_path)), OTHER, None)
+    imported = replace(profile_of(graph_of([[], [0]]), [1.0, 2.0]), device_type="imported")
+    with pytest.raises(OptionError, match="does not say on which device"):
+        rescale(imported, OTHER, GPU)
+
+
+# ---- fits
+
+
+def test_the_fit_finds_the_constants_of_a_synthetic_profile(tmp_path):
+    model = residual(tmp_path)
+    one = Facts(Stash((), 0, ()), 0, 0, 0, 0)
+    found = [
+        replace(one, kernels=(Kernel(Work.PRODUCT, 10 ** (7 + i % 3), 10 ** (5 + i % 4)),))
+        for i in range(len(model.graph.operators))
+    ]
+    share = SINGLE.efficiencies[Work.PRODUCT]
+    times = [
+        SINGLE.launch_s
+        + max(
+            one.kernels[0].flops / (share.compute * 2e12),
+            one.kernels[0].bytes / (share.memory * 3e10),
+        )
+        for one in found
+    ]
+    profile = of(model)
+    costs = zip(profile.operators, times, strict=True)
+    profile = replace(
+        profile,
+        operators=tuple(replace(c, forward_s=t, backward_s=0.0) for c, t in costs),
+    )
+    fit = fit_constants(found, profile)
+    assert fit.peak_flops == pytest.approx(2e12, rel=0.01)
+    assert fit.memory_bandwidth_bytes_per_s == pytest.approx(3e10, rel=0.01)
+    assert fit.rank_correlation == 1.0
+    assert fit.median_error <= fit.p90_error < 0.01
+
+
+def test_the_fit_of_an_analytic_profile_is_exact_and_reported(tmp_path):
+    model = attention(tmp_path)
+    profile = of(model, shipped_device_type("cpu"))
+    ((name, correlation, median, p90),) = rows({"tiny": model.path}, {"tiny": profile})
+    assert name == "tiny"
+    assert correlation > 0.99
+    assert median <= p90 < 0.01
+
+
+def test_facts_of_another_model_cannot_be_fitted(tmp_path):
+    with pytest.raises(ValueError, match="1 facts, but 7 operators"):
+        fit_constants(facts(product(tmp_path)), of(residual(tmp_path)))
+
+
+# ---- ranks
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([1, 2, 3], [10, 20, 30], 1.0),
+        ([1, 2, 3], [3, 2, 1], -1.0),
+        ([1, 2, 3, 4], [1, 2, 4, 3], 0.8),
+        ([1, 2, 2, 3], [1, 2, 3, 4], 4.5 / (4.5 * 5) ** 0.5),  # ranks 1, 2.5, 2.5, 4
+        ([5, 5], [5, 5], 1.0),
+        ([5, 5], [1, 2], 0.0),
+    ],
+)
+def test_rank_correlations_by_hand(a, b, expected):
+    assert rank_correlation(a, b) == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=20))
+def test_a_rank_correlation_is_symmetric_bounded_and_blind_to_scale(pairs):
+    a, b = (np.array(values, dtype=float) for values in zip(*pairs, strict=True))
+    found = rank_correlation(a, b)
+    assert -1 <= found <= 1
+    assert rank_correlation(b, a) == found
+    assert rank_correlation(np.exp(a), 3 * b + 1) == found
+    assert rank_correlation(a, a) == 1
+
+
+def test_in_a_shorter_type_tensors_are_smaller_and_products_faster(tmp_path):
+    model = product(tmp_path, 4096)
+    kind = shipped_device_type("A100-SXM4-80GB")
+    whole, short = of(model, kind), of(model, kind, dtype="bfloat16")
+    assert short.dtype == "bfloat16"
+    assert {p.dtype for p in short.graph.parameters} == {"float32"}
+    made = [(t.dtype, t.bytes) for t in short.graph.tensors if t.name in model.graph.outputs]
+    before = [(t.dtype, t.bytes) for t in whole.graph.tensors if t.name in model.graph.outputs]
+    assert made == [("bfloat16", before[0][1] // 2)]
+    assert short.operators[0].forward_s < whole.operators[0].forward_s
+
+
+def test_autocast_neither_lengthens_nor_takes_other_types(tmp_path):
+    kind = shipped_device_type("A100-SXM4-80GB")
+    for dtype in ("float64", "int8"):
+        with pytest.raises(OptionError, match="expected float32, the model's own, or"):
+            of(product(tmp_path, 8), kind, dtype=dtype)

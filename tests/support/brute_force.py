@@ -1,0 +1,171 @@
+"""The antichain solver's answer by trying everything: slow, plain, and written without its kernels.
+
+Every chain of downsets, every width and warm-up depth of every stage, in every order of devices,
+priced by the closed forms of time and memory from what `costs` says of sets of operators.
+"""
+
+import math
+from functools import cache
+
+from planner.costs.closed_form import extend
+from planner.costs.collectives import ring_allreduce_s, ring_links, slowest_link
+from planner.costs.compute import slowdown, step_s, times_on
+from planner.costs.memory import (
+    limit_bytes,
+    search_bytes,
+    search_recompute_bytes,
+    stage_memory,
+    static_bytes,
+)
+from planner.costs.passes import block_workspace_bytes
+from planner.graph import consumers, producers, tensors_by_name
+from planner.graphs.downsets import downsets, members
+from planner.problem import Objective, Recompute
+from planner.solvers.antichain.devices import numbers_of_devices, orders_of
+from planner.strategy import ScheduleName
+from planner.topology import device_type
+
+
+def least_objective_s(problem):
+    """The least closed form over all pipelines that fit; infinite if none does."""
+    found = math.inf
+    for order in orders_of(problem):
+        for count in numbers_of_devices(problem):
+            found = min(found, _Trial(problem, order[:count]).best())
+    return found
+
+
+class _Trial:
+    """One linear order of devices."""
+
+    def __init__(self, problem, order):
+        self.problem, self.order = problem, order
+        graph = problem.profile.graph
+        made = producers(graph)
+        feeds = [[made[n] for n in o.inputs if n in made] for o in graph.operators]
+        self.sets = [frozenset(members(mask)) for mask in downsets(feeds).masks]
+        self.bytes_of = cache(self._bytes_of)
+        self.cut = cache(self._cut)
+
+    def best(self):
+        everything = self.sets[-1]
+        return self._grow(everything, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 0.0)
+
+    def _grow(self, rest, k, r, warmup, value, weight_behind):
+        """The least objective of all pipelines that run `rest` in front of what is there."""
+        options = self.problem.options
+        if not rest:
+            total, *others = value
+            return {
+                Objective.ITERATION: total + sum(others),
+                Objective.BOTTLENECK: value[1] + value[2],
+                Objective.LATENCY: total,
+            }[options.objective]
+        found = math.inf
+        for before in (s for s in self.sets if s < rest):
+            most = min(len(self.order) - k, options.num_microbatches)
+            for width in range(1, most + 1):
+                for depth in self._depths(k, r, warmup, width):
+                    longer = self._put_in_front(
+                        before, rest, k, r, width, depth, value, weight_behind
+                    )
+                    if longer is not None:
+                        found = min(found, self._grow(before, k + width, width, depth, *longer))
+        return found
+
+    def _depths(self, k, r, warmup, width):
+        options = self.problem.options
+        most = -(-options.num_microbatches // width)
+        if options.schedule is ScheduleName.GPIPE:
+            return {most}
+        least = -(-warmup * r // width) + 1
+        return {1} if k == 0 else {min(most, least), min(most, least + 1)}
+
+    def _put_in_front(self, before, rest, k, r, width, depth, value, weight_behind):
+        """The value with one more stage, or None if it does not fit."""
+        problem, options, topology = self.problem, self.problem.options, self.problem.topology
+        inside = rest - before
+        count = len(self.order)
+        devices = self.order[count - k - width : count - k]
+        need, entering, workspace = self.bytes_of(inside, before)
+        crossing, messages, gradient_bytes, gradients = self.cut(rest)
+        limit = min(limit_bytes(problem, self.order, d) for d in devices) - options.reserve_bytes
+        static = static_bytes(need.parameter_bytes, need.trainable_bytes, options.optimizer)
+        inputs, returned = self._ends(inside)
+        boundary = inputs + returned + crossing
+        rounds = -(-options.num_microbatches // width)
+        rest_of = (entering, gradient_bytes, workspace, depth, rounds)
+        bytes_needed = {
+            0: search_bytes(static, need.kept_bytes, *rest_of),
+            1: search_recompute_bytes(static, need.kept_bytes, boundary, *rest_of),
+        }
+        allowed = {Recompute.NONE: [0], Recompute.FULL: [1]}.get(options.recompute, [0, 1])
+        again = next((a for a in allowed if bytes_needed[a] <= limit), None)
+        if again is None:
+            return None
+        forward = [self._time(d, inside, "forward_s") for d in devices]
+        backward = [self._time(d, inside, "backward_s") for d in devices]
+        f = max(forward)
+        b = max(there + again * back for there, back in zip(backward, forward, strict=True))
+        send = back = 0.0
+        if k:
+            behind = self.order[count - k : count - k + r]
+            latency, rate = slowest_link(topology, devices, behind)
+            send = latency * messages + crossing / rate
+            latency, rate = slowest_link(topology, behind, devices)
+            back = latency * gradients + gradient_bytes / rate
+        trained = need.trainable_bytes
+        tail = max(
+            slowdown(topology, self.order, d)
+            * step_s(options.optimizer, trained, device_type(topology, d))
+            for d in devices
+        )
+        if width > 1 and trained:
+            links = ring_links(topology, tuple(sorted(devices)))
+            tail += ring_allreduce_s(trained, width, *links)
+        weight = {
+            Objective.ITERATION: rounds - 1.0,
+            Objective.BOTTLENECK: 1 / width,
+            Objective.LATENCY: 0.0,
+        }[options.objective]
+        bottleneck = options.objective is Objective.BOTTLENECK
+        phases = options.schedule is ScheduleName.GPIPE and options.objective is Objective.ITERATION
+        return (
+            extend(*value, f, b, send, back, tail, rounds, rounds if bottleneck else depth,
+                   weight, weight_behind, phases),
+            weight,
+        )  # fmt: skip
+
+    def _time(self, device, inside, which):
+        times = getattr(times_on(self.problem, device), which)
+        return times[sorted(inside)].sum() * slowdown(self.problem.topology, self.order, device)
+
+    def _ends(self, inside):
+        """Bytes of what a stage reads from outside, and of the model's outputs that it makes."""
+        graph = self.problem.profile.graph
+        tensors = tensors_by_name(graph)
+        made = {n for v in inside for n in graph.operators[v].outputs}
+        read = {n for v in inside for n in graph.operators[v].inputs} - made
+        returned = made & set(graph.outputs)
+        return sum(tensors[n].bytes for n in read), sum(tensors[n].bytes for n in returned)
+
+    def _bytes_of(self, inside, before):
+        """Memory of a stage, bytes that come from earlier stages, its operators' workspace."""
+        profile = self.problem.profile
+        graph = profile.graph
+        tensors, made = tensors_by_name(graph), producers(graph)
+        entering = {n for v in inside for n in graph.operators[v].inputs if made.get(n) in before}
+        workspace = max(block_workspace_bytes(profile, [v]) for v in inside)
+        return stage_memory(profile, inside), sum(tensors[n].bytes for n in entering), workspace
+
+    def _cut(self, rest):
+        """Bytes and messages over the cut behind a downset, there and back."""
+        graph = self.problem.profile.graph
+        made, read_by, tensors = producers(graph), consumers(graph), tensors_by_name(graph)
+        over = [
+            tensors[n]
+            for n, v in made.items()
+            if v in rest and any(w not in rest for w in read_by[n])
+        ]
+        back = [t for t in over if t.gradient]
+        return sum(t.bytes for t in over), len(over), sum(t.bytes for t in back), len(back)

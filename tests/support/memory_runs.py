@@ -1,0 +1,152 @@
+"""Runs of many plans in one start of torchrun, and what their tensors take beside what the plans
+say.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from planner.launcher.runtime import StageRunner
+from planner.launcher.world import Channel, _Watcher
+
+ROOT = Path(__file__).parents[2]
+UNDER, OVER = 0.98, 1.1
+TRANSFER_S, FORWARD_S = 0.2, 0.4  # of slow links, and before forwards of a rank that has them
+
+_WORKER = f"""
+import json, os, sys
+from functools import partial
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+import torch.distributed as dist
+from planner.commands.ends import ranks_leave_at_once
+from planner.launch.run import launch
+from planner.reports.launch import launch_json
+from tests.memory_runs import Late, slow_down
+if len(sys.argv) > 2:
+    slow_down(int(os.environ["RANK"]), Late(**json.loads(sys.argv[2])))
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+start, found = dist.init_process_group, {{}}
+for path in sorted(Path(sys.argv[1]).glob("*.strategy.json")):
+    dist.init_process_group = partial(start, store=dist.PrefixStore(path.name, store))
+    report = launch(path, steps=1, track_memory=True)
+    if report:
+        found[path.name] = launch_json(report)
+if found:
+    print(json.dumps(found))
+with ranks_leave_at_once():
+    sys.exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Bytes of tensors on one rank of a plan."""
+
+    plan: str
+    rank: int
+    predicted_bytes: int
+    live_bytes: int
+
+    @property
+    def share(self) -> float:
+        """Predicted over live."""
+        return self.predicted_bytes / self.live_bytes
+
+    @property
+    def right(self) -> bool:
+        """Never under by more than 2 %, over by at most 10 %."""
+        return UNDER <= self.share <= OVER
+
+
+def taken(found: Mapping[str, Mapping[str, list[int]]]) -> list[Taken]:
+    """What every rank takes.
+
+    Args:
+        found: the launcher's JSON by plan.
+    """
+    return [
+        Taken(name, rank, predicted, live)
+        for name, one in sorted(found.items())
+        for rank, (predicted, live) in enumerate(
+            zip(one["predicted_live_bytes"], one["live_bytes"], strict=True)
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class Late:
+    """A rank whose links are slow in one direction, so that what it sends waits.
+
+    Attributes:
+        back: whether these are the links to ranks before it, else to those behind.
+        waits: whether its forwards start late too, so that those behind are through with one
+            microbatch while it sends the next.
+    """
+
+    rank: int
+    back: bool
+    waits: bool
+
+
+@dataclass(frozen=True)
+class _LateWork:
+    work: Any
+
+    def wait(self) -> None:
+        self.work.wait()
+        time.sleep(TRANSFER_S)
+
+
+class _LateWatcher(_Watcher):
+    """At both ends of a link, which else might disagree on when a tensor is there."""
+
+    def watch(self, work: Any, buffer: Tensor) -> Future[float]:
+        return super().watch(_LateWork(work), buffer)
+
+
+def slow_down(rank: int, late: Late) -> None:
+    """Makes this rank see late what a rank sends, and that rank compute as it has to."""
+    connect, forward = Channel.__init__, StageRunner.forward
+
+    def connect_slowly(self: Channel, peer: int, group: object, sends: bool) -> None:
+        connect(self, peer, group, sends)
+        source, target = (rank, peer) if sends else (peer, rank)
+        if source == late.rank and (target < source) == late.back:
+            self._watcher = _LateWatcher()
+
+    def forward_late(*args: Any) -> Any:
+        time.sleep(FORWARD_S)
+        return forward(*args)
+
+    Channel.__init__ = connect_slowly
+    if rank == late.rank and late.waits:
+        StageRunner.forward = forward_late
+
+
+def run(folder: Path, ranks: int, timeout_s: float, late: Late | None = None) -> list[Taken]:
+    """Runs all plans in a folder, which have equally many ranks and names without spaces.
+
+    Args:
+        late: a rank with slow links.
+    """
+    worker = folder / "worker.py"
+    worker.write_text(_WORKER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    slowly = [] if late is None else [json.dumps(asdict(late))]
+    command += [str(ranks), worker.name, ".", *slowly]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True,
+        timeout=timeout_s, check=False, env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return taken(json.loads(done.stdout.splitlines()[-1]))

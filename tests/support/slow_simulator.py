@@ -1,0 +1,409 @@
+"""The simulator, action by action in plain Python: what `planner.simulator` is compared with."""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from heapq import heappop, heappush
+
+from planner.clusters.routes import latency_s, routes
+from planner.costs.actions import ActionCosts
+from planner.schedules.actions import (
+    Action,
+    AllReduce,
+    Compute,
+    Direction,
+    Program,
+    Receive,
+    Send,
+    Step,
+)
+from planner.schedules.dry_run import dry_run
+from planner.simulator.timeline import Event, Flow, Timeline
+from planner.topology import Sharing, Topology
+
+# A computation, or the one that a receive is for: whether forward, stage, microbatch.
+_Key = tuple[bool, int, int]
+
+
+def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeline:
+    """What every device does when, in one iteration.
+
+    Args:
+        program: its devices are indices into the topology.
+        costs: of everything in the program.
+
+    Raises:
+        ValueError: if the lists block each other; with what `dry_run` says.
+    """
+    simulation = _Simulation(program, costs, topology)
+    if not simulation.run():
+        raise ValueError(f"the schedule blocks: {dry_run(program)}")
+    events = sorted(simulation.events, key=lambda e: (e.start_s, e.device))
+    flows = sorted(simulation.flows, key=lambda f: (f.start_s, f.source, f.target))
+    last_s = max((one.end_s for many in (events, flows) for one in many), default=0.0)
+    return Timeline(last_s, tuple(events), tuple(flows))
+
+
+class _Pair:
+    """An ordered pair of devices, and what either end has posted and not begun to transfer."""
+
+    __slots__ = (
+        "busy", "exclusive", "latency_s", "receives", "route", "sends", "source", "target",
+    )  # fmt: skip
+
+    def __init__(self, topology: Topology, source: int, target: int) -> None:
+        self.source, self.target = source, target
+        self.route = routes(topology)[source, target]
+        self.exclusive = [
+            link for link in self.route if topology.links[link].sharing is Sharing.EXCLUSIVE
+        ]
+        self.latency_s = latency_s(topology, source, target)
+        self.sends: deque[Send] = deque()
+        self.receives: deque[Receive] = deque()
+        self.busy = False
+
+
+class _Transfer:
+    """A transfer under way: `left` bytes from time `since_s` on, at `rate`; 0 in its latency."""
+
+    __slots__ = ("end_s", "left", "pair", "rate", "receive", "send", "since_s", "start_s")
+
+    def __init__(
+        self, pair: _Pair, send: Send, receive: Receive, size_bytes: int, now_s: float
+    ) -> None:
+        self.pair, self.send, self.receive = pair, send, receive
+        self.start_s = self.since_s = now_s
+        self.left: float = size_bytes
+        self.rate = 0.0
+        self.end_s = now_s + pair.latency_s
+
+
+class _Simulation:
+    """The state between two events; a device stands at the action that it runs or waits for."""
+
+    def __init__(self, program: Program, costs: ActionCosts, topology: Topology) -> None:
+        self.program, self.costs, self.topology = program, costs, topology
+        self.now_s = 0.0
+        self.events: list[Event] = []
+        self.flows: list[Flow] = []
+        self.links = Links([link.bandwidth_bytes_per_s for link in topology.links])
+        self.position = dict.fromkeys(program.lists, 0)
+        self.missing: dict[int, dict[_Key, int]] = {device: {} for device in program.lists}
+        self.waits_for: dict[int, _Key | None] = dict.fromkeys(program.lists)
+        waiting = _waiting(program)
+        self.held = {device: held(actions, waiting) for device, actions in program.lists.items()}
+        self.members: dict[int, list[int]] = {}
+        self.pairs: dict[tuple[int, int], _Pair] = {}
+        # Per exclusive link, the transfers that hold it or wait for it; what has just got ready,
+        # and what has just ended.
+        self.queues: dict[int, deque[_Transfer]] = {}
+        self.fresh: list[_Transfer] = []
+        self.freed: list[_Transfer] = []
+        self.transfers: dict[int, _Transfer] = {}
+        # (time in s, device, order, transfer); no transfer where the device ends its action.
+        self.queue: list[tuple[float, int, int, int | None]] = []
+        self.order = 0
+
+    def run(self) -> bool:
+        """Runs to the end; whether it is one in which nothing is left over."""
+        for device in self.program.lists:
+            self._advance(device)
+        while self.queue or self.links.stale or self.fresh or self.freed:
+            over = not self.queue or self.queue[0][0] > self.now_s
+            if self.links.stale and over:
+                self._share()
+                continue
+            if over and (self.fresh or self.freed):
+                self._admit()
+                continue
+            time_s, device, _, number = heappop(self.queue)
+            if number is None:
+                self.now_s = time_s
+                action = self.program.lists[device][self.position[device]]
+                if isinstance(action, Send | Receive):
+                    self._post(device, action)
+                self.position[device] += 1
+                self._advance(device)
+            # Else foreseen at a rate that has changed since.
+            elif number in self.transfers and self.transfers[number].end_s == time_s:
+                self.now_s = time_s
+                self._proceed(number, self.transfers[number])
+        ended = all(self.position[d] == len(one) for d, one in self.program.lists.items())
+        return ended and not any(pair.sends or pair.receives for pair in self.pairs.values())
+
+    def _foresee(self, time_s: float, device: int, number: int | None) -> None:
+        self.order += 1
+        heappush(self.queue, (time_s, device, self.order, number))
+
+    def _advance(self, device: int) -> None:
+        """Takes a device to its next action that needs time; begins it if nothing is missing."""
+        actions, position = self.program.lists[device], self.position[device]
+        while position < len(actions) and type(actions[position]) in (Send, Receive):
+            post_s = self._post_s(device, actions[position])
+            if post_s > 0:
+                self.position[device] = position
+                self._occupy(device, actions[position], post_s)
+                return
+            self._post(device, actions[position])
+            position += 1
+        self.position[device] = position
+        if position == len(actions):
+            return
+        match actions[position]:
+            case Compute() as compute:
+                self._compute(device, compute)
+            case AllReduce(index) as action:
+                members = self.members.setdefault(index, [])
+                members.append(device)
+                if len(members) == len(self.program.sums[index].devices):
+                    for member in members:
+                        launch_s = self.costs.launch_s.get(member, 0.0)
+                        self._occupy(member, action, self.costs.sum_s[index] + launch_s)
+            case Step() as action:
+                launch_s = self.costs.launch_s.get(device, 0.0)
+                self._occupy(device, action, self.costs.step_s[device] + launch_s)
+
+    def _compute(self, device: int, action: Compute) -> None:
+        forward = action.direction is Direction.FORWARD
+        key = forward, action.stage, action.microbatch
+        if self.missing[device].get(key):
+            self.waits_for[device] = key
+        else:
+            time_s = self.costs.forward_s if forward else self.costs.backward_s
+            launch_s = self.costs.launch_s.get(device, 0.0)
+            self._occupy(device, action, time_s[action.stage, device] + launch_s)
+
+    def _occupy(self, device: int, action: Action, time_s: float) -> None:
+        end_s = self.now_s + time_s
+        self.events.append(Event(device, action, self.now_s, end_s))
+        self._foresee(end_s, device, None)
+
+    def _post_s(self, device: int, action: Send | Receive) -> float:
+        each_s = self.costs.post_s.get(device, 0.0)
+        per_byte_s = self.costs.copy_s_per_byte.get(device, 0.0)
+        return each_s + per_byte_s * self.costs.tensor_bytes[action.tensor]
+
+    def _post(self, device: int, action: Action) -> None:
+        if isinstance(action, Send):
+            pair = self._pair(device, action.device)
+            pair.sends.append(action)
+            self._miss(device, self.held[device].get(_key(action)))
+        elif isinstance(action, Receive):
+            pair = self._pair(action.device, device)
+            pair.receives.append(action)
+            self._miss(device, _key(action))
+        self._match(pair)
+
+    def _miss(self, device: int, key: _Key | None) -> None:
+        if key is not None:
+            self.missing[device][key] = self.missing[device].get(key, 0) + 1
+
+    def _found(self, device: int, key: _Key | None) -> None:
+        if key is not None:
+            self.missing[device][key] -= 1
+            if not self.missing[device][key] and self.waits_for[device] == key:
+                self.waits_for[device] = None
+                self._advance(device)
+
+    def _pair(self, source: int, target: int) -> _Pair:
+        pair = self.pairs.get((source, target))
+        if pair is None:
+            pair = self.pairs[source, target] = _Pair(self.topology, source, target)
+        return pair
+
+    def _match(self, pair: _Pair) -> None:
+        """The next transfer of a pair, if both ends have posted it and none is under way."""
+        if pair.busy or not pair.sends or not pair.receives:
+            return
+        send, receive = pair.sends.popleft(), pair.receives.popleft()
+        if (send.tensor, send.microbatch, send.direction) != (
+            receive.tensor, receive.microbatch, receive.direction
+        ):  # fmt: skip
+            raise ValueError(f"the schedule blocks: {dry_run(self.program)}")
+        pair.busy = True
+        transfer = _Transfer(pair, send, receive, self.costs.tensor_bytes[send.tensor], self.now_s)
+        if pair.exclusive:
+            self.fresh.append(transfer)
+        else:
+            self._begin(transfer)
+
+    def _begin(self, transfer: _Transfer) -> None:
+        transfer.start_s = transfer.since_s = self.now_s
+        transfer.end_s = self.now_s + transfer.pair.latency_s
+        number = self.order
+        self.transfers[number] = transfer
+        self._foresee(transfer.end_s, transfer.pair.source, number)
+
+    def _admit(self) -> None:
+        """At the end of a moment: queues what has got ready, and begins what is the first in all of
+        its queues.
+        """
+        self.fresh.sort(key=lambda one: (one.pair.source, one.pair.target))
+        for transfer in self.fresh:
+            for link in transfer.pair.exclusive:
+                self.queues.setdefault(link, deque()).append(transfer)
+        queues = [self.queues[link] for one in self.freed for link in one.pair.exclusive]
+        for transfer in (*(queue[0] for queue in queues if queue), *self.fresh):
+            first = all(self.queues[link][0] is transfer for link in transfer.pair.exclusive)
+            if first and transfer not in self.transfers.values():
+                self._begin(transfer)
+        self.fresh, self.freed = [], []
+
+    def _proceed(self, number: int, transfer: _Transfer) -> None:
+        """The end of a transfer's latency, or its own."""
+        pair = transfer.pair
+        if transfer.rate == 0:
+            self.links.add(number, pair.route)
+            return
+        self.links.remove(number)
+        for link in pair.exclusive:
+            self.queues[link].popleft()
+        self.freed += [transfer] if pair.exclusive else []
+        del self.transfers[number]
+        pair.busy = False
+        self._match(pair)
+        self._arrive(transfer)
+
+    def _share(self) -> None:
+        """Gives transfers their new rates and foresees their ends."""
+        for number, rate in self.links.new_rates().items():
+            transfer = self.transfers[number]
+            if rate != transfer.rate:
+                moved = transfer.rate * (self.now_s - transfer.since_s)
+                transfer.left = max(transfer.left - moved, 0.0)
+                transfer.since_s, transfer.rate = self.now_s, rate
+                transfer.end_s = self.now_s + transfer.left / rate
+                self._foresee(transfer.end_s, transfer.pair.target, number)
+
+    def _arrive(self, transfer: _Transfer) -> None:
+        """Hands a tensor to the computation that it is for, which may wait for it."""
+        pair, receive = transfer.pair, transfer.receive
+        self.flows.append(
+            Flow(
+                pair.source, pair.target, receive.direction, receive.microbatch, receive.tensor,
+                transfer.start_s, self.now_s, self.costs.tensor_bytes[receive.tensor],
+            )
+        )  # fmt: skip
+        self._found(pair.target, _key(receive))
+        self._found(pair.source, self.held[pair.source].get(_key(transfer.send)))
+
+
+def _key(action: Compute | Send | Receive) -> _Key:
+    return action.direction is Direction.FORWARD, action.stage, action.microbatch
+
+
+def _waiting(program: Program) -> Collection[bool]:
+    """Of forwards (True) and backwards, those that wait for sends."""
+    keys = [[_key(a) for a in one if isinstance(a, Compute)] for one in program.lists.values()]
+    if any(len({stage for _, stage, _ in mine}) > 1 for mine in keys):
+        return ()
+    order = [[forward for forward, _, _ in mine] for mine in keys]
+    return (False, True) if all(one == sorted(one, reverse=True) for one in order) else (False,)
+
+
+def held(actions: Sequence[Action], waiting: Collection[bool]) -> dict[_Key, _Key]:
+    """Per computation, the one that waits until what it made has been sent: the second one after
+    it of its stage and direction.
+    """
+    found: dict[_Key, _Key] = {}
+    before: dict[tuple[bool, int], list[_Key]] = {}
+    for action in actions:
+        if isinstance(action, Compute) and _key(action)[0] in waiting:
+            alike = before.setdefault(_key(action)[:2], [])
+            alike.append(_key(action))
+            if len(alike) > 2:
+                found[alike[-3]] = alike[-1]
+    return found
+
+
+def fair_rates(routes: Mapping[int, Sequence[int]], widths: Sequence[float]) -> dict[int, float]:
+    """Max-min fair rates by progressive filling: the link with the smallest share per flow gives
+    that share to all its flows, which then take it from their other links, and so on.
+
+    Args:
+        routes: per flow, the links that it takes, at least one.
+        widths: per link, its bandwidth in bytes/s.
+
+    Returns:
+        per flow, its rate in bytes/s.
+
+    Two flows share link 0, of which one goes on over the narrower link 1:
+
+    >>> fair_rates({7: (0,), 8: (0, 1)}, (10.0, 2.0))
+    {8: 2.0, 7: 8.0}
+    """
+    flows_on: dict[int, set[int]] = {}
+    for flow, route in routes.items():
+        for link in route:
+            flows_on.setdefault(link, set()).add(flow)
+    left = {link: widths[link] for link in flows_on}
+    rates: dict[int, float] = {}
+    while flows_on:
+        rate, link = min((left[link] / len(flows), link) for link, flows in flows_on.items())
+        for flow in sorted(flows_on[link]):
+            rates[flow] = rate
+            for taken in routes[flow]:
+                left[taken] -= rate
+                flows_on[taken].remove(flow)
+        flows_on = {link: flows for link, flows in flows_on.items() if flows}
+    return rates
+
+
+class Links:
+    """The links of a topology and the flows that are on them now.
+
+    A flow is an integer that the caller chooses; rates are in bytes/s.
+    """
+
+    def __init__(self, widths: Sequence[float]) -> None:
+        self._widths = widths
+        self._routes: dict[int, Sequence[int]] = {}
+        self._flows_on: list[set[int]] = [set() for _ in widths]
+        self._touched: dict[int, None] = {}
+
+    def add(self, flow: int, route: Sequence[int]) -> None:
+        """Puts a flow on its links."""
+        self._routes[flow] = route
+        for link in route:
+            self._flows_on[link].add(flow)
+        self._touched[flow] = None
+
+    def remove(self, flow: int) -> None:
+        """Takes a flow off its links."""
+        self._touched.pop(flow, None)
+        for link in self._routes.pop(flow):
+            flows = self._flows_on[link]
+            flows.remove(flow)
+            if flows:
+                # One will do: the others on the link are found from it.
+                self._touched[min(flows)] = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether flows came or went since the rates were last asked for."""
+        return bool(self._touched)
+
+    def new_rates(self) -> dict[int, float]:
+        """Rates of all flows that may have another one since this was last asked for."""
+        rates: dict[int, float] = {}
+        for flow in self._touched:
+            if flow not in rates:
+                rates |= self._rates_around(flow)
+        self._touched.clear()
+        return rates
+
+    def _rates_around(self, flow: int) -> dict[int, float]:
+        route = self._routes[flow]
+        if all(len(self._flows_on[link]) == 1 for link in route):
+            return {flow: min(self._widths[link] for link in route)}
+        return fair_rates({one: self._routes[one] for one in self._coupled(flow)}, self._widths)
+
+    def _coupled(self, flow: int) -> Collection[int]:
+        """The flow and all that share links with it, directly or through others, ascending."""
+        found, reached, ahead = {flow}, set(), [flow]
+        while ahead:
+            for link in self._routes[ahead.pop()]:
+                if link not in reached:
+                    reached.add(link)
+                    ahead += self._flows_on[link] - found
+                    found |= self._flows_on[link]
+        return sorted(found)

@@ -1,0 +1,87 @@
+"""Networks with wide branches, whose downsets are too many to enumerate: NASNet-A's cells, and the
+CNNs of the onnx package.
+"""
+
+from planner.graph import Graph, Operator, Parameter, Tensor
+from tests.support.models import light
+from tests.support.rooflines import roofline_of, roofline_of_onnx
+
+# Of the onnx package; densenet121 reads one tensor ever again, the others have branches.
+WIDE_CNNS = ("inception_v1", "inception_v2", "densenet121", "shufflenet")
+
+
+def wide_profile(name, device="V100-SXM2-16GB", batch=32):
+    """A profile by roofline of one of `WIDE_CNNS`, or of "nasnet-CELLS"."""
+    kind, _, cells = name.partition("-")
+    if kind == "nasnet":
+        return roofline_of(nasnet(int(cells), batch), device, batch)
+    return roofline_of_onnx(light(name), device, batch)
+
+
+def nasnet(cells, batch, channels=168, size=14):
+    """Normal cells of NASNet-A at one resolution, as in Zoph et al., CVPR 2018, figure 4: each
+    reads the two cells before it, and adds up five pairs of branches. A separable convolution is
+    two times Relu, depthwise and pointwise convolution; batch normalization is left out, as if
+    folded.
+    """
+    flow = _Flow(batch, channels, size)
+    before = last = flow.conv("image", 1)
+    for cell in range(cells):
+        flow.scope = f"cell{cell}."
+        p, h = (flow.conv(flow.relu(x), 1) for x in (before, last))
+        pairs = (
+            (flow.separable(h, 3), h),
+            (flow.separable(p, 3), flow.separable(h, 5)),
+            (flow.pool(h), p),
+            (flow.pool(p), flow.pool(p)),
+            (flow.separable(p, 5), flow.separable(p, 3)),
+        )
+        joined = flow.add("Concat", [flow.add("Add", pair) for pair in pairs], channels=5)
+        before, last = last, flow.conv(joined, 1, channels=5)
+    return flow.graph(last)
+
+
+class _Flow:
+    """A graph that grows operator by operator; each method returns the name of what it makes."""
+
+    def __init__(self, batch, channels, size):
+        self.batch, self.channels, self.size = batch, channels, size
+        self.scope, self.operators, self.parameters = "", [], []
+        self.tensors = [self._tensor("image", 1, False)]
+
+    def _tensor(self, name, factor, gradient=True):
+        shape = (self.batch, factor * self.channels, self.size, self.size)
+        return Tensor(name, shape, "float32", gradient)
+
+    def add(self, kind, inputs, weight=None, channels=1):
+        name = f"{self.scope}{kind}_{len(self.operators)}"
+        held = () if weight is None else (Parameter(f"{name}.weight", weight, "float32", True),)
+        self.operators.append(
+            Operator(name, kind, tuple(dict.fromkeys(inputs)), (name,),
+                     tuple(p.name for p in held))
+        )  # fmt: skip
+        self.parameters += held
+        self.tensors.append(self._tensor(name, channels))
+        return name
+
+    def relu(self, x):
+        return self.add("Relu", [x])
+
+    def pool(self, x):
+        return self.add("AveragePool", [x])
+
+    def conv(self, x, kernel, channels=1):
+        width = self.channels
+        return self.add("Conv", [x], (width, channels * width, kernel, kernel))
+
+    def separable(self, x, kernel):
+        for _ in range(2):
+            x = self.add("Conv", [self.relu(x)], (self.channels, 1, kernel, kernel))
+            x = self.conv(x, 1)
+        return x
+
+    def graph(self, result):
+        return Graph(
+            tuple(self.operators), tuple(self.tensors), tuple(self.parameters), ("image",),
+            (result,),
+        )  # fmt: skip

@@ -1,0 +1,224 @@
+"""Calibrations: fits find what runs were made with, files are strict, and solve uses them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.calibration import UNCALIBRATED, Calibration, CalibrationFile, Deviation
+from planner.clusters.yaml.write import write_topology
+from planner.costs.calibration import calibrated_s, whole_share
+from planner.costs.compute import times_on
+from planner.costs.evaluate import evaluate
+from planner.errors import FileError, OptionError
+from planner.files import (
+    artefact_hash,
+    calibration_path,
+    newest_profile,
+    read_calibration,
+    read_plan,
+    write_calibration,
+    write_profile,
+)
+from planner.profiles import WholeStep
+from planner.simulator.events import simulate
+from planner.strategy import ScheduleName, Stage, Strategy
+from planner.traces.calibrate import Run, calibrate, fit, predicted_s, regression
+from planner.traces.read import measured_by
+from planner.traces.runs import read_runs
+from planner.traces.write import write_trace
+from tests.support.accuracy_plans import planned
+from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.commands import run
+
+TYPES = ("Conv", "MatMul", "Relu")
+TRUE = Calibration(
+    device_type="unit", whole=True, forward=1.3, backward=0.8,
+    deviations=(Deviation("Conv", 0.2, -0.1), Deviation("MatMul", -0.1, 0.1)),
+    loss_forward_s_per_byte=2e-9, loss_backward_s_per_byte=4e-9, launch_s=2e-4, post_s=3e-4,
+    copy_s_per_byte=2e-10, wire=0.5, sums=0.5, steps=1.5,
+)  # fmt: skip
+
+
+def problem_with(seed, schedule=ScheduleName.ONE_F_ONE_B, num_microbatches=4):
+    """A chain of eight operators of three types with drawn times, on two devices."""
+    dice = np.random.default_rng(seed)
+    graph = graph_of([[], *([v] for v in range(7))], [400_000] * 8, [10**6] * 8)
+    operators = tuple(
+        replace(operator, type=str(dice.choice(TYPES))) for operator in graph.operators
+    )
+    forward = dice.uniform(0.005, 0.03, 8)
+    profile = profile_of(replace(graph, operators=operators), forward.tolist())
+    whole_s = 0.9 * sum(one.forward_s + one.backward_s for one in profile.operators)
+    profile = replace(profile, whole_step=WholeStep(whole_s, whole_s), device_type="unit")
+    topology = cluster([unit_type(bandwidth=1e10)] * 2, bandwidth=1e9, latency=1e-4)
+    return problem_of(profile, topology, num_microbatches, schedule=schedule)
+
+
+def plan_with(problem, cut):
+    """Two stages, cut before an operator; data parallel with cut 0."""
+    names = [operator.name for operator in problem.profile.graph.operators]
+    count, schedule = problem.options.num_microbatches, problem.options.schedule
+    if cut == 0:
+        stages = (Stage(tuple(names), (0, 1), 1, False),)
+    else:
+        stages = (
+            Stage(tuple(names[:cut]), (0,), 2, False), Stage(tuple(names[cut:]), (1,), 1, False),
+        )  # fmt: skip
+    return planned(problem, Strategy(stages, schedule, count))
+
+
+def run_of(problem, cut, known=TRUE, name=""):
+    """What a machine would measure that is as the calibration says."""
+    plan = plan_with(problem, cut)
+    evaluation = evaluate(replace(problem, calibration=known), plan.strategy)
+    timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
+    return Run(name or f"{cut}", problem, plan, timeline)
+
+
+RUNS = [run_of(problem_with(seed), cut) for seed in range(4) for cut in (0, 2, 3, 5, 6)]
+
+
+def test_regression_finds_what_made_the_values_and_keeps_to_the_prior_where_nothing_is_said():
+    rows = np.array([[1.0, 0.0, 0.0], [2.0, 1.0, 0.0], [1.0, 3.0, 0.0]])
+    found = regression(
+        rows, rows @ [2.0, 0.5, 9.0], np.full(3, 1e-3), np.array([1.0, 0.0, 7.0]), np.ones(3),
+        np.zeros(3),
+    )  # fmt: skip
+    assert found == pytest.approx([2.0, 0.5, 7.0], rel=1e-3)
+
+
+def test_regression_sets_to_its_least_what_would_be_less():
+    rows = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 4.0]])
+    found = regression(
+        rows, np.array([4.0, 3.0, 1.0]), np.full(3, 0.01), np.zeros(2), np.full(2, 100.0),
+        np.zeros(2),
+    )  # fmt: skip
+    assert found[1] == 0.0 and found[0] > 0.0
+
+
+def test_a_fit_explains_the_runs_it_was_made_from():
+    known = fit(RUNS)
+    for one in RUNS:
+        assert predicted_s(one, known) == pytest.approx(one.timeline.iteration_s, rel=0.02)
+        assert abs(predicted_s(one, UNCALIBRATED) / one.timeline.iteration_s - 1) > 0.01
+    assert known.post_s == pytest.approx(TRUE.post_s, rel=0.3)
+    assert known.sums == pytest.approx(TRUE.sums, rel=0.05)
+    assert known.steps == pytest.approx(TRUE.steps, rel=0.1)
+    assert known.wire == pytest.approx(TRUE.wire, rel=0.05)
+
+
+def test_it_holds_for_models_that_were_left_out():
+    found = calibrate(RUNS)
+    assert found.left_out == "model" and len(found.checked) == len(RUNS)
+    assert found.error_before > 0.03
+    assert found.error_after < 0.25 * found.error_before
+
+
+def test_with_one_model_runs_are_left_out_and_one_run_alone_proves_nothing():
+    assert calibrate(RUNS[:5]).left_out == "run"
+    alone = calibrate(RUNS[:1])
+    assert alone.checked[0].after_s == alone.checked[0].before_s
+
+
+def test_without_a_calibration_nothing_changes():
+    problem = problem_with(0)
+    plan = plan_with(problem, 3)
+    other = replace(problem, calibration=replace(TRUE, device_type="another"))
+    assert predicted_s(RUNS[0], UNCALIBRATED) == plan_with(problem, 0).prediction.iteration_s
+    assert plan_with(other, 3).prediction == plan.prediction
+
+
+def test_operator_times_by_hand():
+    problem = replace(problem_with(0), calibration=TRUE)
+    profile = problem.profile
+    alone = times_on(replace(problem, calibration=UNCALIBRATED), 0)
+    forward, backward = calibrated_s(TRUE, profile, alone.forward_s, alone.backward_s)
+    assert whole_share(profile) == pytest.approx(0.9)
+    for v, operator in enumerate(profile.graph.operators):
+        f, b = {"Conv": (1.5, 0.7), "MatMul": (1.2, 0.9), "Relu": (1.3, 0.8)}[operator.type]
+        loss = 400_000 if v == 7 else 0
+        assert forward[v] == pytest.approx(0.9 * f * alone.forward_s[v] + loss * 2e-9)
+        assert backward[v] == pytest.approx(0.9 * b * alone.backward_s[v] + loss * 4e-9)
+    assert times_on(problem, 0).forward_s.tolist() == forward.tolist()
+
+
+def test_a_calibration_with_impossible_figures_is_refused():
+    with pytest.raises(ValueError, match="forward: expected a finite number above 0") as error:
+        Calibration(forward=0.0, post_s=-1.0, deviations=(Deviation("Conv", -2.0, 0.0),))
+    assert "post_s" in str(error.value) and "'Conv'" in str(error.value)
+
+
+# ------------------------------------------------------------------------------------- files
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A profile, its topology, and traces of two runs."""
+    monkeypatch.chdir(tmp_path)
+    problem = problem_with(1)
+    profile = replace(problem.profile, device_type="T4")
+    write_profile(profile, tmp_path / "profiles" / "chain.json")
+    kind = unit_type("T4", bandwidth=1e10)
+    problem = replace(
+        problem, profile=profile,
+        topology=cluster([kind] * 2, bandwidth=1e9, latency=1e-4),
+    )  # fmt: skip
+    for cut in (2, 3):
+        one = run_of(problem, cut, replace(TRUE, device_type="T4"))
+        names = {d: f"gpu{d}" for d in (0, 1)}
+        write_trace(one.timeline, names, tmp_path / f"run{cut}.json", measured_by(one.plan))
+    return tmp_path, problem
+
+
+def test_runs_are_read_from_traces_with_their_profile_and_topology(folder):
+    path, problem = folder
+    kinds = {kind.name: kind for kind in problem.topology.device_types}
+    traces = [path / "run2.json", path / "run3.json"]
+    found = read_runs(traces, [problem.profile], [problem.topology], kinds)
+    assert [len(one.plan.strategy.stages[0].operators) for one in found] == [2, 3]
+    with pytest.raises(OptionError, match=r"run2\.json: run with the profile .* give it with"):
+        read_runs(traces, [problem_with(5).profile], [problem.topology], kinds)
+    other = replace(problem.topology, name="other")
+    with pytest.raises(OptionError, match=r"which is none of those given; give it with --topology"):
+        read_runs(traces, [problem.profile], [other], kinds)
+    write_trace(found[0].timeline, {0: "a", 1: "b"}, path / "predicted.json")
+    with pytest.raises(FileError, match="was not measured"):
+        read_runs([path / "predicted.json"], [problem.profile], [problem.topology], kinds)
+
+
+def test_a_calibration_is_for_the_profile_beside_it(tmp_path):
+    profile = problem_with(1).profile
+    path = tmp_path / "profiles" / "chain.json"
+    write_profile(profile, path)
+    assert read_calibration(path, [profile]) is None
+    known = CalibrationFile((artefact_hash(profile),), TRUE, 0.2, 0.05, "model")
+    write_calibration(known, calibration_path(path))
+    assert read_calibration(path, [profile]) == known
+    assert newest_profile(path.parent) == path
+    with pytest.raises(FileError, match=r"made for another profile .* or give --no-calibration"):
+        read_calibration(path, [replace(profile, threads=2)])
+    plain = json.loads(calibration_path(path).read_text())
+    plain["calibration"]["wire"], plain["calibration"]["more"] = "much", 1
+    calibration_path(path).write_text(json.dumps(plain))
+    with pytest.raises(FileError) as error:
+        read_calibration(path, [profile])
+    assert "calibration.wire" in str(error.value) and "calibration.more" in str(error.value)
+
+
+def test_calibrate_writes_what_solve_then_uses(folder):
+    path, problem = folder
+    write_topology(problem.topology, path / "pair.yaml", [])
+    arguments = ("calibrate", "run2.json", "run3.json", "--topology", "pair.yaml")
+    found = json.loads(run(*arguments, "--json").output)
+    assert found["written"] == ["profiles/chain.calibration.json"]
+    assert found["left_out"] == "run" and found["error_after"] < found["error_before"]
+    said = run(*arguments).output
+    assert "run2.json" in said and "mean error" in said
+    solving = ("solve", "--topology", "pair.yaml", "--solver", "data-parallel")
+    run(*solving, "-o", "with.json")
+    run(*solving, "--no-calibration", "-o", "without.json")
+    used, unused = (read_plan(path / name).notes for name in ("with.json", "without.json"))
+    assert "calibrated from 2 runs of 1 model" in used
+    assert not any("calibrated" in note for note in unused)
