@@ -1,113 +1,121 @@
 """The layers of the package: a module imports only from lower layers and from its own folder."""
 
 import ast
+import subprocess
 import sys
+import tomllib
+from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "planner"
 
-LAYERS = {
-    "errors": 0, "derived": 0, "units": 0, "jit": 0, "__init__": 0,
-    "graph": 1, "topology": 1, "routes": 1,
-    "profile": 2, "strategy": 2, "order": 2, "windows": 2, "blocks": 2, "contraction": 2,
-    "interpolate": 2,
-    "prediction": 3,
-    "formats": 3, "actions": 3, "dry_run": 3, "dry_run_kernels": 3, "schedules": 3,
-    "schedules_blocks": 3, "schedules_shared": 3, "problem": 3, "pins": 3,
-    "files": 3, "clusters": 3,
-    "clusters_building": 3, "clusters_levels": 3, "clusters_schema": 3,
-    "coarsen": 3, "model": 3,
-    "costs": 4, "operators": 4, "placement": 4.5,
-    "profilers": 5, "solvers": 5, "simulate": 5,
-    "judge": 5.5, "plan": 6, "trace_comparison": 6, "reports": 8, "partition": 6, "foreign": 6,
-    "launch": 7, "commands": 9,
-    "places": 2, "pictures": 2, "pictures_layout": 2, "pictures_svg": 2, "what_if": 3,
-    "calibration": 2, "calibrate": 6, "calibration_runs": 6.5, "sensitivity": 6,
-    "link_fit": 3, "probing": 3, "write_topology": 3,
-}  # fmt: skip
+# Files and folders right under the package, from the lowest layer to the highest.
+ORDER = (
+    "errors", "units", "support",  # words
+    "graph", "topology", "profiles", "strategy", "calibration", "problem", "plan", "files",
+    "model", "partition", "operators",
+    "graphs", "clusters", "formats",
+    "schedules", "costs", "profilers", "simulator", "solvers",
+    "judging", "traces", "peers", "drawing", "launcher",
+    "reports", "commands",
+)  # fmt: skip
+MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 16, 24
 
 # Packages that take long to load, and the only places that may do so when they are imported.
 HEAVY = {
-    "torch": ("planner/operators", "planner/launch", "planner/profilers"),
+    "torch": ("planner/operators", "planner/launcher", "planner/profilers"),
     "onnxruntime": (),
     "ortools": (),
     "gurobipy": (),
-    "numba": ("planner/jit.py",),
+    "numba": ("planner/support/jit.py",),
     "rich": (),
     "click": ("cli.py", "planner/commands"),
 }
-MODULES = sorted([*(ROOT / "planner").rglob("*.py"), ROOT / "cli.py"])
 
 
-def imports(path, *, top_level_only=False):
-    """Dotted names that a module imports; those for type checkers only are left out."""
-    tree = ast.parse(path.read_text())
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
+def dotted(path):
+    """The name of a module, from its file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def layer(module):
+    """The file or folder right under the package that a module is in."""
+    return module.split(".")[1]
+
+
+def imported(nodes):
+    """Dotted names of modules or of what is in them."""
     for node in nodes:
-        if id(node) in typing_only:
-            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def part(dotted):
-    """The module or folder right under the package."""
-    pieces = dotted.split(".")
-    return pieces[1] if len(pieces) > 1 else "__init__"
+@cache
+def arrows():
+    """(module, module that it imports): anywhere in a file, also in functions and for types."""
+    found = set()
+    for module, path in MODULES.items():
+        for name in imported(ast.walk(ast.parse(path.read_text()))):
+            target = name if name in MODULES else name.rpartition(".")[0]
+            if target in MODULES and target != module:
+                found.add((module, target))
+    return sorted(found)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_only_from_lower_layers(path):
-    if path.name == "cli.py":
-        return
-    relative = path.relative_to(ROOT / "planner")
-    own = relative.parts[0].removesuffix(".py")
-    for dotted in imports(path):
-        if dotted.split(".")[0] != "planner":
-            continue
-        other = part(dotted)
-        if other in LAYERS and other != own:
-            same_layer_is_fine = LAYERS[own] < 4 or own in ("plan", "partition")
-            allowed = (
-                LAYERS[other] <= LAYERS[own]
-                if same_layer_is_fine
-                else (LAYERS[other] < LAYERS[own])
-            )
-            assert allowed, f"{relative} imports {dotted}"
+def test_no_module_imports_upwards():
+    upwards = [
+        f"{module} imports {target}"
+        for module, target in arrows()
+        if "planner" not in (module, target)
+        and ORDER.index(layer(module)) < ORDER.index(layer(target))
+    ]
+    assert not upwards
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_heavy_packages_load_only_where_they_are_needed(path):
-    where = path.relative_to(ROOT).as_posix()
-    for dotted in imports(path, top_level_only=True):
-        places = HEAVY.get(dotted.split(".")[0])
-        assert places is None or any(where.startswith(p) for p in places), f"{where}: {dotted}"
+def test_no_two_files_import_each_other_at_any_distance():
+    circles = nx.strongly_connected_components(nx.DiGraph(arrows()))
+    assert [sorted(circle) for circle in circles if len(circle) > 1] == []
 
 
 def test_every_module_has_a_layer():
-    parts = {p.relative_to(ROOT / "planner").parts[0].removesuffix(".py") for p in MODULES[:-1]
-             if p.is_relative_to(ROOT / "planner")}  # fmt: skip
-    assert {p for p in parts if p != "__pycache__"} <= set(LAYERS)
+    assert {layer(module) for module in MODULES if module != "planner"} == set(ORDER)
+
+
+def test_no_folder_is_crowded():
+    for folder in {path.parent for path in MODULES.values()}:
+        limit = MAX_FILES_AT_THE_ROOT if folder == PACKAGE else MAX_FILES_IN_A_FOLDER
+        assert len(list(folder.glob("*.py"))) <= limit, folder
+
+
+def test_every_folder_is_installed():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {dotted(path / "__init__.py") for path in {p.parent for p in MODULES.values()}}
+    assert {name for name in settings["packages"] if ".data." not in name} == folders
+
+
+@pytest.mark.parametrize("path", [*MODULES.values(), ROOT / "cli.py"], ids=dotted)
+def test_heavy_packages_load_only_where_they_are_needed(path):
+    where = path.relative_to(ROOT).as_posix()
+    for name in imported(ast.parse(path.read_text()).body):
+        places = HEAVY.get(name.split(".")[0])
+        assert places is None or any(where.startswith(p) for p in places), f"{where}: {name}"
 
 
 def test_planning_loads_no_torch():
-    import subprocess
-
     code = (
         "import sys, planner.judging.portfolio, planner.reports.solve, planner.partition\n"
-        "import planner.files\n"
         "import planner.solvers.antichain.solve, planner.launcher.torchrun, planner.model\n"
+        "import planner.files\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(

@@ -32,7 +32,7 @@ def convert(
     IN may be a profile of the planner, PipeDream's graph.txt, or dnn-partitioning's or Piper's
     JSON: its content decides, not its name.
     """
-    from planner.formats.convert import convert as run
+    from planner.peers.convert import convert as run
 
     check_output([target], {})
     written = [str(path) for path in run(source, target, form, profile_path)]

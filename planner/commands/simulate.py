@@ -167,7 +167,7 @@ def of_strategy(
     from planner.formats import read_any_profiles
     from planner.judging.origins import profile_of, topology_of
     from planner.problem import Problem, Result, Status
-    from planner.schedules.program import with_microbatches
+    from planner.schedules.orders import with_microbatches
 
     plan = read_plan(path)
     profile_path = ctx.params["profile_path"] or newest_profile(Path("profiles"))

@@ -14,7 +14,8 @@ from planner.files import artefact_hash
 from planner.plan import Certificate, DevicePrediction, Plan, Prediction, StagePrediction
 from planner.problem import Objective, Problem, Result
 from planner.schedules.actions import Kind
-from planner.schedules.program import default_warmups, program, with_microbatches
+from planner.schedules.orders import default_warmups, with_microbatches
+from planner.schedules.program import program
 from planner.simulator.events import run
 from planner.simulator.timeline import Times, shares_s
 from planner.strategy import ScheduleName, Strategy, crossings, used_devices

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.schedules.actions import Code, Direction, Ints, Kind
-from planner.schedules.program import SCHEDULES
+from planner.schedules.orders import SCHEDULES
 from planner.strategy import Crossing, GradientSum, ScheduleName, Strategy
 
 

@@ -31,7 +31,7 @@ from math import inf
 
 from planner.plan import StagePrediction
 from planner.schedules.actions import Action, AllReduce, Compute, Direction, Receive, Send, Step
-from planner.schedules.program import SCHEDULES
+from planner.schedules.orders import SCHEDULES
 from planner.strategy import (
     Crossing,
     GradientSum,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.problem import Problem, Recompute, Result, Status
-from planner.schedules.program import default_warmups
+from planner.schedules.orders import default_warmups
 from planner.solvers.placement.stages import strategies_of
 from planner.strategy import Stage, Strategy
 

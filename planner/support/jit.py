@@ -1,11 +1,12 @@
 """`njit`: numba with its cache in the user's cache folder, apart for every state of the sources.
 
 Numba looks only at the file of a compiled function, not at those that it calls, so the folder
-carries a hash of all the code that kernels are made of.
+carries a hash of all the code that kernels are made of (`sources`).
 """
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,17 +14,26 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-# Folders whose functions are compiled, or compiled into others; their own folders count.
-_COMPILED = ("costs", "graphs", "peers", "schedules", "simulator", "solvers", "support")
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PLANNER = Path(__file__).resolve().parents[1]
+_COMPILES = re.compile(r"^from planner\.support\.jit import .*\b(?:njit|inner)\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^ *from (planner[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
 def sources() -> list[Path]:
-    """The files whose functions are compiled, or may be compiled into others, at any depth."""
-    return sorted(path for folder in _COMPILED for path in (_PLANNER / folder).rglob("*.py"))
+    """The files that compiled code is made of: those that compile functions, and all of the package
+    that they import, because constants and functions of these are compiled in.
+    """
+    text = {path: path.read_text() for path in sorted(_PLANNER.rglob("*.py"))}
+    reached = [path for path in text if _COMPILES.search(text[path])]
+    for path in reached:  # grows while it is walked
+        for module, names in _IMPORTS.findall(text[path]):
+            folder = _PLANNER.joinpath(*module.split(".")[1:])
+            candidates = (folder.with_suffix(".py"), folder / "__init__.py")
+            members = (folder / f"{name}.py" for name in re.findall(r"\w+", names))
+            reached += {p for p in (*candidates, *members) if p in text and p not in reached}
+    return sorted(reached)
 
 
 def _cache_folder() -> Path:

@@ -25,7 +25,7 @@ from planner.problem import Optimizer, Options, Problem
 from planner.profilers.measured import measure
 from planner.profiles import Profile
 from planner.reports.tables import percent
-from planner.schedules.program import default_warmups
+from planner.schedules.orders import default_warmups
 from planner.strategy import (
     ScheduleName,
     Stage,

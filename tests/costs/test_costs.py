@@ -22,7 +22,8 @@ from planner.problem import Optimizer, Result, Status
 from planner.profiles import OperatorCost, View, stash_bytes
 from planner.schedules.actions import Compute, Direction, Kind, Receive, Send, waits
 from planner.schedules.dry_run import dry_run
-from planner.schedules.program import default_warmups, program
+from planner.schedules.orders import default_warmups
+from planner.schedules.program import program
 from planner.simulator.events import simulate
 from planner.solvers.fit import pipeline
 from planner.strategy import ScheduleName, Stage, Strategy

@@ -18,7 +18,6 @@ from planner.costs.compute import operator_times
 from planner.errors import FileError
 from planner.files import write_profile
 from planner.formats import READERS, detect, read_any_profile
-from planner.formats.convert import convert
 from planner.formats.graph_txt import (
     GRAPH_TXT,
     GraphText,
@@ -31,6 +30,7 @@ from planner.formats.graph_txt import (
     to_text,
 )
 from planner.graph import predecessors
+from planner.peers.convert import convert
 from planner.profiles import Profile, Source
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.strategies import dags

@@ -13,10 +13,10 @@ import cli
 from planner.errors import OptionError
 from planner.files import artefact_hash, read_plan, write_profiles
 from planner.formats import read_any_profiles
-from planner.formats.convert import convert
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judging.interpolate import interpolated
 from planner.judging.portfolio import MOST_BETWEEN, compare, compare_between
+from planner.peers.convert import convert
 from planner.problem import Objective
 from planner.profiles import OperatorCost, Profile, Source, View, WholeStep
 from tests.support.builders import cluster, problem_of, unit_type

@@ -16,7 +16,7 @@ from planner.problem import Optimizer, Options, Problem
 from planner.profilers.measured import measure
 from planner.profilers.storages import StorageTracker
 from planner.reports.launch import launch_json, launch_tables
-from planner.schedules.program import default_warmups
+from planner.schedules.orders import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from planner.costs.evaluate import evaluate
 from planner.schedules.actions import Compute, Direction, text
-from planner.schedules.program import default_warmups, program
+from planner.schedules.orders import default_warmups
+from planner.schedules.program import program
 from planner.simulator.account import account
 from planner.simulator.critical_path import Reason, critical_path
 from planner.simulator.events import run, simulate

@@ -18,7 +18,7 @@ from planner.graph import predecessors
 from planner.graphs.downsets import augmented_antichain, next_antichains, pipedream_states
 from planner.judging.portfolio import under_pipedream
 from planner.problem import Options, PipeDream, Problem, Status
-from planner.schedules.program import default_warmups
+from planner.schedules.orders import default_warmups
 from planner.solvers import SOLVERS
 from planner.solvers.pipedream import solve as solver
 from planner.solvers.pipedream.costs import in_flight

@@ -17,7 +17,8 @@ from planner.problem import Objective, Optimizer, Recompute, Result, Status
 from planner.schedules import shared as schedules_shared
 from planner.schedules.actions import Compute, Direction, Receive, Send, text
 from planner.schedules.dry_run import dry_run
-from planner.schedules.program import default_warmups, program
+from planner.schedules.orders import default_warmups
+from planner.schedules.program import program
 from planner.simulator.events import simulate
 from planner.solvers.fit import pipeline
 from planner.solvers.placement.stages import pieces, segments, strategies_of, strategy_of

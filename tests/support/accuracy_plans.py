@@ -15,7 +15,7 @@ from planner.judging.judge import as_plan, certificate_of, predict
 from planner.plan import Plan
 from planner.problem import Options, Problem, Result, Status
 from planner.profiles import Profile
-from planner.schedules.program import default_warmups
+from planner.schedules.orders import default_warmups
 from planner.simulator.events import run
 from planner.strategy import ScheduleName, Stage, Strategy
 from planner.topology import Topology, take

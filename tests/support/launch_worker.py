@@ -40,7 +40,8 @@ from planner.plan import (
 from planner.profilers.measured import measure
 from planner.schedules.actions import waiting_for_sends
 from planner.schedules.dry_run import dry_run
-from planner.schedules.program import default_warmups, program
+from planner.schedules.orders import default_warmups
+from planner.schedules.program import program
 from planner.solvers.placement.stages import pieces, segments
 from planner.strategy import ScheduleName, Stage, Strategy, crossings, used_devices, violations
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from planner.graph import consumers, predecessors
-from planner.schedules.program import default_warmups
+from planner.schedules.orders import default_warmups
 from planner.strategy import operator_indices, stage_of
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.schedules.actions import Program, parse
-from planner.schedules.program import default_warmups
+from planner.schedules.orders import default_warmups
 from planner.strategy import GradientSum, ScheduleName, Stage, Strategy
 from planner.topology import Device, DeviceType, Host, Link, Sharing, Topology
 from tests.support.strategies import dags

@@ -21,7 +21,7 @@ from planner.costs.compute import slowdowns, times_on
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.graph import Graph, consumers, predecessors, producers, tensors_by_name
 from planner.problem import Problem, Recompute
-from planner.schedules.program import default_warmups
+from planner.schedules.orders import default_warmups
 from planner.strategy import Stage, Strategy
 
 # `segments` looks at no more downsets than this, and at fewer of graphs with more than 500
