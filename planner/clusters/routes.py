@@ -10,9 +10,9 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.errors import TopologyError
+from planner.support.arrays import Floats, Ints
 from planner.topology import Link, Table, Topology
 
 # The message by which routes are compared: large enough for bandwidth to count.
@@ -32,11 +32,11 @@ class Routes(Mapping[tuple[int, int], tuple[int, ...]]):
         bandwidth_bytes_per_s: (K, K) bandwidth of the narrowest link; inf on the diagonal.
     """
 
-    latency_s: npt.NDArray[np.float64]
-    bandwidth_bytes_per_s: npt.NDArray[np.float64]
+    latency_s: Floats
+    bandwidth_bytes_per_s: Floats
     # (K, K) the link that enters the target, and the one that leaves the source.
-    _last: npt.NDArray[np.int64]
-    _first: npt.NDArray[np.int64]
+    _last: Ints
+    _first: Ints
     # Per vertex of the core that a path starts at, the link before each vertex of the core.
     _before: tuple[Mapping[str, int], ...]
     # Position in the core by name, and where each link leads from and to.
@@ -147,11 +147,11 @@ class _Table:
         first: index of its first link; last: of the link that enters the target.
     """
 
-    latency_s: npt.NDArray[np.float64]
-    width: npt.NDArray[np.float64]
-    time_s: npt.NDArray[np.float64]
-    first: npt.NDArray[np.int64]
-    last: npt.NDArray[np.int64]
+    latency_s: Floats
+    width: Floats
+    time_s: Floats
+    first: Ints
+    last: Ints
 
     @classmethod
     def empty(cls, shape: tuple[int, int]) -> "_Table":
@@ -188,9 +188,9 @@ class _Tree:
         before: the last link of the path to each vertex that is reached, by name.
     """
 
-    latency_s: npt.NDArray[np.float64]
-    width: npt.NDArray[np.float64]
-    time_s: npt.NDArray[np.float64]
+    latency_s: Floats
+    width: Floats
+    time_s: Floats
     before: Mapping[str, int]
 
 
@@ -229,7 +229,7 @@ def _core_links(topology: Topology) -> Mapping[str, list[int]]:
     return found
 
 
-def pair_widths(topology: Topology) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def pair_widths(topology: Topology) -> tuple[Floats, Floats]:
     """Latency in s and bandwidth in bytes/s of every ordered pair of devices: two (K, K) tables
     that cannot be written to, 0 and inf on the diagonal.
     """
@@ -346,7 +346,7 @@ def chain(topology: Topology, devices: tuple[int, ...], *, closed: bool = False)
 
 
 @cache
-def _all_orders(count: int, closed: bool) -> npt.NDArray[np.int64]:
+def _all_orders(count: int, closed: bool) -> Ints:
     """(n, count) the orders of few positions. A ring may start anywhere, a chain may not; mirror
     images are as good as each other, and the one of the lower indices is there.
     """
@@ -356,7 +356,7 @@ def _all_orders(count: int, closed: bool) -> npt.NDArray[np.int64]:
     return np.array([order for order in permutations(range(count)) if order[0] < order[-1]])
 
 
-def _nearest(width: npt.NDArray[np.float64], start: int) -> list[int]:
+def _nearest(width: Floats, start: int) -> list[int]:
     """Positions from a start on, each followed by the widest neighbour that is left."""
     order, left = [start], np.ones(len(width), dtype=bool)
     left[start] = False

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.costs.compute import OperatorTimes, times_on
 from planner.costs.memory import own_limit_bytes, static_bytes
 from planner.graph import predecessors, producers, tensors_by_name
 from planner.problem import Objective, Problem
+from planner.support.arrays import Floats
 from planner.topology import Host
 from planner.units import format_bytes
 
@@ -67,7 +67,7 @@ def operator_s(problem: Problem, rounds: int) -> float:
     return float(np.max(head + rounds * (forward + backward) + tail, initial=0.0))
 
 
-def _fastest(problem: Problem) -> npt.NDArray[np.float64]:
+def _fastest(problem: Problem) -> Floats:
     """(2, N) forward and backward of each operator on the type that is fastest for it, in s."""
     kinds = _kinds(problem).values()
     return np.array(
@@ -114,9 +114,7 @@ def fractional_s(problem: Problem) -> float:
     return float((weights[:, None] * times).min(axis=0).sum() / (weights @ counts))
 
 
-def _assignment_duals(
-    times: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _assignment_duals(times: Floats, counts: Floats) -> Floats:
     """Multipliers (types,) of the load constraints of the fractional assignment.
 
     Args:

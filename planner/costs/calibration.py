@@ -3,12 +3,10 @@
 from statistics import fmean
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.calibration import Calibration, Deviation
 from planner.profiles import Profile
-
-Floats = npt.NDArray[np.float64]
+from planner.support.arrays import Floats
 
 
 def whole_share(profile: Profile) -> float:

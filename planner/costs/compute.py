@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.calibration import Calibration
 from planner.costs.calibration import calibrated_s
@@ -14,6 +13,7 @@ from planner.costs.pins import PENALTY, pinned
 from planner.errors import OptionError
 from planner.problem import Optimizer, Problem
 from planner.profiles import OperatorCost, Profile, Source
+from planner.support.arrays import Floats
 from planner.topology import DeviceType, Topology, device_type
 
 
@@ -26,8 +26,8 @@ class OperatorTimes:
         backward_s: (N,) the same for the backward pass.
     """
 
-    forward_s: npt.NDArray[np.float64]
-    backward_s: npt.NDArray[np.float64]
+    forward_s: Floats
+    backward_s: Floats
 
 
 def roofline_s(cost: OperatorCost, kind: DeviceType, dtype: str) -> float:

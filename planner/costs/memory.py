@@ -22,8 +22,9 @@ from planner.graph import (
 from planner.plan import MemoryParts
 from planner.problem import Optimizer, Problem
 from planner.profiles import Profile, storage_owner
-from planner.schedules.actions import Code, Ints, Kind
+from planner.schedules.actions import Code, Kind
 from planner.strategy import Strategy
+from planner.support.arrays import Ints
 from planner.topology import device_type, hosts_by_name
 
 

@@ -9,13 +9,10 @@ for sends, and so much is assumed of the others: behind slow links they may hold
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.graph import Graph, tensors_by_name
-from planner.schedules.actions import Ints
 from planner.strategy import ScheduleName, Strategy, crossings
-
-Bools = npt.NDArray[np.bool_]
+from planner.support.arrays import Bools, Ints
 
 
 def gradients_waiting(

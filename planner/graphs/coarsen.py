@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.graph import Graph, consumers, predecessors, producers
 from planner.graphs.contraction import Blocks, Merger, Rule, blocks_after, contract, crossing_bytes
 from planner.graphs.downsets import count_downsets, downsets
 from planner.graphs.repeats import Repeat, repeats, representatives
 from planner.graphs.windows import waiting, widest
-
-Floats = npt.NDArray[np.float64]
+from planner.support.arrays import Floats
 
 # From one try to the next, blocks are merged down to this share of their number.
 _FEWER = 0.7

@@ -13,14 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from planner.support.arrays import Bools, Ints, Masks
 from planner.support.jit import njit
 
 WORD_BITS = 64
-
-Ints = npt.NDArray[np.int64]
-Masks = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +214,7 @@ def _enumerate(
     return count
 
 
-def pack(members: Sequence[Sequence[int]], num_nodes: int) -> npt.NDArray[np.uint64]:
+def pack(members: Sequence[Sequence[int]], num_nodes: int) -> Masks:
     """Sets of nodes as masks like those of `Downsets`: (len(members), ceil(N / 64)) uint64."""
     words = max(1, -(-num_nodes // WORD_BITS))
     found = np.zeros((len(members), words), dtype=np.uint64)
@@ -227,13 +224,13 @@ def pack(members: Sequence[Sequence[int]], num_nodes: int) -> npt.NDArray[np.uin
     return found
 
 
-def members(mask: npt.NDArray[np.uint64]) -> list[int]:
+def members(mask: Masks) -> list[int]:
     """The nodes of one mask, ascending."""
     bits = np.unpackbits(mask.astype("<u8").view(np.uint8), bitorder="little")
     return [int(v) for v in np.flatnonzero(bits)]
 
 
-def antichain(mask: npt.NDArray[np.uint64], predecessors: Sequence[Sequence[int]]) -> list[int]:
+def antichain(mask: Masks, predecessors: Sequence[Sequence[int]]) -> list[int]:
     """The maximal nodes of a downset, ascending."""
     inside = members(mask)
     feeding = {u for v in inside for u in predecessors[v]}
@@ -257,7 +254,7 @@ class States:
 
     antichains: tuple[tuple[int, ...], ...]
     downsets: tuple[int, ...]
-    before: npt.NDArray[np.bool_]
+    before: Bools
 
     def __len__(self) -> int:
         return len(self.downsets)
@@ -271,7 +268,7 @@ def _bits(mask: int) -> Iterator[int]:
         yield low.bit_length() - 1
 
 
-def bit_matrix(masks: Sequence[int], num_nodes: int) -> npt.NDArray[np.bool_]:
+def bit_matrix(masks: Sequence[int], num_nodes: int) -> Bools:
     """(len(masks), N) whether a bitmask has a node.
 
     >>> bit_matrix([0b01, 0b10], 2).tolist()

@@ -15,13 +15,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.graph import Graph, Operator, parameters_by_name, tensors_by_name
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
+from planner.support.arrays import Bools, Floats, Ints
 
 # Repeats that decide fewer operators than this once instead of again are left alone.
 _FEWEST_SAVED = 4

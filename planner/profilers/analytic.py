@@ -34,12 +34,13 @@ from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import Machine, machine
 from planner.profilers.works import Kernel
 from planner.profiles import OperatorCost, Profile, Source
+from planner.support.arrays import Floats
 from planner.topology import DeviceType
 
 if TYPE_CHECKING:
     from planner.profilers.facts import Facts
 
-Array = npt.NDArray[np.float64]
+Array = Floats
 
 ENGINE = "roofline"
 LEAST_SHARE = 1e-3

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, pair_widths, routes
 from planner.clusters.yaml.read import read_topology
 from planner.costs.collectives import allreduce_s
 from planner.files import shipped
 from planner.reports.tables import Table
+from planner.support.arrays import Floats
 from planner.topology import Topology, device_type, table_of
 from planner.units import format_bytes, format_rate, format_seconds
 
@@ -155,7 +155,7 @@ def latency_table(topology: Topology) -> Table:
     return _matrix(topology, latency * 1e6, "Latency from row to column, us")
 
 
-def _matrix(topology: Topology, figures: npt.NDArray[np.float64], title: str) -> Table:
+def _matrix(topology: Topology, figures: Floats, title: str) -> Table:
     """Figures between devices, or where these are many, between hosts, from the least to the most.
     Of still more the first ones.
     """
@@ -178,7 +178,7 @@ def _matrix(topology: Topology, figures: npt.NDArray[np.float64], title: str) ->
     return Table(title, ("", *(f">{name}" for name in names[:most])), tuple(rows))
 
 
-def _cell(figures: npt.NDArray[np.float64], rows: list[int], columns: list[int]) -> str:
+def _cell(figures: Floats, rows: list[int], columns: list[int]) -> str:
     found = figures[np.ix_(rows, columns)][np.not_equal.outer(rows, columns)]
     if not found.size:
         return "-"

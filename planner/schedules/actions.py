@@ -25,11 +25,9 @@ from enum import IntEnum, StrEnum
 from urllib.parse import quote, unquote
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.strategy import GradientSum
-
-Ints = npt.NDArray[np.int64]
+from planner.support.arrays import Bools, Ints, Kinds
 
 
 class Direction(StrEnum):
@@ -121,8 +119,8 @@ class Code:
 
     devices: Ints
     start: Ints
-    kind: npt.NDArray[np.int8]
-    backward: npt.NDArray[np.bool_]
+    kind: Kinds
+    backward: Bools
     stage: Ints
     microbatch: Ints
     tensor: Ints

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.schedules.actions import (
     Action,
@@ -16,7 +15,6 @@ from planner.schedules.actions import (
     Code,
     Compute,
     Direction,
-    Ints,
     Kind,
     Program,
     Receive,
@@ -24,10 +22,11 @@ from planner.schedules.actions import (
     text,
     waiting_for_sends,
 )
+from planner.support.arrays import Bools, Ints, Kinds
 
 
-def _is_transfer(kind: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = (kind == Kind.SEND) | (kind == Kind.RECEIVE)
+def _is_transfer(kind: Kinds) -> Bools:
+    found: Bools = (kind == Kind.SEND) | (kind == Kind.RECEIVE)
     return found
 
 

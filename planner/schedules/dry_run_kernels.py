@@ -1,11 +1,9 @@
 """The inner loop of `dry_run.py`, compiled by numba."""
 
 import numpy as np
-import numpy.typing as npt
 
+from planner.support.arrays import Ints, Kinds
 from planner.support.jit import njit
-
-Ints = npt.NDArray[np.int64]
 
 # `actions.Kind`, as numbers that are compiled in.
 COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
@@ -13,7 +11,7 @@ COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
 
 @njit
 def ends(
-    start: Ints, kind: npt.NDArray[np.int8], key: Ints, num_keys: int, holds: Ints, pair: Ints,
+    start: Ints, kind: Kinds, key: Ints, num_keys: int, holds: Ints, pair: Ints,
     source: Ints, target: Ints, receives: Ints, first: Ints, members: Ints,
 ) -> bool:  # fmt: skip
     """Whether lists run to their end; arguments as in `actions.Code` and `dry_run.Wiring`,

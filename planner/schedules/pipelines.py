@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from planner.schedules.actions import Code, Direction, Ints, Kind
+from planner.schedules.actions import Code, Direction, Kind
 from planner.schedules.orders import SCHEDULES
 from planner.strategy import Crossing, GradientSum, ScheduleName, Strategy
+from planner.support.arrays import Bools, Ints, Kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Pattern(NamedTuple):
             leave it, its sums, and one more for actions that move nothing.
     """
 
-    kind: npt.NDArray[np.int8]
-    backward: npt.NDArray[np.bool_]
+    kind: Kinds
+    backward: Bools
     turn: Ints
     slot: Ints
 
@@ -88,8 +88,8 @@ class Block:
     """
 
     devices: tuple[int, ...]
-    kind: npt.NDArray[np.int8]
-    backward: npt.NDArray[np.bool_]
+    kind: Kinds
+    backward: Bools
     stage: Ints
     microbatch: Ints
     peer: Ints

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.clusters.routes import routes
-from planner.schedules.actions import Code, Ints
+from planner.schedules.actions import Code
 from planner.schedules.dry_run import Wiring
 from planner.simulator import closed_kernels as kernels
-from planner.simulator.timeline import Floats
+from planner.support.arrays import Floats, Ints
 from planner.topology import Sharing, Topology
 
 

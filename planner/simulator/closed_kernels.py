@@ -16,12 +16,9 @@ one, which took twice as long as all the rest.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from planner.support.arrays import Floats, Ints, Kinds
 from planner.support.jit import inner, njit
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 # `actions.Kind`, as numbers that are compiled in.
 COMPUTE, SEND, RECEIVE, SUM = 0, 1, 2, 3
@@ -52,7 +49,7 @@ class Case(NamedTuple):
     """
 
     start: Ints
-    kind: npt.NDArray[np.int8]
+    kind: Kinds
     key: Ints
     holds: Ints
     pair: Ints
@@ -101,7 +98,7 @@ def pop(times: Floats, whos: Ints, size: int) -> int:
 
 @njit
 def run(
-    start: Ints, kind: npt.NDArray[np.int8], key: Ints, holds: Ints, pair: Ints, amount: Floats,
+    start: Ints, kind: Kinds, key: Ints, holds: Ints, pair: Ints, amount: Floats,
     post: Floats, receives: Ints, first: Ints, source: Ints, target: Ints, latency: Floats,
     rate: Floats, place: Ints, gate: Ints, num_gates: int, num_keys: int, members: Ints,
 ) -> tuple[bool, Floats, Floats, Floats, Floats]:  # fmt: skip

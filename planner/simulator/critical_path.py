@@ -22,10 +22,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.schedules.actions import Action, Ints, Kind, decode
+from planner.schedules.actions import Action, Kind, decode
 from planner.schedules.dry_run import Wiring, wire
 from planner.simulator.closed import Network, exclusive_links, network
 from planner.simulator.timeline import Times, occupied, transfers
+from planner.support.arrays import Ints
 from planner.topology import Topology
 
 

@@ -41,7 +41,7 @@ from planner.schedules.pipelines import (
     stage_sums,
 )
 from planner.simulator.events import Wired, amounts, run_wired, wired
-from planner.simulator.timeline import Floats, Times
+from planner.simulator.timeline import Times
 from planner.strategy import (
     Crossing,
     GradientSum,
@@ -53,6 +53,7 @@ from planner.strategy import (
     stage_of,
     violations,
 )
+from planner.support.arrays import Floats
 from planner.support.derived import derived
 
 # A chain of strategies remembers so many patterns, then begins anew.

@@ -35,7 +35,8 @@ from planner.simulator import closed_kernels
 from planner.simulator import events_arrays as arrays
 from planner.simulator import events_kernels as kernels
 from planner.simulator.closed import Network, closed_case, exclusive_links, network
-from planner.simulator.timeline import Floats, Timeline, Times, timeline_of
+from planner.simulator.timeline import Timeline, Times, timeline_of
+from planner.support.arrays import Floats, Ints
 from planner.topology import Topology
 
 
@@ -168,7 +169,7 @@ def postings(code: Code, costs: ActionCosts) -> Floats:
 
 
 def _world(
-    code: Code, wiring: Wiring, members: arrays.Ints, ways: Network, amount: Floats, post: Floats,
+    code: Code, wiring: Wiring, members: Ints, ways: Network, amount: Floats, post: Floats,
     topology: Topology,
 ) -> arrays.World:  # fmt: skip
     """Everything before the first event."""
@@ -176,7 +177,7 @@ def _world(
     num_pairs, num_links = len(ways.latency_s), len(topology.links)
     held = np.concatenate([[0], np.cumsum(exclusive[ways.links])])[bounds]
 
-    def numbers(size: int) -> arrays.Ints:
+    def numbers(size: int) -> Ints:
         return np.zeros(size, dtype=np.int64)
 
     return arrays.World(

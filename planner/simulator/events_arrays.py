@@ -3,9 +3,9 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from planner.support.arrays import Ints
+
 # Arrays of records, whose fields mypy cannot see.
 Records = Any
 

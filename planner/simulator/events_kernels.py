@@ -18,7 +18,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from planner.simulator.events_arrays import Ints, Records, World
+from planner.simulator.events_arrays import Records, World
+from planner.support.arrays import Ints
 from planner.support.jit import inner, njit
 
 # (time in s, device, order, pair, transfer); no pair (-1) where the device ends its action.

@@ -10,8 +10,9 @@ import numpy as np
 from planner.costs.memory import StageMemory, standing_memory, use_bytes
 from planner.problem import Problem
 from planner.schedules.actions import Code, Kind
-from planner.simulator.timeline import Floats, Ints, Times, occupied
+from planner.simulator.timeline import Times, occupied
 from planner.strategy import Strategy, stages_by_device
+from planner.support.arrays import Floats, Ints
 
 # (time in s, bytes in use from then on), ascending by time.
 Curve = tuple[tuple[float, int], ...]

@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.schedules.actions import Action, Code, Compute, Direction, Kind, Step, decode
+from planner.support.arrays import Bools, Floats, Ints
 
 Interval = tuple[float, float]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +187,9 @@ def timeline_of(times: Times) -> Timeline:
     return Timeline(times.iteration_s, events, flows)
 
 
-def transfers(code: Code) -> npt.NDArray[np.bool_]:
+def transfers(code: Code) -> Bools:
     """(n,) whether each action is a send or receive."""
-    found: npt.NDArray[np.bool_] = (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
+    found: Bools = (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
     return found
 
 

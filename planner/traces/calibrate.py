@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.calibration import Calibration, Deviation
 from planner.costs.calibration import first_output_bytes, whole_share
@@ -32,14 +31,13 @@ from planner.schedules.actions import AllReduce, Compute, Direction, Program, Re
 from planner.simulator.events import run as simulated
 from planner.simulator.timeline import Event, Timeline
 from planner.strategy import operator_indices
+from planner.support.arrays import Floats
 
 # Widths of errors and priors, as shares.
 STAGE_ERROR, DIRECTION_ERROR, GAP_ERROR, FLOW_ERROR, TAIL_ERROR = 0.03, 0.1, 0.3, 0.3, 0.2
 FACTOR_WIDTH, TYPE_WIDTH, TAIL_WIDTH = 0.3, 0.1, 1.0
 # Widths in s, and s per byte.
 LAUNCH_WIDTH_S, POST_WIDTH_S, COPY_WIDTH, LOSS_WIDTH = 3e-4, 1e-3, 1e-9, 3e-9
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from math import inf
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.errors import TopologyError
+from planner.support.arrays import Floats
 from planner.units import format_rate, format_seconds
 
 # Figures further apart, as a share of the smaller one, are not the same.
@@ -24,7 +24,7 @@ LARGEST_BYTES_PER_S = 10e12
 # Repetitions that differ by more say little.
 LARGE_SPREAD = 0.25
 
-Matrix: TypeAlias = npt.NDArray[np.float64]
+Matrix: TypeAlias = Floats
 Pair: TypeAlias = tuple[int, int]
 
 

@@ -9,12 +9,9 @@ c, m  CPUs and devices in use
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from planner.support.arrays import Floats, Ints, Masks
 from planner.support.jit import njit
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Lattice(NamedTuple):
@@ -27,7 +24,7 @@ class Lattice(NamedTuple):
         added: (edges,).
     """
 
-    masks: npt.NDArray[np.uint64]
+    masks: Masks
     start: Ints
     cover: Ints
     added: Ints

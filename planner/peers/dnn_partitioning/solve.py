@@ -22,14 +22,9 @@ from planner.formats.dnn_partitioning import Blocks, DnnGraph, colocated
 from planner.graphs.downsets import Downsets, csr, downsets, members
 from planner.graphs.windows import windowed
 from planner.peers.dnn_partitioning.costs import outputs
-from planner.peers.dnn_partitioning.kernels import (
-    Floats,
-    Ints,
-    Lattice,
-    Loads,
-    smallest_largest_load,
-)
+from planner.peers.dnn_partitioning.kernels import Lattice, Loads, smallest_largest_load
 from planner.problem import Status
+from planner.support.arrays import Floats, Ints
 
 # Mostly seconds, a minute at worst.
 DEFAULT_MAX_DOWNSETS = 200_000

@@ -2,11 +2,7 @@
 
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from planner.support.arrays import Floats, Ints, Masks
 
 
 class Lattice(NamedTuple):
@@ -19,7 +15,7 @@ class Lattice(NamedTuple):
         added: (edges,).
     """
 
-    masks: npt.NDArray[np.uint64]
+    masks: Masks
     start: Ints
     cover: Ints
     added: Ints

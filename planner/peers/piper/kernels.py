@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.peers.piper import costs as piper
-from planner.peers.piper.arrays import Degrees, Floats, Ints, Lattice, Layers, Stages
+from planner.peers.piper.arrays import Degrees, Lattice, Layers, Stages
+from planner.support.arrays import Bools, Floats, Ints
 from planner.support.jit import njit
 
-Bools = npt.NDArray[np.bool_]
 Picks = npt.NDArray[np.int32]
 Array = TypeVar("Array", Floats, Ints)
 

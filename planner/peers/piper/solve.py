@@ -28,8 +28,9 @@ from planner.formats.piper import RECOMPUTED, VANILLA, PiperGraph, Tmpc, layer_p
 from planner.graphs.downsets import csr, members
 from planner.graphs.windows import windowed
 from planner.peers.piper import costs, kernels
-from planner.peers.piper.arrays import Degrees, Floats, Ints, Lattice, Layers, Stages
+from planner.peers.piper.arrays import Degrees, Lattice, Layers, Stages
 from planner.problem import Recompute, Status
+from planner.support.arrays import Floats, Ints
 
 # More would be some millions of stages.
 DEFAULT_MAX_DOWNSETS = 2_000

@@ -5,9 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Masks = npt.NDArray[np.uint64]
+from planner.support.arrays import Bools, Floats, Ints, Masks
 
 
 class Lattice(NamedTuple):
@@ -58,7 +56,7 @@ class Sets(NamedTuple):
     size: Floats
     maker: Ints
     gradient: Floats
-    free: npt.NDArray[np.bool_]
+    free: Bools
     kept: Masks
     read: Masks
     tensor_start: Ints

@@ -15,6 +15,7 @@ from planner.problem import Problem
 from planner.profiles import Profile, storage_owner
 from planner.solvers.antichain import arrays, kernels
 from planner.solvers.antichain.devices import first_of_each_type
+from planner.support.arrays import Floats
 
 
 def lattice_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> arrays.Lattice:
@@ -22,7 +23,7 @@ def lattice_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> array
     times = [times_on(problem, device) for device in first_of_each_type(problem).values()]
     fastest = np.min([t.forward_s + t.backward_s for t in times], axis=0)
 
-    def of_downsets(per_operator: arrays.Floats) -> arrays.Floats:
+    def of_downsets(per_operator: Floats) -> Floats:
         blocks = np.array([per_operator[list(block)].sum() for block in coarse.blocks])
         return kernels.sums(subsets.start, subsets.cover, subsets.added, blocks)
 

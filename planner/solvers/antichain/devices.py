@@ -20,6 +20,7 @@ from planner.graphs.downsets import csr
 from planner.problem import Objective, Problem
 from planner.solvers.antichain import arrays
 from planner.strategy import ScheduleName
+from planner.support.arrays import Floats, Ints
 from planner.topology import device_type
 
 # On more devices than this, see `rounds`.
@@ -221,7 +222,7 @@ def _stages_on(
     problem: Problem,
     order: tuple[int, ...],
     stages: Sequence[tuple[int, int]],
-) -> dict[str, arrays.Floats]:
+) -> dict[str, Floats]:
     """The fields of `arrays.Moves` that a stage's devices decide, for stages (k, r); 0 for the
     first, which stands for none.
     """
@@ -256,7 +257,7 @@ def _stages_on(
     return found
 
 
-def _weights(problem: Problem, widths: arrays.Ints) -> arrays.Floats:
+def _weights(problem: Problem, widths: Ints) -> Floats:
     """What a stage's period counts in the objective, by its width; 0 where there is no stage."""
     rounds = -(-problem.options.num_microbatches // np.maximum(widths, 1))
     found = {

@@ -18,17 +18,15 @@ import numpy.typing as npt
 from planner.costs import closed_form, collectives, memory
 from planner.solvers.antichain.arrays import (
     Cuts,
-    Floats,
-    Ints,
     Labels,
     Lattice,
     Limits,
-    Masks,
     Moves,
     Scratch,
     Sets,
     Training,
 )
+from planner.support.arrays import Floats, Ints, Masks
 from planner.support.jit import inner, njit
 
 extend = inner(closed_form.extend)

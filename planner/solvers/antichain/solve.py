@@ -60,6 +60,7 @@ from planner.solvers.antichain.devices import (
 )
 from planner.solvers.pipedream import solve as pipedream
 from planner.strategy import ScheduleName, Stage, Strategy, shares_devices
+from planner.support.arrays import Ints
 
 # The numbers of downsets of the first search and of the last before all of them, by how much they
 # grow, and how much is worth another search.
@@ -352,7 +353,7 @@ def _strategy(
     problem: Problem,
     coarse: Coarsening,
     subsets: Downsets,
-    rows: arrays.Ints,
+    rows: Ints,
     devices: Row,
 ) -> Strategy:
     """The strategy that the kernel's rows describe."""

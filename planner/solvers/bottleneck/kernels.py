@@ -11,12 +11,9 @@ by numba: simulated annealing. Arrays are indexed by
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from planner.support.arrays import Floats, Ints
 from planner.support.jit import inner, njit
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Costs(NamedTuple):

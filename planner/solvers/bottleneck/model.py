@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.solvers.placement.problem import Floats
+from planner.support.arrays import Floats
 
 SAME = 1e-9
 """Relative; what differs by less is equal."""

@@ -30,8 +30,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.solvers.netsplit.kernels import Ints, Lists, lists_of
+from planner.solvers.netsplit.kernels import Lists, lists_of
 from planner.solvers.netsplit.model import Instance, messages_of
+from planner.support.arrays import Ints
 from planner.support.jit import inner, njit
 
 MARKS = 24

@@ -18,7 +18,7 @@ from typing import Any
 from planner.solvers.netsplit.bounds import Joint, Limits, edges_of
 from planner.solvers.netsplit.model import Instance, Known, message_ticks
 from planner.solvers.placement.coplacement import edge_bytes
-from planner.solvers.placement.problem import Ints
+from planner.support.arrays import Ints
 
 
 @dataclass(slots=True)

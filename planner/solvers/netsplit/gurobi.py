@@ -36,7 +36,7 @@ from planner.solvers.netsplit.model import (
     message_ticks,
 )
 from planner.solvers.placement.coplacement import edge_bytes
-from planner.solvers.placement.problem import Ints
+from planner.support.arrays import Ints
 
 log = logging.getLogger(__name__)
 

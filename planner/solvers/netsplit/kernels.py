@@ -15,11 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from planner.support.arrays import Bools, Ints
 from planner.support.jit import inner, njit
-
-Ints = npt.NDArray[np.int64]
 
 FAR = 10
 """The most places that an operator moves in an order at once."""
@@ -56,7 +54,7 @@ class Plant(NamedTuple):
     ticks: Ints
     away: Ints
     maker: Ints
-    gradient: npt.NDArray[np.bool_]
+    gradient: Bools
     readers: Lists
     makes: Lists
     reads: Lists

@@ -52,7 +52,8 @@ import numpy as np
 
 from planner.problem import Status
 from planner.solvers.placement.coplacement import Kept, edge_bytes, kept_bytes
-from planner.solvers.placement.problem import Floats, Ints, Placing, timetable, transfer_s
+from planner.solvers.placement.problem import Placing, timetable, transfer_s
+from planner.support.arrays import Floats, Ints
 
 LOSS = 0.001
 """Ticks are that exact: at most this share of the least latency, over a whole schedule."""

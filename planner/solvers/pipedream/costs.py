@@ -27,15 +27,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.costs.compute import times_on
 from planner.graph import parameters_by_name, tensors_by_name
 from planner.graphs.downsets import States, bit_matrix
 from planner.problem import Problem
+from planner.support.arrays import Floats
 from planner.topology import Level
-
-Floats = npt.NDArray[np.float64]
 
 
 def whole_s(

@@ -6,12 +6,10 @@ machines.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.solvers.pipedream import costs
+from planner.support.arrays import Bools, Floats
 from planner.support.jit import njit
-
-Floats = npt.NDArray[np.float64]
 
 whole_s = njit(costs.whole_s)
 last_s = njit(costs.last_s)
@@ -42,7 +40,7 @@ class LevelTables(NamedTuple):
     parameters: Floats
     activations: Floats
     outputs: Floats
-    before: npt.NDArray[np.bool_]
+    before: Bools
     machines: int
     bandwidth: float
     inside: int

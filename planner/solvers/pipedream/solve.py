@@ -40,6 +40,7 @@ from planner.solvers.pipedream.costs import (
     whole_s,
 )
 from planner.strategy import Strategy
+from planner.support.arrays import Floats
 from planner.units import format_bytes
 
 SPACE = "PipeDream's splits of its states, by its own cost model"
@@ -184,7 +185,7 @@ def _most_states(counts: Sequence[int]) -> int:
 
 def _search(
     problem: Problem, states: States, costs: StateCosts
-) -> tuple[list[kernels.LevelTables], list[kernels.Floats]]:
+) -> tuple[list[kernels.LevelTables], list[Floats]]:
     """What was known and what was found at every level, innermost first."""
     options, levels = problem.options.pipedream, problem.topology.levels
     compute = costs.compute_s[None, :] - np.concatenate(([0.0], costs.compute_s[:-1]))[:, None]
@@ -249,7 +250,7 @@ class _Piece:
     split: bool
 
 
-def _pieces(t: kernels.LevelTables, best: kernels.Floats, i: int, j: int) -> list[_Piece]:
+def _pieces(t: kernels.LevelTables, best: Floats, i: int, j: int) -> list[_Piece]:
     """The stages into which the states i..j are split at a level, first to last."""
     found: list[_Piece] = []
     m = t.machines - 1
@@ -301,7 +302,7 @@ class _Leaf:
 
 
 def _leaves(
-    tables: Sequence[kernels.LevelTables], best: Sequence[kernels.Floats], around: _Leaf
+    tables: Sequence[kernels.LevelTables], best: Sequence[Floats], around: _Leaf
 ) -> Iterator[_Leaf]:
     """The stages of the innermost level inside a stage of the outer ones, first to last.
 
@@ -354,7 +355,7 @@ def _flattened(
     costs: StateCosts,
     kept: Sequence[int],
     tables: Sequence[kernels.LevelTables],
-    best: Sequence[kernels.Floats],
+    best: Sequence[Floats],
 ) -> Optimum:
     """The stages of all levels as one pipeline. An operator runs in the first stage whose last
     state has it at or before it; a stage that this leaves empty is dropped, with its devices.
@@ -400,7 +401,7 @@ def _flattened(
     return Optimum(report, tuple(tuple(sorted(stage)) for stage in inside))
 
 
-def _range(prefix: kernels.Floats, part: _Piece | _Leaf) -> float:
+def _range(prefix: Floats, part: _Piece | _Leaf) -> float:
     return float(prefix[part.last] - (prefix[part.first - 1] if part.first else 0.0))
 
 

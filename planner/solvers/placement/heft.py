@@ -21,7 +21,8 @@ import numpy as np
 
 from planner.problem import Problem, Result
 from planner.solvers.fit import placed
-from planner.solvers.placement.problem import Floats, Flow, Placing, placing_of
+from planner.solvers.placement.problem import Flow, Placing, placing_of
+from planner.support.arrays import Floats
 
 _SPACE = "the earliest finish for each operator"
 

@@ -13,7 +13,6 @@ from functools import lru_cache
 from heapq import heappop, heappush
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.clusters.routes import pair_widths
 from planner.costs.compute import slowdowns, times_on
@@ -23,9 +22,7 @@ from planner.graph import Graph, consumers, holders, producers, tensors_by_name
 from planner.problem import Problem
 from planner.profiles import storage_owner
 from planner.strategy import Strategy
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from planner.support.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
