@@ -97,7 +97,7 @@ class Kind(IntEnum):
     COMPUTE = 0
     SEND = 1
     RECEIVE = 2
-    SUM = 3
+    ALL_REDUCE = 3
     STEP = 4
 
 
@@ -218,7 +218,7 @@ def encode(lists: Mapping[int, Sequence[Action]]) -> Code:
                     back = direction is Direction.BACKWARD
                     rows.append((kind, back, stage, m, tensor, peer))
                 case AllReduce(index):
-                    rows.append((Kind.SUM, False, 0, 0, index, 0))
+                    rows.append((Kind.ALL_REDUCE, False, 0, 0, index, 0))
                 case Step():
                     rows.append((Kind.STEP, False, 0, 0, 0, 0))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T.copy()
@@ -250,7 +250,7 @@ def decode(code: Code, some: Sequence[int] | Ints) -> tuple[Action, ...]:
                 found.append(Send(direction, stage, m, code.tensors[tensor], peer))
             case Kind.RECEIVE:
                 found.append(Receive(direction, stage, m, code.tensors[tensor], peer))
-            case Kind.SUM:
+            case Kind.ALL_REDUCE:
                 found.append(AllReduce(tensor))
             case Kind.STEP:
                 found.append(Step())

@@ -253,7 +253,7 @@ def pattern(shape: Shape) -> Pattern:
     place_of, phase_of, computation, j_of = np.concatenate(keys, axis=1)
     by_place = np.lexsort((j_of, computation, phase_of, place_of))
     zeros = np.zeros(shape.num_sums + 1, dtype=np.int64)
-    tail = [*[Kind.SUM] * shape.num_sums, Kind.STEP]
+    tail = [*[Kind.ALL_REDUCE] * shape.num_sums, Kind.STEP]
 
     def column(values: Sequence[int], end: Sequence[int]) -> Ints:
         return np.concatenate([np.repeat(values, sizes)[by_place], end])

@@ -40,7 +40,7 @@ from planner.schedules.pipelines import (
     stage_ends,
     stage_sums,
 )
-from planner.simulator.events import Wired, amounts, run_wired, wired
+from planner.simulator.events import Prepared, Workload, prepared, run_prepared, workload
 from planner.simulator.timeline import Times
 from planner.strategy import (
     Crossing,
@@ -53,7 +53,6 @@ from planner.strategy import (
     stage_of,
     violations,
 )
-from planner.support.arrays import Floats
 from planner.support.derived import derived
 
 # A chain of strategies remembers so many patterns, then begins anew.
@@ -85,8 +84,8 @@ class Simulated:
     _patterns: dict[Shape, Pattern]
     _shapes: tuple[object, ...]
     _blocks: tuple[tuple[Block, ...], ...]
-    _wired: Wired
-    _amount: Floats
+    _prepared: Prepared
+    _workload: Workload
 
     def moved(self, strategy: Strategy) -> "Simulated":
         """Another strategy for the same problem; the less it differs, the faster. This one stays as
@@ -131,20 +130,25 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
     )
     names = tuple(one.tensor for one in crossing)
     if before is not None and before._shapes == shapes and before.program.sums == sums:
-        code, found = renamed(before.times.code, blocks, ends, tails, names), before._wired
+        code, known = renamed(before.times.code, blocks, ends, tails, names), before._prepared
     else:
         code = assembled(blocks, ends, tails, names)
-        found = wired(code, problem.topology)
-    lists, amount = Program(Lists(code), sums), amounts(code, costs)
-    if before and found is before._wired and np.array_equal(amount, before._amount):
+        known = prepared(code, problem.topology)
+    lists, work = Program(Lists(code), sums), workload(code, costs)
+    if before and known is before._prepared and _same(work, before._workload):
         sizes = tuple(one.bytes for one in crossing)
         times = replace(before.times, code=code, tensor_bytes=sizes)
     else:
-        times = run_wired(lists, costs, problem.topology, found, amount)
+        times = run_prepared(lists, costs, known, work)
     return Simulated(
         problem, strategy, lists, costs, times, stages, crossing, prices, patterns, shapes, blocks,
-        found, amount,
+        known, work,
     )  # fmt: skip
+
+
+def _same(one: Workload, other: Workload) -> bool:
+    """Whether all actions take what they took."""
+    return all(map(np.array_equal, one, other))
 
 
 def _stages_after(

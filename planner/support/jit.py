@@ -80,3 +80,16 @@ def inner(function: F) -> F:
     # These two options are missing in numba's own type stubs.
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast(F, numba.njit(cache=True, error_model="numpy", **options)(function))
+
+
+def inlined(function: F) -> F:
+    """The same for a function whose code numba puts into that of its callers. Numba counts
+    references to each array that one compiled function hands to another, which can take longer than
+    the function itself; here nothing is handed over. Each call makes the caller longer to compile.
+    """
+    return cast(F, numba.njit(inline="always", error_model="numpy")(function))
+
+
+def counting_nothing(function: F) -> F:
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+    return cast(F, numba.njit(cache=True, error_model="numpy", **options)(function))
