@@ -38,7 +38,7 @@ import numpy as np
 
 from planner.schedules.dependencies import Outcome, Paths, Tasks
 from planner.support.arrays import Floats, Ints, Kinds
-from planner.support.jit import counting_nothing, inlined, inner, njit
+from planner.support.jit import inlined, inner, njit
 
 # `actions.Kind`, as numbers that are compiled in.
 COMPUTE, SEND, RECEIVE, ALL_REDUCE = 0, 1, 2, 3
@@ -184,7 +184,7 @@ def beginning(tasks: Tasks, paths: Paths) -> World:
     )  # fmt: skip
 
 
-@counting_nothing
+@inlined
 def play(world: World) -> None:
     """Takes event after event until nothing more happens."""
     clock, devices, pairs = world.clock[0], world.devices, world.pairs

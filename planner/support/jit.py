@@ -83,13 +83,12 @@ def inner(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """The same for a function whose code numba puts into that of its callers. Numba counts
-    references to each array that one compiled function hands to another, which can take longer than
-    the function itself; here nothing is handed over. Each call makes the caller longer to compile.
+    """The same for a function whose machine code goes into that of its callers, and which counts no
+    references to arrays. To hand some arrays to another compiled function takes next to nothing
+    then; else numba counts up and down for each, which can take longer than the function itself.
+    Such a function may neither make an array nor return one.
     """
-    return cast(F, numba.njit(inline="always", error_model="numpy")(function))
-
-
-def counting_nothing(function: F) -> F:
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
-    return cast(F, numba.njit(cache=True, error_model="numpy", **options)(function))
+    options: dict[str, Any] = {
+        "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True, "_nrt": False,
+    }  # fmt: skip
+    return cast(F, numba.njit(error_model="numpy", **options)(function))
