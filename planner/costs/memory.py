@@ -22,7 +22,7 @@ from planner.graph import (
 from planner.plan import MemoryParts
 from planner.problem import Optimizer, Problem
 from planner.profiles import Profile, storage_owner
-from planner.schedules.actions import Code, Kind
+from planner.schedules.actions import Code, Kind, piece_bytes
 from planner.strategy import Strategy
 from planner.support.arrays import Ints
 from planner.topology import device_type, hosts_by_name
@@ -301,7 +301,9 @@ def use_bytes(
     mine = slice(code.start[device], code.start[device + 1])
     kind, backward, stage = code.kind[mine], code.backward[mine], code.stage[mine]
     tensors = tensors_by_name(problem.profile.graph)
-    size = np.array([tensors[name].bytes for name in code.tensors], dtype=np.int64)
+    size = np.array(
+        [piece_bytes(tensors[piece.tensor], piece.box) for piece in code.pieces], dtype=np.int64
+    )
     receives, computes = kind == Kind.RECEIVE, kind == Kind.COMPUTE
     forward, back = computes & ~backward, computes & backward
 
@@ -339,7 +341,7 @@ def use_bytes(
     left = of_stage(lambda s: stages[s].left_bytes)
     taken = of_stage(lambda s: stages[s].taken_bytes)
     came = np.zeros(len(kind), dtype=np.int64)
-    came[receives] = size[code.tensor[mine][receives]]
+    came[receives] = size[code.piece[mine][receives]]
     # What has come for a computation leaves the buffers with it.
     turn = (2 * stage + backward) * (int(code.microbatch[mine].max(initial=0)) + 1)
     _, number = np.unique(turn + code.microbatch[mine], return_inverse=True)

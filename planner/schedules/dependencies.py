@@ -136,18 +136,12 @@ def tasks(
 def dependencies(code: Code) -> Dependencies:
     """Finds which actions of some lists belong together."""
     owner, count = code.owner(), len(code.devices)
-    counter = np.full(len(code), -1)
-    # A computation and its receives have the same device, stage, direction and microbatch.
-    computing = (code.kind == Kind.COMPUTE) | (code.kind == Kind.RECEIVE)
-    stages, turns = (int(one.max(initial=0)) + 1 for one in (code.stage, code.microbatch))
-    mine, _ = _numbered(owner[computing] * stages + code.stage[computing], count * stages)
-    names = (2 * mine + code.backward[computing]) * turns + code.microbatch[computing]
-    counter[computing], num_computations = _numbered(
-        names, 2 * turns * (int(mine.max(initial=0)) + 1)
-    )
-    reducing = code.kind == Kind.ALL_REDUCE
-    counter[reducing] = num_computations + code.tensor[reducing]
-    _hold(counter, code, owner, num_computations)
+    computation, num_computations = _computations(code, owner)
+    receives, sends = code.kind == Kind.RECEIVE, np.flatnonzero(code.kind == Kind.SEND)
+    reducing = np.flatnonzero(code.kind == Kind.ALL_REDUCE)
+    counter = np.where((code.kind == Kind.COMPUTE) | receives, computation, -1)
+    counter[reducing] = num_computations + code.piece[reducing]
+    counter[sends] = _held_by(code, owner, computation, num_computations)[computation[sends]]
     moving = np.flatnonzero((code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE))
     # A peer without a list is a position behind all others.
     position = np.full(int(max(code.devices.max(), code.peer.max(initial=0))) + 1, count)
@@ -184,7 +178,7 @@ def _meetings(code: Code, pair: Ints, num_pairs: int) -> tuple[Ints, Ints, Ints]
         receive = receive[np.repeat(first_receive[:-1], both) + turn]
         first = np.concatenate([[0], np.cumsum(both)])
     differ = np.zeros(len(send), dtype=bool)
-    for column in (code.backward, code.microbatch, code.tensor):
+    for column in (code.backward, code.microbatch, code.piece):
         differ |= column[send] != column[receive]
     if differ.any():
         # Those of a pair before the first that differs.
@@ -195,27 +189,34 @@ def _meetings(code: Code, pair: Ints, num_pairs: int) -> tuple[Ints, Ints, Ints]
     return first, send, receive
 
 
-def _hold(counter: Ints, code: Code, owner: Ints, num_computations: int) -> None:
-    """Sets the counters of sends: that of the second computation after the one that made what is
-    sent, of those of the same device, stage and direction; only in the directions that wait.
+def _computations(code: Code, owner: Ints) -> tuple[Ints, int]:
+    """(n,) a number for each computation, which the receives that it needs and the sends of its
+    results have, too; and how many there are.
+    """
+    own = np.flatnonzero(code.kind <= Kind.RECEIVE)
+    stages, turns = (int(one.max(initial=0)) + 1 for one in (code.stage, code.microbatch))
+    stage, num_stages = _numbered(owner[own] * stages + code.stage[own], len(code.devices) * stages)
+    names = (2 * stage + code.backward[own]) * turns + code.microbatch[own]
+    computation = np.full(len(code), -1)
+    computation[own], count = _numbered(names, 2 * turns * num_stages)
+    return computation, count
+
+
+def _held_by(code: Code, owner: Ints, computation: Ints, num_computations: int) -> Ints:
+    """Per computation, the one that begins only when all its results are sent: the second one after
+    it of the same device, stage and direction, in the directions that wait; -1 without one.
     """
     waiting = waiting_for_sends(code)
-    waits = np.where(code.backward, Direction.BACKWARD in waiting, Direction.FORWARD in waiting)
-    computes = np.flatnonzero(code.kind == Kind.COMPUTE)
-    sends = np.flatnonzero((code.kind == Kind.SEND) & waits)
-    stages = int(code.stage.max(initial=0)) + 1
-    sort = 2 * (owner * stages + code.stage) + code.backward
-    ordered = computes[np.argsort(sort[computes], kind="stable")]
-    second = np.full(num_computations, -1, dtype=np.int64)
-    alike = sort[ordered[:-2]] == sort[ordered[2:]]
-    second[counter[ordered[:-2]][alike]] = counter[ordered[2:]][alike]
-    # A send comes right after the computation that made its tensor, but for other sends and
-    # receives.
-    latest = np.maximum.accumulate(np.where(code.kind == Kind.COMPUTE, np.arange(len(code)), -1))
-    makers = latest[sends]
-    own = (makers >= 0) & (sort[makers] == sort[sends])
-    own &= code.microbatch[makers] == code.microbatch[sends]
-    counter[sends[own]] = second[counter[makers[own]]]
+    held_by = np.full(num_computations, -1)
+    for direction in waiting:
+        backward = code.backward == (direction is Direction.BACKWARD)
+        computes = np.flatnonzero((code.kind == Kind.COMPUTE) & backward)
+        stage = owner[computes] * (int(code.stage.max(initial=0)) + 1) + code.stage[computes]
+        by_stage = np.argsort(stage, kind="stable")
+        ordered, stage = computation[computes[by_stage]], stage[by_stage]
+        alike = stage[:-2] == stage[2:]
+        held_by[ordered[:-2][alike]] = ordered[2:][alike]
+    return held_by
 
 
 def _numbered(names: Ints, limit: int) -> tuple[Ints, int]:

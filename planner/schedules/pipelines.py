@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.schedules.actions import Code, Direction, Kind
+from planner.schedules.actions import Code, Direction, Kind, Piece
 from planner.schedules.orders import SCHEDULES
 from planner.strategy import Crossing, GradientSum, ScheduleName, Strategy
 from planner.support.arrays import Bools, Ints, Kinds
@@ -187,7 +187,7 @@ def assembled(
         ),
         _tensors([(s, block) for block, (_, s, *_) in zip(each, rows, strict=True)], ends, tails),
         np.concatenate([block.peer[row] for block, (*_, row) in zip(each, rows, strict=True)]),
-        names,
+        tuple(map(Piece, names)),
     )
 
 
@@ -203,7 +203,7 @@ def renamed(
     """
     owner = {device: (s, b) for s, some in enumerate(blocks) for b in some for device in b.devices}
     tensor = _tensors([owner[device] for device in code.devices.tolist()], ends, tails)
-    return replace(code, tensor=tensor, tensors=names)
+    return replace(code, piece=tensor, pieces=tuple(map(Piece, names)))
 
 
 def _tensors(

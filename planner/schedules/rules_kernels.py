@@ -1,11 +1,11 @@
-"""What the actions of lists wait for, in time: the event loop, compiled by numba.
+"""The rules of action lists, as an event loop that numba compiles.
 
-These rules are stated here, in the launcher and in the tests' simulator in plain Python, and nowhere
-else. The simulator runs the loop with the times of the actions and the links of a cluster; the dry
-run runs it with nothing that takes time.
+The rules are written here, in the launcher (`launcher/runtime.py`) and in the tests' simulator in
+plain Python. The simulator runs the loop with the times of the actions and the links of a cluster.
+The dry run runs it with actions and links that take no time.
 
-Each device runs its list in order. Posting a send or receive, a computation, an all-reduce and a
-step occupy the device for their duration. Everything else is told by counters:
+Each device runs its list in order. A computation, an all-reduce and a step occupy the device for
+their duration, and so does the posting of a send or receive. Counters tell who waits for what:
 
     a send, a receive   raises its counter when it is posted; the end of its transfer lowers it
     a computation       begins when its counter is zero
@@ -13,23 +13,26 @@ step occupy the device for their duration. Everything else is told by counters:
                         it when it comes, and the last one begins the all-reduce for all
 
 A transfer begins when both its ends have posted it and the transfer before it of the same ordered
-pair of devices has ended. `dependencies.py` finds the counters, and which send meets which receive.
+pair of devices has ended (rendezvous; first in, first out). `dependencies.py` finds the counters and
+the send and receive that each transfer consists of.
 
 How long a transfer takes depends on its links:
 
-    gates           exclusive links on the routes of several pairs. A transfer queues at all gates of
-                    its route when it is ready, in the order of the moments, then of the pairs, and
-                    begins when it is the first in all of its queues.
-    shared links    fair links on the routes of several pairs. A transfer whose route has some waits
-                    for the latency, then moves its bytes at a rate that changes whenever a transfer
-                    begins or ends that it shares links with, directly or through others. Rates are
-                    max-min fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2).
-    other links     give the transfer latency + bytes / bandwidth, known when it begins.
+    gate            an exclusive link on the routes of several pairs. A transfer that is ready queues
+                    at all gates of its route, and begins when it is the first in all of its queues.
+                    The queues are ordered by the moment of being ready, then by pair.
+    shared link     a fair link on the routes of several pairs. A transfer over a shared link waits
+                    for its latency, then moves its bytes at a rate. The rate may change when a
+                    transfer begins or ends that shares links with it, directly or through others.
+                    Rates are max-min fair (Bertsekas and Gallager, Data Networks, 1992, section
+                    6.5.2).
+    other links     A transfer over no shared link takes latency + bytes / bandwidth from its begin.
 
-The order in which the events of one moment are taken changes no time: counters only wait for zero,
-and queues and rates are looked at when nothing else happens at the moment.
+No time depends on the order in which the events of one moment are taken: counters wait for zero
+only, and queues and rates are looked at when nothing else happens at the moment.
 
-All helpers are `inlined`, because numba would count references to every array that they are given.
+Each device and each pair has one event to come at most, because a pair has one transfer under way
+at most. So a new rate moves the event of a transfer, and the heap never grows.
 """
 
 from typing import Any, NamedTuple
@@ -51,38 +54,50 @@ Records = Any
 
 
 def _record(**fields: str) -> "np.dtype[np.void]":
-    """A record from its fields of each type, in words."""
+    """A record with the names of its fields by their type."""
     return np.dtype([(name, form) for form, names in fields.items() for name in names.split()])
 
 
-# at: the action that the device runs or waits for; end: of its list; waits: the counter that it
-# waits for, -1 where it waits for none.
-DEVICE = _record(i8="at end waits")
-# source, target: positions of the devices; next, end: the next transfer, and the end of those of
-# the pair; sent, posted: where the transfers that have been sent, and whose receive has been posted,
-# end; state: of the next transfer; place, end_place: its places at gates; hop, end_hop: its route
-# where it has shared links;
-# rate: bytes/s of the transfer that is moving; left: bytes at time since_s;
-# touched: whether its rate may change; search: the last one that reached it; filled: the last one
-# that gave it a rate.
+# at: the action that the device runs or waits for; end: the end of its list.
+# waits: the counter that the device waits for, -1 where it waits for none.
+# posting: whether the device is posting the send or receive that it is at.
+DEVICE = _record(i8="at end waits posting")
+
+# source, target: positions of the devices.
+# next, end: the transfer that is next or under way, and the end of the pair's transfers.
+# sent, posted: the transfer that the next send, and the next receive, will be part of.
+# state: of the transfer `next`.
+# place, end_place: the pair's `places`. hop, end_hop: its `hops`, none without shared links.
+# rate: bytes/s of a transfer that moves over shared links; left: its bytes at the time since_s.
+# touched: whether the rate may have to change.
+# search: the last search for coupled transfers that reached this one; filled: the last that gave it
+# a rate.
 PAIR = _record(
     i8="source target next end sent posted state place end_place hop end_hop touched search filled",
     f8="latency_s bytes_per_s rate left since_s",
 )
-# head, tail: the first and the last of the places that are queued, -1 without one.
+
+# head, tail: the first and last place of the queue; head is -1 where it is empty.
 GATE = _record(i8="head tail")
-# A pair at a gate; behind: the place behind it in the queue, -1 without one.
+
+# A gate on the route of a pair; behind: the next place in the queue, -1 at its end.
 PLACE = _record(i8="gate pair behind")
-# load: moving transfers on the link; head: the first of their hops, -1 without one; search: the last
-# one that reached it; open, room: transfers without a new rate, and the bandwidth left to them.
+
+# load: the transfers that move over the link; head: the first of their hops, -1 without one.
+# search: the last search that reached the link.
+# open, room: while rates are given, the transfers without one and the bandwidth left to them.
 LINK = _record(i8="load head search open", f8="bytes_per_s room")
-# One link of a route. The hops of the transfers that are moving on a link hang together.
-HOP = _record(i8="link pair after before")
-# The time, the number of searches, and the lengths of the lists that `World` says.
+
+# A link on the route of a pair; before, after: its neighbours among the hops of transfers that move
+# over the same link, -1 at the ends.
+HOP = _record(i8="link pair before after")
+
+# now_s: the time; searches: their number; events, ready, fresh, freed, touched: how many entries the
+# lists of `State` have.
 CLOCK = _record(f8="now_s", i8="searches events ready fresh freed touched")
 
 
-class World(NamedTuple):
+class State(NamedTuple):
     """What is run, and where everything stands; letters as in `Tasks` and `Paths`.
 
     Attributes:
@@ -95,9 +110,9 @@ class World(NamedTuple):
         links: (L,) `LINK`.
         hops: `HOP`, pair after pair.
         clock: (1,) `CLOCK`.
-        event_s: (D + P,) a binary heap of the times of events to come.
-        event_of: (D + P,) in it, the device whose action ends, or D + the pair of a transfer.
-        event_at: (D + P,) where the event of each of them is in the heap, -1 without one.
+        event_s: (D + P,) times of the events to come, as a binary heap.
+        event_of: (D + P,) whose they are: a device, or D + a pair.
+        event_at: (D + P,) the position of each one's event in the heap, -1 without one.
         ready: (D,) devices that go on at once.
         fresh: (P,) pairs whose transfer got ready for its gates at this moment.
         freed: (P,) pairs whose transfer left its gates at this moment.
@@ -140,142 +155,166 @@ class World(NamedTuple):
 @njit
 def run(tasks: Tasks, paths: Paths) -> Outcome:
     """Runs lists until nothing more happens."""
-    world = beginning(tasks, paths)
-    play(world)
-    devices, pairs = world.devices, world.pairs
-    at, first = devices.at.copy(), tasks.first[:-1]
-    done, sent, posted = pairs.next - first, pairs.sent - first, pairs.posted - first
-    ended = (at == tasks.start[1:]).all() and (sent == done).all() and (posted == done).all()
+    state = beginning(tasks, paths)
+    take_events(state)
+    at = np.zeros(len(state.devices), np.int64)
+    done, sent, posted = (
+        np.zeros(len(state.pairs), np.int64),
+        np.zeros(len(state.pairs), np.int64),
+        np.zeros(len(state.pairs), np.int64),
+    )
+    ended = True
+    for device in range(len(state.devices)):
+        at[device] = state.devices[device].at
+        ended = ended and at[device] == tasks.start[device + 1]
+    for p in range(len(state.pairs)):
+        pair, first = state.pairs[p], tasks.first[p]
+        done[p], sent[p], posted[p] = pair.next - first, pair.sent - first, pair.posted - first
+        ended = ended and done[p] == sent[p] == posted[p]
     return Outcome(
-        ended, at, done, sent, posted, world.start_s, world.end_s, world.post_s, world.posted_s
+        ended, at, done, sent, posted, state.start_s, state.end_s, state.post_s, state.posted_s
     )
 
 
+# Loops over single fields here, because numba takes seconds to compile those over whole columns.
 @inner
-def beginning(tasks: Tasks, paths: Paths) -> World:
+def beginning(tasks: Tasks, paths: Paths) -> State:
     """Everything before the first event."""
     num_devices, num_actions = len(tasks.start) - 1, len(tasks.kind)
     num_pairs, num_links = len(tasks.source), len(paths.link_bytes_per_s)
     devices, pairs = np.zeros(num_devices, DEVICE), np.zeros(num_pairs, PAIR)
     gates, places = np.zeros(paths.num_gates, GATE), np.zeros(len(paths.place_gate), PLACE)
     links, hops = np.zeros(num_links, LINK), np.zeros(len(paths.hop_link), HOP)
-    devices.at[:], devices.end[:], devices.waits[:] = tasks.start[:-1], tasks.start[1:], -1
-    pairs.source[:], pairs.target[:] = tasks.source, tasks.target
-    pairs.next[:], pairs.end[:] = tasks.first[:-1], tasks.first[1:]
-    pairs.sent[:], pairs.posted[:] = tasks.first[:-1], tasks.first[:-1]
-    pairs.latency_s[:], pairs.bytes_per_s[:] = paths.latency_s, paths.bytes_per_s
-    pairs.place[:], pairs.end_place[:] = paths.first_place[:-1], paths.first_place[1:]
-    pairs.hop[:], pairs.end_hop[:] = paths.first_hop[:-1], paths.first_hop[1:]
-    gates.head[:] = -1
-    places.gate[:], hops.link[:] = paths.place_gate, paths.hop_link
-    links.head[:], links.bytes_per_s[:] = -1, paths.link_bytes_per_s
+    for d in range(num_devices):
+        device = devices[d]
+        device.at, device.end, device.waits = tasks.start[d], tasks.start[d + 1], -1
     for p in range(num_pairs):
-        places.pair[pairs[p].place : pairs[p].end_place] = p
-        hops.pair[pairs[p].hop : pairs[p].end_hop] = p
-    return World(
+        pair = pairs[p]
+        pair.source, pair.target = tasks.source[p], tasks.target[p]
+        pair.next = pair.sent = pair.posted = tasks.first[p]
+        pair.end = tasks.first[p + 1]
+        pair.latency_s, pair.bytes_per_s = paths.latency_s[p], paths.bytes_per_s[p]
+        pair.place, pair.end_place = paths.first_place[p], paths.first_place[p + 1]
+        pair.hop, pair.end_hop = paths.first_hop[p], paths.first_hop[p + 1]
+        for place in range(pair.place, pair.end_place):
+            places[place].gate, places[place].pair = paths.place_gate[place], p
+        for hop in range(pair.hop, pair.end_hop):
+            hops[hop].link, hops[hop].pair = paths.hop_link[hop], p
+    for gate in range(paths.num_gates):
+        gates[gate].head = -1
+    for link in range(num_links):
+        links[link].head, links[link].bytes_per_s = -1, paths.link_bytes_per_s[link]
+    counters = np.zeros(len(tasks.counters), np.int64)
+    for counter in range(len(counters)):
+        counters[counter] = tasks.counters[counter]
+    num_events = num_devices + num_pairs
+    event_at = np.zeros(num_events, np.int64)
+    for who in range(num_events):
+        event_at[who] = -1
+    return State(
         tasks.kind, tasks.counter, tasks.pair, tasks.duration_s, tasks.size_bytes, tasks.send,
-        tasks.receive, tasks.counters.copy(), devices, pairs, gates, places, links, hops,
-        np.zeros(1, CLOCK), np.zeros(num_devices + num_pairs), np.zeros(num_devices + num_pairs, np.int64),
-        np.full(num_devices + num_pairs, -1), np.zeros(num_devices, np.int64),
+        tasks.receive, counters, devices, pairs, gates, places, links, hops,
+        np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
+        np.zeros(num_devices, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
-        np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
-        np.zeros(num_links, np.int64), np.zeros(num_actions), np.zeros(num_actions),
-        np.zeros(num_actions), np.zeros(num_actions),
+        np.zeros(num_pairs, np.int64), np.zeros(num_links, np.int64),
+        np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions),
     )  # fmt: skip
 
 
 @inlined
-def play(world: World) -> None:
+def take_events(state: State) -> None:
     """Takes event after event until nothing more happens."""
-    clock, devices, pairs = world.clock[0], world.devices, world.pairs
+    clock, devices, pairs = state.clock[0], state.devices, state.pairs
     num_devices = len(devices)
     for device in range(num_devices):
-        wake(world, device)
+        wake(state, device)
     while True:
         while clock.ready:
             clock.ready -= 1
-            advance(world, world.ready[clock.ready])
-        if not clock.events or world.event_s[0] > clock.now_s:
-            # The moment is over, unless a new rate or turn makes an event of the same moment.
+            advance(state, state.ready[clock.ready])
+        if not clock.events or state.event_s[0] > clock.now_s:
+            # Nothing else happens at this moment, unless new rates or turns lead to it.
             if clock.touched:
-                share(world)
+                share(state)
                 continue
             if clock.fresh or clock.freed:
-                admit(world)
+                admit(state)
                 continue
             if not clock.events:
                 break
-        who = next_event(world)
+        who = next_event(state)
         if who < num_devices:
-            finish(world, who)
+            finish(state, who)
         else:
-            proceed(world, who - num_devices)
+            proceed(state, who - num_devices)
 
 
 # ----------------------------------------------------------------------------------- devices
 
 
 @inlined
-def advance(world: World, device: int) -> None:
+def advance(state: State, device: int) -> None:
     """Takes a device to its next action that takes time, and begins it if nothing is missing."""
-    here, now_s = world.devices[device], world.clock[0].now_s
+    here, now_s = state.devices[device], state.clock[0].now_s
     while here.at < here.end:
         i = here.at
-        kind = world.kind[i]
+        kind = state.kind[i]
         if kind == SEND or kind == RECEIVE:
-            world.post_s[i] = now_s
-            if world.duration_s[i] > 0.0:
-                foresee(world, device, now_s + world.duration_s[i])
-                break
-            post(world, i)
+            if not here.posting:
+                state.post_s[i] = now_s
+                if state.duration_s[i] > 0.0:
+                    here.posting = 1
+                    foresee(state, device, now_s + state.duration_s[i])
+                    break
+            here.posting = 0
+            post(state, i)
             here.at += 1
-        elif kind == COMPUTE and world.counters[world.counter[i]]:
-            here.waits = world.counter[i]
+        elif kind == COMPUTE and state.counters[state.counter[i]]:
+            here.waits = state.counter[i]
             break
         elif kind == ALL_REDUCE:
-            join(world, device, i)
+            join(state, device, i)
             break
         else:
-            occupy(world, device, i)
+            occupy(state, device, i)
             break
 
 
 @inlined
-def occupy(world: World, device: int, i: int) -> None:
+def occupy(state: State, device: int, i: int) -> None:
     """Begins an action that occupies its device."""
-    now_s = world.clock[0].now_s
-    world.start_s[i], world.end_s[i] = now_s, now_s + world.duration_s[i]
-    foresee(world, device, world.end_s[i])
+    now_s = state.clock[0].now_s
+    state.start_s[i], state.end_s[i] = now_s, now_s + state.duration_s[i]
+    foresee(state, device, state.end_s[i])
 
 
 @inlined
-def join(world: World, device: int, i: int) -> None:
+def join(state: State, device: int, i: int) -> None:
     """A device comes to an all-reduce, which begins for all members when the last one comes."""
-    counter = world.counter[i]
-    world.devices[device].waits = counter
-    world.counters[counter] -= 1
-    if not world.counters[counter]:
-        for member in range(len(world.devices)):
-            if world.devices[member].waits == counter:
-                world.devices[member].waits = -1
-                occupy(world, member, world.devices[member].at)
+    counter = state.counter[i]
+    state.devices[device].waits = counter
+    state.counters[counter] -= 1
+    if not state.counters[counter]:
+        for member in range(len(state.devices)):
+            if state.devices[member].waits == counter:
+                state.devices[member].waits = -1
+                occupy(state, member, state.devices[member].at)
 
 
 @inlined
-def finish(world: World, device: int) -> None:
-    """The action that occupied a device has ended; of a send or receive, its posting."""
-    i = world.devices[device].at
-    if world.kind[i] == SEND or world.kind[i] == RECEIVE:
-        post(world, i)
-    world.devices[device].at += 1
-    wake(world, device)
+def finish(state: State, device: int) -> None:
+    """The action that occupied a device has ended, or the posting of a send or receive has."""
+    if not state.devices[device].posting:
+        state.devices[device].at += 1
+    wake(state, device)
 
 
 @inlined
-def wake(world: World, device: int) -> None:
+def wake(state: State, device: int) -> None:
     """A device goes on at once."""
-    clock = world.clock[0]
-    world.ready[clock.ready] = device
+    clock = state.clock[0]
+    state.ready[clock.ready] = device
     clock.ready += 1
 
 
@@ -283,91 +322,91 @@ def wake(world: World, device: int) -> None:
 
 
 @inlined
-def post(world: World, i: int) -> None:
+def post(state: State, i: int) -> None:
     """A send or receive is there for its other end to meet."""
-    pair, counter = world.pairs[world.pair[i]], world.counter[i]
-    world.posted_s[i] = world.clock[0].now_s
+    pair, counter = state.pairs[state.pair[i]], state.counter[i]
+    state.posted_s[i] = state.clock[0].now_s
     if counter >= 0:
-        world.counters[counter] += 1
-    if world.kind[i] == SEND:
+        state.counters[counter] += 1
+    if state.kind[i] == SEND:
         pair.sent += 1
     else:
         pair.posted += 1
-    match(world, world.pair[i])
+    match(state, state.pair[i])
 
 
 @inlined
-def match(world: World, p: int) -> None:
+def match(state: State, p: int) -> None:
     """Begins the next transfer of a pair, or queues it at its gates, if both ends have posted it
     and none is under way.
     """
-    pair, clock = world.pairs[p], world.clock[0]
+    pair = state.pairs[p]
     posted = pair.next < pair.sent and pair.next < pair.posted
-    # Beyond the end, what is sent is not what is expected.
+    # From the end on, the pair's sends and receives do not agree.
     if posted and pair.state == IDLE and pair.next < pair.end:
         if pair.place < pair.end_place:
             pair.state = QUEUED
-            get_ready(world, p)
+            get_ready(state, p)
         else:
-            begin(world, p)
+            begin(state, p)
 
 
 @inlined
-def begin(world: World, p: int) -> None:
+def begin(state: State, p: int) -> None:
     """Begins the next transfer of a pair."""
-    pair, now_s = world.pairs[p], world.clock[0].now_s
-    receive = world.receive[pair.next]
-    world.start_s[receive] = now_s
+    pair, now_s = state.pairs[p], state.clock[0].now_s
+    receive = state.receive[pair.next]
+    state.start_s[receive] = now_s
     end_s = now_s + pair.latency_s
     if pair.hop < pair.end_hop:
         pair.state = LATENCY
     else:
         pair.state = MOVING
-        end_s += world.size_bytes[receive] / pair.bytes_per_s
-    foresee(world, len(world.devices) + p, end_s)
+        end_s += state.size_bytes[receive] / pair.bytes_per_s
+    foresee(state, len(state.devices) + p, end_s)
 
 
 @inlined
-def proceed(world: World, p: int) -> None:
+def proceed(state: State, p: int) -> None:
     """The latency of a transfer is over, or the transfer is."""
-    if world.pairs[p].state == LATENCY:
-        take_links(world, p)
+    if state.pairs[p].state == LATENCY:
+        take_links(state, p)
     else:
-        arrive(world, p)
+        arrive(state, p)
 
 
 @inlined
-def arrive(world: World, p: int) -> None:
+def arrive(state: State, p: int) -> None:
     """A transfer ends: whoever waits for it, or for its links, goes on."""
-    pair = world.pairs[p]
-    send, receive = world.send[pair.next], world.receive[pair.next]
-    world.end_s[receive] = world.clock[0].now_s
+    pair = state.pairs[p]
+    send, receive = state.send[pair.next], state.receive[pair.next]
+    state.end_s[receive] = state.clock[0].now_s
     pair.state = IDLE
     pair.next += 1
-    leave_links(world, p)
-    leave_gates(world, p)
-    lower(world, world.counter[receive], pair.target)
-    if world.counter[send] >= 0:
-        lower(world, world.counter[send], pair.source)
-    match(world, p)
+    leave_links(state, p)
+    leave_gates(state, p)
+    lower(state, state.counter[receive], pair.target)
+    if state.counter[send] >= 0:
+        lower(state, state.counter[send], pair.source)
+    match(state, p)
 
 
 @inlined
-def lower(world: World, counter: int, device: int) -> None:
+def lower(state: State, counter: int, device: int) -> None:
     """Lowers a counter that a device may wait for."""
-    world.counters[counter] -= 1
-    if not world.counters[counter] and world.devices[device].waits == counter:
-        world.devices[device].waits = -1
-        wake(world, device)
+    state.counters[counter] -= 1
+    if not state.counters[counter] and state.devices[device].waits == counter:
+        state.devices[device].waits = -1
+        wake(state, device)
 
 
 # ------------------------------------------------------------------------------------- gates
 
 
 @inlined
-def get_ready(world: World, p: int) -> None:
+def get_ready(state: State, p: int) -> None:
     """Puts a pair among those that got ready at this moment, which ascend."""
-    fresh, clock = world.fresh, world.clock[0]
+    fresh, clock = state.fresh, state.clock[0]
     at = clock.fresh
     while at and fresh[at - 1] > p:
         fresh[at] = fresh[at - 1]
@@ -377,15 +416,15 @@ def get_ready(world: World, p: int) -> None:
 
 
 @inlined
-def admit(world: World) -> None:
+def admit(state: State) -> None:
     """At the end of a moment: the transfers that got ready join the queues of their gates, and those
     that are the first in all of their queues begin.
     """
-    gates, places, clock = world.gates, world.places, world.clock[0]
-    fresh = world.fresh
+    gates, places, clock = state.gates, state.places, state.clock[0]
+    fresh = state.fresh
     for turn in range(clock.fresh):
         p = fresh[turn]
-        for place in range(world.pairs[p].place, world.pairs[p].end_place):
+        for place in range(state.pairs[p].place, state.pairs[p].end_place):
             gate = gates[places[place].gate]
             places[place].behind = -1
             if gate.head < 0:
@@ -395,33 +434,33 @@ def admit(world: World) -> None:
             gate.tail = place
     # Only at the gates of these pairs can another transfer be the first now.
     for turn in range(clock.freed + clock.fresh):
-        p = world.freed[turn] if turn < clock.freed else fresh[turn - clock.freed]
-        for place in range(world.pairs[p].place, world.pairs[p].end_place):
+        p = state.freed[turn] if turn < clock.freed else fresh[turn - clock.freed]
+        for place in range(state.pairs[p].place, state.pairs[p].end_place):
             head = gates[places[place].gate].head
             if head >= 0:
-                take_turn(world, places[head].pair)
+                take_turn(state, places[head].pair)
     clock.fresh = clock.freed = 0
 
 
 @inlined
-def take_turn(world: World, p: int) -> None:
+def take_turn(state: State, p: int) -> None:
     """Begins a transfer that is queued if it is the first in all of its queues."""
-    pair = world.pairs[p]
+    pair = state.pairs[p]
     first = pair.state == QUEUED
     for place in range(pair.place, pair.end_place):
-        first = first and world.gates[world.places[place].gate].head == place
+        first = first and state.gates[state.places[place].gate].head == place
     if first:
-        begin(world, p)
+        begin(state, p)
 
 
 @inlined
-def leave_gates(world: World, p: int) -> None:
+def leave_gates(state: State, p: int) -> None:
     """Takes a transfer, which is the first in all of its queues, out of them."""
-    pair, clock = world.pairs[p], world.clock[0]
+    pair, clock = state.pairs[p], state.clock[0]
     for place in range(pair.place, pair.end_place):
-        world.gates[world.places[place].gate].head = world.places[place].behind
+        state.gates[state.places[place].gate].head = state.places[place].behind
     if pair.place < pair.end_place:
-        world.freed[clock.freed] = p
+        state.freed[clock.freed] = p
         clock.freed += 1
 
 
@@ -429,12 +468,12 @@ def leave_gates(world: World, p: int) -> None:
 
 
 @inlined
-def take_links(world: World, p: int) -> None:
+def take_links(state: State, p: int) -> None:
     """Puts a transfer that begins to move on the links of its route."""
-    pair, hops, links = world.pairs[p], world.hops, world.links
+    pair, hops, links = state.pairs[p], state.hops, state.links
     pair.state = MOVING
-    pair.rate, pair.since_s = 0.0, world.clock[0].now_s
-    pair.left = world.size_bytes[world.receive[pair.next]]
+    pair.rate, pair.since_s = 0.0, state.clock[0].now_s
+    pair.left = state.size_bytes[state.receive[pair.next]]
     for h in range(pair.hop, pair.end_hop):
         link = links[hops[h].link]
         link.load += 1
@@ -442,13 +481,13 @@ def take_links(world: World, p: int) -> None:
         if link.head >= 0:
             hops[link.head].before = h
         link.head = h
-    touch(world, p)
+    touch(state, p)
 
 
 @inlined
-def leave_links(world: World, p: int) -> None:
+def leave_links(state: State, p: int) -> None:
     """Takes a transfer that has ended off the links of its route."""
-    pair, hops, links = world.pairs[p], world.hops, world.links
+    pair, hops, links = state.pairs[p], state.hops, state.links
     for h in range(pair.hop, pair.end_hop):
         link, after, before = links[hops[h].link], hops[h].after, hops[h].before
         link.load -= 1
@@ -460,81 +499,81 @@ def leave_links(world: World, p: int) -> None:
             hops[after].before = before
         # One of those that are left on the link will do: the others are found from it.
         if link.head >= 0:
-            touch(world, hops[link.head].pair)
+            touch(state, hops[link.head].pair)
 
 
 @inlined
-def touch(world: World, p: int) -> None:
+def touch(state: State, p: int) -> None:
     """The rate of a transfer may change. Where it ends at the same moment, another one on each of
     its links is touched instead.
     """
-    clock = world.clock[0]
-    if not world.pairs[p].touched:
-        world.pairs[p].touched = 1
-        world.touched[clock.touched] = p
+    clock = state.clock[0]
+    if not state.pairs[p].touched:
+        state.pairs[p].touched = 1
+        state.touched[clock.touched] = p
         clock.touched += 1
 
 
 @inlined
-def share(world: World) -> None:
+def share(state: State) -> None:
     """At the end of a moment: new rates for all transfers that were touched, and for all that share
     links with them, directly or through others.
     """
-    pairs, clock = world.pairs, world.clock[0]
+    pairs, clock = state.pairs, state.clock[0]
     earlier = clock.searches
     for t in range(clock.touched):
-        p = world.touched[t]
+        p = state.touched[t]
         pairs[p].touched = 0
-        # One that an earlier search of this moment has reached has its rate.
+        # A search for another one of the touched may have reached it: then it has its rate.
         if pairs[p].state == MOVING and pairs[p].search <= earlier:
             clock.searches += 1
-            num_pairs, num_links = couple(world, p, clock.searches)
-            fill(world, num_pairs, num_links, clock.searches)
+            num_pairs, num_links = couple(state, p, clock.searches)
+            fill(state, num_pairs, num_links, clock.searches)
     clock.touched = 0
 
 
 @inlined
-def couple(world: World, p: int, search: int) -> tuple[int, int]:
+def couple(state: State, p: int, search: int) -> tuple[int, int]:
     """Finds the transfers that share links with one, directly or through others, and the links that
     they are on; they are left in `coupled` and `reached`.
 
     Returns:
         how many transfers and how many links there are.
     """
-    pairs, hops, links = world.pairs, world.hops, world.links
+    pairs, hops, links = state.pairs, state.hops, state.links
     num_pairs, num_links, looked = 1, 0, 0
-    world.coupled[0], pairs[p].search = p, search
+    state.coupled[0], pairs[p].search = p, search
     while looked < num_pairs:
-        pair = pairs[world.coupled[looked]]
+        pair = pairs[state.coupled[looked]]
         looked += 1
         for h in range(pair.hop, pair.end_hop):
             link = links[hops[h].link]
             if link.search == search:
                 continue
             link.search, link.room, link.open = search, link.bytes_per_s, link.load
-            world.reached[num_links] = hops[h].link
+            state.reached[num_links] = hops[h].link
             num_links += 1
             other = link.head
             while other >= 0:
                 if pairs[hops[other].pair].search != search:
                     pairs[hops[other].pair].search = search
-                    world.coupled[num_pairs] = hops[other].pair
+                    state.coupled[num_pairs] = hops[other].pair
                     num_pairs += 1
                 other = hops[other].after
     return num_pairs, num_links
 
 
 @inlined
-def fill(world: World, num_pairs: int, num_links: int, search: int) -> None:
+def fill(state: State, num_pairs: int, num_links: int, search: int) -> None:
     """Max-min fair rates of coupled transfers, by progressive filling: the link with the smallest
     share per transfer gives that share to all its transfers, which then take it from their other
     links, and so on.
     """
-    pairs, hops, links = world.pairs, world.hops, world.links
+    pairs, hops, links = state.pairs, state.hops, state.links
     while True:
         full, smallest = -1, np.inf
         for turn in range(num_links):
-            one = world.reached[turn]
+            one = state.reached[turn]
             if links[one].open:
                 mine = links[one].room / links[one].open
                 if full < 0 or mine < smallest or (mine == smallest and one < full):
@@ -549,65 +588,69 @@ def fill(world: World, num_pairs: int, num_links: int, search: int) -> None:
                 for other in range(pairs[p].hop, pairs[p].end_hop):
                     links[hops[other].link].room -= smallest
                     links[hops[other].link].open -= 1
-                change_rate(world, p, smallest)
+                change_rate(state, p, smallest)
             h = hops[h].after
 
 
 @inlined
-def change_rate(world: World, p: int, rate: float) -> None:
+def change_rate(state: State, p: int, rate: float) -> None:
     """Gives a transfer a rate from now on, and foresees its end."""
-    pair, now_s = world.pairs[p], world.clock[0].now_s
+    pair, clock, now_s = state.pairs[p], state.clock[0], state.clock[0].now_s
     if rate != pair.rate:
         left = pair.left - pair.rate * (now_s - pair.since_s)
         pair.left = left if left > 0.0 else 0.0
         pair.since_s, pair.rate = now_s, rate
-        foresee(world, len(world.devices) + p, now_s + pair.left / rate)
+        who, end_s = len(state.devices) + p, now_s + pair.left / rate
+        if state.event_at[who] < 0:
+            clock.events += 1
+            state.event_at[who] = clock.events - 1
+        rise(state, state.event_at[who], who, end_s)
+        sink(state, state.event_at[who])
 
 
 # ------------------------------------------------------------------------------------ events
 
 
 @inlined
-def foresee(world: World, who: int, time_s: float) -> None:
-    """Puts the next event of a device or transfer into the heap, or moves it there."""
-    event_s, event_of, event_at = world.event_s, world.event_of, world.event_at
-    clock, at = world.clock[0], event_at[who]
-    known = at >= 0
-    if not known:
-        at = clock.events
-        clock.events += 1
-    # Up while it is earlier than the one above it, ...
+def foresee(state: State, who: int, time_s: float) -> None:
+    """Puts the event of a device or transfer that has none into the heap."""
+    clock = state.clock[0]
+    clock.events += 1
+    rise(state, clock.events - 1, who, time_s)
+
+
+@inlined
+def rise(state: State, at: int, who: int, time_s: float) -> None:
+    """Puts an event at a position of the heap, or further up while it is earlier than those above."""
+    event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
     while at and event_s[(at - 1) >> 1] > time_s:
         above = (at - 1) >> 1
         event_s[at], event_of[at] = event_s[above], event_of[above]
         event_at[event_of[at]] = at
         at = above
     event_s[at], event_of[at], event_at[who] = time_s, who, at
-    # ... else down; a new one has none below it that is earlier.
-    if known:
-        sink(world, at)
 
 
 @inlined
-def next_event(world: World) -> int:
+def next_event(state: State) -> int:
     """Takes the first event out of the heap, at its time; the device or transfer that it is of."""
-    event_s, event_of, event_at = world.event_s, world.event_of, world.event_at
-    clock, who = world.clock[0], event_of[0]
+    event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
+    clock, who = state.clock[0], event_of[0]
     clock.now_s = event_s[0]
     clock.events -= 1
     event_at[who] = -1
     if clock.events:
         event_s[0], event_of[0] = event_s[clock.events], event_of[clock.events]
         event_at[event_of[0]] = 0
-        sink(world, 0)
+        sink(state, 0)
     return who
 
 
 @inlined
-def sink(world: World, at: int) -> None:
+def sink(state: State, at: int) -> None:
     """Moves an event of the heap down while one below it is earlier."""
-    event_s, event_of, event_at = world.event_s, world.event_of, world.event_at
-    time_s, who, size = event_s[at], event_of[at], world.clock[0].events
+    event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
+    time_s, who, size = event_s[at], event_of[at], state.clock[0].events
     while 2 * at + 1 < size:
         below = 2 * at + 1
         if below + 1 < size and event_s[below + 1] < event_s[below]:

@@ -153,9 +153,7 @@ class _Search:
         if self.code.kind[i] == Kind.COMPUTE:
             yield from self._arrivals(i)
         elif self.code.kind[i] == Kind.ALL_REDUCE:
-            members = (self.code.kind == Kind.ALL_REDUCE) & (
-                self.code.tensor == self.code.tensor[i]
-            )
+            members = (self.code.kind == Kind.ALL_REDUCE) & (self.code.piece == self.code.piece[i])
             for member in np.flatnonzero(members).tolist():
                 if self.earlier[member] >= 0:
                     yield (int(self.earlier[member]), False), Reason.MEMBERS

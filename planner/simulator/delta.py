@@ -137,7 +137,7 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
     lists, work = Program(Lists(code), sums), workload(code, costs)
     if before and known is before._prepared and _same(work, before._workload):
         sizes = tuple(one.bytes for one in crossing)
-        times = replace(before.times, code=code, tensor_bytes=sizes)
+        times = replace(before.times, code=code, piece_bytes=sizes)
     else:
         times = run_prepared(lists, costs, known, work)
     return Simulated(

@@ -30,7 +30,7 @@ import numpy as np
 
 from planner.costs.actions import ActionCosts
 from planner.schedules import rules_kernels as kernels
-from planner.schedules.actions import Code, Kind, Program
+from planner.schedules.actions import Code, Kind, Piece, Program
 from planner.schedules.dependencies import Dependencies, Paths, dependencies, tasks
 from planner.schedules.dry_run import dry_run
 from planner.simulator.network import network, paths
@@ -111,7 +111,7 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
         code=code,
         start_s=outcome.start_s,
         end_s=outcome.end_s,
-        tensor_bytes=tuple(costs.tensor_bytes.get(name, 0) for name in code.tensors),
+        piece_bytes=tuple(int(_bytes(costs, piece, 0)) for piece in code.pieces),
         iteration_s=float(max(outcome.end_s.max(initial=0.0), outcome.posted_s.max(initial=0.0))),
         post_s=outcome.post_s,
         posted_s=outcome.posted_s,
@@ -137,7 +137,7 @@ def _durations_s(code: Code, costs: ActionCosts) -> Floats:
     duration_s[own] = table[code.backward[own].astype(np.int8), owner[own], code.stage[own]]
     own = np.flatnonzero(code.kind == Kind.ALL_REDUCE)
     if len(own):
-        duration_s[own] = np.array(costs.sum_s, dtype=float)[code.tensor[own]]
+        duration_s[own] = np.array(costs.sum_s, dtype=float)[code.piece[own]]
     own = np.flatnonzero(code.kind == Kind.STEP)
     step_s = np.array([costs.step_s.get(device, nan) for device in devices])
     duration_s[own] = step_s[owner[own]]
@@ -148,9 +148,9 @@ def _durations_s(code: Code, costs: ActionCosts) -> Floats:
     if costs.post_s or costs.copy_s_per_byte:
         post_s = np.array([costs.post_s.get(device, 0.0) for device in devices])
         per_byte_s = np.array([costs.copy_s_per_byte.get(device, 0.0) for device in devices])
-        size = np.array([costs.tensor_bytes.get(name, 0) for name in code.tensors], dtype=float)
+        size = np.array([_bytes(costs, piece, 0) for piece in code.pieces], dtype=float)
         own = np.flatnonzero(transfers(code))
-        duration_s[own] = post_s[owner[own]] + per_byte_s[owner[own]] * size[code.tensor[own]]
+        duration_s[own] = post_s[owner[own]] + per_byte_s[owner[own]] * size[code.piece[own]]
     return duration_s
 
 
@@ -159,6 +159,11 @@ def _sizes_bytes(code: Code, costs: ActionCosts) -> Floats:
     size_bytes = np.zeros(len(code))
     own = np.flatnonzero(code.kind == Kind.RECEIVE)
     if len(own):
-        sizes = [costs.wire * costs.tensor_bytes.get(name, nan) for name in code.tensors]
-        size_bytes[own] = np.array(sizes)[code.tensor[own]]
+        sizes = [costs.wire * _bytes(costs, piece, nan) for piece in code.pieces]
+        size_bytes[own] = np.array(sizes)[code.piece[own]]
     return size_bytes
+
+
+def _bytes(costs: ActionCosts, piece: Piece, unknown: float) -> float:
+    """Size of a piece; costs know the sizes of whole tensors only."""
+    return unknown if piece.box is not None else costs.tensor_bytes.get(piece.tensor, unknown)

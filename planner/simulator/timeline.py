@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.schedules.actions import Action, Code, Compute, Direction, Kind, Step, decode
+from planner.schedules.actions import Action, Box, Code, Compute, Direction, Kind, Step, decode
 from planner.support.arrays import Bools, Floats, Ints
 
 Interval = tuple[float, float]
@@ -42,6 +42,7 @@ class Flow:
         start_s: when both ends had posted it and the one before it had ended, in s.
         end_s: when it was there, in s.
         bytes: its size.
+        box: the part of the tensor that is sent; None is all of it.
     """
 
     source: int
@@ -52,6 +53,7 @@ class Flow:
     start_s: float
     end_s: float
     bytes: int
+    box: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class Times:
     code: Code
     start_s: Floats
     end_s: Floats
-    tensor_bytes: tuple[int, ...]
+    piece_bytes: tuple[int, ...]
     iteration_s: float
     post_s: Floats
     posted_s: Floats
@@ -175,11 +177,12 @@ def timeline_of(times: Times) -> Timeline:
     flows = tuple(
         Flow(
             source, device, Direction.BACKWARD if backward else Direction.FORWARD, microbatch,
-            code.tensors[tensor], start_s, end_s, times.tensor_bytes[tensor],
+            code.pieces[piece].tensor, start_s, end_s, times.piece_bytes[piece],
+            code.pieces[piece].box,
         )
-        for source, device, backward, microbatch, tensor, (start_s, end_s) in zip(
+        for source, device, backward, microbatch, piece, (start_s, end_s) in zip(
             code.peer[received].tolist(), target.tolist(), code.backward[received].tolist(),
-            code.microbatch[received].tolist(), code.tensor[received].tolist(),
+            code.microbatch[received].tolist(), code.piece[received].tolist(),
             span(times.start_s, times.end_s, received),
             strict=True,
         )
