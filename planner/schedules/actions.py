@@ -1,22 +1,24 @@
-"""What a device does in one iteration: a list of actions, which the simulator times and the
-launcher runs.
+"""What a device does in one iteration: a list of actions. The simulator times the lists and the
+launcher runs them.
 
     F, B        forward and backward of (stage, microbatch); each waits for the receives that were
-                posted for it, and some for sends: see `waiting_for_sends`.
+                posted for it, and some wait for sends: see `waiting_for_sends`.
     Send        starts to send a tensor (or its gradient) of one microbatch, right after the
                 action that made it. It does not hold up the list.
     Receive     posts the buffer for a tensor, one action of the same kind ahead, so that the
                 transfer hides behind the computation. It does not hold up the list either.
-    AllReduce   sums gradients over devices; all devices run their sums in one global order.
+    AllReduce   adds up gradients over devices; all devices run their all-reduces in one global
+                order.
     Step        the optimizer.
 
-A transfer starts when both ends have posted it and ends for both at once (rendezvous); the
+A transfer starts when both ends have posted it, and ends for both at once (rendezvous). The
 transfers of an ordered pair of devices run first in, first out.
 
 The text form: "2F0" and "2B0" are forward and backward of microbatch 0 in stage 2; "2>5:0:x"
-sends tensor x of microbatch 0 from stage 2 to device 5 and "3<1:0:x" receives it for stage 3 from
-device 1; "2>5:0:d/x" is x's gradient, and "2>5:0:x[0:4,8:16]" a box of x, from index 0 to below 4 of
-its first dimension and so on; "A0" is the first all-reduce of gradients and "O" the step.
+sends tensor x of microbatch 0 from stage 2 to device 5, and "3<1:0:x" receives it for stage 3 from
+device 1; "2>5:0:d/x" sends the gradient of x; "2>5:0:x[0:4,8:16]" sends a box of x, from index 0 to
+below 4 in its first dimension and from 8 to below 16 in its second; "A0" is the first all-reduce of
+gradients, and "O" the step.
 """
 
 import re
@@ -31,7 +33,6 @@ import numpy as np
 from planner.graph import Tensor
 from planner.strategy import GradientSum
 from planner.support.arrays import Bools, Ints, Kinds
-
 
 # Per dimension of a tensor, from which index to below which.
 Box = tuple[tuple[int, int], ...]
@@ -108,7 +109,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sums gradients over devices: an index into `Program.sums`."""
+    """Adds up gradients over devices: an index into `Program.sums`."""
 
     sum: int
 
@@ -141,7 +142,7 @@ class Code:
         kind: (n,) a `Kind`.
         backward: (n,) whether the direction is backward.
         stage: (n,) of computations, sends and receives.
-        microbatch: (n,) likewise.
+        microbatch: (n,) of computations, sends and receives.
         piece: (n,) of sends and receives, an index into `pieces`; of an all-reduce, its number.
         peer: (n,) of sends and receives, the device at the other end.
         pieces: what is sent.
@@ -189,7 +190,8 @@ class Program:
     """What all devices do in one iteration.
 
     Attributes:
-        lists: per used device, its actions in order; each sum once in the list of each member.
+        lists: per used device, its actions in order; each all-reduce is once in the list of each
+            member.
         sums: the all-reduces, in their global order.
     """
 
@@ -203,18 +205,18 @@ class Program:
 
     @property
     def members(self) -> Ints:
-        """How many devices come to each sum."""
+        """How many devices come to each all-reduce."""
         return np.array([len(one.devices) for one in self.sums], dtype=np.int64)
 
 
 def waiting_for_sends(code: Code) -> frozenset[Direction]:
-    """The directions of computations that wait until all that the second one before them, of their
-    stage and direction, has made is sent. While the results of one are on their way the next are
-    made, and no more are kept.
+    """The directions of the computations that wait for sends. Such a computation begins when all
+    results of the second one before it, of its stage and direction, are sent. While the results of
+    one are on their way the next are made, and no more are kept.
 
-    Backwards do where no device runs several stages. So do forwards where, besides, no device has
-    a backward before a forward, as with GPipe; else their reader may have to wait until it is rid
-    of gradients, and both for ever.
+    Backwards wait where no device runs several stages. Forwards wait where, besides, no device has
+    a backward before a forward, as with GPipe. Elsewhere the reader of a forward's results may have
+    to wait until it is rid of gradients, and both would wait for ever.
     """
     owner, place = code.owner(), np.arange(len(code))
     computes = code.kind == Kind.COMPUTE

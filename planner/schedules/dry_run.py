@@ -1,6 +1,7 @@
 """Whether action lists run to their end: a run in which nothing takes time."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -32,33 +33,31 @@ def _free_paths(num_pairs: int) -> Paths:
 
 
 def _what_blocks(code: Code, known: Dependencies, outcome: Outcome) -> Iterator[str]:
-    """What is left over where a run has stopped; if devices disagree on a transfer, only that."""
-    sends, receives = (
-        [
-            np.flatnonzero((code.kind == kind) & (known.pair == pair))[done:posted]
-            for pair, (done, posted) in enumerate(
-                zip(outcome.done.tolist(), count.tolist(), strict=True)
-            )
+    """What is left over where a run has stopped. If a device sends something else than another one
+    expects, only that, because all the rest may follow from it.
+    """
+    unmet = {
+        kind: [
+            np.flatnonzero((code.kind == kind) & (known.pair == pair))[done:posted].tolist()
+            if posted > done
+            else []
+            for pair, (done, posted) in enumerate(zip(outcome.done, count, strict=True))
         ]
         for kind, count in ((Kind.SEND, outcome.sent), (Kind.RECEIVE, outcome.posted))
-    )
+    }
     owner = code.devices[code.owner()]
-    for sent, posted in zip(sends, receives, strict=True):
-        if len(sent) and len(posted):
-            a, b = sent[0], posted[0]
-            yield (
-                f"device {owner[a]} sends {_word(code, a)},"
-                f" device {owner[b]} expects {_word(code, b)}"
-            )
+
+    def word(i: int) -> str:
+        return text(decode(code, [i])[0])
+
+    for sends, receives in zip(unmet[Kind.SEND], unmet[Kind.RECEIVE], strict=True):
+        if sends and receives:
+            a, b = sends[0], receives[0]
+            yield f"device {owner[a]} sends {word(a)}, device {owner[b]} expects {word(b)}"
             return
-    for d in np.flatnonzero(outcome.at < code.start[1:]).tolist():
-        yield f"device {code.devices[d]} waits at {_word(code, outcome.at[d])}"
-    for i in (i for sent in sends for i in sent.tolist()):
-        yield f"device {owner[i]} sends {_word(code, i)}, which device {code.peer[i]} never receives"
-    for i in (i for posted in receives for i in posted.tolist()):
-        yield f"device {owner[i]} expects {_word(code, i)}, which device {code.peer[i]} never sends"
-
-
-def _word(code: Code, i: int) -> str:
-    """An action in text form."""
-    return text(decode(code, [i])[0])
+    for d in np.flatnonzero(outcome.at < code.start[1:]):
+        yield f"device {code.devices[d]} waits at {word(outcome.at[d])}"
+    for i in chain.from_iterable(unmet[Kind.SEND]):
+        yield f"device {owner[i]} sends {word(i)}, which device {code.peer[i]} never receives"
+    for i in chain.from_iterable(unmet[Kind.RECEIVE]):
+        yield f"device {owner[i]} expects {word(i)}, which device {code.peer[i]} never sends"

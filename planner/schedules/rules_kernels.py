@@ -13,20 +13,20 @@ their duration, and so does the posting of a send or receive. Counters tell who 
                         it when it comes, and the last one begins the all-reduce for all
 
 A transfer begins when both its ends have posted it and the transfer before it of the same ordered
-pair of devices has ended (rendezvous; first in, first out). `dependencies.py` finds the counters and
-the send and receive that each transfer consists of.
+pair of devices has ended (rendezvous; first in, first out). `dependencies.py` finds the counters,
+and the send and receive that make up each transfer.
 
 How long a transfer takes depends on its links:
 
-    gate            an exclusive link on the routes of several pairs. A transfer that is ready queues
-                    at all gates of its route, and begins when it is the first in all of its queues.
-                    The queues are ordered by the moment of being ready, then by pair.
+    gate            an exclusive link on the routes of several pairs. A transfer that is ready
+                    queues at all gates of its route, and begins when it is the first in all of its
+                    queues. The queues are ordered by the moment of being ready, then by pair.
     shared link     a fair link on the routes of several pairs. A transfer over a shared link waits
                     for its latency, then moves its bytes at a rate. The rate may change when a
                     transfer begins or ends that shares links with it, directly or through others.
                     Rates are max-min fair (Bertsekas and Gallager, Data Networks, 1992, section
                     6.5.2).
-    other links     A transfer over no shared link takes latency + bytes / bandwidth from its begin.
+    other links     A transfer over no shared link takes latency + bytes / bandwidth.
 
 No time depends on the order in which the events of one moment are taken: counters wait for zero
 only, and queues and rates are looked at when nothing else happens at the moment.
@@ -92,8 +92,8 @@ LINK = _record(i8="load head search open", f8="bytes_per_s room")
 # over the same link, -1 at the ends.
 HOP = _record(i8="link pair before after")
 
-# now_s: the time; searches: their number; events, ready, fresh, freed, touched: how many entries the
-# lists of `State` have.
+# now_s: the time; searches: how many there were; events, ready, fresh, freed, touched: how many
+# entries the lists of `State` have.
 CLOCK = _record(f8="now_s", i8="searches events ready fresh freed touched")
 
 
@@ -225,8 +225,7 @@ def beginning(tasks: Tasks, paths: Paths) -> State:
 @inlined
 def take_events(state: State) -> None:
     """Takes event after event until nothing more happens."""
-    clock, devices, pairs = state.clock[0], state.devices, state.pairs
-    num_devices = len(devices)
+    clock, num_devices = state.clock[0], len(state.devices)
     for device in range(num_devices):
         wake(state, device)
     while True:
@@ -260,7 +259,7 @@ def advance(state: State, device: int) -> None:
     while here.at < here.end:
         i = here.at
         kind = state.kind[i]
-        if kind == SEND or kind == RECEIVE:
+        if kind in (SEND, RECEIVE):
             if not here.posting:
                 state.post_s[i] = now_s
                 if state.duration_s[i] > 0.0:
@@ -417,8 +416,8 @@ def get_ready(state: State, p: int) -> None:
 
 @inlined
 def admit(state: State) -> None:
-    """At the end of a moment: the transfers that got ready join the queues of their gates, and those
-    that are the first in all of their queues begin.
+    """At the end of a moment: the transfers that got ready join the queues of their gates, and
+    those that are the first in all of their queues begin.
     """
     gates, places, clock = state.gates, state.places, state.clock[0]
     fresh = state.fresh
@@ -621,7 +620,7 @@ def foresee(state: State, who: int, time_s: float) -> None:
 
 @inlined
 def rise(state: State, at: int, who: int, time_s: float) -> None:
-    """Puts an event at a position of the heap, or further up while it is earlier than those above."""
+    """Puts an event at a position of the heap, or further up while those above are later."""
     event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
     while at and event_s[(at - 1) >> 1] > time_s:
         above = (at - 1) >> 1
@@ -635,7 +634,7 @@ def rise(state: State, at: int, who: int, time_s: float) -> None:
 def next_event(state: State) -> int:
     """Takes the first event out of the heap, at its time; the device or transfer that it is of."""
     event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
-    clock, who = state.clock[0], event_of[0]
+    clock, who = state.clock[0], int(event_of[0])
     clock.now_s = event_s[0]
     clock.events -= 1
     event_at[who] = -1

@@ -1,22 +1,21 @@
 """Simulation of one strategy after another that differ in little: one operator in a neighbouring
-stage or on another device, or the replicas of one stage. It is what a search over the simulator
-asks for, as FlexFlow's does (Jia et al., MLSys 2019, section 5.3).
+stage or on another device, or the replicas of one stage. A search over the simulator asks for that,
+as FlexFlow's does (Jia et al., MLSys 2019, section 5.3).
 
-What a change leaves alone is taken over from the strategy before:
+Parts that a change leaves alone are taken over from the strategy before:
 
-    prices      of stages with the same operators
-    crossings   of tensors that no moved operator makes or reads
-    sums        if the devices stay and no moved operator has parameters
-    blocks      (`schedules_blocks.py`) of stages with the same devices, warm-up and ends; which
-                tensors cross there does not matter
-    wiring      and routes, if all blocks stay
-    patterns    of lists, of all strategies before
-    times       if all blocks stay and all actions take what they took
+    prices          of stages with the same operators
+    crossings       of tensors that no moved operator makes or reads
+    all-reduces     if the devices stay and no moved operator has parameters
+    blocks          (`schedules/pipelines.py`) of stages with the same devices, warm-up, and stages
+                    and devices to exchange tensors with; the names of the tensors do not matter
+    dependencies    and routes, if all blocks stay
+    patterns        of lists, of all strategies before
+    times           if all blocks stay and all actions take as long as before
 
 Where an action takes another time, the event loop runs from its start: the first forward of any
-stage is in the first few percent of an iteration, so there is no later point to go on from. It is
-the fast loop (`closed_kernels.py`) where transfers do not share bandwidth. Results equal those of a
-full simulation to the last bit, on any links.
+stage is in the first few percent of an iteration, so there is no later point to go on from. Results
+equal those of a full simulation to the last bit, on any links.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,14 +30,14 @@ from planner.problem import Problem
 from planner.schedules.actions import Lists, Program
 from planner.schedules.pipelines import (
     Block,
-    Ends,
-    Pattern,
-    Shape,
+    ListPattern,
+    ListShape,
+    StageTensors,
     assembled,
     renamed,
     stage_blocks,
-    stage_ends,
     stage_sums,
+    stage_tensors,
 )
 from planner.simulator.events import Prepared, Workload, prepared, run_prepared, workload
 from planner.simulator.timeline import Times
@@ -55,8 +54,8 @@ from planner.strategy import (
 )
 from planner.support.derived import derived
 
-# A chain of strategies remembers so many patterns, then begins anew.
-MOST_PATTERNS = 256
+# A chain of strategies that remembers more patterns forgets them all.
+MAX_PATTERNS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +80,7 @@ class Simulated:
     _crossing: tuple[Crossing, ...]
     # Of each stage.
     _prices: tuple[StagePrice, ...]
-    _patterns: dict[Shape, Pattern]
+    _patterns: dict[ListShape, ListPattern]
     _shapes: tuple[object, ...]
     _blocks: tuple[tuple[Block, ...], ...]
     _prepared: Prepared
@@ -119,20 +118,20 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
     sums = _sums_after(graph, strategy, stages, before)
     prices = tuple(_prices_after(problem, strategy, before))
     costs = action_costs(problem, strategy, prices, crossing, sums)
-    ends, tails = stage_ends(crossing, len(strategy.stages)), stage_sums(strategy, sums)
-    shapes = tuple(_shape(strategy, s, ends[s], len(tails[s])) for s in range(len(ends)))
-    patterns = dict(before._patterns) if before and len(before._patterns) < MOST_PATTERNS else {}
+    tensors, tails = stage_tensors(crossing, len(strategy.stages)), stage_sums(strategy, sums)
+    shapes = tuple(_shape(strategy, s, tensors[s], len(tails[s])) for s in range(len(tensors)))
+    patterns = dict(before._patterns) if before and len(before._patterns) < MAX_PATTERNS else {}
     blocks = tuple(
         before._blocks[s]
         if before is not None and before._shapes[s] == shape
-        else stage_blocks(strategy, s, ends[s], len(tails[s]), patterns)
+        else stage_blocks(strategy, s, tensors[s], len(tails[s]), patterns)
         for s, shape in enumerate(shapes)
     )
     names = tuple(one.tensor for one in crossing)
     if before is not None and before._shapes == shapes and before.program.sums == sums:
-        code, known = renamed(before.times.code, blocks, ends, tails, names), before._prepared
+        code, known = renamed(before.times.code, blocks, tensors, tails, names), before._prepared
     else:
-        code = assembled(blocks, ends, tails, names)
+        code = assembled(blocks, tensors, tails, names)
         known = prepared(code, problem.topology)
     lists, work = Program(Lists(code), sums), workload(code, costs)
     if before and known is before._prepared and _same(work, before._workload):
@@ -168,7 +167,7 @@ def _stages_after(
         return stage_of(strategy, graph)
     pairs = list(zip(before.strategy.stages, strategy.stages, strict=True))
     changed = [s for s, (old, new) in enumerate(pairs) if old.operators != new.operators]
-    index, found = operator_indices(graph), list(before._stages)
+    index, stage_of_each = operator_indices(graph), list(before._stages)
     there = [name for s in changed for name in before.strategy.stages[s].operators]
     now = [name for s in changed for name in strategy.stages[s].operators]
     if sorted(there) != sorted(now):
@@ -182,8 +181,8 @@ def _stages_after(
             raise ValueError(f"a device index is not in 0..{num_devices - 1}")
     for s in changed:
         for name in strategy.stages[s].operators:
-            found[index[name]] = s
-    return tuple(found)
+            stage_of_each[index[name]] = s
+    return tuple(stage_of_each)
 
 
 @derived
@@ -244,14 +243,14 @@ def _prices_after(
         yield stage_price(problem, stage, inside, trained)
 
 
-def _shape(strategy: Strategy, s: int, ends: Ends, num_sums: int) -> object:
+def _shape(strategy: Strategy, s: int, tensors: StageTensors, num_sums: int) -> object:
     """All that the blocks of a stage depend on."""
     stage = strategy.stages[s]
     others = tuple(
         (end.stage, end.gradient, strategy.stages[end.stage].devices)
-        for end in (*ends.entering, *ends.leaving)
+        for end in (*tensors.entering, *tensors.leaving)
     )
     return (
         strategy.schedule, strategy.num_microbatches, stage.devices, stage.warmup,
-        len(ends.entering), others, num_sums,
+        len(tensors.entering), others, num_sums,
     )  # fmt: skip

@@ -1,26 +1,21 @@
-"""Times action lists (`actions.py`) on devices and shared links, by discrete events.
+"""Times action lists (`schedules/actions.py`) on devices and links, by discrete events.
 
-The rules are those of `actions.py`: each device runs its list in order; computations, sums and
-steps occupy it; sends and receives do not, but for the time that posting them takes. A transfer
-starts when both its ends have posted it and the one before it of the same ordered pair of devices
-has ended. It waits for the latency of its route without taking bandwidth, then moves its bytes at a
-max-min fair rate, beside whatever the devices compute. A sum of gradients starts when its last
-member has come to it.
+The rules are those of `schedules/rules_kernels.py`, which runs the lists. Each device runs its list
+in order. Computations, all-reduces and steps occupy it. Sends and receives occupy it only for the
+time that posting them takes. A transfer starts when both its ends have posted it and the one before
+it of the same ordered pair of devices has ended. It waits for the latency of its route without
+taking bandwidth, then moves its bytes at a max-min fair rate, beside whatever the devices compute.
+An all-reduce of gradients starts when its last member has come to it.
 
 A route may have exclusive links. Then the transfer starts when it is its turn on all of them, and
-keeps them from then on, latency included; turns go by the time at which transfers were ready, then
+keeps them from then on, latency included. Turns go by the time at which transfers were ready, then
 by source and target.
 
-So it is in the launcher: one thread per device runs the list. It waits for what a computation
-needs and for sends before it, for each computation (on CUDA it synchronises after it), and for
-sums, up to their end. Sends
-and receives go on beside it: gloo moves bytes in a thread of its own, nccl on streams of their own.
-What they take of the device is the posting, and copies that its processor makes for them
-(`ActionCosts.post_s`, `copy_s_per_byte`).
-
-Events at the same time are taken in the order of devices, then in that in which they were foreseen.
-Where no two transfers share bandwidth, a shorter loop (`closed_kernels.py`) gives the same times to
-the last bit. The loop is compiled (`events_kernels.py`), because there can be millions of actions.
+The launcher behaves in the same way. One thread per device runs the list. The thread waits for the
+transfers that a computation needs or waits for, for each computation (on CUDA it synchronises after
+it), and for all-reduces, up to their end. Sends and receives go on beside it: gloo moves bytes in a
+thread of its own, nccl on streams of their own. They take the device's time only for the posting,
+and for copies that its processor makes for them (`ActionCosts.post_s`, `copy_s_per_byte`).
 """
 
 from math import nan
@@ -40,7 +35,7 @@ from planner.topology import Topology
 
 
 def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeline:
-    """What every device does when, in one iteration.
+    """When every device does what, in one iteration.
 
     Args:
         program: its devices are indices into the topology.

@@ -129,14 +129,14 @@ def _covered_s(intervals: Iterable[Interval], iteration_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """One iteration of the actions of a program, in arrays: what a `Timeline` is made from, where
-    one is looked at.
+    """One iteration of the actions of a program, in arrays. A `Timeline` is made from them where
+    someone looks at one.
 
     Attributes:
         code: the actions.
         start_s: (n,) of each action; of a receive, the start of the transfer. Sends have none.
-        end_s: (n,) likewise.
-        tensor_bytes: size of each tensor of the code.
+        end_s: (n,) of each action; of a receive, the end of the transfer. Sends have none.
+        piece_bytes: size of each piece of the code.
         iteration_s: from the first start, at 0, to the last end.
         post_s: (n,) of sends and receives, when the device came to it.
         posted_s: (n,) likewise, when it was posted.
