@@ -2,15 +2,15 @@
 began the moment that the one before it ended, for a reason. To shorten the iteration is to shorten
 one of them.
 
-It is found from the end. What an action waited for last, ended when it began:
+The search begins at the end. The last thing that an action waited for ended when the action began:
 
     a computation     the action before it on its device, the transfer of something that it needs,
-                      or that of something that the second one before it of its kind has sent
-    a sum             the action before it on the member that came last
+                      or that of a result of the second computation before it of its kind
+    an all-reduce     the action before it on the member that came last
     a step, a post    the action before it on its device
-    a transfer        what its sender did before it was sent, what its receiver did before it was
-                      ready for it, the transfer before it of the same pair of devices, or one that
-                      had an exclusive link
+    a transfer        the last action of its sender before the send, the last action of its receiver
+                      before the receive, the transfer before it of the same pair of devices, or one
+                      that had an exclusive link
 
 Of several that ended at that moment, the first of these is taken. Waits of no length do not show.
 """
@@ -26,7 +26,7 @@ from planner.schedules.actions import Action, Kind, decode
 from planner.schedules.dependencies import Dependencies, dependencies
 from planner.simulator.network import Network, exclusive_links, network
 from planner.simulator.timeline import Times, occupied, transfers
-from planner.support.arrays import Ints
+from planner.support.arrays import Bools, Ints
 from planner.topology import Topology
 
 
@@ -47,9 +47,9 @@ class PathStep:
     """An action on the critical path.
 
     Attributes:
-        action: a computation, sum or step; a receive stands for its transfer, or, like a send, for
-            its posting where that took time.
-        device: that it ran on; of a transfer, the target.
+        action: a computation, all-reduce or step; a receive stands for its transfer, or, like a
+            send, for its posting where that took time.
+        device: the one that it ran on; of a transfer, the target.
         transfer: whether it is one.
         reason: why it did not begin before.
         start_s: the end of the one before it, to the last bit; 0 of the first.
@@ -97,7 +97,7 @@ def critical_path(times: Times, topology: Topology) -> tuple[PathStep, ...]:
 
 
 class _Search:
-    """What ended when."""
+    """When everything ended, by the order of the ends."""
 
     def __init__(self, times: Times, topology: Topology) -> None:
         self.times, self.code = times, times.code
@@ -195,18 +195,18 @@ class _Search:
     def _ending_at(self, moment: float) -> list[int]:
         """The receives whose transfers ended at a moment."""
         first = bisect_left(self.ends_s, moment)
-        found = []
+        ending = []
         while first < len(self.ends_s) and self.ends_s[first] == moment:
-            found.append(self.by_end[first])
+            ending.append(self.by_end[first])
             first += 1
-        return found
+        return ending
 
     def _exclusive(self, pair: int) -> set[int]:
         links = self.network.links[self.network.bounds[pair] : self.network.bounds[pair + 1]]
         return set(links[self.exclusive[links]].tolist())
 
 
-def _latest_before(start: Ints, occupying: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Ints:
+def _latest_before(start: Ints, occupying: Bools) -> Ints:
     """(n,) per action, the last occupying one before it in its list; -1 without one."""
     count = len(occupying)
     latest = np.maximum.accumulate(np.where(occupying, np.arange(count), -1))

@@ -1,4 +1,4 @@
-"""`Timeline`: what every device did when, simulated or measured.
+"""`Timeline`: when every device did what, simulated or measured.
 
 The simulator fills it from costs and the launcher from its clock, so that prediction and
 measurement are compared and drawn by the same code.
@@ -17,13 +17,13 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An action that occupied a device: a computation, a sum of gradients, a step, or, where it
+    """An action that occupied a device: a computation, an all-reduce, a step, or, where it
     took time, the posting of a send or receive.
 
     Attributes:
         device: index into the topology.
         start_s: since the start of the iteration, in s.
-        end_s: likewise.
+        end_s: since the start of the iteration, in s.
     """
 
     device: int
@@ -80,7 +80,7 @@ def compute_s(timeline: Timeline, device: int) -> float:
 
 
 def communication_s(timeline: Timeline, device: int) -> float:
-    """Time in which a device does not compute and a transfer, sum or posting of its own runs."""
+    """Time in which a device does not compute, and a transfer, all-reduce or posting of it runs."""
     return _busy_s(timeline, device) - compute_s(timeline, device)
 
 
@@ -139,7 +139,7 @@ class Times:
         piece_bytes: size of each piece of the code.
         iteration_s: from the first start, at 0, to the last end.
         post_s: (n,) of sends and receives, when the device came to it.
-        posted_s: (n,) likewise, when it was posted.
+        posted_s: (n,) of sends and receives, when it was posted.
     """
 
     code: Code
@@ -192,8 +192,8 @@ def timeline_of(times: Times) -> Timeline:
 
 def transfers(code: Code) -> Bools:
     """(n,) whether each action is a send or receive."""
-    found: Bools = (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
-    return found
+    moving: Bools = (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
+    return moving
 
 
 def occupied(times: Times) -> tuple[Floats, Floats]:
