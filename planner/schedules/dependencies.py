@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.schedules.actions import Code, Direction, Kind, waiting_for_sends
-from planner.support.arrays import Floats, Ints, Kinds
+from planner.schedules.tasks import Tasks
+from planner.support.arrays import Floats, Ints
 
 
 class Dependencies(NamedTuple):
@@ -38,82 +39,6 @@ class Dependencies(NamedTuple):
     receive: Ints
 
 
-class Tasks(NamedTuple):
-    """What devices do; D devices, n actions, P ordered pairs of devices, T transfers.
-
-    Attributes:
-        start: (D + 1,) where the list of each device begins, and the last one ends.
-        kind: (n,) of each action.
-        counter, pair, source, target, first, send, receive: as in `Dependencies`.
-        duration_s: (n,) for which each action occupies its device.
-        size_bytes: (n,) of receives.
-        counters: the value that each counter begins with.
-    """
-
-    start: Ints
-    kind: Kinds
-    counter: Ints
-    pair: Ints
-    duration_s: Floats
-    size_bytes: Floats
-    counters: Ints
-    source: Ints
-    target: Ints
-    first: Ints
-    send: Ints
-    receive: Ints
-
-
-class Paths(NamedTuple):
-    """What transfers run over; P ordered pairs of devices, L links.
-
-    Attributes:
-        latency_s: (P,) of each pair.
-        bytes_per_s: (P,) of each pair, at full speed.
-        first_place: (P + 1,) where the places of each pair at gates begin.
-        place_gate: the gate of each place.
-        num_gates: how many gates there are.
-        first_hop: (P + 1,) where the routes begin of pairs with shared links; others have none.
-        hop_link: the link of each step of a route.
-        link_bytes_per_s: (L,) of each link.
-    """
-
-    latency_s: Floats
-    bytes_per_s: Floats
-    first_place: Ints
-    place_gate: Ints
-    num_gates: int
-    first_hop: Ints
-    hop_link: Ints
-    link_bytes_per_s: Floats
-
-
-class Outcome(NamedTuple):
-    """How far a run came, and when.
-
-    Attributes:
-        ended: whether nothing is left over.
-        at: (D,) the action at which each device stands, or the end of its list.
-        done: (P,) transfers of each pair that have ended.
-        sent: (P,) sends of each pair that were posted.
-        posted: (P,) receives of each pair that were posted.
-        start_s: (n,) when each action began; of a receive, its transfer.
-        end_s: (n,) when it ended.
-        post_s: (n,) when the device came to a send or receive.
-        posted_s: (n,) when it was posted.
-    """
-
-    ended: bool
-    at: Ints
-    done: Ints
-    sent: Ints
-    posted: Ints
-    start_s: Floats
-    end_s: Floats
-    post_s: Floats
-    posted_s: Floats
-
-
 def tasks(
     code: Code, known: Dependencies, members: Ints, duration_s: Floats, size_bytes: Floats
 ) -> Tasks:
@@ -135,14 +60,24 @@ def tasks(
 @lru_cache(maxsize=2)
 def dependencies(code: Code) -> Dependencies:
     """Finds which actions of some lists belong together."""
-    owner, count = code.owner(), len(code.devices)
+    owner = code.owner()
     computation, num_computations = _computations(code, owner)
     receives, sends = code.kind == Kind.RECEIVE, np.flatnonzero(code.kind == Kind.SEND)
     reducing = np.flatnonzero(code.kind == Kind.ALL_REDUCE)
     counter = np.where((code.kind == Kind.COMPUTE) | receives, computation, -1)
     counter[reducing] = num_computations + code.piece[reducing]
     counter[sends] = _held_by(code, owner, computation, num_computations)[computation[sends]]
-    moving = np.flatnonzero((code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE))
+    pair, source, target = _pairs(code, owner)
+    first, send, receive = _meetings(code, pair, len(source))
+    return Dependencies(counter, num_computations, pair, source, target, first, send, receive)
+
+
+def _pairs(code: Code, owner: Ints) -> tuple[Ints, Ints, Ints]:
+    """`pair`, `source` and `target` of `Dependencies`."""
+    count, moving = (
+        len(code.devices),
+        np.flatnonzero((code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)),
+    )
     # A peer without a list is a position behind all others.
     position = np.full(int(max(code.devices.max(), code.peer.max(initial=0))) + 1, count)
     position[code.devices] = np.arange(count)
@@ -153,11 +88,7 @@ def dependencies(code: Code) -> Dependencies:
     pair[moving], num_pairs = _numbered(names, (count + 1) ** 2)
     pairs = np.zeros(num_pairs, dtype=np.int64)
     pairs[pair[moving]] = names
-    first, send, receive = _meetings(code, pair, num_pairs)
-    return Dependencies(
-        counter, num_computations, pair, pairs // (count + 1), pairs % (count + 1), first, send,
-        receive,
-    )  # fmt: skip
+    return pair, pairs // (count + 1), pairs % (count + 1)
 
 
 def _meetings(code: Code, pair: Ints, num_pairs: int) -> tuple[Ints, Ints, Ints]:

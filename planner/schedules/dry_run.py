@@ -6,7 +6,8 @@ from itertools import chain
 import numpy as np
 
 from planner.schedules.actions import Code, Kind, Program, decode, text
-from planner.schedules.dependencies import Dependencies, Outcome, Paths, dependencies, tasks
+from planner.schedules.dependencies import Dependencies, dependencies, tasks
+from planner.schedules.tasks import Outcome, Paths
 
 
 def dry_run(lists: Program) -> str | None:

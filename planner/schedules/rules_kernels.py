@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.schedules.dependencies import Outcome, Paths, Tasks
+from planner.schedules.tasks import Outcome, Paths, Tasks
 from planner.support.arrays import Floats, Ints, Kinds
 from planner.support.jit import inlined, inner, njit
 

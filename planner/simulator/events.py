@@ -26,8 +26,9 @@ import numpy as np
 from planner.costs.actions import ActionCosts
 from planner.schedules import rules_kernels as kernels
 from planner.schedules.actions import Code, Kind, Piece, Program
-from planner.schedules.dependencies import Dependencies, Paths, dependencies, tasks
+from planner.schedules.dependencies import Dependencies, dependencies, tasks
 from planner.schedules.dry_run import dry_run
+from planner.schedules.tasks import Paths
 from planner.simulator.network import network, paths
 from planner.simulator.timeline import Timeline, Times, timeline_of, transfers
 from planner.support.arrays import Floats

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.clusters.routes import routes
-from planner.schedules.dependencies import Paths
+from planner.schedules.tasks import Paths
 from planner.support.arrays import Bools, Floats, Ints
 from planner.topology import Sharing, Topology
 

@@ -1,0 +1,83 @@
+"""Input and output of the compiled rules of action lists (`rules_kernels.py`). This file imports
+nothing that changes often, because all kernels are compiled anew when it does.
+"""
+
+from typing import NamedTuple
+
+from planner.support.arrays import Floats, Ints, Kinds
+
+
+class Tasks(NamedTuple):
+    """What devices do; D devices, n actions, P ordered pairs of devices, T transfers.
+
+    Attributes:
+        start: (D + 1,) where the list of each device begins, and the last one ends.
+        kind: (n,) of each action.
+        counter, pair, source, target, first, send, receive: as in `Dependencies`.
+        duration_s: (n,) for which each action occupies its device.
+        size_bytes: (n,) of receives.
+        counters: the value that each counter begins with.
+    """
+
+    start: Ints
+    kind: Kinds
+    counter: Ints
+    pair: Ints
+    duration_s: Floats
+    size_bytes: Floats
+    counters: Ints
+    source: Ints
+    target: Ints
+    first: Ints
+    send: Ints
+    receive: Ints
+
+
+class Paths(NamedTuple):
+    """What transfers run over; P ordered pairs of devices, L links.
+
+    Attributes:
+        latency_s: (P,) of each pair.
+        bytes_per_s: (P,) of each pair, at full speed.
+        first_place: (P + 1,) where the places of each pair at gates begin.
+        place_gate: the gate of each place.
+        num_gates: how many gates there are.
+        first_hop: (P + 1,) where the routes begin of pairs with shared links; others have none.
+        hop_link: the link of each step of a route.
+        link_bytes_per_s: (L,) of each link.
+    """
+
+    latency_s: Floats
+    bytes_per_s: Floats
+    first_place: Ints
+    place_gate: Ints
+    num_gates: int
+    first_hop: Ints
+    hop_link: Ints
+    link_bytes_per_s: Floats
+
+
+class Outcome(NamedTuple):
+    """How far a run came, and when.
+
+    Attributes:
+        ended: whether nothing is left over.
+        at: (D,) the action at which each device stands, or the end of its list.
+        done: (P,) transfers of each pair that have ended.
+        sent: (P,) sends of each pair that were posted.
+        posted: (P,) receives of each pair that were posted.
+        start_s: (n,) when each action began; of a receive, its transfer.
+        end_s: (n,) when it ended.
+        post_s: (n,) when the device came to a send or receive.
+        posted_s: (n,) when it was posted.
+    """
+
+    ended: bool
+    at: Ints
+    done: Ints
+    sent: Ints
+    posted: Ints
+    start_s: Floats
+    end_s: Floats
+    post_s: Floats
+    posted_s: Floats
