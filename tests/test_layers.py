@@ -15,13 +15,13 @@ PACKAGE = ROOT / "planner"
 
 # Files and folders right under the package, from the lowest layer to the highest.
 ORDER = (
-    "errors", "units", "support",  # words
-    "graph", "topology", "profiles", "strategy", "calibration", "problem", "plan", "files",
-    "model", "partition", "operators",
+    "version", "errors", "units", "support",  # words
+    "graph", "topology", "profiles", "strategy", "calibration", "problem", "request", "plan",
+    "files", "model", "partition", "operators",
     "graphs", "clusters", "formats",
     "schedules", "costs", "profilers", "simulator", "solvers",
     "judging", "traces", "peers", "drawing", "launcher",
-    "reports", "commands",
+    "reports", "api", "commands",
 )  # fmt: skip
 MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 16, 24
 

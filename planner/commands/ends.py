@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, Stopped
 
 NO_PLAN = 3
 FAILED = 1
@@ -67,8 +67,6 @@ def one_of_several() -> Iterator[None]:
     """Ends a rank quietly where another one says why: the one that failed, or after Ctrl-C the
     first one.
     """
-    from planner.launcher.world import Stopped
-
     ctx = click.get_current_context()
     try:
         yield
