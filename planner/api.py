@@ -538,12 +538,21 @@ def solve(
         TopologyError: if the topology has fewer devices.
     """
     from planner.judging.portfolio import compare_between, under_pipedream
-    from planner.judging.problems import changed_cluster, problems_for, sized
+    from planner.judging.problems import (
+        changed_cluster,
+        problems_for,
+        refuse_other_solvers_options,
+        sized,
+    )
 
-    if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
-        raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
+    if cost_model == "pipedream":
+        if set(solvers) - {"pipedream"}:
+            raise OptionError(
+                "--cost-model pipedream asks only the solver pipedream; drop --solver"
+            )
+        refuse_other_solvers_options(search, cost_model)
     profiles, path = _profiles(profile)
     known = _calibration(calibration, path, profiles)
     profiles = sized(profiles, training)
@@ -631,7 +640,7 @@ def solve_under(
         topology: only for other profiles.
         gpus: number of devices, instead of the file's.
         training: `device_memory`, `global_batch` and `recompute` override the file's.
-        search: `pins` are ignored.
+        search: how plans are searched for; without pins and own stages.
         bandwidth: between devices, instead of a Piper file's, in bytes per s or as text.
         time_limit_s: for the search among placements that are not contiguous.
 
@@ -643,12 +652,22 @@ def solve_under(
     from planner.formats import DNN_PARTITIONING, PIPER, detect
     from planner.formats.dnn_partitioning import read_dnn_partitioning
     from planner.formats.piper import read_piper
-    from planner.judging.problems import choice, options_of, problems_for
+    from planner.judging.problems import (
+        choice,
+        options_of,
+        problems_for,
+        refuse_other_solvers_options,
+    )
     from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
     from planner.problem import switches_of
     from planner.solvers.netsplit.options import NetSplit
 
     model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
+    refuse_other_solvers_options(search, cost_model)
+    if training.microbatch_size is not None:
+        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
+    if bandwidth is not None and model is not ForeignModel.PIPER:
+        raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
     netsplit = switches_of(own, NetSplit)
     options = ForeignOptions(
         num_devices=gpus,

@@ -1,6 +1,7 @@
 """`planner compare`."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +9,7 @@ import click
 
 from planner.api import automatic
 from planner.commands.ends import NO_PLAN
-from planner.commands.inputs import InputNames, say_if_compiling
+from planner.commands.inputs import InputNames, planned
 from planner.commands.option_types import TIME
 from planner.commands.options import (
     CALIBRATION,
@@ -20,7 +21,7 @@ from planner.commands.options import (
     solver_list,
 )
 from planner.commands.outputs import check_output
-from planner.commands.printing import show, spinner
+from planner.commands.printing import show
 
 if TYPE_CHECKING:
     from planner.api import Plans, Search, Training, WhatIf
@@ -73,19 +74,11 @@ def compare(
     inputs = names.read(calibrated=calibrated, quiet=as_json)
     if csv_path is not None:
         check_output([csv_path], {"profile": inputs.profile_path, "topology": inputs.topology_path})
-    say_if_compiling()
-    with spinner() as progress:
-        plans = api.compare(
-            inputs.profiles,
-            topology=inputs.topology,
-            training=training,
-            search=search,
-            solvers=solvers,
-            what_if=what_if,
-            calibration=inputs.calibration,
-            time_limit_s=time_limit_s,
-            progress=progress,
-        )
+    ask = partial(
+        api.compare, training=training, search=search, solvers=solvers, what_if=what_if,
+        time_limit_s=time_limit_s,
+    )  # fmt: skip
+    plans = planned(ask, inputs)
     if csv_path is not None:
         api.write_text(compare_csv(plans.comparison), csv_path)
     print_plans(plans, csv_path, as_json)

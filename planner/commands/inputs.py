@@ -1,13 +1,16 @@
 """The files that `solve`, `compare` and `simulate` plan for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from planner.commands.printing import spinner
+
 if TYPE_CHECKING:
-    from planner.api import Calibration, Profile, Topology
+    from planner.api import Calibration, Plans, Profile, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,22 @@ class Inputs:
     topology: "Topology"
     topology_path: Path
     calibration: "Calibration | bool"
+
+
+def planned(ask: "Callable[..., Plans]", inputs: Inputs) -> "Plans":
+    """The answer for these files, while the solver at work is shown.
+
+    Args:
+        ask: `solve` or `compare`, with all else.
+    """
+    say_if_compiling()
+    with spinner() as progress:
+        return ask(
+            inputs.profiles,
+            topology=inputs.topology,
+            calibration=inputs.calibration,
+            progress=progress,
+        )
 
 
 def say_if_compiling() -> None:

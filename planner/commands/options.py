@@ -289,7 +289,10 @@ WHAT_IF = packed(
         "--set",
         multiple=True,
         metavar="PATH=VALUE",
-        help="What if: change a figure, such as links.nic.bandwidth=200Gbps; may be repeated.",
+        help="What if: change a figure, such as links.nic.bandwidth=200Gbps; may be repeated."
+        " PATH is links.NAME.bandwidth or .latency, with the name of links or their ends as a-b;"
+        " levels.NAME.bandwidth or .latency; devices.NAME.type; hosts.NAME.cores or .memory; or"
+        " device_types.NAME.memory, .memory_bandwidth or .flops.DTYPE.",
     ),
     click.option(
         "--drop",

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     help="Do not train this initializer; may be repeated.",
 )
 @click.option("--device", default="cpu", show_default=True,
-              help="Device to measure on: cpu, cuda or cuda:N. Type of device to compute for: such"
-              " as V100-SXM2-16GB.",
+              help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
+              " V100-SXM2-16GB, for which times are computed.",
               )  # fmt: skip
 @click.option("--engine", type=click.Choice(["torch", "onnxruntime", "analytic"]),
               help="Source of the times.  [default: torch; analytic for a type of device]",

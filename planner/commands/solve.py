@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 from planner.api import portfolio
 from planner.commands.ends import NO_PLAN
 from planner.commands.foreign import FOREIGN, solve_foreign
-from planner.commands.inputs import InputNames, say_if_compiling
+from planner.commands.inputs import InputNames, Inputs, planned
 from planner.commands.option_types import RATE, TIME
 from planner.commands.options import (
     CALIBRATION,
@@ -23,13 +24,14 @@ from planner.commands.options import (
     solver_list,
 )
 from planner.commands.outputs import check_strategy_output
-from planner.commands.printing import show, spinner
+from planner.commands.printing import show
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import (
         Comparison,
         Gain,
+        Model,
         PipeDreamReport,
         Plan,
         Plans,
@@ -94,73 +96,63 @@ def solve(
     planner solve --topology p3 --set devices.gpu3.type=T4 --drop gpu7
     planner solve --topology four.yaml --add-host host0 --set levels.host.bandwidth=200Gbps
 
-    \b
-    --set takes links.NAME.bandwidth or .latency (a link's name, or its ends as a-b),
-    levels.NAME.bandwidth or .latency, devices.NAME.type, hosts.NAME.cores or .memory, and
-    device_types.NAME.memory, .memory_bandwidth or .flops.DTYPE.
-
     Exits with 3 if no strategy fits.
     """
     from planner import api
 
     refuse_for_cost_model(ctx)
     if cost_model in FOREIGN:
-        ctx.exit(
-            solve_foreign(cost_model, names, training, search, bandwidth, time_limit_s, as_json)
-        )
+        how = (training, search, bandwidth, time_limit_s)
+        ctx.exit(solve_foreign(cost_model, names, *how, as_json))
     inputs = names.read(calibrated=calibrated, quiet=as_json)
-    last = inputs.profiles[-1]
-    own = model_path or (None if last.model_path is None else Path(last.model_path))
-    read = {"profile": inputs.profile_path, "topology": inputs.topology_path, "model": own}
-    check_strategy_output(output, read)
-    model = api.find_model(last, model_path, name=str(inputs.profile_path))
-    say_if_compiling()
-    with spinner() as progress:
-        plans = api.solve(
-            inputs.profiles,
-            topology=inputs.topology,
-            training=training,
-            search=search,
-            solvers=solvers,
-            cost_model=cost_model,
-            what_if=what_if,
-            calibration=inputs.calibration,
-            time_limit_s=time_limit_s,
-            progress=progress,
-        )
+    model = model_for(inputs, model_path, output)
+    ask = partial(
+        api.solve, training=training, search=search, solvers=solvers, cost_model=cost_model,
+        what_if=what_if, time_limit_s=time_limit_s,
+    )  # fmt: skip
+    plans = planned(ask, inputs)
     written = () if plans.plan is None else api.write_strategy(plans.plan, output, model)
-    gains = api.sensitivity(plans) if with_sensitivity else None
     asked_pipedream = "pipedream" in (*solvers, cost_model)
     report = api.pipedream_report(plans) if asked_pipedream else None
-    if as_json:
-        print_json(plans, written, report, gains)
-    else:
-        print_plans(plans, written, report, gains)
+    gains = api.sensitivity(plans) if with_sensitivity else None
+    (print_json if as_json else print_plans)(plans, written, report, gains)
     if plans.plan is None:
         ctx.exit(NO_PLAN)
+    print_left_over(output, written, as_json)
+
+
+def model_for(inputs: Inputs, model_path: Path | None, output: Path) -> "Model | None":
+    """The model of the profile, to be annotated; None where it is not at hand. Nothing that is read
+    may be overwritten by the strategy.
+    """
+    from planner import api
+
+    profile = inputs.profiles[-1]
+    own = model_path or (None if profile.model_path is None else Path(profile.model_path))
+    read = {"profile": inputs.profile_path, "topology": inputs.topology_path, "model": own}
+    check_strategy_output(output, read)
+    return api.find_model(profile, model_path, name=str(inputs.profile_path))
+
+
+def print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> None:
+    """A note on an annotated model that was not written now."""
     left = output.with_suffix(".onnx")
     if left not in written and left.is_file():
         click.echo(f"note: {left} is of an earlier strategy; delete it", err=as_json)
 
 
 def refuse_for_cost_model(ctx: click.Context) -> None:
-    """Refuses options that the solvers under the chosen cost model would ignore."""
+    """Refuses options that are for other cost models than the chosen one."""
     given = ctx.params
     cost_model, foreign = given["cost_model"], given["cost_model"] in FOREIGN
     if foreign and given["solvers"]:
         raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
-    own = [name for name in ("cuts", "replicas", "pins") if given[name]]
-    if own and cost_model != "planner":
-        flag = "pin" if own[0] == "pins" else own[0]
-        raise OptionError(f"--{flag} is for --cost-model planner, not for {cost_model}")
     changes = given["set"] or given["drop"] or given["add_host"]
     if foreign and (changes or given["with_sensitivity"]):
         raise OptionError(
             "--set, --drop, --add-host and --sensitivity are for --cost-model planner or pipedream"
         )
-    if foreign and given["microbatch_size"] is not None:
-        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
-    if given["bandwidth"] is not None and cost_model != "piper":
+    if given["bandwidth"] is not None and not foreign:
         raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
 
 
