@@ -38,8 +38,8 @@ from planner.solvers.registry import with_given
 
 if TYPE_CHECKING:
     from planner.calibration import Calibration as Calibration
-    from planner.judging.portfolio import Comparison as Comparison
-    from planner.judging.portfolio import Row as Row
+    from planner.judging.portfolio import SolverComparison as SolverComparison
+    from planner.judging.portfolio import SolverRow as SolverRow
     from planner.judging.sensitivity import Gain as Gain
     from planner.launcher.probe import Probed as Probed
     from planner.launcher.report import LaunchReport as LaunchReport
@@ -482,14 +482,14 @@ class Plans:
         before: the same without the changes; None without any, and from `compare`.
     """
 
-    comparison: "Comparison"
+    comparison: "SolverComparison"
     problems: "tuple[Problem, ...]"
     cost_model: str = "planner"
     changes: tuple[str, ...] = ()
     before: "Plans | None" = None
 
     @property
-    def best(self) -> "Row | None":
+    def best(self) -> "SolverRow | None":
         """The row with the best plan; None if no strategy fits."""
         return self.comparison.best
 
@@ -537,13 +537,14 @@ def solve(
         OptionError: if options contradict each other, the profile or the topology.
         TopologyError: if the topology has fewer devices.
     """
-    from planner.judging.portfolio import compare_between, under_pipedream
+    from planner.judging.portfolio import under_pipedream
     from planner.judging.problems import (
         changed_cluster,
         problems_for,
         refuse_other_solvers_options,
         sized,
     )
+    from planner.judging.sizes import compare_between
 
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
@@ -711,13 +712,12 @@ def sensitivity(plans: Plans) -> "tuple[Gain, ...]":
 
 
 def pipedream_report(plans: Plans) -> "PipeDreamReport | None":
-    """PipeDream's own figures of its plan; None if it has none."""
-    from planner.solvers.pipedream.solve import optimum
+    """PipeDream's own figures of its plan for the largest microbatch; None if it has none."""
+    from planner.solvers.pipedream.costs import PipeDreamReport
 
-    rows = [row for row in plans.comparison.rows if row.solver == "pipedream"]
-    sizes = {row.microbatch_size for row in rows}
-    solved = [one for one in plans.problems if one.profile.microbatch_size in sizes]
-    return optimum((solved or plans.problems)[-1]).report
+    reports = [row.report for row in plans.comparison.rows]
+    own = [report for report in reports if isinstance(report, PipeDreamReport)]
+    return own[-1] if own else None
 
 
 def is_compiled() -> bool:
@@ -859,7 +859,7 @@ def simulate_stages(
 def _simulated(problem: "Problem", solver: str, result: "Result", what_if: WhatIf) -> Simulation:
     """The strategy of a result, simulated as it is."""
     from planner.costs.bounds import lower_bound_s
-    from planner.judging.judge import exactly
+    from planner.judging.judge import as_plan, judge_unchanged
     from planner.judging.problems import changed_cluster
     from planner.simulator.account import account
 
@@ -867,7 +867,8 @@ def _simulated(problem: "Problem", solver: str, result: "Result", what_if: WhatI
         problem = replace(problem, topology=changed_cluster(problem.topology, what_if).topology)
     if result.strategy is None:
         return Simulation(problem, None, reason=result.reason)
-    plan, _, times = exactly(problem, solver, result, lower_bound_s(problem))
+    verdict, times = judge_unchanged(problem, result.strategy)
+    plan = as_plan(problem, solver, result, verdict, lower_bound_s(problem))
     num_actions = len(times.code)
     described = account(problem, result.strategy) if num_actions <= MAX_ACTIONS else None
     return Simulation(problem, plan, described, num_actions)

@@ -29,13 +29,13 @@ from planner.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import (
-        Comparison,
         Gain,
         Model,
         PipeDreamReport,
         Plan,
         Plans,
         Search,
+        SolverComparison,
         Training,
         WhatIf,
     )
@@ -223,7 +223,7 @@ def print_pipedream(report: "PipeDreamReport") -> None:
         click.echo(line)
 
 
-def print_plan(plan: "Plan", comparison: "Comparison", judged: bool) -> None:
+def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> None:
     """The best plan: its stages, how good it is, and notes.
 
     Args:
