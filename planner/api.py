@@ -16,7 +16,8 @@ told to callbacks. Nothing is printed. Files are written by the functions whose 
     convert, import_topology                    other formats
     read_..., write_..., newest_profile         files
 
-Modules are imported when they are used, because some take long to load.
+Readers raise a `FileError` if a file is missing, malformed or of another kind, writers if it cannot
+be written. Modules are imported when they are used, because some take long to load.
 """
 
 import os
@@ -205,20 +206,12 @@ def compare_engines(
 
 
 def read_profile(path: File) -> "Profile":
-    """The profile in a file of any known format; of several that of the largest microbatch.
-
-    Raises:
-        FileError: if the file is missing, malformed, or no profile.
-    """
+    """The profile in a file of any known format; of several that of the largest microbatch."""
     return read_profiles(path)[-1]
 
 
 def read_profiles(path: File) -> "tuple[Profile, ...]":
-    """All profiles in a file of any known format, ascending by the size of the microbatch.
-
-    Raises:
-        FileError: if the file is missing, malformed, or no profile.
-    """
+    """All profiles in a file of any known format, ascending by the size of the microbatch."""
     from planner.formats import read_any_profiles
 
     return tuple(read_any_profiles(Path(path)))
@@ -236,11 +229,7 @@ def newest_profile(folder: File = "profiles") -> Path:
 
 
 def write_profile(profile: "Profile", path: File) -> None:
-    """Writes a profile as JSON.
-
-    Raises:
-        FileError: if the file cannot be written.
-    """
+    """Writes a profile as JSON."""
     write_profiles((profile,), path)
 
 
@@ -249,9 +238,6 @@ def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
 
     Args:
         profiles: ascending by the size of the microbatch.
-
-    Raises:
-        FileError: if the file cannot be written.
     """
     from planner import files
 
@@ -300,9 +286,6 @@ def write_topology(topology: "Topology", path: File, comments: Sequence[str] = (
 
     Args:
         comments: lines at the top of the file.
-
-    Raises:
-        FileError: if the file cannot be written.
     """
     from planner.clusters.yaml import write
 
@@ -386,11 +369,7 @@ def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
 
 
 def read_strategy(path: File) -> "Plan":
-    """The plan in a strategy file: the strategy, its prediction and its certificate.
-
-    Raises:
-        FileError: if the file is missing, malformed, or no strategy.
-    """
+    """The plan in a strategy file: the strategy, its prediction and its certificate."""
     from planner.files import read_plan
 
     return read_plan(Path(path))
@@ -906,11 +885,7 @@ def write_svg(artefact: "Simulation | Topology", path: File) -> None:
 
 
 def write_text(text: str, path: File) -> None:
-    """Writes text so that nobody ever sees half of it.
-
-    Raises:
-        FileError: if the file cannot be written.
-    """
+    """Writes text so that nobody ever sees half of it."""
     from planner.files import write_atomically
 
     write_atomically(Path(path), text.encode())
@@ -999,11 +974,7 @@ def start_launch(strategy: File, nproc: int, arguments: Sequence[str] = ()) -> i
 
 
 def read_trace(path: File) -> "Trace":
-    """The iteration in a trace file of the planner, predicted or measured.
-
-    Raises:
-        FileError: if the file is missing, malformed, or no trace of the planner.
-    """
+    """The iteration in a trace file of the planner, predicted or measured."""
     from planner.traces import read
 
     return read.read_trace(Path(path))
@@ -1083,9 +1054,6 @@ def write_calibration(fitted: "Fitted", profile: File, profiles: "Sequence[Profi
 
     Returns:
         The file written.
-
-    Raises:
-        FileError: if the file cannot be written.
     """
     from planner import files
     from planner.calibration import CalibrationFile

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.api import portfolio
+from planner import api
 from planner.commands.ends import NO_PLAN
 from planner.commands.foreign import FOREIGN, solve_foreign
 from planner.commands.inputs import InputNames, Inputs, planned
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @INPUTS
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the profile says.")  # fmt: skip
-@solver_choice("Ask", portfolio())
+@solver_choice("Ask", api.portfolio())
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
               default="planner", show_default=True,
               help="Cost model by which plans are compared.")  # fmt: skip
@@ -98,8 +98,6 @@ def solve(
 
     Exits with 3 if no strategy fits.
     """
-    from planner import api
-
     refuse_for_cost_model(ctx)
     if cost_model in FOREIGN:
         how = (training, search, bandwidth, time_limit_s)
@@ -125,8 +123,6 @@ def model_for(inputs: Inputs, model_path: Path | None, output: Path) -> "Model |
     """The model of the profile, to be annotated; None where it is not at hand. Nothing that is read
     may be overwritten by the strategy.
     """
-    from planner import api
-
     profile = inputs.profiles[-1]
     own = model_path or (None if profile.model_path is None else Path(profile.model_path))
     read = {"profile": inputs.profile_path, "topology": inputs.topology_path, "model": own}
