@@ -517,22 +517,12 @@ def solve(
         TopologyError: if the topology has fewer devices.
     """
     from planner.judging.portfolio import under_pipedream
-    from planner.judging.problems import (
-        changed_cluster,
-        problems_for,
-        refuse_other_solvers_options,
-        sized,
-    )
+    from planner.judging.problems import changed_cluster, problems_for, sized
     from planner.judging.sizes import compare_between
 
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
-    if cost_model == "pipedream":
-        if set(solvers) - {"pipedream"}:
-            raise OptionError(
-                "--cost-model pipedream asks only the solver pipedream; drop --solver"
-            )
-        refuse_other_solvers_options(search, cost_model)
+    check_cost_model(cost_model, training, search, solvers)
     profiles, path = _profiles(profile)
     known = _calibration(calibration, path, profiles)
     profiles = sized(profiles, training)
@@ -632,20 +622,13 @@ def solve_under(
     from planner.formats import DNN_PARTITIONING, PIPER, detect
     from planner.formats.dnn_partitioning import read_dnn_partitioning
     from planner.formats.piper import read_piper
-    from planner.judging.problems import (
-        choice,
-        options_of,
-        problems_for,
-        refuse_other_solvers_options,
-    )
+    from planner.judging.problems import choice, options_of, problems_for
     from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
     from planner.problem import switches_of
     from planner.solvers.netsplit.options import NetSplit
 
     model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
-    refuse_other_solvers_options(search, cost_model)
-    if training.microbatch_size is not None:
-        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
+    check_cost_model(cost_model, training, search)
     if bandwidth is not None and model is not ForeignModel.PIPER:
         raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
     netsplit = switches_of(own, NetSplit)
@@ -675,6 +658,40 @@ def solve_under(
     place = _topology(topology, gpus)
     problems = problems_for(profiles, place, training, search, Calibration())
     return solve_profile(problems[-1], model, options)
+
+
+def check_cost_model(
+    cost_model: str,
+    training: Training = Training(),
+    search: Search = Search(),
+    solvers: Sequence[str] = (),
+) -> None:
+    """Refuses options that the solvers under another cost model than the planner's would ignore.
+
+    Raises:
+        OptionError: if there are any.
+    """
+    if cost_model == "planner":
+        return
+    given = ["pin"] if search.pins else []
+    # Solvers that are asked only where their own options are given have no say here.
+    needing = {solver.options for solver in SOLVERS.values() if solver.needs_options}
+    for own in search.switches:
+        if type(own) in needing:
+            fields = option_fields(type(own))
+            given += [one.name for one in fields if getattr(own, one.name) != one.default]
+    if given:
+        raise OptionError(f"--{given[0]} is for --cost-model planner, not for {cost_model}")
+    if cost_model == "pipedream":
+        if set(solvers) - {"pipedream"}:
+            raise OptionError(
+                "--cost-model pipedream asks only the solver pipedream; drop --solver"
+            )
+        return
+    if solvers:
+        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    if training.microbatch_size is not None:
+        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
 
 
 def sensitivity(plans: Plans) -> "tuple[Gain, ...]":

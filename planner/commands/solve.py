@@ -98,6 +98,7 @@ def solve(
 
     Exits with 3 if no strategy fits.
     """
+    api.check_cost_model(cost_model, training, search, solvers)
     refuse_for_cost_model(ctx)
     if cost_model in FOREIGN:
         how = (training, search, bandwidth, time_limit_s)
@@ -138,11 +139,9 @@ def print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> Non
 
 
 def refuse_for_cost_model(ctx: click.Context) -> None:
-    """Refuses options that are for other cost models than the chosen one."""
+    """Refuses options of this command that are for other cost models than the chosen one."""
     given = ctx.params
-    cost_model, foreign = given["cost_model"], given["cost_model"] in FOREIGN
-    if foreign and given["solvers"]:
-        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    foreign = given["cost_model"] in FOREIGN
     changes = given["set"] or given["drop"] or given["add_host"]
     if foreign and (changes or given["with_sensitivity"]):
         raise OptionError(
