@@ -1,6 +1,5 @@
 """The paths of what is written: nothing that is read may be overwritten."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,8 +32,3 @@ def check_strategy_output(output: Path, read: Mapping[str, Path | None]) -> None
         )
     check_output([output], read)
     check_output([output.with_suffix(".onnx")], read)
-
-
-def relative(path: Path, folder: Path) -> str:
-    """A path as seen from a folder, with forward slashes."""
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()

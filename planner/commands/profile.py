@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.commands.option_types import TIME, Batches, Dimension, distinct
-from planner.commands.outputs import check_output, relative
+from planner.commands.outputs import check_output
 from planner.commands.printing import bar, show
 from planner.errors import OptionError
+from planner.support.paths import relative
 
 if TYPE_CHECKING:
     from planner.model import Model

@@ -71,8 +71,8 @@ def simulate(
     planner simulate strategy.json --microbatches 64 --set links.nic.bandwidth=200Gbps
     planner simulate --profile profiles/gpt2.json --topology p3 --cuts node_view_46 --replicas 2,1
 
-    The profile of a strategy is the newest in ./profiles or --profile; its topology is found by its
-    name, or is another one, --topology.
+    The profile of a strategy is --profile, or the file that it was made from, or the newest in
+    ./profiles; its topology is found by its name, or is another one, --topology.
     """
     from planner.costs.bounds import lower_bound_s
     from planner.drawing.gantt_svg import gantt_svg
@@ -164,15 +164,14 @@ def of_strategy(
     """A strategy on what it was made for, or on another topology, with as many microbatches as it
     has, or others.
     """
-    from planner.files import newest_profile, read_plan
+    from planner.files import read_plan
     from planner.formats import read_any_profiles
-    from planner.judging.origins import profile_of, topology_of
+    from planner.judging.origins import find_profile, topology_of
     from planner.problem import Problem, Result, Status
     from planner.schedules.orders import with_microbatches
 
     plan = read_plan(path)
-    profile_path = ctx.params["profile_path"] or newest_profile(Path("profiles"))
-    profile = profile_of(plan, path, profile_path)
+    profile_path, profile = find_profile(plan, path, ctx.params["profile_path"])
     calibration = calibration_of(profile_path, read_any_profiles(profile_path), training)
     named = ctx.params["topology_name"] if is_given(ctx, "topology_name") else None
     topology, same = topology_of(plan, path, named)

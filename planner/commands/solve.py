@@ -22,7 +22,7 @@ from planner.commands.options import (
     solver_choice,
     solver_list,
 )
-from planner.commands.outputs import check_strategy_output, relative
+from planner.commands.outputs import check_strategy_output
 from planner.commands.printing import show, spinner
 from planner.commands.problems import (
     calibration_of,
@@ -163,7 +163,7 @@ def solve(
         if loaded is not None and best.microbatch_size != found.microbatch_size:
             sizes = {one.profile.microbatch_size: one.profile for one in asked}
             loaded = load_for(sizes[best.microbatch_size], chosen, model_path)
-        plan, partition = finished(best.plan, loaded, output)
+        plan, partition = finished(best.plan, loaded, output, chosen)
         write_plan(plan, output)
     written = None if best is None else str(output)
     report = pipedream_report(comparison, (*solvers, cost_model))
@@ -243,6 +243,11 @@ def pipedream_report(
     return reports[-1] if reports else None
 
 
+def pipedream_plan(comparison: "SolverComparison", report: "PipeDreamReport") -> "Plan | None":
+    """The plan that a report of PipeDream is of."""
+    return next((row.plan for row in comparison.rows if row.report is report), None)
+
+
 def solve_json(
     comparison: "SolverComparison",
     problem: "Problem",
@@ -258,7 +263,9 @@ def solve_json(
     plain = comparison_json(comparison, len(problem.topology.devices), written, partition)
     if cost_model != "planner":
         plain = under_foreign_model(plain, None if report is None else report.objective_s)
-    return {**plain, "pipedream": None if report is None else pipedream_json(report)}
+    if report is None:
+        return {**plain, "pipedream": None}
+    return {**plain, "pipedream": pipedream_json(report, pipedream_plan(comparison, report))}
 
 
 def load_for(profile: "Profile", profile_path: Path, model_path: Path | None) -> "Model | None":
@@ -284,24 +291,29 @@ def load_for(profile: "Profile", profile_path: Path, model_path: Path | None) ->
     return model
 
 
-def finished(plan: "Plan", model: "Model | None", output: Path) -> tuple["Plan", str | None]:
-    """The plan with its path to the model, and the path of the annotated model, if there is one."""
+def finished(
+    plan: "Plan", model: "Model | None", output: Path, profile_path: Path
+) -> tuple["Plan", str | None]:
+    """The plan with its paths, and the path of the annotated model, if there is one."""
+    from planner.judging.origins import with_paths
+
+    folder = output.parent
+    plan = with_paths(plan, folder, profile_path, None if model is None else model.path)
     if model is None:
         return plan, None
     from planner.partition import write_partition
 
-    plan = replace(plan, model_path=relative(model.path, output.parent))
     partition = output.with_suffix(".onnx")
     write_partition(model, plan, partition)
     return plan, str(partition)
 
 
-def print_pipedream(report: "PipeDreamReport") -> None:
-    """PipeDream's own figures."""
-    from planner.reports.pipedream import pipedream_lines, pipedream_table
+def print_pipedream(report: "PipeDreamReport", plan: "Plan | None") -> None:
+    """PipeDream's own figures, and the time of the same strategy as it is launched."""
+    from planner.reports.pipedream import launched_line, pipedream_lines, pipedream_table
 
     show(pipedream_table(report))
-    for line in pipedream_lines(report):
+    for line in (*pipedream_lines(report), *([] if plan is None else [launched_line(plan)])):
         click.echo(line)
 
 
@@ -327,7 +339,7 @@ def print_comparison(
     if cost_model == "planner":
         show(comparison_table(comparison))
     if report is not None:
-        print_pipedream(report)
+        print_pipedream(report, pipedream_plan(comparison, report))
     best = comparison.best
     if best is None or best.plan is None:
         advice = no_plan_lines if cost_model == "planner" else reason_lines

@@ -1,16 +1,49 @@
-"""What a strategy was made for: its profile and its topology, found again by their hashes."""
+"""The profile and the topology that a strategy was made for: their paths are written into it, and
+they are found again by their hashes.
+"""
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.errors import FileError, OptionError
-from planner.files import artefact_hash
+from planner.files import artefact_hash, newest_profile
 from planner.formats import read_any_profiles
 from planner.judging.interpolate import interpolated
 from planner.plan import Plan
 from planner.profiles import Profile
+from planner.support.paths import relative
 from planner.topology import Topology, take
+
+
+def with_paths(plan: Plan, folder: Path, profile_path: Path, model_path: Path | None) -> Plan:
+    """The plan with the paths of its files as seen from the folder that it is written to; they are
+    filled in here, and only here.
+
+    Args:
+        model_path: None keeps the profile's.
+    """
+    return replace(
+        plan,
+        profile_path=relative(profile_path, folder),
+        model_path=plan.model_path if model_path is None else relative(model_path, folder),
+    )
+
+
+def find_profile(plan: Plan, strategy_path: Path, given: Path | None) -> tuple[Path, Profile]:
+    """The profile that a plan was made for, and its file: the one given, else the one that the plan
+    names, else the newest in ./profiles.
+
+    Raises:
+        FileError: if the profile is in none of them.
+    """
+    if given is None and plan.profile_path is not None:
+        path = strategy_path.parent / plan.profile_path
+        with suppress(FileError):  # it was moved, or is another one by now
+            return path, profile_of(plan, strategy_path, path)
+    path = given or newest_profile(Path("profiles"))
+    return path, profile_of(plan, strategy_path, path)
 
 
 def profile_of(plan: Plan, strategy_path: Path, profile_path: Path) -> Profile:

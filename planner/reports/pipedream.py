@@ -6,6 +6,7 @@ from planner.reports.tables import Table, count, device_runs
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
+    from planner.plan import Plan
     from planner.solvers.pipedream.costs import PipeDreamReport
 
 
@@ -46,9 +47,24 @@ def pipedream_lines(report: "PipeDreamReport") -> tuple[str, ...]:
     )
 
 
-def pipedream_json(report: "PipeDreamReport") -> dict[str, Any]:
-    """The object `pipedream` of `solve --json`."""
+def launched_line(plan: "Plan") -> str:
+    """The time of PipeDream's strategy as the planner launches it."""
+    iteration_s, count = plan.prediction.iteration_s, plan.strategy.num_microbatches
+    return (
+        f"as launched, synchronously: an iteration of {count} minibatches takes"
+        f" {format_seconds(iteration_s)}, {format_seconds(iteration_s / count)} per minibatch;"
+        " PipeDream's figure is of asynchronous training"
+    )
+
+
+def pipedream_json(report: "PipeDreamReport", plan: "Plan | None") -> dict[str, Any]:
+    """The object `pipedream` of `solve --json`.
+
+    Args:
+        plan: the same strategy as it would be launched; None if it is none.
+    """
     return {
+        "launched_iteration_s": None if plan is None else plan.prediction.iteration_s,
         "objective_s": report.objective_s,
         "single_s": report.single_s,
         "data_parallel_s": report.data_parallel_s,
@@ -74,9 +90,9 @@ def pipedream_json(report: "PipeDreamReport") -> dict[str, Any]:
     }
 
 
-# What only the planner's own cost model knows.
-_FOREIGN_NULLS = ("iteration_s", "throughput", "bubble_fraction", "gap", "lower_bound_s",
-                  "space_bound_s")  # fmt: skip
+# Figures of the planner's own cost model.
+_FOREIGN_NULLS = ("iteration_s", "latency_s", "throughput", "bubble_fraction", "gap",
+                  "lower_bound_s", "space_bound_s")  # fmt: skip
 
 
 def under_foreign_model(plain: dict[str, Any], objective_s: float | None) -> dict[str, Any]:
