@@ -141,7 +141,7 @@ INPUTS = stacked(
         help="A file, one in ./topologies, or a preset.",
     ),
 )
-"""What is planned for."""
+"""Profile and devices."""
 
 TRAINING = stacked(
     click.option(
@@ -228,7 +228,7 @@ PINS = stacked(
         help="Keep this operator on this device; may be repeated.",
     ),
 )
-"""What has to be where."""
+"""Operators that have to be on a device."""
 
 OWN_STAGES = solver_options(needed=True)
 """The user's own stages."""

@@ -37,7 +37,7 @@ class Inputs:
 def inputs_of(
     profile_path: Path | None, topology_name: str, microbatch_size: int | None, *, quiet: bool
 ) -> Inputs:
-    """What is planned for.
+    """The files to plan for.
 
     Args:
         profile_path: None takes the newest in ./profiles, and says which.
@@ -61,7 +61,7 @@ def inputs_of(
 def calibration_of(
     profile_path: Path, written: Sequence["Profile"], training: Mapping[str, Any]
 ) -> "Calibration":
-    """What stands beside a profile, unless the options refuse it.
+    """The calibration beside a profile, unless the options refuse it.
 
     Args:
         written: the profiles in that file.
@@ -69,8 +69,8 @@ def calibration_of(
     from planner.calibration import Calibration
     from planner.files import read_calibration
 
-    found = read_calibration(profile_path, written) if training["calibration"] else None
-    return Calibration() if found is None else found.calibration
+    file = read_calibration(profile_path, written) if training["calibration"] else None
+    return Calibration() if file is None else file.calibration
 
 
 def problems_for(

@@ -60,10 +60,10 @@ def profile_of(plan: Plan, strategy_path: Path, profile_path: Path) -> Profile:
         profiles = tuple(dict.fromkeys((*profiles, interpolated(profiles, plan.microbatch_size))))
     by_hash = {artefact_hash(profile): profile for profile in profiles}
     if plan.profile_hash not in by_hash:
-        found = ", ".join(digest[:12] for digest in by_hash)
+        digests = ", ".join(digest[:12] for digest in by_hash)
         raise FileError(
             f"{strategy_path}: made for profile {plan.profile_hash[:12]}, but {profile_path} is"
-            f" {found}; give the one it was made for with --profile"
+            f" {digests}; give the one it was made for with --profile"
         )
     return by_hash[plan.profile_hash]
 
@@ -90,9 +90,9 @@ def topology_of(plan: Plan, strategy_path: Path, name: str | None) -> tuple[Topo
     whole = read_topology(path)
     needed, there = max(plan.ranks) + 1, len(whole.devices)
     for count in range(there, needed - 1, -1):
-        found = whole if count == there else take(whole, count)
-        if artefact_hash(found) == plan.topology_hash:
-            return found, True
+        topology = whole if count == there else take(whole, count)
+        if artefact_hash(topology) == plan.topology_hash:
+            return topology, True
     if name is None:
         raise FileError(
             f"{strategy_path}: made for a topology {plan.topology} {plan.topology_hash[:12]}, which"

@@ -1,4 +1,4 @@
-"""What solvers came up with, as rows of plain text and as the machine's JSON."""
+"""The solvers' plans, as rows of plain text and as the machine's JSON."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ _OBJECTIVES = {Objective.BOTTLENECK: ">bottleneck", Objective.LATENCY: ">latency
 
 
 def comparison_table(comparison: SolverComparison) -> Table:
-    """What all solvers came up with."""
+    """A row for every solver."""
     best = comparison.best
     sizes = {row.microbatch_size for row in comparison.rows}
     profiled = all(row.source is not Source.INTERPOLATED for row in comparison.rows)
@@ -135,7 +135,7 @@ def row_json(row: SolverRow, lower_bound_s: float, num_devices: int) -> dict[str
         num_devices: of the topology; `peak_bytes` has one entry for each.
     """
     plan = row.plan
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "solver": row.solver,
         "status": row.status.value,
         "reason": row.reason,
@@ -150,13 +150,13 @@ def row_json(row: SolverRow, lower_bound_s: float, num_devices: int) -> dict[str
         "num_stages": None, "stages": None, "reproducible": None,
     }  # fmt: skip
     if plan is None:
-        return found
-    found["lower_bound_s"] = plan.certificate.lower_bound_s
-    return found | plan_json(plan, num_devices)
+        return fields
+    fields["lower_bound_s"] = plan.certificate.lower_bound_s
+    return fields | plan_json(plan, num_devices)
 
 
 def plan_json(plan: Plan, num_devices: int) -> dict[str, Any]:
-    """What the judge says of a plan, in the fields of `solve --json`.
+    """The judge's figures of a plan, in the fields of `solve --json`.
 
     Args:
         num_devices: of the topology; `peak_bytes` has one entry for each.
@@ -193,7 +193,7 @@ def comparison_json(
 
     Args:
         strategy: path of the strategy file, None if none was written.
-        partition: path of the annotated model, None likewise.
+        partition: path of the annotated model, None if none was written.
     """
     rows = [row_json(row, comparison.lower_bound_s, num_devices) for row in comparison.rows]
     best = comparison.best

@@ -1,4 +1,4 @@
-"""What the constructive solvers share: take the first of some strategies that fits."""
+"""Helpers of constructive solvers: of some strategies they take the first that fits."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,37 +1,11 @@
 """The profile of a strategy is found again where it was."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from planner.files import artefact_hash, read_plan, read_profile, write_profile
-from tests.support.builders import graph_of, profile_of
+from tests.judging.conftest import PAIR, chain_of_three
 from tests.support.commands import run
-
-PAIR = """
-format: planner-topology/1
-name: pair
-device: T4
-levels: [{name: gpu, count: 2, bandwidth: 10 GB/s, latency: 5 us}]
-"""
-
-
-def profile(time_s):
-    return replace(profile_of(graph_of([[], [0], [1]]), [time_s] * 3), device_type="T4")
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A profile that is not in ./profiles, where another one is the newest."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pair.yaml").write_text(PAIR)
-    for name in ("profiles", "elsewhere", "plans"):
-        (tmp_path / name).mkdir()
-    write_profile(profile(1e-3), tmp_path / "elsewhere" / "mine.json")
-    write_profile(profile(2e-3), tmp_path / "profiles" / "newest.json")
-    return tmp_path
 
 
 def solve(output):
@@ -66,7 +40,7 @@ def test_a_profile_that_was_moved_is_looked_for_among_the_newest(folder):
 
 def test_another_profile_at_its_place_is_not_taken_for_it(folder):
     solve("s.json")
-    write_profile(profile(3e-3), Path("elsewhere/mine.json"))
+    write_profile(chain_of_three(3e-3), Path("elsewhere/mine.json"))
     newest = artefact_hash(read_profile(Path("profiles/newest.json")))
     assert f"profiles/newest.json is {newest[:12]}" in simulated("s.json", code=1)
 

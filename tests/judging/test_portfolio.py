@@ -9,11 +9,8 @@ from planner.files import read_plan
 from planner.judging.portfolio import compare
 from planner.solvers import SOLVERS, baselines
 from planner.solvers.pipedream import solve as pipedream
-from tests.judging.test_origins import folder
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 from tests.support.commands import run
-
-__all__ = ["folder"]
 
 
 def small(topology):
