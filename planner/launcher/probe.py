@@ -27,8 +27,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from planner.clusters.probing.infer import AllReduce, Found, Inferred, Together, experiments, infer
-from planner.clusters.probing.link_fit import Fit, Pair, Times, calmer, fit_all, suspects
+from planner.clusters.probing.infer import (
+    AllReduceTimes,
+    Inferred,
+    RankDevice,
+    SimultaneousTransfers,
+    experiments,
+    infer,
+)
+from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, fit_all, suspects
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
 from planner.errors import LaunchError, PlannerError
@@ -65,9 +72,9 @@ class Probed:
     """
 
     inferred: Inferred
-    times: tuple[Times, ...]
-    fits: tuple[Fit, ...]
-    allreduces: tuple[AllReduce, ...]
+    times: tuple[PairTimes, ...]
+    fits: tuple[PairFit, ...]
+    allreduces: tuple[AllReduceTimes, ...]
     backend: str
     torch: str
 
@@ -128,9 +135,9 @@ def _meet(seat: Seat) -> None:
 # ------------------------------------------------------------------------------ what is there
 
 
-def _look_around(seat: Seat, name: str) -> tuple[list[Found], str]:
+def _look_around(seat: Seat, name: str) -> tuple[list[RankDevice], str]:
     """What every rank has, and where this one computes, in torch's words."""
-    mine: tuple[str, str, Found | None, frozenset[int]]
+    mine: tuple[str, str, RankDevice | None, frozenset[int]]
     try:
         device = _choose(name, seat)
         mine = _host_key(), device, _found(device), core_numbers()
@@ -192,15 +199,15 @@ def host_names(keys: Sequence[str]) -> list[str]:
     return [chosen[key] for key in keys]
 
 
-def _found(device: str) -> Found:
+def _found(device: str) -> RankDevice:
     if device == "cpu":
-        return Found("", device_table()["cpu"], available_cores(), available_bytes())
+        return RankDevice("", device_table()["cpu"], available_cores(), available_bytes())
     torch.cuda.set_device(device)
     properties = torch.cuda.get_device_properties(device)
     words = [word for word in properties.name.split() if word not in ("NVIDIA", "Tesla", "AMD")]
     name = "-".join(words)
     known = device_table().get(DRIVER_NAMES.get(name, name))
-    return Found("", known or _measured_type(name, properties.total_memory, device))
+    return RankDevice("", known or _measured_type(name, properties.total_memory, device))
 
 
 def _measured_type(name: str, memory_bytes: int, device: str) -> DeviceType:
@@ -333,7 +340,7 @@ def _from_first(value: T) -> T:
 
 
 def _measure(
-    ranks: _Ranks, name: str, found: Sequence[Found], progress: Callable[[int, int], None]
+    ranks: _Ranks, name: str, found: Sequence[RankDevice], progress: Callable[[int, int], None]
 ) -> Probed | None:
     rank, count = ranks.seat.rank, ranks.seat.world_size
     pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
@@ -349,7 +356,7 @@ def _measure(
             progress(done, total)
 
     names = [f"rank {r} on {one.host}" for r, one in enumerate(found)]
-    times: dict[Pair, Times] = {}
+    times: dict[Pair, PairTimes] = {}
     todo = pairs
     for _ in range(ATTEMPTS):
         for one in _time_pairs(ranks, todo, step):
@@ -386,7 +393,7 @@ def group_sizes(count: int) -> tuple[int, ...]:
     return (*powers, count) if count > 1 else ()
 
 
-def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) -> list[Times]:
+def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) -> list[PairTimes]:
     """Times of pairs, one after the other, on every rank."""
     own = []
     for p, q in pairs:
@@ -398,7 +405,7 @@ def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) 
     return [one for part in _gathered(own) for one in part]
 
 
-def _time_pair(ranks: _Ranks, target: int) -> Times:
+def _time_pair(ranks: _Ranks, target: int) -> PairTimes:
     """Times of messages to a rank; sizes end where one transfer would take too long."""
     sizes, both_s, spreads = [], [], []
     expected_s = 1e-3
@@ -417,7 +424,7 @@ def _time_pair(ranks: _Ranks, target: int) -> Times:
     # No size is faster than one byte; where one seems so, that byte was disturbed.
     byte_s = min(both_s) / 2
     times_s = tuple(time_s - byte_s for time_s in both_s[1:])
-    return Times(ranks.seat.rank, target, tuple(sizes[1:]), times_s, tuple(spreads[1:]))
+    return PairTimes(ranks.seat.rank, target, tuple(sizes[1:]), times_s, tuple(spreads[1:]))
 
 
 def _answer_pair(ranks: _Ranks, source: int) -> None:
@@ -428,13 +435,13 @@ def _answer_pair(ranks: _Ranks, source: int) -> None:
         size_bytes, repeats = ranks.told(source)
 
 
-def _size_together(fits: dict[Pair, Fit], crowd: Sequence[Pair]) -> int:
+def _size_together(fits: dict[Pair, PairFit], crowd: Sequence[Pair]) -> int:
     """A message that the slowest pair moves in `TOGETHER_S` when alone; on rank 0."""
     slowest = min((fits[pair].bandwidth_bytes_per_s for pair in crowd if pair in fits), default=0.0)
     return max(SMALLEST_BYTES, int(slowest * TOGETHER_S))
 
 
-def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Together:
+def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> SimultaneousTransfers:
     """What pairs move at once; `FEWEST` times, after one that does not count."""
     size_bytes = min(size_bytes, max(ranks.sizes))
     took_s = []
@@ -447,10 +454,10 @@ def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Tog
             elif ranks.seat.rank == target:
                 ranks.answer(source, size_bytes)
         took_s.append(max(_gathered(own_s)))
-    return Together(tuple(crowd), len(crowd) * size_bytes / median(took_s[1:]))
+    return SimultaneousTransfers(tuple(crowd), len(crowd) * size_bytes / median(took_s[1:]))
 
 
-def _time_sums(ranks: _Ranks, count: int) -> AllReduce:
+def _time_sums(ranks: _Ranks, count: int) -> AllReduceTimes:
     """Times of all-reduces over the first ranks."""
     group = ranks.group(count)
     is_in = ranks.seat.rank < count
@@ -464,4 +471,4 @@ def _time_sums(ranks: _Ranks, count: int) -> AllReduce:
         sizes.append(size_bytes)
         times_s.append(slowest_s)
         expected_s = STEP * slowest_s
-    return AllReduce(count, tuple(sizes), tuple(times_s))
+    return AllReduceTimes(count, tuple(sizes), tuple(times_s))
