@@ -130,10 +130,10 @@ def _own(topology: Topology, host: Host) -> Sequence[str]:
 def _owned(topology: Topology) -> Mapping[str, Sequence[str]]:
     up = upward(topology)
     order = {switch: i for i, switch in enumerate(topology.switches)}
-    found: dict[str, list[str]] = {host.name: [] for host in topology.hosts}
+    owned: dict[str, list[str]] = {host.name: [] for host in topology.hosts}
     for device in topology.devices:
-        found[device.host].append(device.name)
-    return {h: sorted(own, key=lambda name: order.get(up[name], -1)) for h, own in found.items()}
+        owned[device.host].append(device.name)
+    return {h: sorted(own, key=lambda name: order.get(up[name], -1)) for h, own in owned.items()}
 
 
 def _is_round(topology: Topology, host: Host) -> bool:
@@ -211,14 +211,14 @@ def _spread(
         hanging = hanging or [below[name].x for name in beside[switch] if name in below]
         return sum(hanging) / len(hanging) if hanging else middle
 
-    found: dict[str, Box] = {}
+    placed: dict[str, Box] = {}
     left = GAP
     for switch in sorted(switches, key=wanted):
         box = _switch_box(switch)
         x = max(wanted(switch), left + box.width / 2)
-        found[switch] = box.at(x, y)
+        placed[switch] = box.at(x, y)
         left = x + box.width / 2 + GAP
-    return found
+    return placed
 
 
 def _circle(topology: Topology, host: Host) -> dict[str, Box]:
@@ -282,15 +282,15 @@ def _grid(topology: Topology, frames: Mapping[str, Box]) -> tuple[dict[str, Box]
         # As many rows, as equal as can be.
         columns = math.ceil(count / math.ceil(count / columns))
         rows = [names[start : start + columns] for start in range(0, count, columns)]
-    found, lines = {}, {}
+    placed, lines = {}, {}
     y = 0.0
     for line, row in enumerate(rows):
         there = [(column, name) for column, name in enumerate(row) if name is not None]
         for column, name in there:
-            found[name] = frames[name].at(column * wide, y)
+            placed[name] = frames[name].at(column * wide, y)
             lines[name] = line
         y += max(frames[name].height for _, name in there) + GUTTER
-    return found, lines
+    return placed, lines
 
 
 def _switch_rows(topology: Topology) -> int:
@@ -301,12 +301,12 @@ def _outer(
     topology: Topology, vertices: Mapping[str, Box], frames: Mapping[str, Box], top: float
 ) -> dict[str, Box]:
     """The switches that join hosts, in rows by their height, each over what it joins."""
-    found: dict[str, Box] = {}
+    placed: dict[str, Box] = {}
     height = heights(topology)
     home = homes(topology)
     places = {v: frames[home[v] or ""] for v in vertices}
     for level in range(1, _switch_rows(topology) + 1):
         row = [switch for switch in topology.switches if height.get(switch) == level]
         y = top - STEP - (level - 1) * (SWITCH_HEIGHT + STEP) - SWITCH_HEIGHT / 2
-        found |= _spread(topology, row, {**places, **found}, y)
-    return found
+        placed |= _spread(topology, row, {**places, **placed}, y)
+    return placed

@@ -149,25 +149,25 @@ def upward(topology: Topology) -> Mapping[str, str]:
     """
     home, beside = homes(topology), neighbours(topology)
     switches = set(topology.switches)
-    found: dict[str, str] = {}
+    up: dict[str, str] = {}
     for device in topology.devices:
         inner = [
             other
             for other in beside[device.name]
             if other in switches and home[other] == device.host
         ]
-        found[device.name] = inner[0] if len(inner) == 1 else device.host
+        up[device.name] = inner[0] if len(inner) == 1 else device.host
     for host in topology.hosts:
         ring = [host.name]
         for vertex in ring:
             inner = [o for o in beside[vertex] if o in switches and home[o] == host.name]
-            new = [other for other in inner if other not in found]
-            found |= dict.fromkeys(new, vertex)
+            new = [other for other in inner if other not in up]
+            up |= dict.fromkeys(new, vertex)
             ring += new
     for switch in topology.switches:
         own = home[switch]
-        if own is not None and switch not in found:
-            found[switch] = own
+        if own is not None and switch not in up:
+            up[switch] = own
     inside: dict[str | None, list[str]] = {}
     for vertex, own in home.items():
         inside.setdefault(own, []).append(vertex)
@@ -175,12 +175,12 @@ def upward(topology: Topology) -> Mapping[str, str]:
         ends = [host.name, *inside[host.name]]
         above = [other for vertex in ends for other in beside[vertex] if home[other] is None]
         if above:
-            found[host.name] = above[0]
+            up[host.name] = above[0]
     for switch, height in heights(topology).items():
         above = [o for o in beside[switch] if heights(topology).get(o, 0) == height + 1]
         if above:
-            found[switch] = above[0]
-    return found
+            up[switch] = above[0]
+    return up
 
 
 @lru_cache(maxsize=8)
@@ -189,14 +189,14 @@ def heights(topology: Topology) -> Mapping[str, int]:
     home, beside = homes(topology), neighbours(topology)
     outer = [switch for switch in topology.switches if home[switch] is None]
     ring = [s for s in outer if any(home[other] is not None for other in beside[s])]
-    found = dict.fromkeys(ring, 1)
+    height = dict.fromkeys(ring, 1)
     while ring:
         higher = dict.fromkeys(
-            o for s in ring for o in beside[s] if home[o] is None and o not in found
+            o for s in ring for o in beside[s] if home[o] is None and o not in height
         )
-        found |= dict.fromkeys(higher, max(found.values()) + 1)
+        height |= dict.fromkeys(higher, max(height.values()) + 1)
         ring = list(higher)
-    return found | {switch: 1 for switch in outer if switch not in found}
+    return height | {switch: 1 for switch in outer if switch not in height}
 
 
 def _drawn(nodes: Sequence[_Node], indent: str) -> list[str]:

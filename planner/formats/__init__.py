@@ -74,13 +74,13 @@ def read_any_profiles(path: Path) -> tuple[Profile, ...]:
     Raises:
         FileError: if it is missing, malformed, or no profile.
     """
-    found = detect(path)
-    if found == STRATEGY_FORMAT:
+    form = detect(path)
+    if form == STRATEGY_FORMAT:
         raise FileError(f"{path}: expected a profile, this is a strategy; {_ADVICE}")
-    if found == PROFILE_SET_FORMAT:
+    if form == PROFILE_SET_FORMAT:
         return read_profile_set(path).profiles
     try:
-        return (READERS[found](path),)
+        return (READERS[form](path),)
     except ValueError as error:
         # What the file says makes no profile.
         raise FileError(f"{path}: {error}") from None

@@ -168,8 +168,8 @@ def read_dnn_partitioning(path: Path) -> DnnGraph:
     Raises:
         FileError: if it is missing or malformed; with every problem of its fields.
     """
-    found: DnnGraph = read_strict(DnnGraph, path, FORM)
-    return found
+    graph: DnnGraph = read_strict(DnnGraph, path, FORM)
+    return graph
 
 
 def colors(graph: DnnGraph) -> list[int]:
@@ -209,10 +209,10 @@ def colocated(graph: DnnGraph) -> Blocks:
 
 
 def _members(color: Sequence[int]) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(max(color) + 1)]
+    members: list[list[int]] = [[] for _ in range(max(color) + 1)]
     for v, c in enumerate(color):
-        found[c].append(v)
-    return found
+        members[c].append(v)
+    return members
 
 
 def _condensed(order: "nx.DiGraph", members: Sequence[Sequence[int]]) -> Blocks:

@@ -117,11 +117,11 @@ def parse(text: str, path: Path) -> GraphText:
             continue
         node, edge = _NODE.fullmatch(line), _EDGE.fullmatch(line)
         if node is not None:
-            found, wrong = _node(node)
+            described, wrong = _node(node)
             problems += [(number, problem) for problem in wrong]
-            if found.name in nodes:
-                problems.append((number, f"expected each node once, got {found.name!r} again"))
-            nodes[found.name] = found
+            if described.name in nodes:
+                problems.append((number, f"expected each node once, got {described.name!r} again"))
+            nodes[described.name] = described
         elif edge is not None:
             edges.setdefault((edge["source"], edge["target"]), number)
         else:

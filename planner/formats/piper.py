@@ -156,14 +156,14 @@ class PiperGraph:
         for i, node in enumerate(self.nodes):
             for t, tmpcs in node.tmpcs.items():
                 for k, tmpc in enumerate(tmpcs):
-                    for field, found, due in (
+                    for field, given, due in (
                         ("syncTimeFw", tmpc.sync_forward_bytes, feeds[node.id]),
                         ("syncTimeBw", tmpc.sync_backward_bytes, fed[node.id]),
                     ):
-                        if set(found) != {str(x) for x in due}:
+                        if set(given) != {str(x) for x in due}:
                             yield (
                                 f"nodes[{i}].TMPCs.{t}[{k}].{field}: expected the neighbours"
-                                f" {sorted(due)}, got {sorted(found)}"
+                                f" {sorted(due)}, got {sorted(given)}"
                             )
 
     def _order(self) -> Iterator[str]:
@@ -189,8 +189,8 @@ def read_piper(path: Path) -> PiperGraph:
     Raises:
         FileError: if it is missing or malformed; with every problem of its fields.
     """
-    found: PiperGraph = read_strict(PiperGraph, path, FORM)
-    return found
+    graph: PiperGraph = read_strict(PiperGraph, path, FORM)
+    return graph
 
 
 def layer_predecessors(graph: PiperGraph) -> tuple[tuple[int, ...], ...]:

@@ -124,10 +124,10 @@ def _node_pieces(node: NodeProto, name: str) -> Iterator[bytes]:
 
 
 def _without_trailing_gaps(names: Iterable[str]) -> list[str]:
-    found = list(names)
-    while found and not found[-1]:
-        found.pop()
-    return found
+    kept = list(names)
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept
 
 
 def _attribute_pieces(attribute: AttributeProto) -> Iterator[bytes]:

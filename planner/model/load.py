@@ -179,18 +179,18 @@ def _model(
 def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
     """Copies of the nodes that the outputs of the graph need, without outputs that nobody reads."""
     needed = {output.name for output in graph.output}
-    found = []
+    kept = []
     for node in reversed(nodes):
         outputs = [name if name in needed else "" for name in node.output]
         if any(outputs):
             live = NodeProto()
             live.CopyFrom(node)
             live.output[:] = outputs
-            found.append(live)
+            kept.append(live)
             needed.update(name for name in node.input if name)
-    if not found:
+    if not kept:
         raise ModelError("expected operators that work on the inputs, got constants only")
-    return found[::-1]
+    return kept[::-1]
 
 
 def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
@@ -266,13 +266,13 @@ class _Flow:
             and name not in freeze
         ]
         matrices = [name for name in candidates if len(shape_of(self.types[name])) > 1]
-        found = {*candidates, *train} - trainable.masks(matrices, self.nodes, self.values)
-        if not found:
+        trained = {*candidates, *train} - trainable.masks(matrices, self.nodes, self.values)
+        if not trained:
             raise ModelError(
                 f"expected a trainable parameter (a float initializer of rank 1 or more that "
                 f"{self.loss!r} depends on differentiably), found none; name one with --train"
             )
-        return found
+        return trained
 
     def graph(self, inputs: Sequence[str], trained: Collection[str]) -> Graph:
         """The operators with their tensors and parameters."""
@@ -338,13 +338,13 @@ def first_consumers(model: Model) -> Mapping[str, str]:
     order = {operator.name: i for i, operator in enumerate(model.graph.operators)}
     nodes = model.proto.graph.node
     needed_by: dict[str, int] = {}  # tensor -> the first operator that needs it
-    found = {}
+    consumer = {}
     for node in reversed(nodes):
         needs = [needed_by[name] for name in node.output if name in needed_by]
         first = order.get(node.name, min(needs, default=0))
         if node.name not in order:
-            found[node.name] = model.graph.operators[first].name
+            consumer[node.name] = model.graph.operators[first].name
         if node.name in order or needs:
             for name in node.input:
                 needed_by[name] = min(first, needed_by.get(name, first))
-    return dict(reversed(found.items()))
+    return dict(reversed(consumer.items()))

@@ -125,12 +125,12 @@ def _parameters(function: Callable[..., Any]) -> Parameters | None:
 
 def _attributes(schema: defs.OpSchema, node: Node, parameters: Parameters) -> dict[str, object]:
     """Attributes by parameter name, the schema's defaults included."""
-    found = {}
+    defaults = {}
     for name, attribute in schema.attributes.items():
         if name.lower() in parameters and attribute.default_value.type:
-            found[name.lower()] = _plain(helper.get_attribute_value(attribute.default_value))
+            defaults[name.lower()] = _plain(helper.get_attribute_value(attribute.default_value))
     _known(node, parameters)
-    return found | {name.lower(): _plain(value) for name, value in node.attributes.items()}
+    return defaults | {name.lower(): _plain(value) for name, value in node.attributes.items()}
 
 
 def _known(node: Node, parameters: Parameters) -> None:

@@ -57,12 +57,12 @@ def _position(graph: Graph) -> Mapping[str, int]:
 def parameters(model: Model, names: Iterable[str], device: str = "cpu") -> dict[str, Tensor]:
     """The values by name, in memory of their own: `nn.Parameter`s where they are trained."""
     known = parameters_by_name(model.graph)
-    found = {}
+    tensors = {}
     for name in names:
         tensor = _tensor(name, model.values[name]).to(device)
         trainable = name in known and known[name].trainable
-        found[name] = nn.Parameter(tensor) if trainable else tensor
-    return found
+        tensors[name] = nn.Parameter(tensor) if trainable else tensor
+    return tensors
 
 
 def _tensor(name: str, value: NDArray[Any]) -> Tensor:
@@ -185,16 +185,16 @@ def _targets(model: Model) -> Mapping[str, str]:
     }
     leaves: set[str] = set()
     folders: set[str] = set()
-    found = {}
+    targets = {}
     for name in names:
         *outer, leaf = (_part(part, reserved) for part in name.split("."))
         path = ""
         for part in outer:
             path = _free(path + part, leaves) + "."
             folders.add(path[:-1])
-        found[name] = _free(path + leaf, leaves | folders)
-        leaves.add(found[name])
-    return found
+        targets[name] = _free(path + leaf, leaves | folders)
+        leaves.add(targets[name])
+    return targets
 
 
 def _part(part: str, reserved: frozenset[str]) -> str:
@@ -229,7 +229,7 @@ def _root(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Call]:
     """The call of each operator, tried on meta tensors."""
-    found, problems = {}, []
+    calls, problems = {}, []
     unknown: dict[tuple[str, str, int], list[str]] = defaultdict(list)
     for i in operators:
         node = model.nodes[i]
@@ -238,8 +238,8 @@ def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Cal
             unknown[node.type, node.domain or "ai.onnx", node.version].append(node.name)
             continue
         try:
-            found[i] = bind(model, node, function, device)
-            _try(model, node, found[i])
+            calls[i] = bind(model, node, function, device)
+            _try(model, node, calls[i])
         except OperatorError as error:
             problems.append(f"{node.type} {node.name!r} (version {node.version}): {error}")
     lines = [
@@ -249,7 +249,7 @@ def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Cal
     if lines or problems:
         lines = [f"{model.path}: {line}" for line in (*lines, *problems)]
         raise OperatorError("\n".join((*lines, _HELP)))
-    return found
+    return calls
 
 
 def _some(names: Sequence[str]) -> str:

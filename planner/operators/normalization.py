@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from planner.errors import OperatorError
-
-Ints = tuple[int, ...]
+from planner.operators.shape import Integers
 
 
 def batch_normalization(
@@ -86,7 +85,7 @@ def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, epsilon: flo
     return torch.group_norm(input, input.shape[1], scale, b, epsilon)
 
 
-def mean_variance_normalization(x: Tensor, axes: Ints) -> Tensor:
+def mean_variance_normalization(x: Tensor, axes: Integers) -> Tensor:
     """(x - mean) / (deviation + 1e-9)."""
     centred = x - torch.mean(x, axes, keepdim=True)
     deviation = torch.sqrt(torch.mean(centred * centred, axes, keepdim=True))

@@ -50,13 +50,13 @@ def presets() -> tuple[Preset, ...]:
     Raises:
         FileError: if one is malformed.
     """
-    found = []
+    shipping = []
     for path in sorted(shipped("topologies").glob("*.yaml")):
         if path.stem == "devices":
             continue
         topology = read_topology(path)
         kinds = Counter(device.type for device in topology.devices)
-        found.append(
+        shipping.append(
             Preset(
                 path.stem,
                 len(topology.devices),
@@ -65,7 +65,7 @@ def presets() -> tuple[Preset, ...]:
                 first_sentence(path.read_text()),
             )
         )
-    return tuple(found)
+    return tuple(shipping)
 
 
 def first_sentence(text: str) -> str:
@@ -83,7 +83,7 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s", " ".join(lines), maxsplit=1)[0]
 
 
-def presets_table(found: tuple[Preset, ...]) -> Table:
+def presets_table(shipping: tuple[Preset, ...]) -> Table:
     """The presets for people."""
     return Table(
         "Topologies that ship with the planner",
@@ -96,7 +96,7 @@ def presets_table(found: tuple[Preset, ...]) -> Table:
                 ", ".join(f"{n} x {kind}" for kind, n in one.device_types.items()),
                 one.description,
             )
-            for one in found
+            for one in shipping
         ),
         optional=("types",),
     )
@@ -179,10 +179,10 @@ def _matrix(topology: Topology, figures: Floats, title: str) -> Table:
 
 
 def _cell(figures: Floats, rows: list[int], columns: list[int]) -> str:
-    found = figures[np.ix_(rows, columns)][np.not_equal.outer(rows, columns)]
-    if not found.size:
+    there = figures[np.ix_(rows, columns)][np.not_equal.outer(rows, columns)]
+    if not there.size:
         return "-"
-    return " - ".join(dict.fromkeys(f"{value:.4g}" for value in (found.min(), found.max())))
+    return " - ".join(dict.fromkeys(f"{value:.4g}" for value in (there.min(), there.max())))
 
 
 def classes_table(topology: Topology) -> Table:
@@ -233,12 +233,12 @@ def collectives(topology: Topology) -> tuple[Collective, ...]:
             members.setdefault(getattr(device, of), []).append(d)
         groups |= {f"{name}{key}": tuple(group) for key, group in members.items()}
     known: set[tuple[int, ...]] = set()
-    found = []
+    rows = []
     for group, devices in groups.items():
         if len(devices) > 1 and devices not in known:
             known.add(devices)
-            found.append(_collective(topology, group, devices))
-    return tuple(found)
+            rows.append(_collective(topology, group, devices))
+    return tuple(rows)
 
 
 def _collective(topology: Topology, group: str, devices: tuple[int, ...]) -> Collective:
@@ -258,10 +258,10 @@ def _collective(topology: Topology, group: str, devices: tuple[int, ...]) -> Col
     )
 
 
-def collectives_table(found: Sequence[Collective]) -> Table:
+def collectives_table(shown: Sequence[Collective]) -> Table:
     """The all-reduces; of neighbours that are alike, one."""
     runs: list[list[Collective]] = []
-    for one in found:
+    for one in shown:
         alike = runs and _figures(runs[-1][0]) == _figures(one)
         if alike:
             runs[-1].append(one)

@@ -45,14 +45,14 @@ def pairs_text(pairs: Sequence[Pair], names: Sequence[str], most: int = 4) -> st
     >>> pairs_text([(0, 1), (1, 0), (1, 2)], ["a", "b", "c"])
     'a - b, b -> c'
     """
-    there, found = set(pairs), []
+    both, shown = set(pairs), []
     for p, q in pairs:
-        if (q, p) not in there:
-            found.append(f"{names[p]} -> {names[q]}")
+        if (q, p) not in both:
+            shown.append(f"{names[p]} -> {names[q]}")
         elif p < q:
-            found.append(f"{names[p]} - {names[q]}")
-    more = len(found) - most
-    return ", ".join([*found[:most], *([f"{more} more"] if more > 0 else [])])
+            shown.append(f"{names[p]} - {names[q]}")
+    more = len(shown) - most
+    return ", ".join([*shown[:most], *([f"{more} more"] if more > 0 else [])])
 
 
 def sums_table(probed: "Probed") -> Table:

@@ -34,7 +34,7 @@ GB_PER_S, NS = 1e9, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Dimension:
+class NetworkDimension:
     """One dimension: `count` devices joined by links of a shape."""
 
     shape: str
@@ -49,7 +49,7 @@ def looks_like(text: str) -> bool:
     return {"topology", "npus_count"} <= lines
 
 
-def parse(text: str, path: Path) -> tuple[Dimension, ...]:
+def parse(text: str, path: Path) -> tuple[NetworkDimension, ...]:
     """The dimensions, the innermost first.
 
     Raises:
@@ -76,7 +76,7 @@ def parse(text: str, path: Path) -> tuple[Dimension, ...]:
         )
     columns = zip(*(plain[field] for field in FIELDS), strict=True)
     return tuple(
-        Dimension(shape, count, rate * GB_PER_S, latency * NS)
+        NetworkDimension(shape, count, rate * GB_PER_S, latency * NS)
         for shape, count, rate, latency in columns
     )
 
@@ -119,7 +119,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value < float("inf")
 
 
-def to_topology(dimensions: Sequence[Dimension], name: str, kind: DeviceType) -> Topology:
+def to_topology(dimensions: Sequence[NetworkDimension], name: str, kind: DeviceType) -> Topology:
     """The devices `npu0`, `npu1`, .. in ASTRA-sim's order: the innermost dimension counts first."""
     count, inner = prod(one.count for one in dimensions), dimensions[0].count
     direct = len(dimensions) == 1 and dimensions[0].shape != "Ring"

@@ -41,22 +41,22 @@ def parse(text: str, path: Path) -> tuple[Slots, ...]:
     Raises:
         FileError: with the lines that are wrong, all of them.
     """
-    found: dict[str, Slots] = {}
+    slots: dict[str, Slots] = {}
     wrong = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].strip()
         match = _LINE.fullmatch(words)
-        if match is not None and match[1] in found:
+        if match is not None and match[1] in slots:
             wrong.append(f"{path}: line {number}: {match[1]} is there twice")
         elif match is not None and int(match[2]) > 0:
-            found[match[1]] = Slots(match[1], int(match[2]))
+            slots[match[1]] = Slots(match[1], int(match[2]))
         elif words:
             wrong.append(f"{path}: line {number}: expected HOST slots=N, got {words!r:.60}")
-    if not found and not wrong:
+    if not slots and not wrong:
         wrong.append(f"{path}: expected {FORM}, lines of HOST slots=N, found none")
     if wrong:
         raise FileError("\n".join(wrong))
-    return tuple(found.values())
+    return tuple(slots.values())
 
 
 def to_topology(

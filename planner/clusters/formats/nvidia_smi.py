@@ -288,8 +288,8 @@ def _groups(matrix: Matrix, depth: int, path: Path) -> list[frozenset[int]]:
     count = len(matrix.names)
     near = set(LEVELS[: depth + 1])
     pairs = {(i, j): 1 for i in range(count) for j in range(count) if _passes(matrix, i, j) in near}
-    found = [frozenset(group) for group in _components(count, pairs)]
-    for group in found:
+    groups = [frozenset(group) for group in _components(count, pairs)]
+    for group in groups:
         for i, j in combinations(sorted(group), 2):
             cell = matrix.cells[i][j]
             if cell in LEVELS[depth + 1 :]:
@@ -297,7 +297,7 @@ def _groups(matrix: Matrix, depth: int, path: Path) -> list[frozenset[int]]:
                     f"{path}: {matrix.names[i]} to {matrix.names[j]} is {cell}, but other GPUs are"
                     f" {LEVELS[depth]} or nearer to both; write the topology by hand"
                 )
-    return found
+    return groups
 
 
 def _passes(matrix: Matrix, i: int, j: int) -> str:

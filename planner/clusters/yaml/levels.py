@@ -11,7 +11,7 @@ EMPTY = Topology("", (), (), (), (), ())
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class BodyContext:
     """Where a body comes from.
 
     Attributes:
@@ -39,42 +39,42 @@ def unknown_type(name: str, known: Iterable[str]) -> str:
 
 
 def regular_topology(
-    body: BodySchema, base: Topology | None, where: str, source: Source
+    body: BodySchema, base: Topology | None, where: str, context: BodyContext
 ) -> Topology:
     """A regular hierarchy; of one that it extends, levels of the same name are changed."""
-    found = list(base.levels) if base else []
-    if base is not None and not found:
-        source.wrong.append(f"{where}levels: {EITHER}; what is extended has devices")
+    levels = list(base.levels) if base else []
+    if base is not None and not levels:
+        context.wrong.append(f"{where}levels: {EITHER}; what is extended has devices")
         return EMPTY
-    old = {level.name: i for i, level in enumerate(found)}
+    old = {level.name: i for i, level in enumerate(levels)}
     for i, given in enumerate(body.levels):
-        before = found[old[given.name]] if given.name in old else None
-        level = changed_level(given, before, source.num_devices)
+        before = levels[old[given.name]] if given.name in old else None
+        level = changed_level(given, before, context.num_devices)
         if level is None:
             missing = (n for n in ("count", "bandwidth", "latency") if getattr(given, n) is None)
-            source.wrong.extend(f"{where}levels[{i}].{name}: missing" for name in missing)
+            context.wrong.extend(f"{where}levels[{i}].{name}: missing" for name in missing)
         elif given.name in old:
-            found[old[given.name]] = level
+            levels[old[given.name]] = level
         else:
-            found.append(level)
+            levels.append(level)
     device = body.device or (base.devices[0].type if base else None)
     host = body.host
     if host is not None and host.model_fields_set - {"cores", "memory"}:
         field_name = min(host.model_fields_set - {"cores", "memory"})
-        source.wrong.append(
+        context.wrong.append(
             f"{where}host.{field_name}: unknown field; `levels` names its hosts itself"
         )
     if device is None:
-        source.wrong.append(f"{where}device: missing; `levels` needs the type of all devices")
+        context.wrong.append(f"{where}device: missing; `levels` needs the type of all devices")
         return EMPTY
-    types = {**source.types, **({t.name: t for t in base.device_types} if base else {})}
+    types = {**context.types, **({t.name: t for t in base.device_types} if base else {})}
     if device not in types:
-        source.wrong.append(f"{where}device: {unknown_type(device, types)}")
+        context.wrong.append(f"{where}device: {unknown_type(device, types)}")
         return EMPTY
     kept = host.resolved("") if host else (base.hosts[0] if base else Host(""))
-    if not found:
+    if not levels:
         return EMPTY
-    made = from_levels(tuple(found), types[device], kept)
+    made = from_levels(tuple(levels), types[device], kept)
     names = {one.name for one in made.devices}
     return replace(made, tables=tables_among(base.tables, names) if base else ())
 

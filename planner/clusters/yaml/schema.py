@@ -38,10 +38,10 @@ def _unit(parse: Callable[[str], float]) -> Callable[[object], float]:
 
 def _above_0(parse: Callable[[str], float]) -> Callable[[object], float]:
     def convert(value: object) -> float:
-        found = _unit(parse)(value)
-        if found <= 0:
+        quantity = _unit(parse)(value)
+        if quantity <= 0:
             raise ValueError(f"expected more than 0, got {value!r}")
-        return found
+        return quantity
 
     return convert
 
@@ -194,12 +194,12 @@ class TableSchema(_Schema):
     def points(self, num_devices: int) -> tuple[tuple[int, float], ...]:
         """(bytes, time in s), ascending by bytes."""
         n = num_devices
-        found = dict(self.times or {})
-        found |= {size: 2 * (n - 1) / n * size / rate for size, rate in (self.busbw or {}).items()}
-        found |= {size: size / rate for size, rate in (self.algbw or {}).items()}
+        times = dict(self.times or {})
+        times |= {size: 2 * (n - 1) / n * size / rate for size, rate in (self.busbw or {}).items()}
+        times |= {size: size / rate for size, rate in (self.algbw or {}).items()}
         if self.latency is not None:
-            found[0] = self.latency
-        return tuple(sorted(found.items()))
+            times[0] = self.latency
+        return tuple(sorted(times.items()))
 
 
 class BodySchema(_Schema):
@@ -264,8 +264,8 @@ def plain_yaml(path: Path, form: str) -> dict[str, Any]:
     except (YAMLError, ValueError, RecursionError) as error:
         why = str(error).splitlines()[0]
         raise FileError(f"{path}: this is no YAML: {why}") from None
-    found: dict[str, Any] = without_format(plain, path, form, advice)  # type: ignore[assignment]
-    return found
+    fields: dict[str, Any] = without_format(plain, path, form, advice)  # type: ignore[assignment]
+    return fields
 
 
 # What stands for a quantity that is wrong, while the rest of a file is checked.
