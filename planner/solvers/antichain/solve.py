@@ -46,7 +46,7 @@ from planner.graph import (
 from planner.graphs.coarsen import Coarsening, coarsen, summary
 from planner.graphs.downsets import Downsets, count_downsets, downsets, members
 from planner.problem import Objective, Problem, Recompute, Result, Status
-from planner.solvers import data_parallel, even, single
+from planner.solvers import baselines
 from planner.solvers.antichain import arrays, kernels
 from planner.solvers.antichain.blocks import lattice_of, sets_of
 from planner.solvers.antichain.devices import (
@@ -78,7 +78,7 @@ _OTHERS, _CLOSE = 3, 1.1
 # Two figures that differ by less, relatively, are the same but for rounding.
 _SAME = 1e-9
 # Whose strategies there are to beat, besides those that are known.
-_PLAIN = (single.solve, data_parallel.solve, even.solve, pipedream.solve)
+_PLAIN = (baselines.single, baselines.data_parallel, baselines.even, pipedream.solve)
 
 
 @dataclass(frozen=True, slots=True)
