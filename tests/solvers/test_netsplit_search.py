@@ -444,7 +444,7 @@ def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monk
         together = min(capacities[0]) == min(capacities[-1])
         sets = [(0, 1, 2, 3)] if together else [(0, 2), (1, 3)]
         names = [[f"op{i}" for i in inside] for inside in sets]
-        stages = tuple(Stage(tuple(inside), (d,), 1, False) for d, inside in enumerate(names))
+        stages = tuple(Stage.whole(tuple(inside), (d,), 1, False) for d, inside in enumerate(names))
         strategy = replace(netsplit_strategy(problem), stages=stages)
         return Result(Status.OPTIMAL, strategy, bound_s=1.0, space="made up")
 

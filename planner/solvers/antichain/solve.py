@@ -363,7 +363,7 @@ def _strategy(
         blocks = members(subsets.masks[behind] & ~subsets.masks[before])
         inside = sorted(v for b in blocks for v in coarse.blocks[b])
         stages.append(
-            Stage(
+            Stage.whole(
                 operators=tuple(operators[v].name for v in inside),
                 devices=stage_devices(devices.order, int(moves.k[c]), int(moves.r[c])),
                 warmup=int(moves.w[c]),
