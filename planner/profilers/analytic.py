@@ -31,8 +31,7 @@ from planner.graph import (
 )
 from planner.model import Model
 from planner.profilers.devices import autocast_dtype, versions
-from planner.profilers.efficiencies import Machine, machine
-from planner.profilers.works import Kernel
+from planner.profilers.efficiencies import Kernel, Machine, machine
 from planner.profiles import OperatorCost, Profile, Source
 from planner.support.arrays import Floats
 from planner.topology import DeviceType

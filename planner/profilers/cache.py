@@ -7,11 +7,12 @@ be deleted at any time.
 
 import hashlib
 import json
-import os
 import platform
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from planner.errors import FileError
 from planner.files import write_atomically
@@ -117,8 +118,7 @@ def cache_for(device_name: str, threads: int | None, dtype: str, torch_version: 
     """
     conditions = [METHOD, device_name, threads, dtype, torch_version, _conversion()]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Cache(Path(base) / "planner" / "operators" / digest)
+    return Cache(user_cache_path("planner", appauthor=False) / "operators" / digest)
 
 
 @cache

@@ -22,10 +22,10 @@ from planner.operators import input_names, output_names, to_torch
 from planner.operators.binding import Call, Read, bind
 from planner.operators.precision import autocast
 from planner.operators.table import OPERATORS
+from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import Kernels, listed
 from planner.profilers.stash import Stash, address, observe
 from planner.profilers.unit import Unit
-from planner.profilers.works import Kernel
 from planner.profiles import View
 
 

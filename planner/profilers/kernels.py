@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from planner.profilers.works import Kernel, Work
+from planner.profilers.efficiencies import Kernel, Work
 
 KINDS: Mapping[Work, frozenset[str]] = {
     Work.PRODUCT: frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "addbmm"}),

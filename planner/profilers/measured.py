@@ -24,11 +24,11 @@ from planner.profilers.devices import (
     device_type,
     versions,
 )
-from planner.profilers.statistics import interval
 from planner.profilers.trust import (
     Conditions,
     busy,
     free_bytes,
+    interval,
     training_bytes,
     warnings,
 )

@@ -16,7 +16,7 @@ from planner.model import Model
 from planner.profilers.backward import Estimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions
 from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, Runs, place_of, run
-from planner.profilers.statistics import interval
+from planner.profilers.trust import interval
 from planner.profiles import OperatorCost, Profile, Source
 
 if TYPE_CHECKING:

@@ -110,7 +110,7 @@ def errors(tmp_path_factory):
         make_model(folder / f"{dtype}.onnx", dtype)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     done = subprocess.run(
-        [*command, "4", str(ROOT / "tests/launch_worker.py"), str(folder)],
+        [*command, "4", str(ROOT / "tests/support/launch_worker.py"), str(folder)],
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

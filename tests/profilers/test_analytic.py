@@ -9,10 +9,9 @@ from planner.clusters.yaml.read import device_table, shipped_device_type
 from planner.costs.compute import operator_times
 from planner.errors import OptionError
 from planner.profilers.analytic import analytic, fit_constants, rank_correlation, rescale
-from planner.profilers.efficiencies import CPU, HALF, SINGLE, machine
+from planner.profilers.efficiencies import CPU, HALF, SINGLE, Kernel, Work, machine
 from planner.profilers.facts import Facts, facts
 from planner.profilers.stash import Stash
-from planner.profilers.works import Kernel, Work
 from planner.profiles import Source, stash_bytes
 from planner.solvers import SOLVERS
 from planner.topology import DeviceType
