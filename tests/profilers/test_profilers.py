@@ -14,7 +14,7 @@ from planner.errors import FileError, OptionError
 from planner.graph import tensors_by_name
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
-from planner.profilers.classes import Flow, class_name, contiguous, surroundings
+from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
 from planner.profilers.measured import measure
 from planner.profilers.summary import summary
 from planner.profilers.timing import Stopwatch, Trial
@@ -424,9 +424,11 @@ def test_a_damaged_entry_is_an_error_that_names_the_file(tmp_path, monkeypatch):
 def names_of(model):
     """The names of the classes of a model's operators whose tensors are all contiguous."""
     tensors = tensors_by_name(model.graph)
-    flows = {n: contiguous(t.shape, t.dtype, requires_grad=t.gradient) for n, t in tensors.items()}
+    layouts = {
+        n: contiguous(t.shape, t.dtype, requires_grad=t.gradient) for n, t in tensors.items()
+    }
     arounds = surroundings(model.graph)
-    return [class_name(model, i, flows, around) for i, around in enumerate(arounds)]
+    return [class_name(model, i, layouts, around) for i, around in enumerate(arounds)]
 
 
 @pytest.mark.parametrize(
@@ -462,7 +464,7 @@ def test_layouts_and_gradients_are_in_a_class(tmp_path):
     model = read(tmp_path, CHAIN, CHAIN_WEIGHTS)
     around = surroundings(model.graph)[2]
     flow = contiguous((2, 8), "float32", requires_grad=True)
-    turned = Flow((2, 8), "float32", (1, 2), requires_grad=True)
+    turned = TensorLayout((2, 8), "float32", (1, 2), requires_grad=True)
     without = replace(around, reached=frozenset())
     names = [class_name(model, 2, {"b": one}, around) for one in (flow, turned)]
     assert len({*names, class_name(model, 2, {"b": flow}, without)}) == 3
