@@ -248,7 +248,7 @@ def test_without_a_switch_that_joins_hosts_no_host_is_added():
 
 def data_parallel(problem, devices):
     names = tuple(operator.name for operator in problem.profile.graph.operators)
-    stage = Stage(names, tuple(range(devices)), 1, False)
+    stage = Stage.whole(names, tuple(range(devices)), 1, False)
     return Strategy((stage,), ScheduleName.ONE_F_ONE_B, problem.options.num_microbatches)
 
 
