@@ -86,12 +86,3 @@ def read_any_profiles(path: Path) -> tuple[Profile, ...]:
     except ValueError as error:
         # What the file says makes no profile.
         raise FileError(f"{path}: {error}") from None
-
-
-def read_any_profile(path: Path) -> Profile:
-    """The profile in a file of any known format; of several that for the largest microbatch.
-
-    Raises:
-        FileError: if it is missing, malformed, or no profile.
-    """
-    return read_any_profiles(path)[-1]

@@ -17,7 +17,7 @@ from planner.costs.bounds import longest_path_s
 from planner.costs.compute import operator_times
 from planner.errors import FileError
 from planner.files import write_profile
-from planner.formats import READERS, detect, read_any_profile
+from planner.formats import READERS, detect
 from planner.formats.graph_txt import (
     GRAPH_TXT,
     GraphText,
@@ -33,6 +33,7 @@ from planner.graph import predecessors
 from planner.peers.convert import convert
 from planner.profiles import Profile, Source
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags
 
 REFERENCE = Path(

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import cli
 from planner.errors import FileError, OptionError
-from planner.formats import read_any_profile
 from planner.formats.dnn_partitioning import (
     DnnEdge,
     DnnGraph,
@@ -51,6 +50,7 @@ from planner.peers.piper.equal import equal_stages
 from planner.peers.piper.solve import PiperOptions, allowed, plan
 from planner.problem import Recompute, Status
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags
 
 GIB = 1024**3

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.evaluate import evaluate
-from planner.formats import read_any_profile
 from planner.graph import predecessors
 from planner.judging.portfolio import under_pipedream
 from planner.problem import Options, Problem, Status, switches_of
@@ -25,6 +24,7 @@ from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.pipedream.states import augmented_antichain, next_antichains, pipedream_states
 from planner.strategy import violations
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
+from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags
 
 REFERENCE = Path(
