@@ -9,7 +9,7 @@ from planner.topology import Topology
 
 @lru_cache(maxsize=8)
 def neighbours(topology: Topology) -> Mapping[str, tuple[str, ...]]:
-    """Per vertex, what it is linked to in either direction, in the order of the links."""
+    """Per vertex, those that it is linked to in either direction, in the order of the links."""
     names = [*(d.name for d in topology.devices), *(h.name for h in topology.hosts)]
     beside: dict[str, dict[str, None]] = {name: {} for name in (*names, *topology.switches)}
     for link in topology.links:
@@ -23,12 +23,14 @@ def homes(topology: Topology) -> Mapping[str, str | None]:
     """Per vertex, the host that it stands in, by name; None for a switch that joins hosts.
 
     A switch stands in a host if it is nearer to it, in links, than to every other host, and at most
-    one link leads on from it to what is not of that host (a network card has one, a switch that
-    joins racks has several).
+    one link leads from it out of that host (a network card has one, a switch that joins racks has
+    several).
     """
     beside = neighbours(topology)
     home: dict[str, str | None] = {device.name: device.host for device in topology.devices}
     home |= {host.name: host.name for host in topology.hosts}
+    # Breadth first from all devices and hosts at once: a switch that is reached from vertices of
+    # one host alone is nearest to it, one that two hosts reach at the same time stands in neither.
     ring = list(home)
     while ring:
         reached: dict[str, set[str | None]] = {}

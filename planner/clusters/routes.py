@@ -302,8 +302,8 @@ def host_order(topology: Topology, devices: Sequence[int]) -> tuple[int, ...]:
 _ALL_ORDERS = 8
 
 
-# Beyond that, so many steps from neighbour to neighbour are taken: up to 64 devices from every
-# start, more devices from fewer.
+# Beyond that, the number of steps from neighbour to neighbour: up to 64 devices from every start,
+# more devices from fewer.
 _STEPS = 4096
 
 

@@ -1,6 +1,6 @@
 """Readers and writers of foreign formats, and the one entry that reads a profile from any of them.
 
-A file is recognised by what it holds, not by its name.
+A file is recognised by its content, not by its name.
 """
 
 import json
@@ -59,7 +59,7 @@ def detect(path: Path) -> str:
         raise FileError(f"{path}: expected a profile, got {what}; {_ADVICE}") from None
     if isinstance(plain, dict):
         if "format" in plain:
-            # Whose version is wrong is said by the reader of that format.
+            # The reader of the format complains about a wrong version.
             if plain["format"] in STRATEGY_FORMATS:
                 return STRATEGY_FORMAT
             return PROFILE_SET_FORMAT if plain["format"] == PROFILE_SET_FORMAT else PROFILE_FORMAT
@@ -84,5 +84,5 @@ def read_any_profiles(path: Path) -> tuple[Profile, ...]:
     try:
         return (READERS[form](path),)
     except ValueError as error:
-        # What the file says makes no profile.
+        # The fields are sound one by one, and make no profile.
         raise FileError(f"{path}: {error}") from None

@@ -4,9 +4,9 @@
 activation_size=4096.0, parameter_size=[or a list: 1024.0; 64.0] -- stage_id=0
     <tab>node1 -- node2
 
-Times are in ms, sizes in bytes; a size may be a list, of which the sum counts. The last field is
-written by the optimizer. A file says neither how many samples its times are for nor on which
-device they were measured: `read_graph_txt` makes a profile of microbatch size 1 on the device type
+Times are in ms, sizes in bytes; a size may be a list, whose sum counts. The last field is written
+by the optimizer. A file says neither the number of samples that its times are for nor the device
+that they were measured on: `read_graph_txt` makes a profile of microbatch size 1 on the device type
 "imported", whose times hold on every device.
 
 Nodes called "Input..." that nothing feeds are the model's inputs: PipeDream takes them out before
@@ -65,7 +65,7 @@ class Node:
         forward_ms: time of the forward pass.
         backward_ms: time of the backward pass.
         activation_bytes: of each of its outputs; fractions are kept.
-        parameter_bytes: likewise.
+        parameter_bytes: of each of its parameters; fractions are kept.
         stage: the stage that the file gives it, None where it gives none.
     """
 
@@ -80,11 +80,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class GraphText:
-    """All that a graph.txt says.
+    """The content of a graph.txt.
 
     Attributes:
         nodes: in the order of the file.
-        edges: (source, target), likewise.
+        edges: (source, target), in the order of the file.
     """
 
     nodes: tuple[Node, ...]
@@ -106,8 +106,8 @@ def parse(text: str, path: Path) -> GraphText:
         path: where it comes from, for messages.
 
     Raises:
-        FileError: all that is wrong, with the numbers of the lines; edges that run in a circle, if
-            nothing else is.
+        FileError: for all mistakes at once, with the numbers of their lines; for edges that run in
+            a circle, if nothing else is wrong.
     """
     nodes: dict[str, Node] = {}
     edges: dict[tuple[str, str], int] = {}
@@ -142,7 +142,7 @@ def parse(text: str, path: Path) -> GraphText:
 
 
 def _circle(edges: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
-    """The line of the last edge of a circle, and what is wrong with it; nothing without a circle.
+    """The line of the last edge of a circle, and the message on it; empty without a circle.
 
     Args:
         edges: the line of each.
@@ -161,7 +161,7 @@ def _circle(edges: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
 
 
 def _node(match: re.Match[str]) -> tuple[Node, list[str]]:
-    """The node of a line, and what is wrong with it."""
+    """The node of a line, and the mistakes in it."""
     wrong: list[str] = []
     given = [(one["field"], one["value"]) for one in _FIGURE.finditer(match["figures"])]
     for field, _ in given:
@@ -284,7 +284,7 @@ def to_profile(text: GraphText, path: Path) -> Profile:
 
 
 def _in_order(nodes: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tuple[Node, ...]:
-    """The nodes in topological order; of those that are ready, the first of the file goes first."""
+    """The nodes in topological order; of all nodes that are ready, the first one of the file."""
     place = {node.name: i for i, node in enumerate(nodes)}
     left = {node.name: len(feeds[node.name]) for node in nodes}
     readers: dict[str, list[str]] = {node.name: [] for node in nodes}
@@ -305,10 +305,11 @@ def _in_order(nodes: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tupl
 
 
 def _sinks(order: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """What nobody reads: first the node that most others lead to, of equals the last one, then the
-    rest in order.
+    """The nodes that nobody reads: first the one that most others lead to, of equals the last one,
+    then the rest in order.
     """
     place = {node.name: i for i, node in enumerate(order)}
+    # Per node, the nodes that lead to it, as bits.
     before: list[int] = []
     for node in order:
         mask = 0
@@ -331,7 +332,7 @@ def _parameter(node: Node) -> str:
 
 
 def _shape(size_bytes: int) -> tuple[tuple[int, ...], str]:
-    """So many bytes as float32 elements, or as plain bytes where they are no multiple of 4."""
+    """A size as float32 elements, or as plain bytes where it is no multiple of 4."""
     whole, rest = divmod(size_bytes, 4)
     return ((size_bytes,), "uint8") if rest else ((whole,), "float32")
 
@@ -344,8 +345,8 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
     stage 0. Nodes are called by their operators where those are called "node1", "node2", ...;
     otherwise they are numbered, and the operator's name stands in the description.
 
-    What the format cannot say is lost: shapes, FLOPs, the stash, and that operators share a
-    parameter. Only trained parameters count, as those are what PipeDream synchronises and stashes.
+    The format has no place for shapes, FLOPs, the stash and shared parameters, which are lost. Only
+    trained parameters count, because PipeDream synchronises and stashes parameters.
 
     Args:
         stages: per operator, the stage to write; None writes none.
@@ -399,9 +400,9 @@ def _lines(graph: GraphText) -> Iterator[str]:
             _sizes(node.activation_bytes),
             _sizes(node.parameter_bytes),
         )
-        said = ", ".join(f"{field}={value}" for field, value in zip(_FIELDS, figures, strict=True))
+        text = ", ".join(f"{field}={value}" for field, value in zip(_FIELDS, figures, strict=True))
         stage = "" if node.stage is None else f" -- stage_id={node.stage}"
-        yield f"{node.name} -- {node.description} -- {said}{stage}"
+        yield f"{node.name} -- {node.description} -- {text}{stage}"
     yield from (f"\t{source} -- {target}" for source, target in graph.edges)
 
 

@@ -1,8 +1,8 @@
 """A set of operators of a model -> a `torch.fx.GraphModule` that computes them.
 
 Every ONNX operator becomes one fx node of the same name, whose target is its function in the
-table. Before that each call is tried on meta tensors, which have shapes and no numbers: what a
-function refuses, and what it would make other than the model says, is found before anything runs.
+table. Before that each call is tried on meta tensors, which have shapes and no numbers: so a call
+that a function refuses, or whose outputs are not those of the model, is known before anything runs.
 """
 
 import re
@@ -173,7 +173,7 @@ def _word(name: str) -> str:
 
 @lru_cache(maxsize=16)
 def _targets(model: Model) -> Mapping[str, str]:
-    """Where each parameter or constant of the model stands in a module.
+    """The place of each parameter or constant of the model in a module.
 
     Parts that would hide an attribute of the module, or stand for a tensor and a submodule at
     once, get an underscore at the end. Asking the whole model makes them the same in every stage.
@@ -224,7 +224,7 @@ def _root(tensors: Mapping[str, Tensor]) -> nn.Module:
     return root
 
 
-# ---- calls, and what is wrong with them
+# ---- calls, and the mistakes in them
 
 
 def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Call]:
@@ -259,7 +259,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _try(model: Model, node: Node, call: Call) -> None:
-    """Calls the function on meta tensors and compares what it makes with what the model says."""
+    """Calls the function on meta tensors and compares its outputs with those of the model."""
     tensors = {name: _meta(model, name) for name in call.reads}
     if any(tensor.dtype in _RARE for tensor in tensors.values()):
         tensors = {n: torch.ones_like(t, device="cpu") for n, t in tensors.items()}
@@ -274,13 +274,13 @@ def _try(model: Model, node: Node, call: Call) -> None:
     for name, tensor in zip(node.outputs, made, strict=True):
         if not name:
             continue
-        said = tensors_by_name(model.graph)[name]
-        expected, got = _described(said.dtype, said.shape), _described(tensor.dtype, tensor.shape)
+        due = tensors_by_name(model.graph)[name]
+        expected, got = _described(due.dtype, due.shape), _described(tensor.dtype, tensor.shape)
         if got != expected:
             raise OperatorError(f"output {name!r}: the model says {expected}, torch makes {got}")
 
 
-# torch lacks most functions of these types, and tells nothing of it before it sees numbers
+# Torch lacks most functions for these types, and notices only when there are numbers.
 _RARE = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 

@@ -1,4 +1,4 @@
-"""Convolutions, matrix products and what comes with them.
+"""Convolutions and matrix products, with their pads.
 
 Pads are pairs (before, after) per spatial dimension. Torch knows equal ones only; the others are
 made first.
@@ -22,7 +22,7 @@ _CONV_TRANSPOSE = {
 
 
 def spatial_rank(x: Tensor) -> int:
-    """How many spatial dimensions there are: 1 to 3."""
+    """The number of spatial dimensions: 1 to 3."""
     if x.dim() not in (3, 4, 5):
         raise OperatorError(f"expected 1 to 3 spatial dimensions, got a tensor {tuple(x.shape)}")
     return x.dim() - 2
@@ -36,7 +36,7 @@ def pairs(
     strides: Integers,
     dilations: Integers,
 ) -> Pairs:
-    """The pads, written out or found by the rule of `auto_pad`.
+    """The pads, written out or computed by the rule of `auto_pad`.
 
     SAME makes ceil(size / stride) windows; of an odd pad the larger half is at the end for
     SAME_UPPER and at the beginning for SAME_LOWER.

@@ -125,7 +125,7 @@ def log_softmax(input: Tensor, axis: int, *, version: int) -> Tensor:
 
 
 def hardmax(input: Tensor, axis: int, *, version: int) -> Tensor:
-    """1 at the first largest number, else 0; along what Softmax goes along."""
+    """1 at the first largest number, else 0; along the axes of Softmax."""
     if version < 13:
         return hardmax(_rows(input, axis), 1, version=13).reshape(input.shape)
     first = torch.argmax(input, axis, keepdim=True)

@@ -1,4 +1,4 @@
-"""Operators that move numbers without changing them, and those that make them from nothing."""
+"""Operators that move numbers without changing them, and operators that make numbers."""
 
 from math import prod
 
@@ -24,7 +24,7 @@ def identity(input: Tensor) -> Tensor:
 
 
 def reshape(data: Tensor, shape: Integers, allowzero: int = 0) -> Tensor:
-    """0 keeps a dimension unless `allowzero`; -1 is what is left."""
+    """0 keeps a dimension unless `allowzero`; -1 takes the remaining elements."""
     if not allowzero:
         shape = tuple(data.shape[i] if dim == 0 else dim for i, dim in enumerate(shape))
     return data.reshape(shape)
@@ -199,7 +199,7 @@ def shape(data: Tensor, start: int = 0, end: int | None = None) -> Tensor:
 
 
 def size(data: Tensor) -> Tensor:
-    """How many numbers there are."""
+    """The number of elements."""
     return torch.tensor(data.numel(), device=data.device)
 
 

@@ -9,7 +9,7 @@ Devices that differ in one dimension only are joined by it: in a Ring each is li
 the last to the first, in FullyConnected each to each, in a Switch each to one switch, so that two
 are two links apart. Between devices that differ in several dimensions messages pass other devices;
 as a path here never runs through a device, each has a router of its own, on which its links meet
-and which is as wide as all of them together. A host is what the innermost dimension joins.
+and which is as wide as all of them together. Each group of the innermost dimension is a host.
 
 The routers choose the fastest path, where ASTRA-sim goes dimension by dimension.
 """
@@ -82,7 +82,7 @@ def parse(text: str, path: Path) -> tuple[NetworkDimension, ...]:
 
 
 def _wrong(plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Fields and what is wrong with them."""
+    """Fields and the mistakes in them."""
     checks: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         "topology": (" or ".join(SHAPES), lambda value: value in SHAPES),
         "npus_count": (
@@ -165,13 +165,13 @@ def to_topology(dimensions: Sequence[NetworkDimension], name: str, kind: DeviceT
         switches=tuple(switches),
         links=tuple(links),
         notes=(
-            "links as an ASTRA-sim network has them; what its innermost dimension joins is a host",
+            "links as in the ASTRA-sim network; each group of its innermost dimension is a host",
         ),
     )
 
 
 def _ring(ends: Sequence[str], middle: str) -> list[tuple[str, str]]:
-    """Neighbours; of two, one link, which is what ASTRA-sim's bandwidth per link means there."""
+    """Neighbours. Two of them have one link, as ASTRA-sim counts the bandwidth per link."""
     closed = [(ends[-1], ends[0])] if len(ends) > 2 else []
     return [*pairwise(ends), *closed]
 
@@ -184,7 +184,7 @@ def _switch(ends: Sequence[str], middle: str) -> list[tuple[str, str]]:
     return [(end, middle) for end in ends]
 
 
-# By ASTRA-sim's name, what a dimension joins: from its ends and a switch's name to pairs.
+# By ASTRA-sim's name of a shape: from the ends that it joins, and a switch's name, to pairs.
 SHAPES: Mapping[str, Callable[[Sequence[str], str], list[tuple[str, str]]]] = {
     "Ring": _ring,
     "FullyConnected": _each_to_each,

@@ -24,7 +24,7 @@ INSIDE_LATENCY_S, BETWEEN_LATENCY_S = 10e-6, 25e-6
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """A host and how many devices it has."""
+    """A host and its number of devices."""
 
     host: str
     count: int

@@ -1,4 +1,4 @@
-"""One entry for clusters in other formats. A file is recognised by what it holds."""
+"""One entry for clusters in other formats. A file is recognised by its content."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,7 +45,7 @@ def import_topology(
 
     Args:
         form: a key of `LOOKS_LIKE`; None goes by the content.
-        device: the type of all devices that `types` does not say.
+        device: the type of all devices that are not in `types`.
         types: device types by host (hostfile) or by device (nvidia-smi).
         inside_bytes_per_s: of a hostfile: between a device and its host.
         between_bytes_per_s: of a hostfile: between a host and the network.

@@ -1,8 +1,9 @@
-"""A topology from what its file says: `extends`, templates of hosts, numbered names, patterns
-and measured times -> `Topology`, and everything that contradicts itself.
+"""The fields of a topology file -> `Topology`: `extends`, templates of hosts, numbered names,
+patterns and measured times; with everything that contradicts itself.
 
-A topology is put together in a draft: what it extends first, then copies of templates, then its own
-hosts, devices, switches and links. What is wrong is noted with the path of its field and left out.
+A topology is put together in a draft: first the topology that it extends, then copies of templates,
+then its own hosts, devices, switches and links. Mistakes are noted with the path of their field and
+left out.
 """
 
 from collections import ChainMap
@@ -21,7 +22,7 @@ from planner.clusters.yaml.schema import (
 )
 from planner.topology import Device, DeviceType, Host, Link, Table, Topology
 
-# What `levels` makes up, so that a file with levels may not give it.
+# Sections that `levels` makes up, so that a file with levels may not have them.
 _EXPLICIT_ONLY = ("hosts", "devices", "switches", "links")
 _ENDS = "expected `between: [a, b]` for both directions, or `from: a` with `to: b`"
 
@@ -132,9 +133,9 @@ class _Draft:
     Attributes:
         where: path of its body in the file.
         links: by their ends.
-        numbers: the next number of numbered names, by what is before the number.
-        own: names and ends of links that the body itself gave, which may not come twice; what it
-            extends and templates brought may be changed.
+        numbers: the next number of numbered names, by the part before the number.
+        own: names and ends of links that the body itself gave, which may not come twice. Others
+            came with templates and the extended topology, and may be changed.
         partial: whether a template is missing, so that names may be unknown for that reason.
     """
 
@@ -151,11 +152,11 @@ class _Draft:
     partial: bool = False
 
     def complain(self, place: str, what: str) -> None:
-        """Notes what is wrong with a field."""
+        """Notes a mistake in a field."""
         self.context.wrong.append(f"{self.where}{place}: {what}")
 
     def topology(self) -> Topology:
-        """What has been put together."""
+        """The draft as a topology."""
         used = sorted({device.type for device in self.devices.values()})
         known = self._types()
         return Topology(
@@ -186,7 +187,7 @@ class _Draft:
             self._count(name)
 
     def add(self, body: BodySchema) -> None:
-        """Adds what a body itself says."""
+        """Adds the sections of a body."""
         for i, host in enumerate(body.hosts):
             self._add_hosts(f"hosts[{i}]", host)
         for i, device in enumerate(body.devices):
@@ -370,7 +371,7 @@ class _Draft:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """What is before a name's number, and the number: ("gpu", "12")."""
+    """A name's part before its number, and the number: ("gpu", "12")."""
     stem = name.rstrip("0123456789")
     return stem, name[len(stem) :]
 

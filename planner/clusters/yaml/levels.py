@@ -12,15 +12,15 @@ EMPTY = Topology("", (), (), (), (), ())
 
 @dataclass(frozen=True, slots=True)
 class BodyContext:
-    """Where a body comes from.
+    """The things that a body may refer to, and the mistakes in it.
 
     Attributes:
         types: the device types that it may name.
-        own_types: names of those that its file defines, which replace others of the name.
-        other: another topology, by the name of a template, a preset or a file; None after it has
-            noted what is wrong with it.
-        num_devices: what `count: auto` of levels is.
-        wrong: lines of the form "path of the field: what is wrong", to be added to.
+        own_types: names of the types that its file defines; they replace others of the same name.
+        other: gives another topology, by the path of the field and the name of a template, a preset
+            or a file; None if it is not sound, after its mistakes are noted.
+        num_devices: the value of `count: auto` in levels.
+        wrong: a line "path of the field: mistake" for each mistake; grows.
     """
 
     types: Mapping[str, DeviceType]
@@ -31,7 +31,7 @@ class BodyContext:
 
 
 def unknown_type(name: str, known: Iterable[str]) -> str:
-    """What is said of a device type that is not known."""
+    """The message on an unknown device type."""
     return (
         f"unknown device type {name!r}; known: {', '.join(sorted(known))};"
         " define others under `device_types`"
@@ -41,10 +41,10 @@ def unknown_type(name: str, known: Iterable[str]) -> str:
 def regular_topology(
     body: BodySchema, base: Topology | None, where: str, context: BodyContext
 ) -> Topology:
-    """A regular hierarchy; of one that it extends, levels of the same name are changed."""
+    """A regular hierarchy. Where it extends another one, levels of the same name are changed."""
     levels = list(base.levels) if base else []
     if base is not None and not levels:
-        context.wrong.append(f"{where}levels: {EITHER}; what is extended has devices")
+        context.wrong.append(f"{where}levels: {EITHER}; the extended topology has devices")
         return EMPTY
     old = {level.name: i for i, level in enumerate(levels)}
     for i, given in enumerate(body.levels):

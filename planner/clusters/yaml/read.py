@@ -69,9 +69,10 @@ def find_topology(name: str) -> Path:
 
 
 def _find(name: str, folder: Path, without: tuple[Path, ...]) -> Path:
-    """The file of a topology that is named in a folder, and is none of some files.
+    """The file of a topology that is named in a folder.
 
-    So a file of a preset's name may extend the preset.
+    Args:
+        without: files that it may not be; so a file of a preset's name may extend the preset.
     """
     circle = False
     wanted = [name] if name.endswith((".yaml", ".yml")) else [name, f"{name}.yaml"]
@@ -117,7 +118,7 @@ def _read(path: Path, num_devices: int | None, users: tuple[Path, ...]) -> Topol
 
 
 def _contradictions(topology: Topology) -> tuple[str, ...]:
-    """What is wrong with a topology that has no problems of its own, as far as it takes routes."""
+    """The mistakes of a topology, sound otherwise, that show only in its routes."""
     if not topology.levels and not is_connected(topology):
         try:
             routes(topology)
@@ -141,8 +142,8 @@ class _File:
     Attributes:
         users: files that it is read for, the outermost first.
         notes: of the topologies that it uses.
-        wrong: what is wrong in it, without its path.
-        wrong_elsewhere: what is wrong in other files, with their paths.
+        wrong: mistakes in it, without its path.
+        wrong_elsewhere: mistakes in other files, with their paths.
     """
 
     path: Path
