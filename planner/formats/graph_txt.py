@@ -56,7 +56,7 @@ _NODE_ID = re.compile(r"node\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TextNode:
     """A line of the file that describes a node.
 
     Attributes:
@@ -87,7 +87,7 @@ class GraphText:
         edges: (source, target), in the order of the file.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[TextNode, ...]
     edges: tuple[tuple[str, str], ...]
 
 
@@ -109,7 +109,7 @@ def parse(text: str, path: Path) -> GraphText:
         FileError: for all mistakes at once, with the numbers of their lines; for edges that run in
             a circle, if nothing else is wrong.
     """
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, TextNode] = {}
     edges: dict[tuple[str, str], int] = {}
     problems: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -160,7 +160,7 @@ def _circle(edges: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
     return []
 
 
-def _node(match: re.Match[str]) -> tuple[Node, list[str]]:
+def _node(match: re.Match[str]) -> tuple[TextNode, list[str]]:
     """The node of a line, and the mistakes in it."""
     wrong: list[str] = []
     given = [(one["field"], one["value"]) for one in _FIGURE.finditer(match["figures"])]
@@ -188,7 +188,7 @@ def _node(match: re.Match[str]) -> tuple[Node, list[str]]:
         wrong.append(f"stage_id: expected a number of at least 0, got {stage!r:.60}")
         stage = None
     forward, backward, activation, parameter = (figures[field] for field in _FIELDS)
-    node = Node(
+    node = TextNode(
         match["id"],
         match["description"],
         forward[0],
@@ -283,7 +283,9 @@ def to_profile(text: GraphText, path: Path) -> Profile:
     return imported_profile(graph, costs)
 
 
-def _in_order(nodes: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tuple[Node, ...]:
+def _in_order(
+    nodes: Sequence[TextNode], feeds: Mapping[str, Sequence[str]]
+) -> tuple[TextNode, ...]:
     """The nodes in topological order; of all nodes that are ready, the first one of the file."""
     place = {node.name: i for i, node in enumerate(nodes)}
     left = {node.name: len(feeds[node.name]) for node in nodes}
@@ -304,7 +306,7 @@ def _in_order(nodes: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tupl
     return tuple(order)
 
 
-def _sinks(order: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _sinks(order: Sequence[TextNode], feeds: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """The nodes that nobody reads: first the one that most others lead to, of equals the last one,
     then the rest in order.
     """
@@ -327,7 +329,7 @@ def _whole(sizes: Iterable[float]) -> int:
     return ceil(sum(sizes))
 
 
-def _parameter(node: Node) -> str:
+def _parameter(node: TextNode) -> str:
     return f"{node.name}.parameters"
 
 
@@ -362,7 +364,7 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
     input_ids = dict(zip(inputs, names, strict=False))
     ids = names[len(inputs) :]
     nodes = [
-        Node(input_ids[name], f"Input{i}", 0.0, 0.0, (float(tensors[name].bytes),), (0.0,),
+        TextNode(input_ids[name], f"Input{i}", 0.0, 0.0, (float(tensors[name].bytes),), (0.0,),
              None if stages is None else 0)
         for i, name in enumerate(inputs)
     ]  # fmt: skip
@@ -370,7 +372,7 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
     for v, (operator, cost) in enumerate(zip(graph.operators, profile.operators, strict=True)):
         trained = [parameters[p].bytes for p in operator.parameters if parameters[p].trainable]
         nodes.append(
-            Node(
+            TextNode(
                 ids[v],
                 operator.type if own else f"{operator.type}({' '.join(operator.name.split())})",
                 cost.forward_s * 1000.0,

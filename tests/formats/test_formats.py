@@ -21,7 +21,7 @@ from planner.formats import READERS, detect
 from planner.formats.graph_txt import (
     GRAPH_TXT,
     GraphText,
-    Node,
+    TextNode,
     annotate,
     from_profile,
     parse,
@@ -201,7 +201,7 @@ def graph_texts(draw):
     feeds = draw(dags(max_nodes=6))
     sizes = st.lists(st.floats(0, 1e9), min_size=1, max_size=3).map(tuple)
     nodes = tuple(
-        Node(
+        TextNode(
             f"node{v + 1}",
             draw(st.sampled_from(["Linear", "Add(inplace)", "X -- Y", "Input0"])),
             draw(st.sampled_from([0.001, 0.125, 12.0])),

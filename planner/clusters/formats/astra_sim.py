@@ -128,35 +128,15 @@ def to_topology(dimensions: Sequence[NetworkDimension], name: str, kind: DeviceT
     links: list[Link] = []
     stride = 1
     for depth, dimension in enumerate(dimensions):
-        groups = [
-            [first + k * stride for k in range(dimension.count)]
-            for first in range(count)
-            if first // stride % dimension.count == 0
-        ]
-        for number, group in enumerate(groups):
+        for number, group in enumerate(_groups(count, dimension.count, stride)):
             middle = f"switch{depth}.{number}"
             pairs = SHAPES[dimension.shape]([ends[i] for i in group], middle)
             switches += [middle] if dimension.shape == "Switch" else []
-            for a, b in pairs:
-                for p, q in ((a, b), (b, a)):
-                    links.append(
-                        Link(
-                            p,
-                            q,
-                            dimension.bandwidth_bytes_per_s,
-                            dimension.latency_s,
-                            f"dim{depth}",
-                        )
-                    )
+            figures = dimension.bandwidth_bytes_per_s, dimension.latency_s, f"dim{depth}"
+            links += [Link(p, q, *figures) for a, b in pairs for p, q in ((a, b), (b, a))]
         stride *= dimension.count
     if not direct:
-        leaving: dict[str, float] = dict.fromkeys(ends, 0.0)
-        for link in links:
-            if link.source in leaving:
-                leaving[link.source] += link.bandwidth_bytes_per_s
-        for i, end in enumerate(ends):
-            for p, q in ((f"npu{i}", end), (end, f"npu{i}")):
-                links.append(Link(p, q, leaving[end], 0.0, "router"))
+        links += _router_links(ends, links)
     return Topology(
         name=name,
         device_types=(kind,),
@@ -168,6 +148,29 @@ def to_topology(dimensions: Sequence[NetworkDimension], name: str, kind: DeviceT
             "links as in the ASTRA-sim network; each group of its innermost dimension is a host",
         ),
     )
+
+
+def _groups(count: int, size: int, stride: int) -> list[list[int]]:
+    """Devices that differ in one dimension only: those of a group are `stride` apart."""
+    return [
+        [first + k * stride for k in range(size)]
+        for first in range(count)
+        # The first one of a group has position 0 in the dimension.
+        if first // stride % size == 0
+    ]
+
+
+def _router_links(routers: Sequence[str], links: Sequence[Link]) -> list[Link]:
+    """The links between each device and its router, as wide as all links out of the router."""
+    leaving: dict[str, float] = dict.fromkeys(routers, 0.0)
+    for link in links:
+        if link.source in leaving:
+            leaving[link.source] += link.bandwidth_bytes_per_s
+    return [
+        Link(p, q, leaving[router], 0.0, "router")
+        for i, router in enumerate(routers)
+        for p, q in ((f"npu{i}", router), (router, f"npu{i}"))
+    ]
 
 
 def _ring(ends: Sequence[str], middle: str) -> list[tuple[str, str]]:

@@ -129,7 +129,7 @@ def _wrong_cells(
 
 
 def _numa(words: Sequence[str]) -> str:
-    """The NUMA node behind the CPUs: "0-23,48-71 0 N/A" -> "0". Else the CPUs, if they are there."""
+    """The NUMA node behind the CPUs: "0-23,48-71 0 N/A" -> "0". The CPUs if they stand alone."""
     known = [word for word in words if word != "N/A"]
     return (known[1] if len(known) > 1 else known[0]) if known else ""
 
