@@ -16,7 +16,6 @@ from pathlib import Path
 
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.costs.bounds import lower_bound_s
 from planner.graph import Graph, producers
 from planner.judging.judge import judge
 from planner.judging.portfolio import compare
@@ -125,7 +124,7 @@ def placed(problem: Problem, solver: str, limit_s: float) -> tuple[float | None,
     # With one microbatch that is the latency and the optimizer's step, in the simulator.
     options = replace(problem.options, objective=Objective.ITERATION)
     judged = replace(problem, options=options)
-    plan, reason = judge(judged, solver, result, lower_bound_s(judged))
+    plan, reason = judge(judged, solver, result)
     return (None if plan is None else plan.prediction.throughput), reason
 
 

@@ -494,7 +494,7 @@ def test_the_judge_prices_branches_as_the_simulator_runs_them():
         [0, 1, 0, 0], [[], [0], [0], [1, 2]], [1.0, 4.0, 4.0, 1.0], objective=Objective.LATENCY
     )
     result = Result(Status.FEASIBLE, other, others=(strategy,))
-    plan, _ = judge(problem, "test", result, 1.0)
+    plan, _ = judge(problem, "test", result)
     assert plan.strategy.stages == strategy.stages
     assert plan.prediction.latency_s == pytest.approx(18.0)
     assert plan.prediction.iteration_s == pytest.approx(18.0)

@@ -95,11 +95,12 @@ class _Outcome:
     placements: tuple[tuple[Device, Device | None], ...]
 
 
-def solve(problem: Problem, time_limit_s: float) -> Result:
+def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ()) -> Result:
     """The best placement, as stages.
 
     Args:
         time_limit_s: for all searches together.
+        known: strategies that fit, to start from.
     """
     placing = replace(placing_of(problem), doubled=switches_of(problem.options, NetSplit).relaxed)
     need, room = sum(kept_bytes(placing).values()), int(placing.capacity_bytes.clip(0).sum())
@@ -113,7 +114,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         return Result(Status.INFEASIBLE, None, space=_space(problem, "", 0), reason=reason)
     shortage = None
     for share in ROUND_SHARES:
-        found = _searched(problem, placing, time_limit_s * share)
+        found = _searched(problem, placing, known, time_limit_s * share)
         if shortage is not None:
             found = _of_less_memory(found, shortage)
         if found.strategy is None or INTERRUPTED in found.space:
@@ -140,9 +141,15 @@ def _of_less_memory(found: Result, shortage: str) -> Result:
     return replace(found, status=status, bound_s=None, reason=reason)
 
 
-def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result:
-    """The answers to all that is asked for, the best first, as stages."""
-    searches, known = list(_searches(problem, placing)), _known(problem, placing)
+def _searched(
+    problem: Problem, placing: Placing, start: Sequence[Strategy], time_limit_s: float
+) -> Result:
+    """The answers to all that is asked for, the best first, as stages.
+
+    Args:
+        start: known strategies, to start from.
+    """
+    searches, known = list(_searches(problem, placing)), _known(problem, placing, start)
     outcomes: list[_Outcome] = []
     for search in searches:
         if not any(INTERRUPTED in outcome.answer.note for outcome in outcomes):
@@ -311,14 +318,16 @@ def _start(instance: Instance, known: Sequence[Device], price: Price) -> Device 
     return best if best is not None and price(best) < math.inf else None
 
 
-def _known(problem: Problem, placing: Placing) -> dict[Device, Sequence[int] | None]:
+def _known(
+    problem: Problem, placing: Placing, start: Sequence[Strategy]
+) -> dict[Device, Sequence[int] | None]:
     """Placements that others found, that fit the model's memory or not, with the order in which
     their operators start if it is not that of a list schedule.
     """
     indices = operator_indices(problem.profile.graph)
     found: dict[Device, Sequence[int] | None] = {}
     for device_of in (
-        *(_of_strategy(strategy, indices) for strategy in problem.known),
+        *(_of_strategy(strategy, indices) for strategy in start),
         heft.place(placing),
         m_topo.place(placing),
     ):
