@@ -116,6 +116,12 @@ def operator_indices(graph: Graph) -> Mapping[str, int]:
     return {operator.name: i for i, operator in enumerate(graph.operators)}
 
 
+def indices_of(stage: Stage, graph: Graph) -> list[int]:
+    """The operators of a stage as indices into the graph, in the stage's order."""
+    index = operator_indices(graph)
+    return [index[name] for name in stage.operators]
+
+
 def stage_of(strategy: Strategy, graph: Graph) -> tuple[int, ...]:
     """Per operator of the graph, the stage that runs it."""
     stages = {name: s for s, stage in enumerate(strategy.stages) for name in stage.operators}

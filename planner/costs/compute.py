@@ -7,8 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.calibration import Calibration
-from planner.costs.calibration import calibrated_s
+from planner.calibration import Calibration, calibrated_s
 from planner.costs.pins import PENALTY, pinned
 from planner.errors import OptionError
 from planner.problem import Optimizer, Problem
