@@ -32,6 +32,7 @@ HEAVY = {
     "ortools": (),
     "gurobipy": (),
     "numba": ("planner/support/jit.py",),
+    "scipy": (),
     "rich": (),
     "click": ("cli.py", "planner/commands"),
 }

@@ -15,7 +15,7 @@ from planner.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.model import Model
-    from planner.profilers.analytic import Fit
+    from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison
     from planner.profilers.measured import Effort
     from planner.profiles import Profile
@@ -159,7 +159,7 @@ def measured_profiles(
 
 def compared_engines(
     loaded: "Model", by_torch: "Profile", options: Mapping[str, Any]
-) -> "tuple[EngineComparison, Fit]":
+) -> "tuple[EngineComparison, RooflineFit]":
     """Forward times of a measured profile beside ONNX Runtime's, and computed ones."""
     from planner.profilers.engines import compare_with_others
 
@@ -175,7 +175,7 @@ def compared_engines(
 def print_profiles(
     found: "Sequence[Profile]",
     efforts: "Sequence[Effort]",
-    comparison: "tuple[EngineComparison, Fit] | None",
+    comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
     as_json: bool,
 ) -> None:

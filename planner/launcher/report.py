@@ -16,7 +16,7 @@ from planner.simulator.timeline import Event, Flow, Timeline, communication_s, c
 
 
 @dataclass(frozen=True, slots=True)
-class StageReport:
+class MeasuredStage:
     """One stage, per microbatch on its slowest replica.
 
     Attributes:
@@ -31,7 +31,7 @@ class StageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReport:
+class MeasuredDevice:
     """One device during the median iteration, by the definitions of the prediction.
 
     Attributes:
@@ -77,8 +77,8 @@ class LaunchReport:
     loss: tuple[float, ...]
     measured_iteration_s: float
     predicted_iteration_s: float
-    stages: tuple[StageReport, ...]
-    devices: tuple[DeviceReport, ...]
+    stages: tuple[MeasuredStage, ...]
+    devices: tuple[MeasuredDevice, ...]
     timeline: Timeline
     comparable: bool
     notes: tuple[str, ...]
@@ -100,7 +100,7 @@ class Findings:
         begun_s: when each step began, on the rank's clock.
         iterations_s: how long each step took.
         records: of the last steps.
-        peak_bytes: see `DeviceReport`.
+        peak_bytes: see `MeasuredDevice`.
         peaks_bytes: of each event of an iteration in which memory was watched, see `Record`; None
             where there was none.
         type: what its device calls itself.
@@ -160,7 +160,7 @@ def make_report(
     )
 
 
-def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> StageReport:
+def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> MeasuredStage:
     stage = plan.strategy.stages[s]
 
     def slowest_s(direction: Direction) -> float:
@@ -177,12 +177,12 @@ def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> Sta
         )
 
     measured = StagePrediction(slowest_s(Direction.FORWARD), slowest_s(Direction.BACKWARD))
-    return StageReport(stage.devices, plan.prediction.stages[s], measured)
+    return MeasuredStage(stage.devices, plan.prediction.stages[s], measured)
 
 
-def _device(plan: Plan, rank: int, found: Findings, timeline: Timeline) -> DeviceReport:
+def _device(plan: Plan, rank: int, found: Findings, timeline: Timeline) -> MeasuredDevice:
     predicted = next(d for d in plan.prediction.devices if d.device == found.device)
-    return DeviceReport(
+    return MeasuredDevice(
         rank=rank,
         predicted=predicted,
         compute_s=compute_s(timeline, found.device),

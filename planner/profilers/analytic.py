@@ -31,16 +31,13 @@ from planner.graph import (
 )
 from planner.model import Model
 from planner.profilers.devices import autocast_dtype, versions
-from planner.profilers.efficiencies import Machine, machine
-from planner.profilers.works import Kernel
+from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
 from planner.profiles import OperatorCost, Profile, Source
 from planner.support.arrays import Floats
 from planner.topology import DeviceType
 
 if TYPE_CHECKING:
     from planner.profilers.facts import Facts
-
-Array = Floats
 
 ENGINE = "roofline"
 LEAST_SHARE = 1e-3
@@ -69,7 +66,7 @@ def analytic(
     dtype = shorter or main_dtype(model.graph)
     known_facts = facts(model, shorter)
     graph = retyped(model.graph, {n: d for one in known_facts for n, d in one.dtypes.items()})
-    assumed = machine(kind, dtype)
+    assumed = device_family(kind, dtype)
     rates = kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s
     forward_s = _Passes([one.kernels for one in known_facts], assumed).seconds(*rates)
     backward_s = _Passes([one.backward_kernels for one in known_facts], assumed).seconds(*rates)
@@ -128,7 +125,7 @@ class _Passes:
         bytes: (K,) bytes over the share that its kind reaches.
     """
 
-    def __init__(self, passes: Sequence[Sequence[Kernel]], assumed: Machine) -> None:
+    def __init__(self, passes: Sequence[Sequence[Kernel]], assumed: DeviceFamily) -> None:
         kernels = [kernel for one in passes for kernel in one]
         shares = [assumed.efficiencies[kernel.work] for kernel in kernels]
         self.num_passes = len(passes)
@@ -137,7 +134,7 @@ class _Passes:
         self.flops = np.array([k.flops / s.compute for k, s in zip(kernels, shares, strict=True)])
         self.bytes = np.array([k.bytes / s.memory for k, s in zip(kernels, shares, strict=True)])
 
-    def seconds(self, peak_flops: float, bandwidth_bytes_per_s: float) -> Array:
+    def seconds(self, peak_flops: float, bandwidth_bytes_per_s: float) -> Floats:
         """(number of passes,) time of each, in s, on a device of these two speeds."""
         each = np.maximum(self.flops / peak_flops, self.bytes / bandwidth_bytes_per_s)
         total = np.bincount(self.owner, self.launch_s + each, self.num_passes)
@@ -188,7 +185,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class RooflineFit:
     """How well the roofline explains a measured profile, after its two constants are fitted.
 
     Attributes:
@@ -208,8 +205,8 @@ class Fit:
     rank_correlation: float
 
 
-def fit_constants(found: "Sequence[Facts]", measured: Profile) -> Fit:
-    """Fit a device's peak FLOP/s and memory bandwidth to a measured profile.
+def fit_constants(found: "Sequence[Facts]", measured: Profile) -> RooflineFit:
+    """RooflineFit a device's peak FLOP/s and memory bandwidth to a measured profile.
 
     They minimize the mean of |log(predicted / measured)| over the operators' forward and backward
     times together: ratios, because times differ by orders of magnitude, and absolute values,
@@ -233,11 +230,11 @@ def fit_constants(found: "Sequence[Facts]", measured: Profile) -> Fit:
     if not chosen:
         raise ValueError("no operator has a kernel")
     kind = DeviceType(measured.device_type, 1, {measured.dtype: 1.0, "float32": 1.0}, 1.0, "")
-    passes = _Passes([kernels[i] for i in chosen], machine(kind, measured.dtype))
+    passes = _Passes([kernels[i] for i in chosen], device_family(kind, measured.dtype))
     taken_s = taken_s[chosen]
 
-    def errors(point: Array) -> Array:
-        ratio: Array = np.log(passes.seconds(*np.exp(point)) / taken_s)
+    def errors(point: Floats) -> Floats:
+        ratio: Floats = np.log(passes.seconds(*np.exp(point)) / taken_s)
         return np.abs(ratio)
 
     work = np.array([passes.flops.sum(), passes.bytes.sum()])
@@ -247,7 +244,7 @@ def fit_constants(found: "Sequence[Facts]", measured: Profile) -> Fit:
         points = [best + np.array([a, b]) for a in around for b in around]
         best = min(points, key=lambda point: (errors(point).mean(), *np.abs(point - best)))
     peak, bandwidth = np.exp(best)
-    return Fit(
+    return RooflineFit(
         peak_flops=float(peak),
         memory_bandwidth_bytes_per_s=float(bandwidth),
         num_operators=len(chosen),
@@ -282,7 +279,7 @@ def rank_correlation(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     return float(round(first @ second / norm, 12))
 
 
-def _ranks(values: Array) -> Array:
+def _ranks(values: Floats) -> Floats:
     """(N,) the rank of each, from 1; equal ones share the mean."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)

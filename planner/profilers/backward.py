@@ -28,7 +28,7 @@ FLOPS_PER_BYTE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Ratios:
+class BackwardRatios:
     """Backward over forward time.
 
     Attributes:
@@ -41,7 +41,7 @@ class Ratios:
 
 
 @lru_cache(maxsize=2)
-def shipped_ratios(on_cpu: bool) -> Ratios:
+def shipped_ratios(on_cpu: bool) -> BackwardRatios:
     """The ratios in the profiles that ship with the planner.
 
     Args:
@@ -59,7 +59,7 @@ def shipped_ratios(on_cpu: bool) -> Ratios:
         if (profiles[0].device_type == "cpu") == on_cpu
     } or found
     everything = [profile for profiles in alike.values() for profile in profiles]
-    return Ratios(ratios(everything), tuple(alike))
+    return BackwardRatios(ratios(everything), tuple(alike))
 
 
 def _is_measured(profile: Profile) -> bool:
@@ -84,7 +84,7 @@ def ratios(profiles: Sequence[Profile]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class BackwardEstimates:
     """Backward over forward of the operators of one graph.
 
     Attributes:
@@ -102,7 +102,7 @@ class Estimates:
     files: tuple[str, ...]
 
 
-def estimates(graph: Graph, facts: "Sequence[Facts]", known: Ratios) -> Estimates:
+def estimates(graph: Graph, facts: "Sequence[Facts]", known: BackwardRatios) -> BackwardEstimates:
     """What backward takes for each operator, as a multiple of its forward time.
 
     Args:
@@ -121,7 +121,7 @@ def estimates(graph: Graph, facts: "Sequence[Facts]", known: Ratios) -> Estimate
         else:
             found.append(_by_facts(fact))
             by_facts.append(operator.type)
-    return Estimates(
+    return BackwardEstimates(
         ratios=tuple(found),
         by_type=by_type,
         by_facts=len(by_facts),

@@ -18,11 +18,11 @@ from planner.profilers.measured import Effort, measure
 from planner.profiles import Profile
 
 if TYPE_CHECKING:
-    from planner.profilers.analytic import Fit
+    from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison
 
 
-class Engine(StrEnum):
+class ProfileEngine(StrEnum):
     """What the times of a profile come from."""
 
     TORCH = "torch"
@@ -51,7 +51,7 @@ class Measuring:
     cached: bool = True
 
 
-def engine_for(device: str, engine: str | None) -> Engine:
+def engine_for(device: str, engine: str | None) -> ProfileEngine:
     """The engine that was asked for, or the one that fits the device: a type in the device table is
     not here, and computed.
 
@@ -59,8 +59,10 @@ def engine_for(device: str, engine: str | None) -> Engine:
         OptionError: if engine and device do not go together; an unknown type lists the known ones.
     """
     here = device == "cpu" or device.partition(":")[0] == "cuda"
-    found = Engine(engine) if engine else Engine.TORCH if here else Engine.ANALYTIC
-    if found is Engine.ANALYTIC:
+    found = (
+        ProfileEngine(engine) if engine else ProfileEngine.TORCH if here else ProfileEngine.ANALYTIC
+    )
+    if found is ProfileEngine.ANALYTIC:
         shipped_device_type(device)
     elif not here:
         raise OptionError(
@@ -71,7 +73,7 @@ def engine_for(device: str, engine: str | None) -> Engine:
 
 
 def profile_with(
-    engine: Engine,
+    engine: ProfileEngine,
     model: Model,
     model_path: str,
     device: str,
@@ -91,13 +93,13 @@ def profile_with(
         OptionError: if an option does not fit the engine or the device is not there.
         OperatorError: if an operator has no conversion.
     """
-    if engine is Engine.ANALYTIC:
+    if engine is ProfileEngine.ANALYTIC:
         from planner.profilers.analytic import analytic
 
         kind = shipped_device_type(device)
         return analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
     repetitions = {} if how.repetitions is None else {"repetitions": how.repetitions}
-    if engine is Engine.ONNXRUNTIME:
+    if engine is ProfileEngine.ONNXRUNTIME:
         from planner.profilers.onnxruntime import measure_onnxruntime
 
         if how.dtype is not None:
@@ -135,7 +137,7 @@ def compare_with_others(
     *,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> "tuple[EngineComparison, Fit]":
+) -> "tuple[EngineComparison, RooflineFit]":
     """Forward times of a model, measured by PyTorch on this CPU, beside ONNX Runtime's and computed
     ones, for which the CPU's speeds are fitted to what was measured.
 

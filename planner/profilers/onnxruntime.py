@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
 from planner.model import Model
-from planner.profilers.backward import Estimates, estimates, shipped_ratios
+from planner.profilers.backward import BackwardEstimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions
-from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, Runs, place_of, run
-from planner.profilers.statistics import interval
+from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
+from planner.profilers.trust import interval
 from planner.profiles import OperatorCost, Profile, Source
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _who_ran(providers: Mapping[str, int]) -> str:
     return ", ".join((f"{count} operators {name}", *(f"{n} {other}" for other, n in others)))
 
 
-def _run_warnings(found: Runs, device: str) -> Iterator[str]:
+def _run_warnings(found: TimedRuns, device: str) -> Iterator[str]:
     """Why the forward times may be wrong."""
     wanted = PROVIDERS[place_of(device)[0]]
     elsewhere = sum(n for name, n in found.providers.items() if name != wanted)
@@ -198,7 +198,7 @@ def _run_warnings(found: Runs, device: str) -> Iterator[str]:
         )
 
 
-def _backward_warning(guessed: Estimates) -> str:
+def _backward_warning(guessed: BackwardEstimates) -> str:
     text = (
         f"backward times are estimates, because ONNX Runtime does not train: {guessed.by_type}"
         " operators by the ratio to forward that PyTorch has for their type in"

@@ -45,12 +45,12 @@ _ONNX_NAMES = {"float32": "FLOAT", "float64": "DOUBLE"}
 _QUIET = 4  # severity of ONNX Runtime's log from which on it speaks
 _USUAL = 2
 
-Event = Mapping[str, Any]
+ProfilerEvent = Mapping[str, Any]
 """Of the profiler, as Chrome's traces have them; times in us."""
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class TimedRuns:
     """What was measured.
 
     Attributes:
@@ -74,7 +74,7 @@ def run(
     threads: int,
     repetitions: int,
     progress: Callable[[int, int], None],
-) -> Runs:
+) -> TimedRuns:
     """Run the model in one piece and with the profiler, `repetitions` times each.
 
     Args:
@@ -277,10 +277,10 @@ def _binding(
 
 def _runs(
     owners: Sequence[int],
-    runs: Sequence[Sequence[Event]],
+    runs: Sequence[Sequence[ProfilerEvent]],
     num_operators: int,
     whole_s: Sequence[float],
-) -> Runs:
+) -> TimedRuns:
     """The times of kernels, given to operators.
 
     Args:
@@ -292,26 +292,28 @@ def _runs(
     by_operator = np.zeros((num_operators, len(runs)))
     np.add.at(by_operator, list(owners), times.T)
     placed = dict(zip(owners, (kernel["args"]["provider"] for kernel in runs[0]), strict=True))
-    return Runs(
+    return TimedRuns(
         samples=tuple(tuple(row.tolist()) for row in by_operator),
         providers=Counter(placed.values()),
         parts_per_whole=float(np.median(times.sum(axis=1) / whole_s)),
     )
 
 
-def _position(kernel: Event) -> int:
+def _position(kernel: ProfilerEvent) -> int:
     """Of the node in the model that was run; -1 for one that was not in it."""
     name = kernel["name"].removesuffix(_KERNEL)
     return int(name) if name.isdecimal() else -1
 
 
-def _kernels(events: Sequence[Event], num_nodes: int, num_runs: int) -> list[list[Event]]:
+def _kernels(
+    events: Sequence[ProfilerEvent], num_nodes: int, num_runs: int
+) -> list[list[ProfilerEvent]]:
     """The kernels of each run, in the order of the nodes.
 
     Raises:
         OptionError: if they are not one per node; the profiler drops events when it has too many.
     """
-    runs: list[list[Event]] = [[]]
+    runs: list[list[ProfilerEvent]] = [[]]
     for event in events:
         if event["cat"] == "Node" and event["name"].endswith(_KERNEL):
             runs[-1].append(event)

@@ -8,7 +8,7 @@ from planner.reports.tables import Table, count
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from planner.profilers.analytic import Fit
+    from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison, EngineRow
 
 
@@ -59,7 +59,7 @@ def compare_lines(comparison: "EngineComparison") -> tuple[str, ...]:
     return tuple(lines)
 
 
-def fit_line(fit: "Fit") -> str:
+def fit_line(fit: "RooflineFit") -> str:
     """How well computed times explain measured ones."""
     return (
         f"the roofline was fitted to this model: {fit.peak_flops / 1e9:.3g} GFLOP/s and"
@@ -69,7 +69,7 @@ def fit_line(fit: "Fit") -> str:
     )
 
 
-def compare_json(comparison: "EngineComparison", fit: "Fit") -> dict[str, Any]:
+def compare_json(comparison: "EngineComparison", fit: "RooflineFit") -> dict[str, Any]:
     """The object `compared` of `profile --json`."""
     return {
         "engine": comparison.engine,

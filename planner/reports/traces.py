@@ -6,7 +6,7 @@ from planner.reports.tables import Table
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.traces.comparison import TraceComparison, Versus
+    from planner.traces.comparison import ComparedTime, TraceComparison
 
 
 def trace_tables(found: "TraceComparison") -> tuple[Table, ...]:
@@ -24,7 +24,7 @@ def trace_tables(found: "TraceComparison") -> tuple[Table, ...]:
     return (*tables, Table("Devices, per iteration", (head[0], *head[2:]), rows))
 
 
-def _row(one: "Versus") -> tuple[str, ...]:
+def _row(one: "ComparedTime") -> tuple[str, ...]:
     return (
         one.what,
         str(one.count),
@@ -37,7 +37,7 @@ def _row(one: "Versus") -> tuple[str, ...]:
 def trace_json(found: "TraceComparison", overlay: str | None) -> dict[str, Any]:
     """The object that `compare-trace --json` prints."""
 
-    def plain(one: "Versus") -> dict[str, Any]:
+    def plain(one: "ComparedTime") -> dict[str, Any]:
         more = {} if one.bytes is None else {"bytes": one.bytes}
         return {
             "what": one.what,

@@ -5,7 +5,6 @@ carries a hash of all the code that kernels are made of (`sources`).
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from platformdirs import user_cache_path
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,8 +41,8 @@ def _cache_folder() -> Path:
     for path in sources():
         digest.update(path.relative_to(_PLANNER).as_posix().encode())
         digest.update(path.read_bytes())
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "planner" / f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
+    name = f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
+    return user_cache_path("planner", appauthor=False) / name
 
 
 # Read by numba when it compiles; its environment variable goes first.

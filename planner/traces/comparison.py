@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
+class ComparedTime:
     """Mean times of equal things.
 
     Attributes:
@@ -53,12 +53,12 @@ class TraceComparison:
         devices: their compute, communication and idle time.
     """
 
-    iteration: Versus
-    stages: tuple[Versus, ...]
-    links: tuple[Versus, ...]
-    sums: tuple[Versus, ...]
-    steps: tuple[Versus, ...]
-    devices: tuple[Versus, ...]
+    iteration: ComparedTime
+    stages: tuple[ComparedTime, ...]
+    links: tuple[ComparedTime, ...]
+    sums: tuple[ComparedTime, ...]
+    steps: tuple[ComparedTime, ...]
+    devices: tuple[ComparedTime, ...]
 
 
 def compare_traces(predicted: Trace, measured: Trace) -> TraceComparison:
@@ -70,7 +70,7 @@ def compare_traces(predicted: Trace, measured: Trace) -> TraceComparison:
     before, after = predicted.timeline, measured.timeline
     _check_alike(before, after, {**measured.names, **predicted.names})
     return TraceComparison(
-        iteration=Versus("iteration", 1, before.iteration_s, after.iteration_s),
+        iteration=ComparedTime("iteration", 1, before.iteration_s, after.iteration_s),
         stages=_versus(
             [
                 {
@@ -88,7 +88,9 @@ def compare_traces(predicted: Trace, measured: Trace) -> TraceComparison:
             [_steps_s(before), _steps_s(after)], lambda device: f"step on {measured.names[device]}"
         ),
         devices=tuple(
-            Versus(f"{measured.names[device]} {what}", 1, of(before, device), of(after, device))
+            ComparedTime(
+                f"{measured.names[device]} {what}", 1, of(before, device), of(after, device)
+            )
             for device in sorted(measured.names)
             for what, of in (
                 ("compute", compute_s),
@@ -162,15 +164,15 @@ def _grouped(events: Iterable[Event], key: Callable[[Event], T]) -> dict[T, list
 
 def _versus(
     sides: Sequence[Mapping[T, list[float]]], name: Callable[[T], str]
-) -> tuple[Versus, ...]:
+) -> tuple[ComparedTime, ...]:
     before, after = sides
     return tuple(
-        Versus(name(key), len(after[key]), fmean(before[key]), fmean(after[key]))
+        ComparedTime(name(key), len(after[key]), fmean(before[key]), fmean(after[key]))
         for key in sorted(after)  # type: ignore[type-var]
     )
 
 
-def _links(before: Timeline, after: Timeline, names: Mapping[int, str]) -> tuple[Versus, ...]:
+def _links(before: Timeline, after: Timeline, names: Mapping[int, str]) -> tuple[ComparedTime, ...]:
     def grouped(flows: Iterable[Flow]) -> dict[tuple[int, int], list[Flow]]:
         found: dict[tuple[int, int], list[Flow]] = defaultdict(list)
         for flow in flows:
@@ -182,7 +184,7 @@ def _links(before: Timeline, after: Timeline, names: Mapping[int, str]) -> tuple
 
     expected, found = grouped(before.flows), grouped(after.flows)
     return tuple(
-        Versus(
+        ComparedTime(
             f"{names[pair[0]]} to {names[pair[1]]}",
             len(flows),
             mean_s(expected[pair]),

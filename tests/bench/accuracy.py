@@ -33,14 +33,14 @@ from planner.files import read_profile, write_plan
 from planner.profilers.cache import processor
 from planner.reports.calibrate import calibrate_lines
 from planner.reports.tables import percent
-from planner.traces.calibrate import Fitted, Run, calibrate, fit, predicted_s
+from planner.traces.calibrate import CheckedCalibration, MeasuredRun, calibrate, fit, predicted_s
 from planner.traces.read import read_trace
 from tests.support.accuracy_plans import SUBJECTS, Drawn, draw
 from tests.support.models import cached
 from tests.support.shaped_hosts import missing, on_hosts, on_ranks
 
 ROOT = Path(__file__).parents[2]
-PINNED = str(ROOT / "tests" / "pinned.py")
+PINNED = str(ROOT / "tests" / "support" / "pinned.py")
 DOCUMENT = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- make bench-accuracy: begin -->", "<!-- make bench-accuracy: end -->"
 SEED, STEPS, REPEATS = 1, 8, 2
@@ -153,13 +153,13 @@ class Row:
     after_s: float
 
 
-def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], Fitted]:
+def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], CheckedCalibration]:
     """Every plan as measured and predicted; the calibration is fitted to runs of other models with
     two ranks over the same network.
     """
     runs = {
         one.name: [
-            Run(path.name, one.problem, one.plan, read_trace(path).timeline)
+            MeasuredRun(path.name, one.problem, one.plan, read_trace(path).timeline)
             for path in sorted(folder.glob(f"{one.name}.*.trace.json"))
         ]
         for one in plans
@@ -226,7 +226,7 @@ def rank_correlation(rows: Sequence[Row], which: str) -> float:
     )
 
 
-def document(rows: Sequence[Row], fitted: Fitted, measured: datetime) -> str:
+def document(rows: Sequence[Row], fitted: CheckedCalibration, measured: datetime) -> str:
     """The tables in Markdown.
 
     Args:

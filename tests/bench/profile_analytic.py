@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planner.model import load
-from planner.profilers.analytic import Fit, fit_constants
+from planner.profilers.analytic import RooflineFit, fit_constants
 from planner.profilers.facts import facts
 from planner.profiles import Profile
 
@@ -29,6 +29,6 @@ def rows(
     return found
 
 
-def fitted(path: Path, profile: Profile) -> Fit:
+def fitted(path: Path, profile: Profile) -> RooflineFit:
     """The two constants that explain a model's measured profile best."""
     return fit_constants(facts(load(path, dimensions=profile.dimensions)), profile)

@@ -1,6 +1,6 @@
 """`python cli.py` on one core: each rank of torchrun on its own, as long as there are enough.
 
-torchrun --nproc-per-node 2 tests/pinned.py launch strategy.json
+torchrun --nproc-per-node 2 tests/support/pinned.py launch strategy.json
 
 Hosts that are namespaces of one machine (shaped_hosts.py) share its cores, too.
 """
