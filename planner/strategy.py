@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
 from planner.graph import Graph, consumers, holders, producers, tensors_by_name
 from planner.sharding import Sharding
@@ -128,7 +127,7 @@ def stage_of(strategy: Strategy, graph: Graph) -> tuple[int, ...]:
     return tuple(stages[operator.name] for operator in graph.operators)
 
 
-@lru_cache(maxsize=8)
+@derived
 def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
     """The tensors that cross stages, in the order in which they are made."""
     return tuple(crossings_among(producers(graph), graph, stage_of(strategy, graph)))

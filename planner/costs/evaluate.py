@@ -4,7 +4,6 @@ simulator's verdict.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from planner.costs.closed_form import StageCost, objective_s
 from planner.costs.collectives import slowest_link
@@ -32,6 +31,7 @@ from planner.strategy import (
     used_devices,
     violations,
 )
+from planner.support.derived import derived
 from planner.units import format_bytes
 
 
@@ -56,7 +56,7 @@ class Evaluation:
     shortage: str | None
 
 
-@lru_cache(maxsize=2)
+@derived(kept=2)
 def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     """Prices a strategy. What a solver has evaluated last, the judge need not evaluate again.
 
