@@ -12,12 +12,12 @@ from planner.problem import Problem, Result
 Solver = Callable[[Problem, float], Result]
 
 
-def _from(module: str) -> Solver:
-    """The `solve` of a module of this folder."""
+def _from(module: str, function: str = "solve") -> Solver:
+    """A solver of a module of this folder."""
 
     def solve(problem: Problem, time_limit_s: float) -> Result:
-        found: Solver = import_module(f"planner.solvers.{module}").solve
-        return found(problem, time_limit_s)
+        solver: Solver = getattr(import_module(f"planner.solvers.{module}"), function)
+        return solver(problem, time_limit_s)
 
     return solve
 
@@ -29,9 +29,9 @@ SOLVERS: Mapping[str, Solver] = {
     "even": _from("even"),
     "pipedream": _from("pipedream.solve"),
     "heft": _from("placement.heft"),
-    "m-topo": _from("placement.m_topo"),
-    "m-etf": _from("placement.m_etf"),
-    "m-sct": _from("placement.m_sct"),
+    "m-topo": _from("placement.baechi", "solve_m_topo"),
+    "m-etf": _from("placement.baechi", "solve_m_etf"),
+    "m-sct": _from("placement.baechi", "solve_m_sct"),
     "pesto": _from("netsplit.pesto"),
     "netsplit": _from("netsplit.solve"),
     "manual": _from("manual"),

@@ -27,14 +27,14 @@ from planner.solvers.bottleneck.model import (
     simple_bound_s,
     works_s,
 )
-from planner.solvers.bottleneck.program import TIDY, built, canonical, neighbourhood
+from planner.solvers.bottleneck.program import TIDY, canonical, neighbourhood, program_of
 from planner.solvers.engines import mip
-from planner.solvers.engines.mip import Limits, Mip, gurobi, highs
-from planner.solvers.netsplit.gurobi import EngineUnavailableError
+from planner.solvers.engines.gurobi import EngineUnavailableError
+from planner.solvers.engines.mip import Mip, MipLimits, gurobi, highs
 from tests.support import reference
 
 LIMIT_S = 2.0
-NO_LIMIT = Limits(60.0, 1_000_000)
+NO_LIMIT = MipLimits(60.0, 1_000_000)
 
 
 @st.composite
@@ -158,7 +158,7 @@ def test_a_neighbourhood_moves_only_what_it_may_and_gets_no_worse(problem, data)
     if not known:
         return
     start, devices = data.draw(st.sampled_from(known)), (0, 1)
-    model = built(problem, symmetric=False)
+    model = program_of(problem, symmetric=False)
     solved = highs(neighbourhood(model, start, devices), NO_LIMIT, model.hint(start))
     found = model.placement(solved.values)
     assert fits(problem, found)
@@ -183,7 +183,7 @@ def tidied_s(problem, on, devices):
 @given(problems())
 def test_renamed_devices_satisfy_the_symmetry_rows(problem):
     problem = replace(problem, order=None)
-    model = built(problem, symmetric=True)
+    model = program_of(problem, symmetric=True)
     for on in placements(problem)[:5]:
         named = canonical(problem, on)
         assert bottleneck_s(problem, named) == pytest.approx(bottleneck_s(problem, on))

@@ -136,7 +136,7 @@ def test_a_search_over_too_many_downsets_takes_the_longest_runs(monkeypatch):
     feeds = [[v - 1] if v % 4 else [] for v in range(24)]
     device_of = [(v * 7 + v // 5) % 3 for v in range(24)]
     exact = segments(graph_of(feeds), device_of)
-    monkeypatch.setattr("planner.solvers.placement.stages.MOST_DOWNSETS", 2)
+    monkeypatch.setattr("planner.solvers.placement.stages.MAX_DOWNSETS", 2)
     greedy = segments(graph_of(feeds), device_of)
     check_parts(greedy, feeds, device_of)
     assert len(exact) <= len(greedy) < 24
@@ -316,7 +316,7 @@ def shared_splits(draw):
     return graph, replace(strategy, stages=tuple(stages))
 
 
-def lists_of(graph, strategy, times=()):
+def ragged(graph, strategy, times=()):
     return schedules_shared.lists(
         strategy, crossings(strategy, graph), gradient_sums(strategy, graph), times
     )
@@ -337,7 +337,7 @@ def test_default_warmups_never_block_where_stages_share_devices(case, data):
 @given(shared_splits())
 def test_stages_of_a_device_keep_to_their_order_and_depths(case):
     graph, strategy = case
-    lists, mine = lists_of(graph, strategy), stages_by_device(strategy)
+    lists, mine = ragged(graph, strategy), stages_by_device(strategy)
     for device, actions in lists.items():
         done = [a for a in actions if isinstance(a, Compute)]
         assert len(set(done)) == len(done)
@@ -361,7 +361,7 @@ def test_stages_of_a_device_keep_to_their_order_and_depths(case):
 def test_every_tensor_goes_once_to_each_device_that_reads_it_and_its_gradient_back(case):
     graph, strategy = case
     sent, received = Counter(), Counter()
-    for device, actions in lists_of(graph, strategy).items():
+    for device, actions in ragged(graph, strategy).items():
         for a in actions:
             if isinstance(a, Send):
                 sent[a.direction, a.tensor, a.microbatch, device, a.device] += 1
@@ -384,7 +384,7 @@ def test_every_tensor_goes_once_to_each_device_that_reads_it_and_its_gradient_ba
 @given(split_graphs(max_warmup=3))
 def test_where_no_device_is_shared_the_devices_compute_as_in_any_pipeline(case):
     graph, strategy = case
-    plain, found = program(strategy, graph), lists_of(graph, strategy)
+    plain, found = program(strategy, graph), ragged(graph, strategy)
     assert all(deliveries(strategy, c) == c.targets for c in crossings(strategy, graph))
     if dry_run(plain) is None:
         kept = [[a for a in actions if isinstance(a, Compute)] for actions in found.values()]

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from planner.problem import Objective, Optimizer
 from planner.solvers.placement.coplacement import kept_bytes
-from planner.solvers.placement.problem import placing_of
+from planner.solvers.placement.problem import placement_problem_of
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
 SEEDS = range(10)
@@ -63,6 +63,6 @@ def problem_from(seed, num_devices, num_operators=NUM_OPERATORS):
         objective=Objective.LATENCY,
         optimizer=Optimizer.ADAM,
     )
-    need = sum(kept_bytes(placing_of(problem)).values())
+    need = sum(kept_bytes(placement_problem_of(problem)).values())
     memory = int(SLACK * need / num_devices)
     return replace(problem, options=replace(problem.options, device_memory_bytes=memory))
