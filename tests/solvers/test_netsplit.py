@@ -242,8 +242,8 @@ def test_a_list_schedule_in_ticks_is_feasible_and_as_long_as_in_seconds(problem,
     size = problem.num_operators
     device_of = data.draw(st.lists(devices, min_size=size, max_size=size))
     schedule = schedule_of(instance, device_of)
-    found = schedule.latency * instance.tick_s
-    assert found == pytest.approx(latency_s(problem, device_of), abs=instance.lost_s)
+    length_s = schedule.latency * instance.tick_s
+    assert length_s == pytest.approx(latency_s(problem, device_of), abs=instance.lost_s)
 
 
 @settings(max_examples=10)
@@ -336,8 +336,8 @@ def test_six_operators_on_three_devices_as_by_brute_force(problem):
     instance = alone(problem)
     expected = brute_force(instance)
     answer = netsplit_cpsat.solve(instance, LIMIT_S, None)
-    found = np.inf if answer.device_of is None else round(answer.latency_s / instance.tick_s)
-    assert found == expected
+    latency = np.inf if answer.device_of is None else round(answer.latency_s / instance.tick_s)
+    assert latency == expected
 
 
 # ------------------------------------------------------------------------------------- bottleneck

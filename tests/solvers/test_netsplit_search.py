@@ -125,7 +125,7 @@ def test_one_device_is_a_bound_by_itself():
 
 
 def violations(instance, known):
-    """What a schedule breaks of the full model."""
+    """The constraints of the full model that a schedule breaks."""
     schedule, device_of, num = known.schedule, known.device_of, instance.problem.num_operators
     jobs = jobs_of(instance, device_of)
     tensors = instance.problem.tensors
@@ -147,15 +147,15 @@ def violations(instance, known):
                     backward.append(back)
                     order += 1
     ends = [start + job[0] for start, job in zip(starts, jobs, strict=True)]
-    found = [(k, b) for k, job in enumerate(jobs) for b in job[2] if starts[k] < ends[b]]
+    broken = [(k, b) for k, job in enumerate(jobs) for b in job[2] if starts[k] < ends[b]]
     for k, one in enumerate(jobs):
         for m, other in enumerate(jobs[:k]):
             apart = starts[k] >= ends[m] or starts[m] >= ends[k]
             if one[1] == other[1] and one[0] and other[0] and not apart:
-                found.append((k, m))
+                broken.append((k, m))
     if max(ends) != schedule.latency:
-        found.append("latency")
-    return found
+        broken.append("latency")
+    return broken
 
 
 @settings(max_examples=40)
@@ -166,10 +166,10 @@ def test_the_local_search_gives_feasible_schedules_no_worse_than_its_start(probl
     if not fitting:
         return
     known = known_placement_of(instance, data.draw(st.sampled_from(fitting)))
-    found = improved(instance, known, 3000, watch_of(instance), never, 1)
-    assert found.latest <= known.latest
-    assert overflow(instance, found.device_of) <= 0
-    assert violations(instance, found) == []
+    better = improved(instance, known, 3000, watch_of(instance), never, 1)
+    assert better.latest <= known.latest
+    assert overflow(instance, better.device_of) <= 0
+    assert violations(instance, better) == []
 
 
 @settings(max_examples=15)
@@ -179,11 +179,11 @@ def test_the_local_search_finds_the_optimum_of_small_problems(problem):
     fitting = list(placements(instance))
     if not fitting:
         return
-    found = improved(
+    better = improved(
         instance, known_placement_of(instance, fitting[0]), 20_000, watch_of(instance), never, 1
     )
     best = min(known_placement_of(instance, one).latest for one in fitting)
-    assert brute_force(instance) <= found.latest <= best
+    assert brute_force(instance) <= better.latest <= best
 
 
 def test_the_local_search_repeats_itself_and_the_seed_changes_it():
@@ -201,18 +201,20 @@ def test_the_local_search_keeps_groups_together():
     groups = [tuple(range(g, 30, 10)) for g in range(10)]
     instance = instance_of(problem, groups)
     loose = replace(instance, problem=replace(problem, capacity_bytes=np.full(4, 10**13)))
-    found = improved(loose, known_placement_of(loose, (0,) * 30), 20_000, watch_of(loose), never, 0)
-    assert len(set(found.device_of)) > 1
-    assert all(len({found.device_of[i] for i in group}) == 1 for group in groups)
+    better = improved(
+        loose, known_placement_of(loose, (0,) * 30), 20_000, watch_of(loose), never, 0
+    )
+    assert len(set(better.device_of)) > 1
+    assert all(len({better.device_of[i] for i in group}) == 1 for group in groups)
 
 
 def test_a_schedule_is_timed_anew_in_the_order_of_its_starts():
     instance = alone(placement_problem_of(problem_from(1, 4)))
     known = known_placement_of(instance, [i % 4 for i in range(100)])
-    found = timed(
+    better = timed(
         instance, known.device_of, known.schedule.forward_start, known.schedule.backward_start
     )
-    assert violations(instance, found) == []
+    assert violations(instance, better) == []
 
 
 # ----------------------------------------------------------------------------------------- climbs
@@ -221,14 +223,14 @@ def test_a_schedule_is_timed_anew_in_the_order_of_its_starts():
 @pytest.mark.parametrize("seed", [1, 3, 5])
 def test_a_climb_in_small_steps_finds_what_one_search_from_above_finds(seed, monkeypatch):
     instance = alone(placement_problem_of(problem_from(seed, 3, num_operators=16)))
-    found = {}
+    latencies_s = {}
     for rise in (1e-4, 10.0):
         monkeypatch.setattr(netsplit_cpsat, "RISE", rise)
         answer = netsplit_cpsat.solve(instance, 60.0, None)
         assert answer.status is Status.OPTIMAL
         assert answer.bound_s == pytest.approx(answer.latency_s - instance.lost_s)
-        found[rise] = answer.latency_s
-    assert found[1e-4] == found[10.0]
+        latencies_s[rise] = answer.latency_s
+    assert latencies_s[1e-4] == latencies_s[10.0]
 
 
 def test_a_start_that_is_not_found_at_once_is_looked_for_longer(monkeypatch):

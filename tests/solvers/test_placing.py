@@ -50,13 +50,13 @@ def test_a_diamond_on_two_devices():
     # 0 -> 1:      t0                      t2'
     # device 1:       F2 F2 F2                B2 B2 B2 B2 B2 B2
     # 1 -> 0:                  t2                               t0'
-    found = timetable(diamond(), (0, 0, 1, 0))
-    assert found.forward_start_s == (0, 1, 2, 6)
-    assert found.backward_start_s == (17, 9, 10, 7)
-    sent = [(m.tensor, m.backward, m.source, m.target, m.start_s) for m in found.transfers]
+    table = timetable(diamond(), (0, 0, 1, 0))
+    assert table.forward_start_s == (0, 1, 2, 6)
+    assert table.backward_start_s == (17, 9, 10, 7)
+    sent = [(m.tensor, m.backward, m.source, m.target, m.start_s) for m in table.transfers]
     assert sent == [(0, False, 0, 1, 1), (2, False, 1, 0, 5), (0, True, 1, 0, 16),
                     (2, True, 0, 1, 9)]  # fmt: skip
-    assert found.latency_s == 19
+    assert table.latency_s == 19
 
 
 def test_a_tensor_goes_once_to_each_device_that_reads_it():
@@ -189,8 +189,8 @@ def test_what_does_not_fit_is_beyond_the_memory_that_is_left():
 def test_everything_waits_for_what_it_needs_and_for_its_turn(drawn):
     problem, device_of = drawn
     placement_problem = placement_problem_of(problem)
-    found = timetable(placement_problem, device_of)
-    starts = (found.forward_start_s, found.backward_start_s)
+    table = timetable(placement_problem, device_of)
+    starts = (table.forward_start_s, table.backward_start_s)
     tables = (placement_problem.forward_s, placement_problem.backward_s)
     spans = [
         [(s, s + float(t[i, device_of[i]])) for i, s in enumerate(some)]
@@ -213,7 +213,7 @@ def test_everything_waits_for_what_it_needs_and_for_its_turn(drawn):
                     assert read_s >= made_s
                     continue
                 ends = (q, home) if backward else (home, q)
-                (one,) = (m for m in found.transfers if (m.tensor, m.backward) == (i, backward)
+                (one,) = (m for m in table.transfers if (m.tensor, m.backward) == (i, backward)
                           and (m.source, m.target) == ends)  # fmt: skip
                 assert made_s <= one.start_s
                 assert one.end_s <= read_s
@@ -224,19 +224,19 @@ def test_everything_waits_for_what_it_needs_and_for_its_turn(drawn):
     for span in spans:
         for i, one in enumerate(span):
             places[device_of[i], device_of[i]].append(one)
-    for m in found.transfers:
+    for m in table.transfers:
         places.setdefault((m.source, m.target), []).append((m.start_s, m.end_s))
     for one in places.values():
         assert all(a[1] <= b[0] + 1e-15 for a, b in pairwise(sorted(one)))
-    assert found.latency_s == max(e for _, e in back)
+    assert table.latency_s == max(e for _, e in back)
 
 
 @given(problems(max_nodes=8, max_devices=3))
 def test_alone_on_a_device_one_follows_the_other(problem):
     placement_problem = placement_problem_of(problem)
     total_s = placement_problem.forward_s[:, 0].sum() + placement_problem.backward_s[:, 0].sum()
-    found = latency_s(placement_problem, (0,) * placement_problem.num_operators)
-    assert found == pytest.approx(total_s)
+    alone_s = latency_s(placement_problem, (0,) * placement_problem.num_operators)
+    assert alone_s == pytest.approx(total_s)
 
 
 @pytest.mark.parametrize("cuts", [*combinations(range(1, 6), 1), *combinations(range(1, 6), 2)])

@@ -307,9 +307,9 @@ def test_a_waiting_device_takes_what_is_urgent():
 @given(problems(max_nodes=8, max_devices=3))
 def test_no_operator_has_two_favourites_or_is_that_of_two(problem):
     drawn = placement_problem_of(problem)
-    found = favourites(drawn)
-    assert len(set(found.values())) == len(found)
-    assert all(i in feeds_of(drawn)[j] for i, j in found.items())
+    favourite = favourites(drawn)
+    assert len(set(favourite.values())) == len(favourite)
+    assert all(i in feeds_of(drawn)[j] for i, j in favourite.items())
 
 
 # ----------------------------------------------------------------------------------------- Pesto
@@ -392,12 +392,12 @@ def test_other_cuts_are_for_the_judge_to_choose():
     problem = problem_of(profile_of(graph, [1.0, 4, 4, 1]), cluster([unit_type()] * 2), 1)
     for name in ("heft", "m-topo", "m-etf", "m-sct", "pesto"):
         result = SOLVERS[name](problem, 10.0)
-        found, home = (result.strategy, *result.others), {}
+        strategies, home = (result.strategy, *result.others), {}
         for stage in result.strategy.stages:
             home |= dict.fromkeys(stage.operators, stage.devices[0])
         device_of = [home[operator.name] for operator in graph.operators]
-        assert {*found} == {*strategies_of(problem, device_of)}
-        assert len(found) > 1
+        assert {*strategies} == {*strategies_of(problem, device_of)}
+        assert len(strategies) > 1
 
 
 def test_pesto_without_time_is_no_worse_than_what_it_starts_from():

@@ -4,10 +4,10 @@
 - operators in layers of 1 to 6 (uniform); each reads 1 to 3 outputs of the two layers before, and
   an output that none reads is read by an operator of the next layer
 - forward 1 to 9 ms (uniform), backward 1.5 to 2.5 times that (uniform)
-- communication-to-computation ratio 0.5: the mean message takes half as long as the mean forward;
+- communication-to-computation ratio 0.5: the mean transfer takes half as long as the mean forward;
   a tensor has 0.2 to 1.8 times the mean (uniform)
 - parameters of 1 to 99 MB per operator (uniform), Adam; memory slack 1.5: all devices together have
-  1.5 times what one device would need for everything
+  1.5 times the memory that one device would need for everything
 """
 
 import random
