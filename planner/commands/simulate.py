@@ -77,7 +77,7 @@ def simulate(
     from planner.costs.bounds import lower_bound_s
     from planner.drawing.gantt_svg import gantt_svg
     from planner.files import write_atomically
-    from planner.judging.judge import exactly
+    from planner.judging.judge import as_plan, judge_unchanged
     from planner.reports.simulate import device_table, idle_table, path_table, simulation_json
     from planner.reports.solve import certificate_lines, stage_table, times_line
     from planner.simulator.account import account
@@ -98,7 +98,8 @@ def simulate(
     if result.strategy is None:
         click.echo(f"the cuts given do not fit: {result.reason}", err=True)
         ctx.exit(NO_PLAN)
-    plan, _, times = exactly(problem, name, result, lower_bound_s(problem))
+    verdict, times = judge_unchanged(problem, result.strategy)
+    plan = as_plan(problem, name, result, verdict, lower_bound_s(problem))
     names = {device.device: device.name for device in plan.prediction.devices}
     few = len(times.code) <= MOST_ACTIONS
     told = account(problem, result.strategy) if few else None

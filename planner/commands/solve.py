@@ -36,7 +36,7 @@ from planner.solvers.registry import portfolio, with_given
 
 if TYPE_CHECKING:
     from planner.clusters.what_if import Changed
-    from planner.judging.portfolio import Comparison
+    from planner.judging.portfolio import SolverComparison
     from planner.judging.sensitivity import Gain
     from planner.model import Model
     from planner.plan import Plan
@@ -110,7 +110,8 @@ def solve(
     Exits with 3 if no strategy fits.
     """
     from planner.files import newest_profile, write_plan
-    from planner.judging.portfolio import compare_between, under_pipedream
+    from planner.judging.portfolio import under_pipedream
+    from planner.judging.sizes import compare_between
     from planner.reports.what_if import sensitivity_line, sensitivity_table, what_if_json
 
     if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
@@ -165,7 +166,7 @@ def solve(
         plan, partition = finished(best.plan, loaded, output)
         write_plan(plan, output)
     written = None if best is None else str(output)
-    report = pipedream_report(asked, comparison, (*solvers, cost_model))
+    report = pipedream_report(comparison, (*solvers, cost_model))
     gains = sensitivity_of(asked, comparison) if with_sensitivity else None
     if as_json:
         plain = solve_json(comparison, problem, report, cost_model, written, partition)
@@ -197,7 +198,9 @@ def refuse_for_others(cost_model: str, training: Mapping[str, Any]) -> None:
         raise OptionError(f"--{flag} is for --cost-model planner, not for {cost_model}")
 
 
-def sensitivity_of(problems: "Sequence[Problem]", comparison: "Comparison") -> "tuple[Gain, ...]":
+def sensitivity_of(
+    problems: "Sequence[Problem]", comparison: "SolverComparison"
+) -> "tuple[Gain, ...]":
     """What bounds the best plan; nothing if there is none."""
     from planner.judging.sensitivity import sensitivity
 
@@ -210,7 +213,7 @@ def sensitivity_of(problems: "Sequence[Problem]", comparison: "Comparison") -> "
 
 
 def print_what_if(
-    changed: "Changed", comparisons: "Sequence[Comparison]", problems: "Sequence[Problem]"
+    changed: "Changed", comparisons: "Sequence[SolverComparison]", problems: "Sequence[Problem]"
 ) -> None:
     """What is different and what it brings.
 
@@ -229,20 +232,19 @@ def print_what_if(
 
 
 def pipedream_report(
-    problems: "Sequence[Problem]", comparison: "Comparison", asked: Sequence[str]
+    comparison: "SolverComparison", asked: Sequence[str]
 ) -> "PipeDreamReport | None":
-    """What PipeDream's optimizer says of its plan, if it was asked by name and has one."""
+    """PipeDream's own figures of its plan for the largest microbatch, if it was asked by name."""
+    from planner.solvers.pipedream.costs import PipeDreamReport
+
     if "pipedream" not in asked:
         return None
-    from planner.solvers.pipedream.solve import optimum
-
-    sizes = {row.microbatch_size for row in comparison.rows if row.solver == "pipedream"}
-    chosen = [one for one in problems if one.profile.microbatch_size in sizes] or problems
-    return optimum(chosen[-1]).report
+    reports = [row.report for row in comparison.rows if isinstance(row.report, PipeDreamReport)]
+    return reports[-1] if reports else None
 
 
 def solve_json(
-    comparison: "Comparison",
+    comparison: "SolverComparison",
     problem: "Problem",
     report: "PipeDreamReport | None",
     cost_model: str,
@@ -304,7 +306,7 @@ def print_pipedream(report: "PipeDreamReport") -> None:
 
 
 def print_comparison(
-    comparison: "Comparison",
+    comparison: "SolverComparison",
     output: Path,
     partition: str | None,
     report: "PipeDreamReport | None",

@@ -3,7 +3,6 @@
 A file is recognised by its content, not by its name.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from planner.files import (
     PROFILE_SET_FORMAT,
     STRATEGY_FORMAT,
     STRATEGY_FORMATS,
+    json_of,
     read_profile,
     read_profile_set,
     read_text,
@@ -52,7 +52,7 @@ def detect(path: Path) -> str:
     if not text.lstrip().startswith(("{", "[")) and is_graph_txt(text):
         return GRAPH_TXT
     try:
-        plain = json.loads(text)
+        plain = json_of(text)
     except (ValueError, RecursionError) as error:
         is_json = text.lstrip().startswith(("{", "["))
         what = f"JSON that breaks off: {error}" if is_json else "neither JSON nor lines of nodes"

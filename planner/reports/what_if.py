@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from planner.costs.compute import fits_any_device
-from planner.judging.portfolio import Comparison
+from planner.judging.portfolio import SolverComparison
 from planner.judging.sensitivity import Gain
 from planner.plan import Plan
 from planner.problem import Problem
@@ -26,7 +26,9 @@ def _shift(before: float, after: float) -> str:
     return "none" if abs(change) < NOTICEABLE else f"{100 * change:+.1f} %"
 
 
-def what_if_table(before: Comparison, after: Comparison, num_devices: Sequence[int]) -> Table:
+def what_if_table(
+    before: SolverComparison, after: SolverComparison, num_devices: Sequence[int]
+) -> Table:
     """The best plans before and after.
 
     Args:
@@ -62,7 +64,7 @@ _FIGURES: tuple[tuple[str, Callable[[Plan], float], Callable[[float], str]], ...
 )
 
 
-def what_if_json(said: Sequence[str], before: Comparison, num_devices: int) -> dict[str, Any]:
+def what_if_json(said: Sequence[str], before: SolverComparison, num_devices: int) -> dict[str, Any]:
     """The field `what_if` of `solve --json`, whose other fields are those after the changes.
 
     Args:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.costs.actions import ActionCosts
+from planner.costs.pricing import ActionCosts
 from planner.schedules.actions import Code, Kind, Program
 from planner.schedules.dry_run import Wiring, dry_run, wire
 from planner.simulator import closed_kernels
