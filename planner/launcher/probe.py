@@ -38,8 +38,8 @@ from planner.clusters.probing.infer import (
 from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, fit_all, suspects
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
-from planner.errors import LaunchError, PlannerError
-from planner.launcher.world import TIMEOUT, Seat, Stopped, choose_device, contact, find_seat
+from planner.errors import LaunchError, PlannerError, Stopped
+from planner.launcher.world import TIMEOUT, Seat, choose_device, contact, find_seat
 from planner.topology import DeviceType
 
 # 1 KiB to 256 MiB, in steps of 4.
