@@ -45,9 +45,9 @@ import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from planner.errors import PlannerError
-from planner.launch import clocks
-from planner.launch.run import launch
-from planner.launch.runtime import StageRunner
+from planner.launcher import clocks
+from planner.launcher.run import launch
+from planner.launcher.runtime import StageRunner
 from planner.operators import to_torch
 say = lambda line: print(line, file=sys.stderr)
 rank = int(os.environ.get("RANK", 0))
@@ -72,7 +72,7 @@ START = """
 import sys
 from pathlib import Path
 from planner.errors import PlannerError
-from planner.launch import torchrun
+from planner.launcher import torchrun
 torchrun.CLI = Path("cli.py").absolute()
 try:
     sys.exit(torchrun.start_torchrun(Path("strategy.json"), int(sys.argv[1]), sys.argv[2:]))

@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 import torch.distributed as dist
 from planner.commands.ends import ranks_leave_at_once
-from planner.launch.run import launch
+from planner.launcher.run import launch
 from planner.reports.launch import launch_json
 from tests.memory_runs import Late, slow_down
 if len(sys.argv) > 2:
