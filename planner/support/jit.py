@@ -1,4 +1,5 @@
-"""`njit`: numba with its cache in the user's cache folder, in a folder for each state of the sources.
+"""`njit`: numba, with its cache in a folder of its own for each state of the sources, in the user's
+cache folder.
 
 Numba checks only the file of a compiled function, not the files of the functions that it calls. So
 the name of the folder has a hash of all code that kernels are made of (`sources`).
