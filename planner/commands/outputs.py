@@ -7,7 +7,7 @@ from planner.errors import OptionError
 
 
 def check_output(written: Sequence[Path], read: Mapping[str, Path | None]) -> None:
-    """Refuses to overwrite what is read.
+    """Refuses to overwrite a file that is read.
 
     Args:
         written: the files that will be written.
@@ -16,10 +16,10 @@ def check_output(written: Sequence[Path], read: Mapping[str, Path | None]) -> No
     for path in written:
         if path.is_dir():
             raise OptionError(f"{path} is a folder; name a file in it")
-        for what, other in read.items():
+        for name, other in read.items():
             if other is not None and path.resolve() == other.resolve():
                 raise OptionError(
-                    f"{path} is the {what} itself, and would be overwritten; choose another name"
+                    f"{path} is the {name} itself, and would be overwritten; choose another name"
                 )
 
 
