@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from planner.plan import Plan as Plan
     from planner.problem import Problem as Problem
     from planner.problem import Result as Result
-    from planner.profilers.analytic import Fit as Fit
+    from planner.profilers.analytic import RooflineFit as RooflineFit
     from planner.profilers.compare import EngineComparison as EngineComparison
     from planner.profilers.measured import Effort as Effort
     from planner.profiles import Profile as Profile
     from planner.simulator.account import Account as Account
     from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
     from planner.topology import Topology as Topology
-    from planner.traces.calibrate import Fitted as Fitted
+    from planner.traces.calibrate import CheckedCalibration as CheckedCalibration
     from planner.traces.comparison import TraceComparison as TraceComparison
     from planner.traces.read import Trace as Trace
 
@@ -137,6 +137,7 @@ def profile(
         OptionError: if the options contradict each other, or the device is not there.
     """
     from planner.profilers.engines import Measuring, engine_for, profile_with
+    from planner.support.paths import relative
 
     chosen = engine_for(device, engine)
     how = Measuring(
@@ -151,7 +152,7 @@ def profile(
         model = read_model(model, batch=batch, dims=dims, train=train, freeze=freeze)
     elif batch or dims or train or freeze:
         raise ValueError("batch, dims, train and freeze are for a file; this model is read already")
-    place = _relative(model.path, Path())
+    place = relative(model.path, Path())
     return profile_with(chosen, model, place, device, how, progress, effort)
 
 
@@ -181,7 +182,7 @@ def compare_engines(
     *,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> "tuple[EngineComparison, Fit]":
+) -> "tuple[EngineComparison, RooflineFit]":
     """Forward times of a profile, those of ONNX Runtime, which is run for it, and those computed
     from FLOPs and bytes at speeds that are fitted to the profile.
 
@@ -376,13 +377,18 @@ def read_strategy(path: File) -> "Plan":
 
 
 def write_strategy(
-    plan: "Plan", path: File, model: "File | Model | None" = None
+    plan: "Plan",
+    path: File,
+    model: "File | Model | None" = None,
+    *,
+    profile: File | None = None,
 ) -> tuple[Path, ...]:
     """Writes a plan as strategy JSON, and beside it the model with the stage of every operator.
 
     Args:
         path: ends in .json; the annotated model has the same name and ends in .onnx.
         model: the plan's, read or not; None writes the strategy alone.
+        profile: the file of the plan's profile, which the strategy then names for `simulate`.
 
     Returns:
         The files written, the strategy first.
@@ -391,8 +397,10 @@ def write_strategy(
         FileError: if a file cannot be written, or the model is not the plan's.
     """
     from planner.files import write_plan
+    from planner.judging.origins import with_paths
 
     target = Path(path)
+    plan = with_paths(plan, target.parent, None if profile is None else Path(profile), None)
     if model is None:
         write_plan(plan, target)
         return (target,)
@@ -403,7 +411,7 @@ def write_strategy(
     elif model.dimensions != plan.dimensions:
         model = read_model(model.path, dims=plan.dimensions)
     _check_model(model, plan.model_hash, str(target))
-    plan = replace(plan, model_path=_relative(model.path, target.parent))
+    plan = with_paths(plan, target.parent, None, model.path)
     partition = target.with_suffix(".onnx")
     write_partition(model, plan, partition)
     write_plan(plan, target)
@@ -784,7 +792,8 @@ def simulate(
     Args:
         strategy: a strategy file, or a plan.
         name: of the strategy in messages; None takes its path.
-        profile: that the strategy was made for; None takes the newest in ./profiles.
+        profile: that the strategy was made for; None takes the file that the strategy names, if it
+            is there, else the newest in ./profiles.
         topology: None finds the strategy's own by its name; another one may be given.
         microbatches: per iteration; None takes the strategy's.
         device_memory, reserve: see `Training`.
@@ -797,14 +806,19 @@ def simulate(
             strategy's.
         OptionError: if a change of the topology makes no sense.
     """
-    from planner.judging.origins import profile_of, topology_of
+    from planner.judging.origins import find_profiles, profile_of, topology_of
     from planner.judging.problems import replayed
 
     if isinstance(strategy, str | os.PathLike):
         plan, name = read_strategy(strategy), name or os.fspath(strategy)
     else:
         plan, name = strategy, name or "the strategy"
-    profiles, path = _profiles(newest_profile() if profile is None else profile)
+    if profile is not None:
+        profiles, path = _profiles(profile)
+    elif isinstance(strategy, str | os.PathLike):
+        path, profiles = find_profiles(plan, Path(strategy))
+    else:
+        profiles, path = _profiles(newest_profile())
     own = profile_of(plan, name, profiles, "the profile given" if path is None else str(path))
     given = os.fspath(topology) if isinstance(topology, str | os.PathLike) else topology
     place, is_own = topology_of(plan, name, given)
@@ -1025,7 +1039,7 @@ def calibrate(
     *,
     profiles: "Sequence[Profile]",
     topologies: "Sequence[File | Topology]" = ("local.yaml",),
-) -> "Fitted":
+) -> "CheckedCalibration":
     """Corrections of predicted times, fitted to measured traces, with the error before and after.
 
     Args:
@@ -1062,7 +1076,9 @@ def read_calibration(profile: File, profiles: "Sequence[Profile]") -> "Calibrati
     return Calibration() if known is None else known.calibration
 
 
-def write_calibration(fitted: "Fitted", profile: File, profiles: "Sequence[Profile]") -> Path:
+def write_calibration(
+    fitted: "CheckedCalibration", profile: File, profiles: "Sequence[Profile]"
+) -> Path:
     """Writes corrections beside a profile, where `solve`, `compare` and `simulate` find them.
 
     Args:
@@ -1124,11 +1140,6 @@ def _rate(rate: float | str | None) -> float | None:
     from planner.units import parse_rate
 
     return parse_rate(rate) if isinstance(rate, str) else rate
-
-
-def _relative(path: Path, folder: Path) -> str:
-    """A path as seen from a folder, with forward slashes."""
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
 
 
 def _profiles(

@@ -146,6 +146,7 @@ class Plan:
         source: how the profile's times were obtained; None where the file does not say.
         engine: what they come from; "" likewise.
         profiled_on: the type of device that they are for; "" likewise.
+        profile_path: the profile's file, relative to the strategy's folder where it was written.
     """
 
     strategy: Strategy
@@ -173,6 +174,7 @@ class Plan:
     source: Source | None = None
     engine: str = ""
     profiled_on: str = ""
+    profile_path: str | None = None
 
 
 def said_times(plan: Plan) -> str:

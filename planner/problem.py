@@ -1,4 +1,4 @@
-"""`Problem`: what a solver is asked, and `Result`: what it answers."""
+"""`Problem`: the question to a solver, and `Result`: its answer."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,7 @@ Switches = TypeVar("Switches")
 
 
 class Objective(StrEnum):
-    """What is minimised."""
+    """The figure that is minimised."""
 
     ITERATION = "iteration"
     BOTTLENECK = "bottleneck"
@@ -45,7 +45,7 @@ class Recompute(StrEnum):
 
 
 class Status(StrEnum):
-    """What a solver can say of its own space."""
+    """A solver's verdict on its own space."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -61,12 +61,12 @@ class Options:
         num_microbatches: M, per iteration.
         schedule: the rhythm of the stages.
         optimizer: for its state and the time of its step.
-        objective: what is minimised.
+        objective: the figure to minimise.
         recompute: see `Recompute`.
         device_memory_bytes: limit per device that overrides the topology's; None keeps it.
         reserve_bytes: memory per device that is not the planner's to use.
-        max_downsets: the most downsets that a search looks at; the graph is coarsened to it. None
-            leaves it to the solver, which takes as many as seconds allow.
+        max_downsets: limit to the downsets that a search looks at; the graph is coarsened to it.
+            None leaves it to the solver, which takes as many as some seconds allow.
         exact: whether the graph must not be coarsened, whatever it costs.
         seed: for everything that draws lots.
         pins: operators that have to be on a device, and its name.
@@ -105,14 +105,14 @@ def switches_of(options: Options, kind: type[Switches]) -> Switches:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a solver is asked.
+    """The question to a solver.
 
     Attributes:
-        profile: what the operators cost.
-        topology: the devices that there are; all may be used.
+        profile: the costs of the operators.
+        topology: the devices; all may be used.
         options: how to train and to search.
         measured_on: the type of device that the profile was made on; None if it is not known.
-        calibration: what runs have shown beside all that.
+        calibration: corrections learnt from measured runs.
     """
 
     profile: Profile

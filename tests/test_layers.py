@@ -16,8 +16,8 @@ PACKAGE = ROOT / "planner"
 # Files and folders right under the package, from the lowest layer to the highest.
 ORDER = (
     "version", "errors", "units", "support",  # words
-    "graph", "topology", "profiles", "strategy", "calibration", "problem", "request", "plan",
-    "files", "model", "partition", "operators",
+    "graph", "topology", "profiles", "sharding", "strategy", "calibration", "problem", "request",
+    "plan", "files", "model", "partition", "operators",
     "graphs", "clusters", "formats",
     "schedules", "costs", "profilers", "simulator", "solvers",
     "judging", "traces", "peers", "drawing", "launcher",
@@ -33,6 +33,7 @@ HEAVY = {
     "ortools": (),
     "gurobipy": (),
     "numba": ("planner/support/jit.py",),
+    "scipy": (),
     "rich": (),
     "click": ("cli.py", "planner/commands"),
 }

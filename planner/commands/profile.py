@@ -16,7 +16,7 @@ from planner.commands.printing import bar, show
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
-    from planner.api import Effort, EngineComparison, Fit, Model, Profile
+    from planner.api import Effort, EngineComparison, Model, Profile, RooflineFit
 
 
 @click.command()
@@ -162,7 +162,7 @@ def measured_profiles(
 def print_json(
     profiles: "Sequence[Profile]",
     efforts: "Sequence[Effort]",
-    comparison: "tuple[EngineComparison, Fit] | None",
+    comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
@@ -182,7 +182,7 @@ def print_json(
 def print_profiles(
     profiles: "Sequence[Profile]",
     efforts: "Sequence[Effort]",
-    comparison: "tuple[EngineComparison, Fit] | None",
+    comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
 ) -> None:
     """Every profile, the measuring and the comparison of engines, for people."""

@@ -63,8 +63,8 @@ def simulate(
     planner simulate strategy.json --microbatches 64 --set links.nic.bandwidth=200Gbps
     planner simulate --profile profiles/gpt2.json --topology p3 --cuts node_view_46 --replicas 2,1
 
-    The profile of a strategy is the newest in ./profiles or --profile. Its topology is found by
-    its name; --topology gives another one.
+    The profile of a strategy is the file that it was made from, else the newest in ./profiles;
+    --profile gives another file. Its topology is found by its name; --topology gives another one.
     """
     outputs = [path for path in (trace_path, svg_path) if path is not None]
     check_output(outputs, {"strategy": strategy, "profile": names.profile})
@@ -132,11 +132,9 @@ def simulated_strategy(
     if given:
         flag = given[0].replace("_", "-")
         raise OptionError(f"--{flag} is for your own cuts; a strategy says it itself")
-    plan = api.read_strategy(strategy)
     say_if_compiling()
     return api.simulate(
-        plan,
-        name=str(strategy),
+        strategy,
         profile=names.profile,
         topology=names.topology if is_given(ctx, "topology") else None,
         microbatches=training.microbatches,

@@ -110,7 +110,9 @@ def solve(
         what_if=what_if, time_limit_s=time_limit_s,
     )  # fmt: skip
     plans = planned(ask, inputs)
-    written = () if plans.plan is None else api.write_strategy(plans.plan, output, model)
+    written: tuple[Path, ...] = ()
+    if plans.plan is not None:
+        written = api.write_strategy(plans.plan, output, model, profile=inputs.profile_path)
     asked_pipedream = "pipedream" in (*solvers, cost_model)
     report = api.pipedream_report(plans) if asked_pipedream else None
     gains = api.sensitivity(plans) if with_sensitivity else None
@@ -164,7 +166,7 @@ def print_json(
         report: PipeDream's, if it was asked by name.
         gains: of --sensitivity.
     """
-    from planner.reports.pipedream import pipedream_json, under_foreign_model
+    from planner.reports.pipedream import pipedream_json, plan_of, under_foreign_model
     from planner.reports.solve import comparison_json
     from planner.reports.what_if import what_if_json
 
@@ -172,7 +174,9 @@ def print_json(
     plain = comparison_json(plans.comparison, plans.num_devices, strategy, partition)
     if plans.cost_model != "planner":
         plain = under_foreign_model(plain, None if report is None else report.objective_s)
-    more: dict[str, Any] = {"pipedream": None if report is None else pipedream_json(report)}
+    more: dict[str, Any] = {"pipedream": None}
+    if report is not None:
+        more["pipedream"] = pipedream_json(report, plan_of(report, plans.comparison))
     if plans.before is not None:
         before = plans.before
         more["what_if"] = what_if_json(plans.changes, before.comparison, before.num_devices)
@@ -195,7 +199,7 @@ def print_plans(
     if judged:
         show(comparison_table(plans.comparison))
     if report is not None:
-        print_pipedream(report)
+        print_pipedream(report, plans.comparison)
     if plans.plan is None:
         for line in (no_plan_lines if judged else reason_lines)(plans.comparison):
             click.echo(line)
@@ -209,13 +213,16 @@ def print_plans(
         click.echo(sensitivity_line(gains))
 
 
-def print_pipedream(report: "PipeDreamReport") -> None:
-    """PipeDream's own figures."""
-    from planner.reports.pipedream import pipedream_lines, pipedream_table
+def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -> None:
+    """PipeDream's own figures, and the time of the same strategy as it is launched."""
+    from planner.reports.pipedream import launched_line, pipedream_lines, pipedream_table, plan_of
 
     show(pipedream_table(report))
     for line in pipedream_lines(report):
         click.echo(line)
+    plan = plan_of(report, comparison)
+    if plan is not None:
+        click.echo(launched_line(plan))
 
 
 def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> None:

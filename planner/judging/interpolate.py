@@ -14,7 +14,7 @@ from planner.errors import OptionError
 from planner.graph import Graph, Parameter, Tensor
 from planner.profiles import OperatorCost, Profile, Source
 
-# What two profiles must agree in, for a third one to lie between them.
+# The fields in which two profiles must agree for a third one to lie between them.
 _SAME = ("model_hash", "device_type", "dtype", "source", "engine", "threads")
 
 
@@ -60,9 +60,7 @@ def interpolated(profiles: Sequence[Profile], size: int) -> Profile:
 
 @lru_cache(maxsize=16)
 def _made(gap: "_Gap") -> Profile:
-    """The same object each time, because much is kept per profile and found again at once only by
-    identity.
-    """
+    """The same object each time: memos of a profile go by its identity."""
     return gap.profile()
 
 
@@ -93,7 +91,7 @@ class _Gap:
         """The same for bytes or FLOPs, rounded up."""
         return ceil(self.at(low, high))
 
-    # What must be alike
+    # The differences that rule it out
 
     def differences(self) -> Iterator[str]:
         """Why there is no profile between the two."""
@@ -150,7 +148,7 @@ class _Gap:
             if one.stash_tensors != other.stash_tensors:
                 yield f"{one.name} keeps other tensors for its backward pass"
 
-    # What is between
+    # The profile between
 
     def profile(self) -> Profile:
         """The profile of the size."""

@@ -95,7 +95,7 @@ def judge(problem: Problem, solver: str, result: Result) -> tuple[Verdict | None
     verdicts: list[Verdict] = []
     shortage = None
     tried = (result.strategy, *result.others)
-    candidates = tuple(dict.fromkeys((*tried, *map(deeper, tried))))
+    candidates = tuple(dict.fromkeys((*tried, *map(one_more_in_flight, tried))))
     simulated = left_out = size = 0
     for candidate in candidates:
         # Variants are about as long as the one before.
@@ -138,7 +138,7 @@ def judge_unchanged(problem: Problem, strategy: Strategy) -> tuple[Verdict, Time
     return Verdict(strategy, prediction, notes), times
 
 
-def deeper(strategy: Strategy) -> Strategy:
+def one_more_in_flight(strategy: Strategy) -> Strategy:
     """The same stages, each with one more microbatch in flight than the default."""
     depths = default_warmups(
         [stage.num_replicas for stage in strategy.stages],
@@ -154,7 +154,7 @@ def deeper(strategy: Strategy) -> Strategy:
 def predict(
     problem: Problem, strategy: Strategy, evaluation: Evaluation, times: Times
 ) -> Prediction:
-    """What the simulator says of a strategy."""
+    """The simulator's figures of a strategy."""
     used = used_devices(strategy)
     devices = problem.topology.devices
     num_microbatches = strategy.num_microbatches
@@ -254,7 +254,7 @@ def as_plan(
 
 
 def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What was approximated, for the user to know."""
+    """The approximations that the user has to know."""
     profile, topology = problem.profile, problem.topology
     used = used_devices(strategy)
     notes = list(topology.notes)

@@ -1,16 +1,55 @@
-"""What a strategy was made for: its profile and its topology, found again by their hashes."""
+"""The profile and the topology that a strategy was made for. Their paths are written into it, or
+their names, and their hashes prove that they are the same.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.errors import FileError, OptionError
-from planner.files import artefact_hash
+from planner.files import artefact_hash, newest_profile
+from planner.formats import read_any_profiles
 from planner.judging.interpolate import interpolated
 from planner.plan import Plan
 from planner.profiles import Profile
+from planner.support.paths import relative
 from planner.topology import Topology, take
+
+
+def with_paths(
+    plan: Plan, folder: Path, profile_path: Path | None, model_path: Path | None
+) -> Plan:
+    """The plan with the paths of its files as seen from the folder that it is written to. They are
+    filled in here, and only here.
+
+    Args:
+        profile_path: None keeps the plan's.
+        model_path: None keeps the plan's.
+    """
+    if profile_path is not None:
+        plan = replace(plan, profile_path=relative(profile_path, folder))
+    if model_path is not None:
+        plan = replace(plan, model_path=relative(model_path, folder))
+    return plan
+
+
+def find_profiles(plan: Plan, strategy_path: Path) -> tuple[Path, tuple[Profile, ...]]:
+    """The file with the profile of a plan, and all profiles in it: the file that the plan names, if
+    it still has the profile, else the newest in ./profiles.
+
+    Raises:
+        FileError: if there is neither, or the newest is malformed.
+    """
+    if plan.profile_path is not None:
+        path = strategy_path.parent / plan.profile_path
+        with suppress(FileError):  # it was moved, or is another one by now
+            profiles = tuple(read_any_profiles(path))
+            profile_of(plan, str(strategy_path), profiles, str(path))
+            return path, profiles
+    path = newest_profile(Path("profiles"))
+    return path, tuple(read_any_profiles(path))
 
 
 def profile_of(
@@ -29,10 +68,10 @@ def profile_of(
         profiles = tuple(dict.fromkeys((*profiles, interpolated(profiles, plan.microbatch_size))))
     by_hash = {artefact_hash(profile): profile for profile in profiles}
     if plan.profile_hash not in by_hash:
-        found = ", ".join(digest[:12] for digest in by_hash)
+        digests = ", ".join(digest[:12] for digest in by_hash)
         raise FileError(
             f"{strategy_name}: made for profile {plan.profile_hash[:12]}, but {profile_name} is"
-            f" {found}; give the one it was made for with --profile"
+            f" {digests}; give the one it was made for with --profile"
         )
     return by_hash[plan.profile_hash]
 

@@ -14,7 +14,7 @@ NOTICEABLE = 5e-4
 
 
 def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
-    """What each solver's plan takes, the best first, with a mark at the lower bound.
+    """The time of each solver's plan, the best first, with a mark at the lower bound.
 
     Args:
         width: of the longest bar, in columns.

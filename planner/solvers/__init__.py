@@ -1,4 +1,4 @@
-"""The solvers. What they find is judged by `judging`."""
+"""The solvers; `judging` prices and simulates their strategies."""
 
 from planner.solvers.registry import SOLVERS
 

@@ -111,9 +111,9 @@ SOLVERS: Mapping[str, Solver] = {
         in_portfolio=True,
     ),
     "heft": Solver("planner.solvers.placement.heft:solve", "HEFT, a list schedule"),
-    "m-topo": Solver("planner.solvers.placement.m_topo:solve", "Baechi's m-TOPO"),
-    "m-etf": Solver("planner.solvers.placement.m_etf:solve", "Baechi's m-ETF"),
-    "m-sct": Solver("planner.solvers.placement.m_sct:solve", "Baechi's m-SCT"),
+    "m-topo": Solver("planner.solvers.placement.baechi:solve_m_topo", "Baechi's m-TOPO"),
+    "m-etf": Solver("planner.solvers.placement.baechi:solve_m_etf", "Baechi's m-ETF"),
+    "m-sct": Solver("planner.solvers.placement.baechi:solve_m_sct", "Baechi's m-SCT"),
     "pesto": Solver(
         "planner.solvers.netsplit.pesto:solve", "Pesto's integer program, solved by constraints"
     ),

@@ -12,7 +12,7 @@ from planner.files import read_plan, read_profile, write_plan, write_profile
 from planner.judging import judge as judging
 from planner.judging.judge import as_plan, judge
 from planner.problem import Options, Problem, Result, Status
-from planner.reports.solve import MOST_ROWS, stage_table
+from planner.reports.solve import MAX_ROWS, stage_table
 from planner.solvers import SOLVERS
 from planner.solvers.fit import pipeline
 from planner.strategy import gradient_sums
@@ -113,7 +113,7 @@ def test_even_runs_pipelines_side_by_side_on_more_than_64_devices(tmp_path):
 def test_many_stages_are_shown_by_the_first_and_the_last(tmp_path):
     problem = problem_on(tmp_path, 32, 8, 64)
     table = stage_table(judged(problem, pipelines(problem, 32, 2)))
-    assert len(table.rows) == MOST_ROWS + 1
+    assert len(table.rows) == MAX_ROWS + 1
     assert [row[0] for row in table.rows[10:15]] == ["10", "11", "..", "20", "21"]
     assert "the first and the last 12 of 32" in table.title
     assert table.rows[0][1] == "0-1"

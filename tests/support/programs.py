@@ -44,7 +44,7 @@ def split(graph, cuts, widths, num_microbatches, schedule="1f1b", warmups=None):
     stages, device = [], 0
     for (start, end), width, warmup in zip(ends, widths, warmups, strict=True):
         devices = tuple(range(device, device + width))
-        stages.append(Stage(tuple(names[start:end]), devices, warmup, False))
+        stages.append(Stage.whole(tuple(names[start:end]), devices, warmup, False))
         device += width
     return Strategy(tuple(stages), schedule, num_microbatches)
 
@@ -73,6 +73,17 @@ def written(*lines, sums=()):
     """A program from the text form, a line per device; `sums` are groups of devices."""
     lists = {d: tuple(parse(word) for word in line.split()) for d, line in enumerate(lines)}
     return Program(lists, tuple(GradientSum(devices, (), 0) for devices in sums))
+
+
+def disturbed(draw, lists):
+    """The program with some actions moved or left out, so that it may block."""
+    changed = {device: list(actions) for device, actions in lists.lists.items()}
+    for _ in range(draw(st.integers(1, 3))):
+        actions = changed[draw(st.sampled_from(sorted(changed)))]
+        action = actions.pop(draw(st.integers(0, len(actions) - 1))) if actions else None
+        if action is not None and draw(st.booleans()):
+            actions.insert(draw(st.integers(0, len(actions))), action)
+    return Program({d: tuple(actions) for d, actions in changed.items()}, lists.sums)
 
 
 def mesh(num_devices, bandwidth=1.0, latency_s=0.0):

@@ -24,7 +24,6 @@ from itertools import accumulate
 import numpy as np
 
 from planner.graph import Graph, consumers, predecessors
-from planner.graphs.downsets import States, pipedream_states
 from planner.problem import Options, Problem, Result, Status, switches_of
 from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
 from planner.solvers.pipedream import kernels
@@ -39,6 +38,7 @@ from planner.solvers.pipedream.costs import (
     whole_s,
 )
 from planner.solvers.pipedream.options import PipeDream
+from planner.solvers.pipedream.states import States, pipedream_states
 from planner.strategy import Strategy
 from planner.support.arrays import Floats
 from planner.units import format_bytes
