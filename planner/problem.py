@@ -123,9 +123,6 @@ class Problem:
     known: tuple[Strategy, ...] = ()
     calibration: Calibration = UNCALIBRATED
 
-    def __hash__(self) -> int:
-        return hash((self.profile, self.topology, self.options))
-
 
 @dataclass(frozen=True, slots=True)
 class Result:

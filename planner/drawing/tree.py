@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 
 from planner.clusters.places import homes, neighbours
+from planner.support.derived import derived
 from planner.topology import Link, Topology
 from planner.units import format_bytes, format_rate, format_seconds
 
@@ -139,7 +139,7 @@ def tree(topology: Topology) -> str:
     return "\n".join(lines)
 
 
-@lru_cache(maxsize=8)
+@derived
 def upward(topology: Topology) -> Mapping[str, str]:
     """Per vertex, what it hangs on; nothing for those at the top.
 
@@ -183,7 +183,7 @@ def upward(topology: Topology) -> Mapping[str, str]:
     return found
 
 
-@lru_cache(maxsize=8)
+@derived
 def heights(topology: Topology) -> Mapping[str, int]:
     """Per switch that joins hosts, how many links it is above them; 1 for the lowest."""
     home, beside = homes(topology), neighbours(topology)

@@ -24,7 +24,7 @@ def profile_of(plan: Plan, strategy_path: Path, profile_path: Path) -> Profile:
     """
     profiles = tuple(read_any_profiles(profile_path))
     with suppress(OptionError):  # of another size; then it is another profile's strategy
-        profiles = tuple(dict.fromkeys((*profiles, interpolated(profiles, plan.microbatch_size))))
+        profiles = (*profiles, interpolated(profiles, plan.microbatch_size))
     by_hash = {artefact_hash(profile): profile for profile in profiles}
     if plan.profile_hash not in by_hash:
         found = ", ".join(digest[:12] for digest in by_hash)

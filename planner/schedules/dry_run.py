@@ -5,7 +5,6 @@ belong together.
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from planner.schedules.actions import (
     waiting_for_sends,
 )
 from planner.support.arrays import Bools, Ints, Kinds
+from planner.support.derived import derived
 
 
 def _is_transfer(kind: Kinds) -> Bools:
@@ -59,7 +59,7 @@ class Wiring:
     sound: bool
 
 
-@lru_cache(maxsize=2)
+@derived(kept=2)
 def wire(code: Code) -> Wiring:
     """Finds what belongs together in some lists."""
     owner, count = code.owner(), len(code.devices)

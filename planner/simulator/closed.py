@@ -1,6 +1,5 @@
 """Arrays for `closed_kernels.py`: programs whose transfers never share bandwidth."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ from planner.schedules.actions import Code
 from planner.schedules.dry_run import Wiring
 from planner.simulator import closed_kernels as kernels
 from planner.support.arrays import Floats, Ints
+from planner.support.derived import derived
 from planner.topology import Sharing, Topology
 
 
@@ -41,7 +41,7 @@ def network(topology: Topology, sources: Ints, targets: Ints) -> Network:
     )
 
 
-@lru_cache(maxsize=8)
+@derived
 def exclusive_links(topology: Topology) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     """(L,) whether each link carries one transfer at a time."""
     return np.array([link.sharing is Sharing.EXCLUSIVE for link in topology.links], dtype=bool)

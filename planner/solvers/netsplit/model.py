@@ -46,7 +46,6 @@ Source: NetSplit, Nanjing 2023; (5), (6), (7) and (9) are this project's.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -54,6 +53,7 @@ from planner.problem import Status
 from planner.solvers.placement.coplacement import Kept, edge_bytes, kept_bytes
 from planner.solvers.placement.problem import Placing, timetable, transfer_s
 from planner.support.arrays import Floats, Ints
+from planner.support.derived import derived
 
 LOSS = 0.001
 """Ticks are that exact: at most this share of the least latency, over a whole schedule."""
@@ -403,7 +403,7 @@ def _retimed(
     return tuple(start), messages, max(free[p, p] for p in range(placing.num_devices))
 
 
-@lru_cache(maxsize=8)
+@derived
 def _touching(placing: Placing) -> tuple[list[list[int]], list[list[int]]]:
     """The tensors that each operator reads, and those that it makes."""
     readers: list[list[int]] = [[] for _ in range(placing.num_operators)]

@@ -19,7 +19,6 @@ section 3.1, and the optimizer published with it.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -42,6 +41,7 @@ from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.pipedream.states import States, pipedream_states
 from planner.strategy import Strategy
 from planner.support.arrays import Floats
+from planner.support.derived import derived
 from planner.units import format_bytes
 
 SPACE = "PipeDream's splits of its states, by its own cost model"
@@ -119,7 +119,7 @@ def optimum(problem: Problem) -> Optimum:
     return _optimum(replace(problem, known=()))
 
 
-@lru_cache(maxsize=4)
+@derived(kept=4)
 def _optimum(problem: Problem) -> Optimum:
     """Remembered, because another solver asks for it as well."""
     levels = problem.topology.levels

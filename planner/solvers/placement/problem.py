@@ -9,7 +9,6 @@ devices. Operators are in topological order.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from heapq import heappop, heappush
 
 import numpy as np
@@ -23,6 +22,7 @@ from planner.problem import Problem
 from planner.profiles import storage_owner
 from planner.strategy import Strategy
 from planner.support.arrays import Floats, Ints
+from planner.support.derived import derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Placing:
         return len(self.capacity_bytes)
 
 
-@lru_cache(maxsize=4)
+@derived(kept=4)
 def placing_of(problem: Problem) -> Placing:
     """The placement problem of a problem.
 
@@ -244,7 +244,7 @@ def transfer_s(placing: Placing, size_bytes: int, p: int, q: int) -> float:
     return float(placing.latency_s[p, q] + size_bytes * placing.seconds_per_byte[p, q])
 
 
-@lru_cache(maxsize=8)
+@derived
 def feeds_of(placing: Placing) -> tuple[tuple[int, ...], ...]:
     """Per operator, the operators that feed it, ascending."""
     found: list[set[int]] = [set() for _ in range(placing.num_operators)]
