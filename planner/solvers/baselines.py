@@ -10,7 +10,6 @@ more than 64 devices such pipelines run side by side, as replicas
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from planner.clusters.routes import chain
@@ -18,7 +17,6 @@ from planner.graph import parameters_by_name
 from planner.problem import Problem, Result
 from planner.solvers.fit import fastest_first, first_that_fits, pipeline, recompute_choices
 from planner.strategy import Strategy
-from planner.support.derived import derived
 
 # On more devices than `_MAX_STAGES`, a pipeline has at most that many stages, or a half of it, a
 # quarter.. The first one tried has at most `_FORWARDS` forwards, which are simulated in a second.
@@ -67,12 +65,6 @@ def even(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: not needed.
     """
-    return _even(replace(problem, known=()))
-
-
-@derived(kept=4)
-def _even(problem: Problem) -> Result:
-    """Remembered, because another solver asks for it as well."""
     return first_that_fits(problem, _pipelines(problem), "stages with equally many layers")
 
 

@@ -535,7 +535,7 @@ def test_a_strategy_that_does_not_fit_is_refused_with_the_parts():
         optimizer=Optimizer.ADAM,
     )
     result = Result(Status.FEASIBLE, pipeline(problem, [[0]], [[0]], recompute=False))
-    plan, reason = judge(problem, "test", result, 1.0)
+    plan, reason = judge(problem, "test", result)
     assert plan is None
     assert "the limit is 2.44 KiB (parameters 1000 B, gradients 1000 B, optimizer 1.95" in reason
 
