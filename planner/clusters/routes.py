@@ -4,7 +4,7 @@ whose neighbours are well linked.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from heapq import heappop, heappush
 from itertools import permutations
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.errors import TopologyError
 from planner.support.arrays import Floats, Ints
+from planner.support.derived import derived
 from planner.topology import Link, Table, Topology
 
 # The message by which routes are compared: large enough for bandwidth to count.
@@ -64,7 +65,7 @@ class Routes(Mapping[tuple[int, int], tuple[int, ...]]):
         return len(self.latency_s) * (len(self.latency_s) - 1)
 
 
-@lru_cache(maxsize=8)
+@derived
 def routes(topology: Topology) -> Routes:
     """Per ordered pair of devices, the fastest path for a message of `ROUTED_BYTES` that runs
     through no other device; of equally fast ones, a link from device to device, else that of the
@@ -218,7 +219,7 @@ def _shortest_paths(topology: Topology, core: Mapping[str, int], start: str) -> 
     return _Tree(latency, width, time, before)
 
 
-@lru_cache(maxsize=8)
+@derived
 def _core_links(topology: Topology) -> Mapping[str, list[int]]:
     """The links from each host and switch to others."""
     names = {device.name for device in topology.devices}
@@ -272,7 +273,7 @@ def unlike_pairs(topology: Topology, table: Table) -> str | None:
     return None
 
 
-@lru_cache(maxsize=8)
+@derived
 def _devices_and_ends(
     topology: Topology,
 ) -> tuple[Mapping[str, int], Mapping[str, frozenset[tuple[str, bool, float, float]]]]:
@@ -307,7 +308,7 @@ _ALL_ORDERS = 8
 _STEPS = 4096
 
 
-@lru_cache(maxsize=4096)
+@derived(kept=4096)
 def chain(topology: Topology, devices: tuple[int, ...], *, closed: bool = False) -> tuple[int, ...]:
     """Devices in an order in which neighbours are well linked; `closed` makes the last a
     neighbour of the first (a ring).

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 
 from planner.clusters.places import homes, neighbours
+from planner.support.derived import derived
 from planner.topology import Link, Topology
 from planner.units import format_bytes, format_rate, format_seconds
 
@@ -141,7 +141,7 @@ def tree(topology: Topology) -> str:
     return "\n".join(lines)
 
 
-@lru_cache(maxsize=8)
+@derived
 def upward(topology: Topology) -> Mapping[str, str]:
     """The vertex that each vertex hangs on; none for those at the top.
 
@@ -185,7 +185,7 @@ def upward(topology: Topology) -> Mapping[str, str]:
     return up
 
 
-@lru_cache(maxsize=8)
+@derived
 def heights(topology: Topology) -> Mapping[str, int]:
     """Per switch that joins hosts, its distance from them in links; 1 for the lowest."""
     home, beside = homes(topology), neighbours(topology)

@@ -165,7 +165,7 @@ def test_views_of_an_analytic_profile_scale_with_the_bandwidth(tmp_path):
 
 
 def test_times_of_an_unknown_device_cannot_be_rescaled(tmp_path):
-    with pytest.raises(OptionError, match="of which no speed is known"):
+    with pytest.raises(OptionError, match="whose speed is not known"):
         rescale(measured(residual(tmp_path)), OTHER, None)
     imported = replace(profile_of(graph_of([[], [0]]), [1.0, 2.0]), device_type="imported")
     with pytest.raises(OptionError, match="does not name the device"):
