@@ -24,7 +24,7 @@ from planner.graph import (
 from planner.plan import MemoryParts
 from planner.problem import Optimizer, Problem
 from planner.profiles import Profile, storage_owner
-from planner.schedules.actions import Code, Kind
+from planner.schedules.actions import Code, Kind, piece_bytes
 from planner.strategy import Stage, Strategy, indices_of
 from planner.support.arrays import Bools, Ints
 from planner.topology import device_type, hosts_by_name
@@ -501,10 +501,12 @@ def holdings(
 def _arrivals(code: Code, mine: slice, graph: Graph) -> tuple[Ints, Ints]:
     """(n,) bytes that each receive of a list brings, and those that came for each computation."""
     tensors = tensors_by_name(graph)
-    size = np.array([tensors[name].bytes for name in code.tensors], dtype=np.int64)
+    size = np.array(
+        [piece_bytes(tensors[piece.tensor], piece.box) for piece in code.pieces], dtype=np.int64
+    )
     receives, computes = code.kind[mine] == Kind.RECEIVE, code.kind[mine] == Kind.COMPUTE
     came = np.zeros(len(receives), dtype=np.int64)
-    came[receives] = size[code.tensor[mine][receives]]
+    came[receives] = size[code.piece[mine][receives]]
     # A receive and the computation that it is for have stage, direction and microbatch in common.
     microbatch = code.microbatch[mine]
     turn = (2 * code.stage[mine] + code.backward[mine]) * (int(microbatch.max(initial=0)) + 1)

@@ -5,7 +5,6 @@ simulator runs it.
 from dataclasses import dataclass, replace
 from importlib import metadata
 
-import planner
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.compute import fits_any_device, rescaled, slowdowns
@@ -19,6 +18,7 @@ from planner.schedules.program import program
 from planner.simulator.events import run
 from planner.simulator.timeline import Times, shares_s
 from planner.strategy import ScheduleName, Strategy, crossings, used_devices
+from planner.version import __version__
 
 # Variants of a solver's strategy have at most this many actions together, which are simulated in
 # some seconds.
@@ -288,6 +288,6 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
 def versions() -> dict[str, str]:
     """The software that a plan depends on."""
     return {
-        "planner": planner.__version__,
+        "planner": __version__,
         **{name: metadata.version(name) for name in ("numba", "numpy")},
     }

@@ -112,12 +112,12 @@ def measure(
 
     check_measuring(device, threads, repetitions)
     on_cpu = device == "cpu"
-    name = processor() if on_cpu else torch.cuda.get_device_name(device)
-    main = main_dtype(model.graph)
-    amp = autocast_dtype(model.graph, dtype)
+    machine = processor() if on_cpu else torch.cuda.get_device_name(device)
+    shorter = autocast_dtype(model.graph, dtype)
+    main = shorter or main_dtype(model.graph)
     held_threads = threads if on_cpu else None
-    store = cache_for(name, held_threads, amp or main, torch.__version__) if cached else Cache(None)
-    timer = _ModelTimer(model, device, amp, seed, (repetitions, budget_s), store)
+    store = cache_for(machine, held_threads, main, torch.__version__) if cached else Cache(None)
+    timer = _ModelTimer(model, device, shorter, seed, (repetitions, budget_s), store)
     measured = timer.run(held_threads, progress)
     profile = Profile(
         graph=measured.graph,
@@ -128,7 +128,7 @@ def measure(
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
         microbatch_size=model.batch,
-        dtype=amp or main,
+        dtype=main,
         device_type=device_type(device),
         source=Source.MEASURED,
         threads=held_threads,

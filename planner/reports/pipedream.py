@@ -1,4 +1,4 @@
-"""What PipeDream's optimizer says of its plan."""
+"""The plan of PipeDream's optimizer by its own cost model, as a table, lines of text and JSON."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def pipedream_table(report: "PipeDreamReport") -> Table:
-    """The stages as PipeDream's cost model sees them."""
+    """The stages, with their times by PipeDream's cost model."""
     rows = tuple(
         (
             str(s),
@@ -74,17 +74,18 @@ def pipedream_json(report: "PipeDreamReport") -> dict[str, Any]:
     }
 
 
-# What only the planner's own cost model knows.
+# Keys of figures that only the planner's own cost model has.
 _FOREIGN_NULLS = ("iteration_s", "throughput", "bubble_fraction", "gap", "lower_bound_s",
                   "space_bound_s")  # fmt: skip
 
 
 def under_foreign_model(plain: dict[str, Any], objective_s: float | None) -> dict[str, Any]:
-    """The object of `solve --json` under a foreign cost model: `bottleneck_s` is its objective,
-    and what it does not know is null.
+    """The object of `solve --json` under a foreign cost model: `bottleneck_s` is the model's
+    objective, and figures that it does not have are null.
 
     Args:
-        plain: as `comparison_json` makes it, of one row.
+        plain: the object that `comparison_json` makes for one row.
+        objective_s: the model's objective; None without a plan.
     """
     changed = {**dict.fromkeys(_FOREIGN_NULLS), "bottleneck_s": objective_s}
     rows = [{**row, **changed} for row in plain["compared"]]

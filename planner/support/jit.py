@@ -1,7 +1,8 @@
-"""`njit`: numba with its cache in the user's cache folder, apart for every state of the sources.
+"""`njit`: numba, with its cache in a folder of its own for each state of the sources, in the user's
+cache folder.
 
-Numba looks only at the file of a compiled function, not at those that it calls, so the folder
-carries a hash of all the code that kernels are made of (`sources`).
+Numba checks only the file of a compiled function, not the files of the functions that it calls. So
+the name of the folder has a hash of all code that kernels are made of (`sources`).
 """
 
 import hashlib
@@ -22,12 +23,14 @@ _IMPORTS = re.compile(r"^ *from (planner[\w.]*) import (\([^)]*\)|.*)", re.MULTI
 
 
 def sources() -> list[Path]:
-    """The files that compiled code is made of: those that compile functions, and all of the package
-    that they import, because constants and functions of these are compiled in.
+    """The files that compiled code is made of.
+
+    These are the files that compile functions, and all files of the package that they import, at
+    any distance: their constants and functions are compiled in.
     """
     text = {path: path.read_text() for path in sorted(_PLANNER.rglob("*.py"))}
     reached = [path for path in text if _COMPILES.search(text[path])]
-    for path in reached:  # grows while it is walked
+    for path in reached:  # the list grows while it is walked
         for module, names in _IMPORTS.findall(text[path]):
             folder = _PLANNER.joinpath(*module.split(".")[1:])
             candidates = (folder.with_suffix(".py"), folder / "__init__.py")
@@ -58,8 +61,8 @@ def compiled_before() -> bool:
 
 @contextmanager
 def compile_clock() -> Iterator[Callable[[], float]]:
-    """Gives a function that says how many seconds were spent compiling since, so that they need not
-    count against a time limit.
+    """A context with a function that returns the time spent on compiling since, in s, so that it
+    need not count against a time limit.
     """
     from numba.core import event
 
@@ -74,9 +77,21 @@ def njit(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """The same for a function that only compiled ones call: it takes less to compile, and Python
+    """Compiles a function that only compiled functions call: this takes less time, and Python
     cannot call it.
     """
     # These two options are missing in numba's own type stubs.
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast(F, numba.njit(cache=True, error_model="numpy", **options)(function))
+
+
+def inlined(function: F) -> F:
+    """The same for a function whose machine code goes into that of its callers, and which counts no
+    references to arrays. To hand some arrays to another compiled function takes next to nothing
+    then; else numba counts up and down for each, which can take longer than the function itself.
+    Such a function may neither make an array nor return one.
+    """
+    options: dict[str, Any] = {
+        "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True, "_nrt": False,
+    }  # fmt: skip
+    return cast(F, numba.njit(error_model="numpy", **options)(function))

@@ -1,7 +1,7 @@
 """`calibrate`: measured runs -> `Calibration`, and how far it can be trusted.
 
-Each part is a linear regression with a Gaussian prior around what is predicted without it: of the
-parameters x, with prior means m and widths s, and of relative errors of width e,
+Each part is a linear regression with a Gaussian prior around the prediction without a calibration:
+for the parameters x, with prior means m and widths s, and for relative errors of width e,
 
     minimise  sum over observations ((a x - y) / (e y))^2 + sum over parameters ((x - m) / s)^2,
 

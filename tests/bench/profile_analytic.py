@@ -20,13 +20,10 @@ def rows(
 
     Args:
         models: ONNX files by name.
-        measured: profiles of some of them by the same names, all of one device.
+        measured: profiles of some of these models, by the same names, all of one device.
     """
-    found = []
-    for name, profile in measured.items():
-        one = fitted(models[name], profile)
-        found.append((name, one.rank_correlation, one.median_error, one.p90_error))
-    return found
+    fits = ((name, fitted(models[name], profile)) for name, profile in measured.items())
+    return [(name, fit.rank_correlation, fit.median_error, fit.p90_error) for name, fit in fits]
 
 
 def fitted(path: Path, profile: Profile) -> RooflineFit:

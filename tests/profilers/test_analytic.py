@@ -168,7 +168,7 @@ def test_times_of_an_unknown_device_cannot_be_rescaled(tmp_path):
     with pytest.raises(OptionError, match="of which no speed is known"):
         rescale(measured(residual(tmp_path)), OTHER, None)
     imported = replace(profile_of(graph_of([[], [0]]), [1.0, 2.0]), device_type="imported")
-    with pytest.raises(OptionError, match="does not say on which device"):
+    with pytest.raises(OptionError, match="does not name the device"):
         rescale(imported, OTHER, GPU)
 
 

@@ -403,11 +403,11 @@ def test_a_type_that_onnx_runtime_has_no_kernel_for_is_named(tmp_path):
 def test_who_ran_and_what_does_not_add_up_is_said():
     mixed = {"CUDAExecutionProvider": 8, "CPUExecutionProvider": 2}
     assert _who_ran(mixed) == "8 operators CUDAExecutionProvider, 2 CPUExecutionProvider"
-    found = runs.Runs((), mixed, parts_per_whole=0.5)
+    found = runs.TimedRuns((), mixed, parts_per_whole=0.5)
     elsewhere, apart = _run_warnings(found, "cuda")
     assert elsewhere.startswith("2 operators ran on another provider than CUDAExecutionProvider")
     assert "sum up to 0.50 of the time of the whole model" in apart
-    assert not [*_run_warnings(runs.Runs((), {"CPUExecutionProvider": 1}, 0.9), "cpu")]
+    assert not [*_run_warnings(runs.TimedRuns((), {"CPUExecutionProvider": 1}, 0.9), "cpu")]
 
 
 # ---- what it is used for

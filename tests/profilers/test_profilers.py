@@ -524,7 +524,7 @@ def test_warnings_say_how_times_drift_and_whether_others_had_the_cores(tmp_path)
     assert "2.00 times as long as the whole" in trusted(profile, sum_s / 2, sum_s / 2)
     assert "not timed in one piece" in trusted(profile, sum_s, sum_s, too_big=True)
     unsure = replace(profile, operators=tuple(replace(o, interval=0.2) for o in profile.operators))
-    assert "100% of the time are not known to 3%" in trusted(unsure, sum_s, sum_s)
+    assert "100% of the time are less precise than 3%" in trusted(unsure, sum_s, sum_s)
 
 
 @pytest.mark.slow

@@ -50,7 +50,12 @@ class Drawn:
     """A plan and its problem.
 
     Attributes:
-        rate_mbit: of the links between ranks; None goes over loopback.
+        name: name of the plan.
+        model: name of the model.
+        problem: the problem.
+        plan: the plan.
+        said: the strategy in a few words.
+        rate_mbit: rate of the links between ranks; None goes over loopback.
     """
 
     name: str
@@ -62,7 +67,7 @@ class Drawn:
 
     @property
     def ranks(self) -> int:
-        """How many it has."""
+        """The number of its ranks."""
         return len(self.plan.ranks)
 
 
@@ -77,27 +82,27 @@ def draw(
     """Different plans of one model.
 
     Args:
-        topologies: by number of ranks.
-        counts: plans by number of ranks, 2 or 4.
-        rate_mbit: as of `Drawn`.
+        topologies: topologies by number of ranks.
+        counts: numbers of plans by number of ranks, 2 or 4.
+        rate_mbit: as in `Drawn`.
     """
     title = model if rate_mbit is None else f"{model}-{rate_mbit}mbit"
     dice = random.Random(f"{title} {seed}")
-    found: list[Drawn] = []
+    plans: list[Drawn] = []
     seen: set[Strategy] = set()
     for ranks, number in counts.items():
-        least, widths = len(found), WIDTHS[ranks]
-        while len(found) < least + number:
+        least, widths = len(plans), WIDTHS[ranks]
+        while len(plans) < least + number:
             # One in four is data parallel: there are only few of them.
             replicas = dice.choice(widths[1:] if dice.random() < 0.75 else widths[:1])
             plan = _drawn(
-                dice, f"{title}-{len(found)}", model, profile, topologies[ranks], replicas
+                dice, f"{title}-{len(plans)}", model, profile, topologies[ranks], replicas
             )
             plan = replace(plan, rate_mbit=rate_mbit)
             if plan.plan.strategy not in seen:
                 seen.add(plan.plan.strategy)
-                found.append(plan)
-    return found
+                plans.append(plan)
+    return plans
 
 
 def _drawn(

@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.solvers.bottleneck.model import line_place
 from planner.support.arrays import Floats, Ints
 from planner.support.jit import inner, njit
+
+line_at = inner(line_place)
 
 
 class BottleneckArrays(NamedTuple):
@@ -75,12 +78,6 @@ class PlacementState(NamedTuple):
     holds: Ints
     used: Floats
     cuts: Ints
-
-
-@inner
-def line_at(num_devices: int, p: int, q: int) -> int:
-    """The place of the line from p to q, as `model.line_place`."""
-    return num_devices + num_devices * p + q
 
 
 @inner

@@ -18,9 +18,11 @@ T, the bottleneck, the variables are
                (8) contiguous: for every net and each k, its home is on one of the first k devices
                    of the order if a reader is
 
-(4) is stronger than y_epq >= x_home(e)p + x_vq - 1, which home and reader half on each device
-satisfy with y = 0. T is in units of the bound that needs no search, and bytes are in units of the
-largest room, so that tolerances mean the same for every model.
+(4) is stronger than y_epq >= x_home(e)p + x_vq - 1, which allows y = 0 in the relaxed program where
+the home and a reader are half on each of two devices.
+
+T is in units of the bound that needs no search, and bytes are in units of the largest room, so that
+tolerances mean the same for every model.
 
 `neighbourhood` is the same program in which only the items of some devices move, and T covers only
 the works with an end on these devices. Ties go to less work in total, which leaves room for the

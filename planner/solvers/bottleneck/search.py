@@ -170,7 +170,9 @@ def _annealed(problem: Bottleneck, on: tuple[int, ...], budget: _SearchBudget) -
     with compile_clock() as compiling_s:
         for k, heat in enumerate(HEATS):
             best, _ = annealed(costs, np.array(on), budget.seed + k, moves, heat)
-            on = min(on, tuple(best.tolist()), key=lambda some: bottleneck_s(problem, some))
+            on = min(
+                on, tuple(best.tolist()), key=lambda placement: bottleneck_s(problem, placement)
+            )
     budget.end_s += compiling_s()
     return on
 
@@ -331,7 +333,7 @@ def _proved(
     if on is None and solved.status is Status.INFEASIBLE:
         return BottleneckAnswer(Status.INFEASIBLE, None, math.inf, budget.in_time, budget.note)
     if solved.status is not Status.INFEASIBLE and math.isfinite(solved.bound):
-        # Merging keeps only placements that beat the known one, so a bound above it is none.
+        # Merging loses placements beyond the limit, so the bound holds only up to the limit.
         bound_s = max(bound_s, min(solved.bound * model.unit_s, limit_s / (1 + SAME)))
     known = [] if on is None else [on]
     if solved.values is not None:
@@ -340,7 +342,7 @@ def _proved(
         known += [whole] if fits(problem, whole) else []
     if not known:
         return BottleneckAnswer(Status.UNKNOWN, None, bound_s, budget.in_time, budget.note)
-    best = min(known, key=lambda some: bottleneck_s(problem, some))
+    best = min(known, key=lambda placement: bottleneck_s(problem, placement))
     optimal = bottleneck_s(problem, best) <= bound_s * (1 + 2 * GAP)
     status = Status.OPTIMAL if optimal else Status.FEASIBLE
     return BottleneckAnswer(status, best, bound_s, budget.in_time, budget.note)

@@ -55,6 +55,7 @@ from planner.problem import Status
 from planner.solvers.placement.coplacement import edge_bytes, kept_bytes
 from planner.solvers.placement.problem import (
     KeptBytes,
+    Placement,
     PlacementProblem,
     bytes_by_device,
     transfer_s,
@@ -114,7 +115,7 @@ class EngineAnswer:
     """
 
     status: Status
-    device_of: tuple[int, ...] | None
+    device_of: Placement | None
     latency_s: float
     bound_s: float | None
     reproducible: bool = True
@@ -250,7 +251,7 @@ def _swappable(problem: PlacementProblem, p: int, q: int) -> bool:
     )
 
 
-def canonical(instance: NetSplitInstance, device_of: Sequence[int]) -> tuple[int, ...]:
+def canonical(instance: NetSplitInstance, device_of: Sequence[int]) -> Placement:
     """The same placement with the devices of a class renamed in the order of the groups, by (9).
 
     Args:
@@ -266,7 +267,7 @@ def canonical(instance: NetSplitInstance, device_of: Sequence[int]) -> tuple[int
     return tuple(name[p] for p in device_of)
 
 
-def grouped(instance: NetSplitInstance, device_of: Sequence[int]) -> tuple[int, ...]:
+def grouped(instance: NetSplitInstance, device_of: Sequence[int]) -> Placement:
     """A placement changed so that groups stay together: each goes to the device with most of its
     time, ties to the lowest index.
     """
@@ -434,7 +435,7 @@ class KnownPlacement:
         schedule: its schedule; None if it does not fit, or the model is relaxed.
     """
 
-    device_of: tuple[int, ...]
+    device_of: Placement
     fits: bool
     latest: int
     schedule: TickSchedule | None = None

@@ -147,9 +147,9 @@ def _too_large(problem: Problem, placement_problem: PlacementProblem) -> str | N
         return None
     largest = int(placement_problem.capacity_bytes.max()) + problem.options.reserve_bytes
     return (
-        f"parameters with gradients and optimizer state, and what is kept for backwards, take"
-        f" {format_bytes(need)}; the limit is {format_bytes(largest)} per device, beside"
-        f" reserves all together have {format_bytes(room)}"
+        f"parameters, gradients, optimizer state and stash need {format_bytes(need)}; the limit is"
+        f" {format_bytes(largest)} per device, and all devices together have {format_bytes(room)}"
+        f" besides their reserves"
     )
 
 
@@ -385,5 +385,5 @@ def _space(problem: Problem, objective: str, groups: int, note: str = "") -> str
     if objective:
         parts.append(f"{objective} over {groups} groups of operators")
     if switches_of(problem.options, NetSplit).relaxed:
-        parts.append("as published: devices and links do any number of things at once")
+        parts.append("as published: devices and links run any number of jobs at once")
     return "; ".join([*parts, *([note] if note else [])])
