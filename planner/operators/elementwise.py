@@ -72,7 +72,7 @@ def is_inf(x: Tensor, detect_negative: int, detect_positive: int) -> Tensor:
 
 
 def cast(input: Tensor, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """Numbers in another type; 8-bit floats, which have `saturate` and `round_mode`, are refused."""
+    """Numbers in another type; 8-bit floats, with `saturate` and `round_mode`, are refused."""
     try:
         name = helper.tensor_dtype_to_np_dtype(to).name
     except KeyError:
