@@ -133,7 +133,8 @@ def test_a_compression_that_is_no_number_above_0_is_a_usage_error(folder, ratio)
 
 
 def test_another_solver_cannot_be_asked_under_pipedreams_cost_model(folder):
-    result = run("solve", "--cost-model", "pipedream", "--solver", "even", code=1)
+    arguments = ("--profile", "graph.txt", "--cost-model", "pipedream", "--solver", "even")
+    result = run("solve", *arguments, code=1)
     assert "asks only the solver pipedream" in result.output
 
 
