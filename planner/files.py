@@ -8,24 +8,28 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import to_json
+from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema, to_json
 
 from planner.calibration import CalibrationFile
 from planner.errors import FileError
 from planner.plan import Plan
 from planner.profiles import Profile, ProfileSet
+from planner.sharding import Sharding, rule_lines, rule_of
+from planner.strategy import Stage, not_runnable
 
 PROFILE_FORMAT = "planner-profile/1"
 PROFILE_SET_FORMAT = "planner-profile-set/1"
-STRATEGY_FORMAT = "planner-strategy/1"
+STRATEGY_FORMAT = "planner-strategy/2"
+# A stage of format 1 has no mesh; otherwise it is the same.
+STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
 
@@ -68,7 +72,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     seen: set[type] = set()
 
     def tighten(part: Any) -> None:
-        if is_dataclass(part) and isinstance(part, type) and part not in seen:
+        if part is Stage:
+            Stage.__get_pydantic_core_schema__ = _stage_schema  # type: ignore[attr-defined]
+            tighten(_StageFields)
+        elif is_dataclass(part) and isinstance(part, type) and part not in seen:
             seen.add(part)
             config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
             part.__pydantic_config__ = config  # type: ignore[attr-defined]
@@ -79,6 +86,66 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
     tighten(kind)
     return TypeAdapter(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _StageFields:
+    """A `Stage` as files have it: its groups one after the other, and its sharding as text. None
+    of the last five is written where all operators are whole.
+    """
+
+    operators: tuple[str, ...]
+    devices: tuple[int, ...]
+    warmup: int
+    recompute: bool
+    mesh: tuple[int, ...] | None = None
+    rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    outputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def _stage_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """Reads a stage from the fields that a file has, and writes them."""
+    return core_schema.no_info_after_validator_function(
+        _stage_of,
+        handler(_StageFields),
+        serialization=core_schema.plain_serializer_function_ser_schema(_fields_of),
+    )
+
+
+def _stage_of(fields: _StageFields) -> Stage:
+    if fields.mesh is None:
+        if fields.rules or fields.parameters or fields.inputs or fields.outputs:
+            raise ValueError("mesh: missing, but there are rules or specs")
+        return Stage.whole(fields.operators, fields.devices, fields.warmup, fields.recompute)
+    rules = {}
+    for name, lines in fields.rules.items():
+        try:
+            rules[name] = rule_of(lines)
+        except ValueError as error:
+            raise ValueError(f"rules.{name}: {error}") from None
+    sharding = Sharding(fields.mesh, rules, fields.parameters, fields.inputs, fields.outputs)
+    size, devices = sharding.num_devices, fields.devices
+    if len(devices) % size:
+        raise ValueError(f"devices: expected a multiple of {size} for the mesh, got {len(devices)}")
+    groups = tuple(devices[i : i + size] for i in range(0, len(devices), size))
+    return Stage(fields.operators, groups, fields.warmup, fields.recompute, sharding)
+
+
+def _fields_of(stage: Stage) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "operators": stage.operators,
+        "devices": stage.devices,
+        "warmup": stage.warmup,
+        "recompute": stage.recompute,
+    }
+    if stage.sharding is not None:
+        fields["mesh"] = stage.sharding.mesh
+        fields["rules"] = {name: rule_lines(one) for name, one in stage.sharding.rules.items()}
+        for name in ("parameters", "inputs", "outputs"):
+            fields[name] = dict(getattr(stage.sharding, name))
+    return fields
 
 
 def to_plain(artefact: Any) -> dict[str, Any]:
@@ -245,14 +312,23 @@ def without_format(plain: object, path: Path, form: str, advice: str) -> object:
     return {name: value for name, value in plain.items() if name != "format"}
 
 
-def _read(kind: Any, form: str, path: Path, made_by: str) -> Any:
-    """An artefact from its JSON file."""
+def _read(
+    kind: Any, form: str, path: Path, made_by: str, readable: Collection[str] = ()
+) -> Any:  # fmt: skip
+    """An artefact from its JSON file.
+
+    Args:
+        form: the format of the file.
+        readable: formats that are read, too.
+    """
     advice = f"make one with: {made_by}"
     content = read_text(path, form, advice)
     try:
         plain = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: expected {form}, this is no JSON: {error}; {advice}") from None
+    if isinstance(plain, dict) and plain.get("format") in readable:
+        plain["format"] = form
     plain = without_format(plain, path, form, advice)
     try:
         return _adapter(kind).validate_json(to_json(plain, inf_nan_mode="constants"))
@@ -285,10 +361,10 @@ def read_plan(path: Path) -> Plan:
     """The plan in a strategy JSON file.
 
     Raises:
-        FileError: if it is missing, no strategy, or malformed.
+        FileError: if it is missing, no strategy, or malformed, or has stages that cannot be run.
     """
-    found: Plan = _read(Plan, STRATEGY_FORMAT, path, "planner solve")
-    return found
+    plan: Plan = _read(Plan, STRATEGY_FORMAT, path, "planner solve", STRATEGY_FORMATS)
+    return _runnable(plan, path)
 
 
 def calibration_path(profile_path: Path) -> Path:
@@ -325,10 +401,18 @@ def plan_from_plain(plain: object, path: Path) -> Plan:
         FileError: if it is malformed.
     """
     try:
-        found: Plan = _adapter(Plan).validate_json(to_json(plain, inf_nan_mode="constants"))
+        plan: Plan = _adapter(Plan).validate_json(to_json(plain, inf_nan_mode="constants"))
     except ValidationError as error:
         raise complaint(path, error) from None
-    return found
+    return _runnable(plan, path)
+
+
+def _runnable(plan: Plan, path: Path) -> Plan:
+    """The plan, refused where a stage of it can be neither priced nor run."""
+    for s, stage in enumerate(plan.strategy.stages):
+        if obstacle := not_runnable(stage):
+            raise FileError(f"{path}: strategy.stages[{s}]: {obstacle}")
+    return plan
 
 
 def newest_profile(folder: Path) -> Path:

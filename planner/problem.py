@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from planner.calibration import UNCALIBRATED, Calibration
 from planner.profiles import Profile
@@ -9,6 +10,8 @@ from planner.strategy import ScheduleName, Strategy
 from planner.topology import DeviceType, Topology
 
 DEFAULT_RESERVE_BYTES = 1024**3
+
+Switches = TypeVar("Switches")
 
 
 class Objective(StrEnum):
@@ -51,71 +54,6 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PipeDream:
-    """Switches of PipeDream's optimizer.
-
-    Attributes:
-        straight_pipeline: whether no stage is replicated.
-        memory_bytes: limit to its own count of stashed activations and parameters; None asks for
-            none.
-        fewer_machines: whether machines may be left out where that is faster.
-        compression: by how much activations are compressed before they are sent, 1 for not at
-            all; None leaves transfers out.
-
-    Raises:
-        ValueError: if the limit or the compression is not above 0.
-    """
-
-    straight_pipeline: bool = False
-    memory_bytes: int | None = None
-    fewer_machines: bool = False
-    compression: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("memory_bytes", self.memory_bytes), ("compression", self.compression)):
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name}: expected more than 0, got {value}")
-
-
-class Engine(StrEnum):
-    """Who solves the constraint model."""
-
-    CP_SAT = "cp-sat"
-    GUROBI = "gurobi"
-
-
-@dataclass(frozen=True, slots=True)
-class NetSplit:
-    """Switches of the constraint model.
-
-    Attributes:
-        relaxed: whether it is the published one, in which a device runs any number of operators at
-            once and a link carries any number of messages.
-        engine: None leaves it to the solver.
-        contiguous: whether the smallest bottleneck is looked for among contiguous stages only.
-        gap: (latency - bound) / bound at which the search for the least latency may end.
-    """
-
-    relaxed: bool = False
-    engine: Engine | None = None
-    contiguous: bool = True
-    gap: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Manual:
-    """The user's own stages.
-
-    Attributes:
-        cuts: the last operators of all stages but the last.
-        replicas: per stage; empty for one each.
-    """
-
-    cuts: tuple[str, ...] = ()
-    replicas: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """How the model is trained and how the search is limited.
 
@@ -131,10 +69,11 @@ class Options:
             leaves it to the solver, which takes as many as seconds allow.
         exact: whether the graph must not be coarsened, whatever it costs.
         seed: for everything that draws lots.
-        pipedream: switches of the solver of that name.
-        netsplit: switches of the solver of that name.
         pins: operators that have to be on a device, and its name.
-        manual: the user's own stages, for the solver of that name; None if there are none.
+        switches: the solvers' own options, at most one of each type (see `switches_of`).
+
+    Raises:
+        ValueError: if there are two of one type.
     """
 
     num_microbatches: int
@@ -147,10 +86,21 @@ class Options:
     max_downsets: int | None = None
     exact: bool = False
     seed: int = 0
-    pipedream: PipeDream = PipeDream()
-    netsplit: NetSplit = NetSplit()
     pins: tuple[tuple[str, str], ...] = ()
-    manual: Manual | None = None
+    switches: tuple[object, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({type(one) for one in self.switches}) < len(self.switches):
+            raise ValueError(f"switches: expected one of each type, got {self.switches}")
+
+
+def switches_of(options: Options, kind: type[Switches]) -> Switches:
+    """One solver's own options; their defaults where none are given.
+
+    Args:
+        kind: their type.
+    """
+    return next((one for one in options.switches if isinstance(one, kind)), kind())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ PACKAGE = ROOT / "planner"
 # Files and folders right under the package, from the lowest layer to the highest.
 ORDER = (
     "errors", "units", "support",  # words
-    "graph", "topology", "profiles", "strategy", "calibration", "problem", "plan", "files",
-    "model", "partition", "operators",
+    "graph", "topology", "profiles", "sharding", "strategy", "calibration", "problem", "plan",
+    "files", "model", "partition", "operators",
     "graphs", "clusters", "formats",
     "schedules", "costs", "profilers", "simulator", "solvers",
     "judging", "traces", "peers", "drawing", "launcher",

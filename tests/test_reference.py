@@ -52,7 +52,7 @@ def transposed(strategy, counts):
     inner, count = counts[0], prod(counts)
     order = [host * inner + place for place in range(inner) for host in range(count // inner)]
     stages = (
-        Stage(s.operators, tuple(sorted(order[d] for d in s.devices)), s.warmup, s.recompute)
+        Stage.whole(s.operators, tuple(sorted(order[d] for d in s.devices)), s.warmup, s.recompute)
         for s in strategy.stages
     )
     return Strategy(tuple(stages), strategy.schedule, strategy.num_microbatches)

@@ -9,7 +9,16 @@ import click
 
 from planner.commands.ends import NO_PLAN
 from planner.commands.option_types import TIME
-from planner.commands.options import INPUTS, OWN_STAGES, PINS, SEARCH, TRAINING, WHAT_IF
+from planner.commands.options import (
+    INPUTS,
+    OWN_STAGES,
+    PINS,
+    SEARCH,
+    TRAINING,
+    WHAT_IF,
+    solver_choice,
+    solver_list,
+)
 from planner.commands.outputs import check_output
 from planner.commands.printing import show, spinner
 from planner.commands.problems import (
@@ -18,17 +27,16 @@ from planner.commands.problems import (
     inputs_of,
     problems_for,
     say_if_compiling,
-    solvers_of,
 )
+from planner.solvers.registry import automatic, with_given
 
 # Columns of the longest bar.
 BAR_WIDTH = 48
 
 
-@click.command()
+@click.command(epilog=solver_list())
 @INPUTS
-@click.option("--solver", "solvers", multiple=True, metavar="NAME",
-              help="Compare only this one; may be repeated.  [default: all]")  # fmt: skip
+@solver_choice("Compare", automatic())
 @TRAINING
 @SEARCH
 @PINS
@@ -71,7 +79,6 @@ def compare(
     from planner.judging.portfolio import compare as run
     from planner.reports.compare import compare_bars, compare_csv, winner_line
     from planner.reports.solve import comparison_json, comparison_table, reason_lines
-    from planner.solvers import AUTOMATIC
 
     read = inputs_of(profile_path, topology_name, microbatch_size, quiet=as_json)
     if csv_path is not None:
@@ -84,9 +91,8 @@ def compare(
         problem = replace(problem, topology=changed.topology)
     say_if_compiling()
     with spinner() as say:
-        comparison = run(
-            problem, solvers_of(solvers, AUTOMATIC, problem), time_limit, say, thorough=True
-        )
+        names = with_given(solvers or automatic(), problem.options)
+        comparison = run(problem, names, time_limit, say, thorough=True)
     if csv_path is not None:
         write_atomically(csv_path, compare_csv(comparison).encode())
     if as_json:

@@ -27,7 +27,7 @@ def under_foreign_model(chosen: Path, topology_name: str) -> int:
         solve_foreign,
         solve_profile,
     )
-    from planner.problem import Engine, Recompute
+    from planner.problem import Recompute
     from planner.reports.foreign import foreign_lines, foreign_stage_table, foreign_table
 
     given = click.get_current_context().params
@@ -43,7 +43,7 @@ def under_foreign_model(chosen: Path, topology_name: str) -> int:
         contiguous=given["contiguous"],
         time_limit_s=given["time_limit"],
         seed=given["seed"],
-        engine=None if given["engine"] is None else Engine(given["engine"]),
+        engine=given["engine"],
     )
     if model is not ForeignModel.DNN_PARTITIONING and not options.contiguous:
         raise OptionError("--no-contiguous is not for --cost-model piper, whose stages are layers")

@@ -1,6 +1,5 @@
 """Types of options that click does not know: sizes, times, rates, dimensions."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -99,26 +98,8 @@ def counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return tuple(map(int, texts))
 
 
-def parse_ratio(text: str) -> float:
-    """A number above 0.
-
-    Raises:
-        UnitError: if it is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise UnitError(f"expected a number above 0 such as 2, got {text!r}")
-    return value
-
-
 SIZE, TIME = Quantity("size", parse_bytes), Quantity("time", parse_seconds)
 MEMORY = Quantity("size", parse_bytes, positive=True)
 
 
 RATE = Quantity("rate", parse_rate)
-
-
-RATIO = Quantity("ratio", parse_ratio)

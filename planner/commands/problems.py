@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.errors import FileError, OptionError
+from planner.solvers.registry import own_options
 
 if TYPE_CHECKING:
     from planner.calibration import Calibration
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from planner.problem import Options, Problem
     from planner.profiles import Profile
     from planner.topology import DeviceType, Topology
-
-# What PipeDream's --memory-constraint means there.
-PIPEDREAM_MEMORY_BYTES = 16_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +115,8 @@ def type_of(profile: "Profile", topology: "Topology") -> "DeviceType | None":
 
 
 def options_of(training: Mapping[str, Any]) -> "Options":
-    """How to train, and where there are switches of solvers, how to search; for one microbatch."""
-    from planner.problem import Manual, Objective, Optimizer, Options, Recompute
+    """How to train, and how to search where there are options for that; for one microbatch."""
+    from planner.problem import Objective, Optimizer, Options, Recompute
     from planner.strategy import ScheduleName
 
     options = Options(
@@ -129,36 +127,21 @@ def options_of(training: Mapping[str, Any]) -> "Options":
         recompute=Recompute(training["recompute"]),
         device_memory_bytes=training["device_memory"],
         reserve_bytes=training["reserve"],
+        switches=own_options(training),
     )
-    if training["cuts"] or training["replicas"]:
-        options = replace(options, manual=Manual(training["cuts"], training["replicas"]))
-    return with_switches(options, training) if "exact" in training else options
+    return with_search(options, training) if "exact" in training else options
 
 
-def with_switches(options: "Options", search: Mapping[str, Any]) -> "Options":
-    """The options with the switches of solvers."""
-    from planner.problem import Engine, NetSplit, PipeDream
-
+def with_search(options: "Options", search: Mapping[str, Any]) -> "Options":
+    """The options with the limits of the search."""
     if search["exact"] and search["max_downsets"] is not None:
         raise OptionError("give either --exact or --max-downsets, not both")
-    memory = options.device_memory_bytes or PIPEDREAM_MEMORY_BYTES
     return replace(
         options,
         max_downsets=search["max_downsets"],
         exact=search["exact"],
         pins=tuple(search["pins"]),
         seed=search["seed"],
-        pipedream=PipeDream(
-            straight_pipeline=search["straight_pipeline"],
-            memory_bytes=memory if search["memory_constraint"] else None,
-            fewer_machines=search["fewer_machines"],
-            compression=search["activation_compression"],
-        ),
-        netsplit=NetSplit(
-            relaxed=search["relaxed"],
-            engine=None if search["engine"] is None else Engine(search["engine"]),
-            contiguous=search["contiguous"],
-        ),
     )
 
 
@@ -203,15 +186,6 @@ def changed_cluster(
             ) from None
         more.append((name, None if path is None else read_topology(path)))
     return what_if(topology, settings, dropped, more, device_table())
-
-
-def solvers_of(named: Sequence[str], default: Sequence[str], problem: "Problem") -> tuple[str, ...]:
-    """The solvers to ask: those named, else the default ones; and the user's own stages, if there
-    are any.
-    """
-    chosen = tuple(named or default)
-    own = problem.options.manual is not None and "manual" not in chosen
-    return (*chosen, "manual") if own else chosen
 
 
 def say_if_compiling() -> None:

@@ -143,7 +143,7 @@ def of_cuts(
     quiet: bool,
 ) -> "tuple[Problem, str, Result]":
     """The user's own stages."""
-    from planner.solvers.manual import solve
+    from planner.solvers.manual.solve import solve
 
     if not training["cuts"] and not training["replicas"]:
         raise OptionError(

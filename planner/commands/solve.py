@@ -12,7 +12,16 @@ import click
 from planner.commands.ends import NO_PLAN
 from planner.commands.foreign import FOREIGN, under_foreign_model
 from planner.commands.option_types import RATE, TIME
-from planner.commands.options import INPUTS, OWN_STAGES, PINS, SEARCH, TRAINING, WHAT_IF
+from planner.commands.options import (
+    INPUTS,
+    OWN_STAGES,
+    PINS,
+    SEARCH,
+    TRAINING,
+    WHAT_IF,
+    solver_choice,
+    solver_list,
+)
 from planner.commands.outputs import check_strategy_output, relative
 from planner.commands.printing import show, spinner
 from planner.commands.problems import (
@@ -21,9 +30,9 @@ from planner.commands.problems import (
     inputs_of,
     problems_for,
     say_if_compiling,
-    solvers_of,
 )
 from planner.errors import FileError, ModelError, OptionError
+from planner.solvers.registry import portfolio, with_given
 
 if TYPE_CHECKING:
     from planner.clusters.what_if import Changed
@@ -36,14 +45,11 @@ if TYPE_CHECKING:
     from planner.solvers.pipedream.costs import PipeDreamReport
 
 
-@click.command()
+@click.command(epilog=solver_list())
 @INPUTS
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the profile says.")  # fmt: skip
-@click.option("--solver", "solvers", multiple=True, metavar="NAME",
-              help="Ask only this one of single, data-parallel, antichain, even, pipedream, heft,"
-              " m-topo, m-etf, m-sct, pesto, netsplit, manual; may be repeated.  [default: the"
-              " first five, netsplit]")  # fmt: skip
+@solver_choice("Ask", portfolio())
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
               default="planner", show_default=True, help="Whose figures decide.")  # fmt: skip
 @click.option("--bandwidth", type=RATE,
@@ -106,7 +112,6 @@ def solve(
     from planner.files import newest_profile, write_plan
     from planner.judging.portfolio import compare_between, under_pipedream
     from planner.reports.what_if import sensitivity_line, sensitivity_table, what_if_json
-    from planner.solvers import PORTFOLIO
 
     if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
         raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
@@ -148,7 +153,7 @@ def solve(
                 say(cost_model)
                 comparisons.append(under_pipedream(some[-1]))
             else:
-                names = solvers_of(solvers, PORTFOLIO, some[-1])
+                names = with_given(solvers or portfolio(), some[-1].options)
                 one, asked = compare_between(some, profiles, names, time_limit, say)
                 comparisons.append(one)
     comparison = comparisons[-1]

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from planner.clusters.places import homes, neighbours
 from planner.clusters.routes import chain
+from planner.drawing.svg import text_width
 from planner.drawing.tree import heights, upward
 from planner.topology import Host, Topology
 
@@ -21,8 +22,6 @@ GAP, GUTTER = 16.0, 44.0
 DEVICE_HEIGHT, SWITCH_HEIGHT, HEADER = 36.0, 22.0, 24.0
 # Between a row and the next one, for the lines.
 STEP = 40.0
-# Width of a letter, as a share of the size of the font: somewhat more than most are.
-LETTER = 0.62
 ASPECT = 1.6
 
 
@@ -90,11 +89,6 @@ class Layout:
     lines: Mapping[str, int]
     width: float
     height: float
-
-
-def text_width(text: str, size: float) -> float:
-    """Room that a line of text takes, in pixels, for a size of the font."""
-    return LETTER * size * len(text)
 
 
 def layout(topology: Topology) -> Layout:

@@ -1,4 +1,4 @@
-"""A topology as its connections, and as a tree of text; `pictures_svg.py` draws it."""
+"""A topology as its connections, and as a tree of text; `topology_svg.py` draws it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from planner.clusters.places import homes, neighbours
 from planner.topology import Link, Topology
 from planner.units import format_bytes, format_rate, format_seconds
 
-# Of the names at the other ends of links, a line of the tree has so many.
-MOST_ENDS = 8
+# A line of the tree names at most this number of other ends of links.
+MAX_ENDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A connection of two vertices, both directions together.
+class Connection:
+    """Two vertices that are linked, both directions together.
 
     Attributes:
         a: the vertex that the first of its links starts at.
@@ -32,20 +32,20 @@ class Pair:
     bandwidth_bytes_per_s: float
 
 
-def pairs(topology: Topology) -> tuple[Pair, ...]:
+def connections(topology: Topology) -> tuple[Connection, ...]:
     """The connections, in the order of the links."""
-    found: dict[frozenset[str], list[Link]] = {}
+    between: dict[frozenset[str], list[Link]] = {}
     for link in topology.links:
-        found.setdefault(frozenset((link.source, link.target)), []).append(link)
+        between.setdefault(frozenset((link.source, link.target)), []).append(link)
     return tuple(
-        Pair(
+        Connection(
             links[0].source,
             links[0].target,
             " / ".join(dict.fromkeys(map(_figures, links))),
             " / ".join(dict.fromkeys(format_rate(x.bandwidth_bytes_per_s) for x in links)),
             max(link.bandwidth_bytes_per_s for link in links),
         )
-        for links in found.values()
+        for links in between.values()
     )
 
 
@@ -81,8 +81,8 @@ class _Node:
         """What follows the name, in one line."""
         parts = list(self.words)
         for figures, ends in self.others:
-            more = f" and {len(ends) - MOST_ENDS} more" if len(ends) > MOST_ENDS else ""
-            parts.append(f"to {' '.join(ends[:MOST_ENDS])}{more}: {figures}")
+            more = f" and {len(ends) - MAX_ENDS} more" if len(ends) > MAX_ENDS else ""
+            parts.append(f"to {' '.join(ends[:MAX_ENDS])}{more}: {figures}")
         return "; ".join(parts)
 
     @property
@@ -112,7 +112,7 @@ def tree(topology: Topology) -> str:
     names = [host.name for host in topology.hosts]
     for vertex in (*topology.switches, *names, *(device.name for device in topology.devices)):
         below.setdefault(up.get(vertex), []).append(vertex)
-    label = {frozenset((pair.a, pair.b)): pair.label for pair in pairs(topology)}
+    label = {frozenset((one.a, one.b)): one.label for one in connections(topology)}
     devices = {device.name: device for device in topology.devices}
     hosts = {host.name: host for host in topology.hosts}
     rank = dict.fromkeys(names, 1) | dict.fromkeys(devices, 2)

@@ -12,6 +12,7 @@ from planner.files import (
     PROFILE_FORMAT,
     PROFILE_SET_FORMAT,
     STRATEGY_FORMAT,
+    STRATEGY_FORMATS,
     read_profile,
     read_profile_set,
     read_text,
@@ -59,8 +60,9 @@ def detect(path: Path) -> str:
     if isinstance(plain, dict):
         if "format" in plain:
             # Whose version is wrong is said by the reader of that format.
-            own = (STRATEGY_FORMAT, PROFILE_SET_FORMAT)
-            return plain["format"] if plain["format"] in own else PROFILE_FORMAT
+            if plain["format"] in STRATEGY_FORMATS:
+                return STRATEGY_FORMAT
+            return PROFILE_SET_FORMAT if plain["format"] == PROFILE_SET_FORMAT else PROFILE_FORMAT
         for name, keys in _KEYS.items():
             if keys <= plain.keys():
                 return name

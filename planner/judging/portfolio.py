@@ -16,19 +16,12 @@ from planner.judging.judge import comparable_s, exactly, judge, objective_s, sam
 from planner.plan import Plan
 from planner.problem import Objective, Problem, Result, Status
 from planner.profiles import Profile, Source
-from planner.solvers import PORTFOLIO, SOLVERS
+from planner.solvers.registry import SOLVERS, portfolio
 from planner.support.jit import compile_clock
 from planner.units import format_seconds
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01
-# Solvers that take next to no time, whatever the limit.
-ALWAYS_ASKED = ("single", "data-parallel")
-# Whose strategies have no replicas: asked only where such a one may win.
-UNREPLICATED = ("netsplit",)
-# Of the time limit, for solvers that use all they are given: so much, whatever is left, so that
-# results repeat.
-SHARES = {"netsplit": 0.3}
 # Of microbatches between those profiled, so many sizes are planned for.
 MOST_BETWEEN = 4
 # Of a solver whose turn did not come.
@@ -109,7 +102,7 @@ def compare(
     *,
     thorough: bool = False,
 ) -> Comparison:
-    """Asks the solvers, `PORTFOLIO` unless named, and judges what they say.
+    """Asks the solvers, the portfolio unless named, and judges their strategies.
 
     Args:
         names: keys of `SOLVERS`.
@@ -131,9 +124,10 @@ def compare(
     rows: list[Row] = []
     with compile_clock() as compiling_s:
         begin = time.monotonic()
-        for name in names or PORTFOLIO:
+        for name in names or portfolio():
             left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-            share_s = SHARES.get(name, 1.0) * time_limit_s
+            share = SOLVERS[name].time_share
+            share_s = share * time_limit_s
             allowed_s = time_limit_s if thorough else min(left_s, share_s)
             reason = None if thorough else _not_asked(problem, name, rows, left_s)
             if shortage is not None:
@@ -144,7 +138,7 @@ def compare(
                 progress(name)
                 known = tuple(row.plan.strategy for row in rows if row.plan is not None)
                 row = _row(problem, replace(asked, known=known), name, allowed_s, bound)
-                cut = not thorough and name in SHARES and allowed_s < share_s
+                cut = not thorough and share < 1 and allowed_s < share_s
                 rows.append(_not_reproducible(row) if cut else row)
     if any(row.reason == OUT_OF_TIME for row in rows):
         rows = [_not_reproducible(row) for row in rows]
@@ -157,11 +151,12 @@ def _not_asked(problem: Problem, name: str, rows: Sequence[Row], left_s: float) 
     """
     if any(row.plan and row.plan.certificate.gap <= GOOD_ENOUGH for row in rows):
         return f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
-    if name in UNREPLICATED and any(row.plan for row in rows):
+    if SOLVERS[name].unreplicated and any(row.plan for row in rows):
         least_s = unreplicated_s(problem)
         if least_s >= min(objective_s(row.plan) for row in rows if row.plan):
             return f"not asked: without replicas nothing is faster than {format_seconds(least_s)}"
-    return OUT_OF_TIME if left_s <= 0 and rows and name not in ALWAYS_ASKED else None
+    always = SOLVERS[name].always_asked
+    return OUT_OF_TIME if left_s <= 0 and rows and not always else None
 
 
 def compare_sizes(

@@ -22,7 +22,8 @@ from planner.peers.dnn_partitioning.solve import DEFAULT_MAX_DOWNSETS, DnnStage,
 from planner.peers.piper import costs as piper
 from planner.peers.piper.equal import equal_stages
 from planner.peers.piper.solve import PiperOptions, PiperPlan, plan
-from planner.problem import Engine, Problem, Recompute, Status
+from planner.problem import Problem, Recompute, Status
+from planner.solvers.engines.engine import Engine
 from planner.units import format_bytes, format_seconds
 
 # Piper's files have one time for both passes; this share of it is shown as the forward pass.

@@ -52,7 +52,7 @@ def pipeline(
     )
     return Strategy(
         stages=tuple(
-            Stage(
+            Stage.whole(
                 operators=tuple(graph.operators[v].name for v in sorted(inside)),
                 devices=tuple(where),
                 warmup=depth,

@@ -194,7 +194,7 @@ def wide_problem(profile, setting, count, objective, per_device):
         return problem
     everything = tuple(o.name for o in profile.graph.operators)
     replicated = Strategy(
-        (Stage(everything, tuple(range(count)), 1, False),),
+        (Stage.whole(everything, tuple(range(count)), 1, False),),
         ScheduleName.ONE_F_ONE_B,
         options.num_microbatches,
     )

@@ -79,7 +79,7 @@ def drawn(
             parts, first = [], 0
             for s, (start, end) in enumerate(pairwise([0, *cuts, len(names)])):
                 devices = tuple(range(first, first + replicas[s]))
-                parts.append(Stage(tuple(names[start:end]), devices, warmups[s], again))
+                parts.append(Stage.whole(tuple(names[start:end]), devices, warmups[s], again))
                 first += replicas[s]
             optimizer = dice.choice(list(Optimizer))
             title = (

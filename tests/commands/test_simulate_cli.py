@@ -163,7 +163,7 @@ def test_stages_keep_their_depth_beyond_the_default_for_another_number_of_microb
     for schedule, extra in ((ScheduleName.ONE_F_ONE_B, 1), (ScheduleName.GPIPE, 0)):
         deep = default_warmups((1, 1, 1), 12, extra, schedule)
         stages = tuple(
-            Stage((f"o{s}",), (s,), depth, False) for s, depth in enumerate(deep)
+            Stage.whole((f"o{s}",), (s,), depth, False) for s, depth in enumerate(deep)
         )  # fmt: skip
         strategy = Strategy(stages, schedule, 12)
         more = with_microbatches(strategy, 24)

@@ -290,7 +290,7 @@ def test_only_what_is_not_there_anyway_waits_to_be_sent(base, size, output, copi
 def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
     problem = problem_of(views_profile(), cluster([unit_type()] * 2), 6)
     strategy = Strategy(
-        (Stage(("a", "b"), (0,), 4, recompute), Stage(("c",), (1,), 1, False)),
+        (Stage.whole(("a", "b"), (0,), 4, recompute), Stage.whole(("c",), (1,), 1, False)),
         ScheduleName.ONE_F_ONE_B, 6,
     )  # fmt: skip
     code = evaluate(problem, strategy).program.code
@@ -314,7 +314,7 @@ def chain_in_stages(widths, count, warmups):
     """A graph, its strategy with one operator a stage, and the lists."""
     last = np.cumsum(widths).tolist()
     stages = tuple(
-        Stage((f"op{s}",), tuple(range(last[s] - width, last[s])), warmups[s], recompute=True)
+        Stage.whole((f"op{s}",), tuple(range(last[s] - width, last[s])), warmups[s], recompute=True)
         for s, width in enumerate(widths)
     )
     graph = graph_of([[s - 1] if s else [] for s in range(len(stages))])
@@ -412,7 +412,7 @@ def surely_run(lists):
 @pytest.mark.parametrize("recompute", [False, True])
 def test_with_gpipe_the_outputs_of_one_forward_wait_while_the_next_runs(recompute):
     problem = problem_of(views_profile(), cluster([unit_type()] * 2), 4)
-    stages = Stage(("a", "b"), (0,), 4, recompute), Stage(("c",), (1,), 4, False)
+    stages = Stage.whole(("a", "b"), (0,), 4, recompute), Stage.whole(("c",), (1,), 4, False)
     strategy = Strategy(stages, ScheduleName.GPIPE, 4)
     code = evaluate(problem, strategy).program.code
     needs = {0: stage_memory(problem.profile, [0, 1])}

@@ -98,7 +98,7 @@ def write_case(folder, model, profile, case):
     stages, first = [], 0
     for s, width in enumerate(widths):
         operators = tuple(names[bounds[s] : bounds[s + 1]])
-        stages.append(Stage(operators, tuple(range(first, first + width)), warmups[s], again))
+        stages.append(Stage.whole(operators, tuple(range(first, first + width)), warmups[s], again))
         first += width
     topology = cluster([unit_type("cpu")] * first, bandwidth=1e9)
     options = Options(count, schedule=schedule, optimizer=Optimizer(optimizer))

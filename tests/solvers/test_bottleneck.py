@@ -15,7 +15,7 @@ from planner.peers.compare import ForeignOptions, foreign_json, solve_foreign
 from planner.peers.dnn_partitioning import costs as dnn_partitioning
 from planner.peers.dnn_partitioning.placement import bottleneck_of, place
 from planner.peers.dnn_partitioning.solve import split
-from planner.problem import Engine, Status
+from planner.problem import Status
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.kernels import annealed
 from planner.solvers.bottleneck.model import (
@@ -29,6 +29,7 @@ from planner.solvers.bottleneck.model import (
 )
 from planner.solvers.bottleneck.program import TIDY, built, canonical, neighbourhood
 from planner.solvers.engines import mip
+from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.mip import Limits, Mip, gurobi, highs
 from planner.solvers.netsplit.gurobi import EngineUnavailableError
 from tests.support import reference

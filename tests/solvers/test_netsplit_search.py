@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem import Engine, NetSplit, Objective, Result, Status
+from planner.problem import Objective, Result, Status
+from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.watch import INTERRUPTED, Watch, interruptible
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit import cpsat_run as netsplit_cpsat_run
@@ -21,6 +22,7 @@ from planner.solvers.netsplit import gurobi as netsplit_gurobi
 from planner.solvers.netsplit import solve as netsplit
 from planner.solvers.netsplit.bounds import limits_of
 from planner.solvers.netsplit.model import Answer, instance_of, known_of, overflow
+from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.netsplit.search import improved, timed
 from planner.solvers.placement.problem import least_bytes, placing_of
 from planner.strategy import Stage
@@ -374,12 +376,14 @@ def small(**netsplit_options):
         num_microbatches=1,
         objective=Objective.LATENCY,
     )
-    return replace(problem, options=replace(problem.options, netsplit=NetSplit(**netsplit_options)))
+    return replace(
+        problem, options=replace(problem.options, switches=(NetSplit(**netsplit_options),))
+    )
 
 
 def test_too_large_for_gurobis_licence_is_solved_by_the_other_engine_and_said(caplog):
     problem = problem_from(0, 2, num_operators=40)
-    options = replace(problem.options, netsplit=NetSplit(engine=Engine.GUROBI, gap=0.5))
+    options = replace(problem.options, switches=(NetSplit(engine=Engine.GUROBI, gap=0.5),))
     result = netsplit.solve(replace(problem, options=options), 3.0)
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warned
@@ -440,7 +444,7 @@ def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monk
         together = min(capacities[0]) == min(capacities[-1])
         sets = [(0, 1, 2, 3)] if together else [(0, 2), (1, 3)]
         names = [[f"op{i}" for i in inside] for inside in sets]
-        stages = tuple(Stage(tuple(inside), (d,), 1, False) for d, inside in enumerate(names))
+        stages = tuple(Stage.whole(tuple(inside), (d,), 1, False) for d, inside in enumerate(names))
         strategy = replace(netsplit_strategy(problem), stages=stages)
         return Result(Status.OPTIMAL, strategy, bound_s=1.0, space="made up")
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from planner.costs.evaluate import evaluate
 from planner.judging.portfolio import compare
 from planner.problem import Status
-from planner.solvers import PORTFOLIO, SOLVERS
 from planner.solvers.netsplit import pesto
 from planner.solvers.placement import heft, m_etf, m_sct, m_topo
 from planner.solvers.placement.list_schedule import (
@@ -31,6 +30,7 @@ from planner.solvers.placement.problem import (
     transfer_s,
 )
 from planner.solvers.placement.stages import strategies_of
+from planner.solvers.registry import SOLVERS, portfolio
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.strategies import problems
 
@@ -507,7 +507,7 @@ def test_what_a_rival_plans_is_sound(problem, name):
 
 
 def test_rivals_are_asked_only_by_name():
-    assert set(RIVALS).isdisjoint(PORTFOLIO)
+    assert set(RIVALS).isdisjoint(portfolio())
     assert set(RIVALS) <= set(SOLVERS)
 
 

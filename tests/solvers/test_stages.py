@@ -234,7 +234,7 @@ def shared(graph, cuts, devices, num_microbatches, schedule="1f1b"):
         devices=[(d,) for d in devices],
     )  # fmt: skip
     stages = [
-        replace(stage, devices=(device,), warmup=depth)
+        replace(stage, groups=((device,),), warmup=depth)
         for stage, device, depth in zip(strategy.stages, devices, depths, strict=True)
     ]
     return replace(strategy, stages=tuple(stages))
@@ -276,13 +276,13 @@ def test_a_stage_with_several_replicas_has_its_devices_to_itself():
     graph = chain(2)
     strategy = split(graph, [1], [2, 1], 4)
     first, last = strategy.stages
-    wrong = replace(strategy, stages=(first, replace(last, devices=(1,))))
+    wrong = replace(strategy, stages=(first, replace(last, groups=((1,),))))
     (said,) = violations(wrong, graph, 3)
     assert said == (
         "device 1 runs a replica of stage 0 and another one; only stages with one replica share a"
         " device"
     )
-    twice = replace(strategy, stages=(replace(first, devices=(0, 0)), last))
+    twice = replace(strategy, stages=(replace(first, groups=((0,), (0,))), last))
     assert violations(twice, graph, 3)
 
 
@@ -310,7 +310,7 @@ def shared_splits(draw):
         strategy.schedule, devices,
     )  # fmt: skip
     stages = [
-        replace(stage, devices=where, warmup=depth)
+        replace(stage, groups=tuple((d,) for d in where), warmup=depth)
         for stage, where, depth in zip(strategy.stages, devices, depths, strict=True)
     ]
     return graph, replace(strategy, stages=tuple(stages))
@@ -529,7 +529,7 @@ def test_what_stages_of_a_device_share_is_held_once():
     graph = replace(graph, operators=tuple(operators), parameters=graph.parameters[:2])
     problem = problem_of(profile_of(graph, [1.0] * 3), cluster([unit_type()] * 2, FREE), 1)
     strategy = Strategy(
-        tuple(Stage((f"op{v}",), (d,), 1, False) for v, d in enumerate((0, 1, 0))),
+        tuple(Stage.whole((f"op{v}",), (d,), 1, False) for v, d in enumerate((0, 1, 0))),
         ScheduleName.ONE_F_ONE_B, 1,
     )  # fmt: skip
     assert gradient_sums(strategy, graph) == ()

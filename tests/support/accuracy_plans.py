@@ -126,7 +126,7 @@ def _drawn(
     for s, width in enumerate(replicas):
         devices = tuple(range(first, first + width))
         operators = tuple(names[bounds[s] : bounds[s + 1]])
-        stages.append(Stage(operators, devices, warmups[s], recompute))
+        stages.append(Stage.whole(operators, devices, warmups[s], recompute))
         first += width
     strategy = Strategy(tuple(stages), schedule, num_microbatches)
     problem = Problem(profile, take(topology, first), Options(num_microbatches, schedule=schedule))

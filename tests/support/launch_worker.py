@@ -209,7 +209,7 @@ def make_plan(case, model, **changes):
         devices=where,
     )  # fmt: skip
     stages = tuple(
-        Stage(operators, devices, warmup, case.recompute)
+        Stage.whole(operators, devices, warmup, case.recompute)
         for (devices, operators), warmup in zip(parts, warmups, strict=True)
     )
     num_stages = len(stages)

@@ -62,11 +62,12 @@ def plan_with(problem, cut):
     names = [operator.name for operator in problem.profile.graph.operators]
     count, schedule = problem.options.num_microbatches, problem.options.schedule
     if cut == 0:
-        stages = (Stage(tuple(names), (0, 1), 1, False),)
+        stages = (Stage.whole(tuple(names), (0, 1), 1, False),)
     else:
         stages = (
-            Stage(tuple(names[:cut]), (0,), 2, False), Stage(tuple(names[cut:]), (1,), 1, False),
-        )  # fmt: skip
+            Stage.whole(tuple(names[:cut]), (0,), 2, False),
+            Stage.whole(tuple(names[cut:]), (1,), 1, False),
+        )
     return planned(problem, Strategy(stages, schedule, count))
 
 

@@ -19,7 +19,7 @@ from planner.clusters.yaml.schema import (
     LinkSchema,
     TableSchema,
 )
-from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology
+from planner.topology import Device, DeviceType, Host, Link, Table, Topology
 
 # What `levels` makes up, so that a file with levels may not give it.
 _EXPLICIT_ONLY = ("hosts", "devices", "switches", "links")
@@ -57,6 +57,56 @@ def build(body: BodySchema, where: str, source: Source) -> Topology:
         draft.add(body)
         return _with_tables(draft.topology(), body.tables, where, source)
     return EMPTY
+
+
+def extended(base: Topology, body: BodySchema, types: Mapping[str, DeviceType]) -> Topology:
+    """A topology with the changes of a body, made as in a file that extends it.
+
+    Args:
+        base: keeps its name and its notes; it is no hierarchy of levels any more.
+        body: sound; it names only hosts, devices and links of the base.
+        types: device types that devices may become, besides those of the base.
+    """
+    source = Source(types, frozenset(), lambda place, name: None, None, [])
+    draft = _Draft("", source)
+    draft.extend(base)
+    draft.add(body)
+    assert not source.wrong, source.wrong
+    made = draft.topology()
+    kinds = made.device_types if body.devices else base.device_types
+    return replace(made, name=base.name, notes=base.notes, device_types=kinds)
+
+
+def vertex_names(topology: Topology) -> Iterator[str]:
+    """The names of all vertices: hosts, devices, switches."""
+    yield from (host.name for host in topology.hosts)
+    yield from (device.name for device in topology.devices)
+    yield from topology.switches
+
+
+def renamed(topology: Topology, new: Mapping[str, str]) -> Topology:
+    """The topology with other names for its vertices.
+
+    Args:
+        new: by old name, for every vertex and every end of a link.
+    """
+    return replace(
+        topology,
+        hosts=tuple(replace(host, name=new[host.name]) for host in topology.hosts),
+        devices=tuple(
+            replace(device, name=new[device.name], host=new[device.host])
+            for device in topology.devices
+        ),
+        switches=tuple(new[switch] for switch in topology.switches),
+        links=tuple(
+            replace(link, source=new[link.source], target=new[link.target])
+            for link in topology.links
+        ),
+        tables=tuple(
+            replace(table, devices=tuple(new[device] for device in table.devices))
+            for table in topology.tables
+        ),
+    )
 
 
 def _pattern(name: str) -> bool:
@@ -116,12 +166,8 @@ class _Draft:
             tables=tuple(self.tables),
         )
 
-    def extend(self, other: Topology, names: Mapping[str, str] | None = None) -> None:
-        """Takes over another topology, with other names where there are some."""
-
-        def called(name: str) -> str:
-            return names[name] if names else name
-
+    def extend(self, other: Topology) -> None:
+        """Takes over another topology."""
         for kind in other.device_types:
             clashing = self.types.setdefault(kind.name, kind) != kind
             if clashing and kind.name not in self.source.own_types:
@@ -129,19 +175,13 @@ class _Draft:
                     f"device_types.{kind.name}",
                     "missing; it is defined in two ways by what this topology is made of",
                 )
-        for host in other.hosts:
-            self._count(called(host.name))
-            self.hosts[called(host.name)] = replace(host, name=called(host.name))
-        for d in other.devices:
-            self._count(called(d.name))
-            self.devices[called(d.name)] = replace(d, name=called(d.name), host=called(d.host))
-        for switch in other.switches:
-            self._count(called(switch))
-            self.switches[called(switch)] = None
-        for link in other.links:
-            ends = called(link.source), called(link.target)
-            self.links[ends] = replace(link, source=ends[0], target=ends[1])
-        self.tables += [replace(t, devices=tuple(map(called, t.devices))) for t in other.tables]
+        self.hosts |= {host.name: host for host in other.hosts}
+        self.devices |= {device.name: device for device in other.devices}
+        self.switches |= dict.fromkeys(other.switches)
+        self.links |= {(link.source, link.target): link for link in other.links}
+        self.tables += other.tables
+        for name in vertex_names(other):
+            self._count(name)
 
     def add(self, body: BodySchema) -> None:
         """Adds what a body itself says."""
@@ -231,9 +271,11 @@ class _Draft:
 
     def _copy(self, template: Topology) -> None:
         """Takes over a template under names that are numbered on."""
-        names = [*(h.name for h in template.hosts), *(d.name for d in template.devices)]
-        called = {name: self._next(_split(name)[0]) for name in (*names, *template.switches)}
-        self.extend(template, called)
+        self.extend(
+            renamed(
+                template, {name: self._next(_split(name)[0]) for name in vertex_names(template)}
+            )
+        )
 
     def _add_devices(self, place: str, given: DeviceSchema) -> None:
         types = self._types()
@@ -260,15 +302,12 @@ class _Draft:
 
     def _add_links(self, place: str, given: LinkSchema) -> None:
         if given.between is None and given.source is None:
-            self._change_links(place, given)
+            self._change_kind(place, given)
             return
-        missing = [n for n in ("bandwidth", "latency") if getattr(given, n) is None]
-        for name in missing:
-            self.complain(f"{place}.{name}", "missing")
         both = given.between is not None
         a, b = given.between or (given.source or "", given.target or "")
-        names = ("between", "between") if both else ("from", "to")
-        ends = [self._ends(f"{place}.{key}", end) for key, end in zip(names, (a, b), strict=True)]
+        fields = ("between", "between") if both else ("from", "to")
+        ends = [self._ends(f"{place}.{key}", end) for key, end in zip(fields, (a, b), strict=True)]
         if a == b and not _pattern(a):
             self.complain(place, f"{a} is linked to itself; leave that link out")
         ways = dict.fromkeys(
@@ -279,15 +318,25 @@ class _Draft:
         )
         twice = [way for way in ways if way in self.own]
         self.own |= set(ways)
-        for way in ways:
-            self.links[way] = Link(
-                *way, given.bandwidth or 1.0, given.latency or 0.0, given.name,
-                Sharing(given.sharing or Sharing.FAIR),
-            )  # fmt: skip
         if twice:
             (p, q), *more = twice
             also = f", and {len(more)} more" if more else ""
             self.complain(place, f"{p} -> {q} is there twice{also}")
+        self._put_links(place, list(ways), given)
+
+    def _put_links(self, place: str, ways: Sequence[tuple[str, str]], given: LinkSchema) -> None:
+        """New links, which replace older ones; or, with only some of the fields, changes of links
+        that are all there already.
+        """
+        missing = [name for name in ("bandwidth", "latency") if getattr(given, name) is None]
+        changes = given.changes()
+        if missing and changes and ways and all(way in self.links for way in ways):
+            self.links |= {way: replace(self.links[way], **changes) for way in ways}
+            return
+        for name in missing:
+            self.complain(f"{place}.{name}", "missing")
+        figures = {"bandwidth_bytes_per_s": 1.0, "latency_s": 0.0, **changes}
+        self.links |= {way: Link(*way, **figures) for way in ways}
 
     def _ends(self, place: str, name: str) -> list[str]:
         found = _matching(name, self._vertices)
@@ -299,7 +348,7 @@ class _Draft:
             self.complain(place, f"unknown device, host or switch {name!r}")
         return found
 
-    def _change_links(self, place: str, given: LinkSchema) -> None:
+    def _change_kind(self, place: str, given: LinkSchema) -> None:
         """Changes the links of a name that are there already."""
         known = sorted({link.name for link in self.links.values() if link.name})
         if not given.name:
@@ -310,16 +359,12 @@ class _Draft:
                 f"{place}.name",
                 f"no link is called {given.name!r}; there are: {there}; a new one needs `between`",
             )
-        new: dict[str, float | Sharing] = {}
-        if given.bandwidth is not None:
-            new["bandwidth_bytes_per_s"] = given.bandwidth
-        if given.latency is not None:
-            new["latency_s"] = given.latency
-        if given.sharing is not None:
-            new["sharing"] = Sharing(given.sharing)
-        for ends, link in self.links.items():
-            if given.name and link.name == given.name:
-                self.links[ends] = replace(link, **new)  # type: ignore[arg-type]
+        else:
+            self.links |= {
+                ends: replace(link, **given.changes())
+                for ends, link in self.links.items()
+                if link.name == given.name
+            }
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
-from planner.clusters.yaml.schema import BodySchema, LevelSchema, available_cores
+from planner.clusters.yaml.schema import BodySchema, LevelSchema
 from planner.topology import Device, DeviceType, Host, Level, Link, Topology, tables_among
 
 EITHER = "expected either `levels` with `device`, or `devices` with `links`"
@@ -48,7 +48,8 @@ def regular_topology(
         return EMPTY
     old = {level.name: i for i, level in enumerate(found)}
     for i, given in enumerate(body.levels):
-        level = _level(given, found[old[given.name]] if given.name in old else None, source)
+        before = found[old[given.name]] if given.name in old else None
+        level = changed_level(given, before, source.num_devices)
         if level is None:
             missing = (n for n in ("count", "bandwidth", "latency") if getattr(given, n) is None)
             source.wrong.extend(f"{where}levels[{i}].{name}: missing" for name in missing)
@@ -78,17 +79,17 @@ def regular_topology(
     return replace(made, tables=tables_among(base.tables, names) if base else ())
 
 
-def _level(given: LevelSchema, old: Level | None, source: Source) -> Level | None:
-    """A level, from what is given of it and what it was; None where something is missing."""
-    count, rate, latency = given.count, given.bandwidth, given.latency
+def changed_level(given: LevelSchema, old: Level | None, num_devices: int | None) -> Level | None:
+    """The old level with the fields that are given, or a new level; None where a new one misses a
+    field.
+
+    Args:
+        num_devices: see `LevelSchema.changes`.
+    """
+    changes = given.changes(num_devices)
     if old is not None:
-        count = old.count if count is None else count
-        rate = old.bandwidth_bytes_per_s if rate is None else rate
-        latency = old.latency_s if latency is None else latency
-    if count is None or rate is None or latency is None:
-        return None
-    auto = (source.num_devices or available_cores()) if isinstance(count, str) else count
-    return Level(given.name, auto, rate, latency)
+        return replace(old, **changes)
+    return Level(given.name, **changes) if len(changes) == 3 else None
 
 
 def from_levels(levels: tuple[Level, ...], kind: DeviceType, host: Host) -> Topology:

@@ -20,7 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from planner import units
 from planner.errors import FileError, UnitError
 from planner.files import complaint, read_text, said, without_format
-from planner.topology import DeviceType, Host
+from planner.topology import DeviceType, Host, Sharing
 
 # Of a number in a file: nobody has more, and all of them are written out.
 MOST = 100_000
@@ -139,6 +139,16 @@ class LinkSchema(_Schema):
             )
         return self
 
+    def changes(self) -> dict[str, Any]:
+        """The fields of a `Link` that are given, without its ends."""
+        fields = {
+            "bandwidth_bytes_per_s": self.bandwidth,
+            "latency_s": self.latency,
+            "name": self.name or None,
+            "sharing": None if self.sharing is None else Sharing(self.sharing),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
 
 class LevelSchema(_Schema):
     """A level of a regular hierarchy."""
@@ -147,6 +157,20 @@ class LevelSchema(_Schema):
     count: CountOrAuto | None = None
     bandwidth: Rate | None = None
     latency: Seconds | None = None
+
+    def changes(self, num_devices: int | None) -> dict[str, Any]:
+        """The fields of a `Level` that are given, without its name.
+
+        Args:
+            num_devices: the value of `count: auto`; None takes the cores of this machine.
+        """
+        auto = self.count == "auto"
+        fields = {
+            "count": (num_devices or available_cores()) if auto else self.count,
+            "bandwidth_bytes_per_s": self.bandwidth,
+            "latency_s": self.latency,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TableSchema(_Schema):

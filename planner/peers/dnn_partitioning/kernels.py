@@ -10,24 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.support.arrays import Floats, Ints, Masks
+from planner.graphs.downsets import Downsets, sums_over
+from planner.support.arrays import Floats, Ints
 from planner.support.jit import njit
-
-
-class Lattice(NamedTuple):
-    """`order.Downsets`, as arrays: see there.
-
-    Attributes:
-        masks: (n, words) uint64.
-        start: (n + 1,).
-        cover: (edges,).
-        added: (edges,).
-    """
-
-    masks: Masks
-    start: Ints
-    cover: Ints
-    added: Ints
 
 
 class Loads(NamedTuple):
@@ -54,28 +39,18 @@ class Loads(NamedTuple):
 
 
 @njit
-def work_before(lattice: Lattice, values: Floats) -> Floats:
-    """(n,) sum of a block's value over the blocks of each downset."""
-    found = np.zeros(lattice.masks.shape[0])
-    for i in range(found.shape[0]):
-        for x in range(lattice.start[i], lattice.start[i + 1]):
-            found[lattice.cover[x]] = found[i] + values[lattice.added[x]]
-    return found
-
-
-@njit
-def touched_before(lattice: Lattice, loads: Loads, i: int, count: Ints) -> None:
+def touched_before(subsets: Downsets, loads: Loads, i: int, count: Ints) -> None:
     """Writes, per output, how many blocks of downset i it touches."""
     count[:] = 0
     for v in range(loads.time.shape[0]):
-        if (lattice.masks[i, v // 64] >> np.uint64(v % 64)) & np.uint64(1):
+        if (subsets.masks[i, v // 64] >> np.uint64(v % 64)) & np.uint64(1):
             for x in range(loads.touch_start[v], loads.touch_start[v + 1]):
                 count[loads.touch[x]] += 1
 
 
 @njit
 def smallest_largest_load(
-    lattice: Lattice, loads: Loads, limit: tuple[int, int], memory: float, known: float
+    subsets: Downsets, loads: Loads, limit: tuple[int, int], memory: float, known: float
 ) -> tuple[Floats, Ints]:
     """For every downset, the smallest largest load of c CPUs and m devices that share it, each with
     at least one block.
@@ -98,7 +73,7 @@ def smallest_largest_load(
         best: (CPUs + 1, devices + 1, n) ms; inf where there is nothing below `known`.
         cut: likewise, 2 i + (1 if the last stage is on a CPU else 0), of the D_i that attains it.
     """
-    n, blocks, outputs = lattice.masks.shape[0], loads.time.shape[0], loads.cost.shape[0]
+    n, blocks, outputs = subsets.masks.shape[0], loads.time.shape[0], loads.cost.shape[0]
     best = np.full((limit[0] + 1, limit[1] + 1, n), np.inf)
     cut = np.full((limit[0] + 1, limit[1] + 1, n), -1, np.int64)
     best[0, 0, 0] = 0.0
@@ -110,7 +85,7 @@ def smallest_largest_load(
             work[v] = min(loads.time[v], loads.cpu_time[v])
             if work[v] > 0:
                 cpu_share = max(cpu_share, work[v] / loads.cpu_time[v])
-    done = work_before(lattice, work)
+    done = sums_over(subsets, work)
     states = np.zeros(((limit[0] + 1) * (limit[1] + 1), 2), np.int64)
     seen = np.full(n, -1, np.int64)
     before, inside = np.zeros(outputs, np.int64), np.zeros(outputs, np.int64)
@@ -128,18 +103,18 @@ def smallest_largest_load(
                     live += 1
         if live == 0:
             continue
-        touched_before(lattice, loads, i, before)
+        touched_before(subsets, loads, i, before)
         depth = 0
-        at[0], turn[0] = i, lattice.start[i]
+        at[0], turn[0] = i, subsets.start[i]
         while depth >= 0:
-            if turn[depth] == lattice.start[at[depth] + 1]:
+            if turn[depth] == subsets.start[at[depth] + 1]:
                 depth -= 1
                 if depth >= 0:
-                    v = lattice.added[turn[depth] - 1]
+                    v = subsets.added[turn[depth] - 1]
                     for x in range(loads.touch_start[v], loads.touch_start[v + 1]):
                         inside[loads.touch[x]] -= 1
                 continue
-            j, v = lattice.cover[turn[depth]], lattice.added[turn[depth]]
+            j, v = subsets.cover[turn[depth]], subsets.added[turn[depth]]
             turn[depth] += 1
             if seen[j] == i:
                 continue
@@ -175,7 +150,7 @@ def smallest_largest_load(
                     if j == n - 1:
                         known = load
             depth += 1
-            at[depth], turn[depth] = j, lattice.start[j]
+            at[depth], turn[depth] = j, subsets.start[j]
             figures[depth, 0], figures[depth, 1], figures[depth, 2] = time, crossing, staying
             figures[depth, 3], figures[depth, 4] = size, cpu_time
     return best, cut

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.formats.dnn_partitioning import Blocks, DnnGraph, colocated
-from planner.graphs.downsets import Downsets, csr, downsets, members
-from planner.graphs.windows import windowed
+from planner.graphs.downsets import Downsets, csr, downsets, members, windowed
 from planner.peers.dnn_partitioning.costs import outputs
-from planner.peers.dnn_partitioning.kernels import Lattice, Loads, smallest_largest_load
+from planner.peers.dnn_partitioning.kernels import Loads, smallest_largest_load
 from planner.problem import Status
 from planner.support.arrays import Floats, Ints
 
@@ -82,26 +81,22 @@ def split(
         states_each = (limit[0] + 1) * (limit[1] + 1)
         max_downsets = min(max_downsets, max(MAX_STATES // states_each, count + 1))
     found, exact = windowed(feeds, range(count), max_downsets)
-    lattice, loads, memory = _lattice(found), _loads(graph, blocks), float(memory_bytes)
+    subsets, loads, memory = found, _loads(graph, blocks), float(memory_bytes)
     best, _ = smallest_largest_load(_chain(count), loads, limit, memory, np.inf)
     # A hair more, so that the split that attains it is found again, even if it takes no time.
     known = float(best[..., -1].min()) * (1 + 1e-12) + TINY_MS
-    best, cut = smallest_largest_load(lattice, loads, limit, memory, known)
-    stages = _stages(blocks, lattice, best, cut)
+    best, cut = smallest_largest_load(subsets, loads, limit, memory, known)
+    stages = _stages(blocks, subsets, best, cut)
     if stages:
         status = Status.OPTIMAL if exact else Status.FEASIBLE
     else:
         status = Status.INFEASIBLE if exact else Status.UNKNOWN
-    return DnnSplit(status, stages, len(lattice.masks))
+    return DnnSplit(status, stages, len(subsets.masks))
 
 
-def _lattice(found: Downsets) -> Lattice:
-    return Lattice(found.masks, found.start, found.cover, found.added)
-
-
-def _chain(count: int) -> Lattice:
+def _chain(count: int) -> Downsets:
     """The downsets of the blocks in their own order, one after the other."""
-    return _lattice(downsets([(), *((b,) for b in range(count - 1))]))
+    return downsets([(), *((b,) for b in range(count - 1))])
 
 
 def _loads(graph: DnnGraph, blocks: Blocks) -> Loads:
@@ -133,16 +128,16 @@ def _sums(blocks: Blocks, values: Sequence[float]) -> Floats:
     return np.array(sums, dtype=np.float64)
 
 
-def _stages(blocks: Blocks, lattice: Lattice, best: Floats, cut: Ints) -> tuple[DnnStage, ...]:
+def _stages(blocks: Blocks, subsets: Downsets, best: Floats, cut: Ints) -> tuple[DnnStage, ...]:
     """The stages of the best split, walked back from its end; none if there is none."""
-    j = len(lattice.masks) - 1
+    j = len(subsets.masks) - 1
     c, m = (int(x) for x in np.unravel_index(np.argmin(best[..., j]), best.shape[:2]))
     if not np.isfinite(best[c, m, j]):
         return ()
     found: list[DnnStage] = []
     while j:
         i, cpu = divmod(int(cut[c, m, j]), 2)
-        inside = members(lattice.masks[j] & ~lattice.masks[i])
+        inside = members(subsets.masks[j] & ~subsets.masks[i])
         nodes = sorted(v for b in inside for v in blocks.members[b])
         found.append(DnnStage(tuple(nodes), bool(cpu)))
         j, c, m = i, c - cpu, m - (1 - cpu)

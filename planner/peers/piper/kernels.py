@@ -10,13 +10,13 @@
 Costs come from `planner/costs/piper.py`, whose functions are compiled in here.
 """
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.graphs.downsets import Downsets
 from planner.peers.piper import costs as piper
-from planner.peers.piper.arrays import Degrees, Lattice, Layers, Stages
 from planner.support.arrays import Bools, Floats, Ints
 from planner.support.jit import njit
 
@@ -32,6 +32,66 @@ ROUNDING = 1e-13
 NEVER = 1 << 30
 # Instead of no time at all, to divide by.
 TINY = 1e-300
+
+
+class Layers(NamedTuple):
+    """What layers cost.
+
+    Attributes:
+        option_start: (layers * degrees + 1,) the configurations of layer v for degree x are those
+            from option_start[v * degrees + x] up to the next.
+        figures: (configurations, 4) compute_s, sync_s, A and B.
+        crossing: (layers * degrees, neighbours) s of the edge to each neighbour, if it crosses, in
+            the configuration where that is least.
+        extra: (configurations, neighbours) s of it besides, in each configuration.
+        mixed: whether there is any.
+        near_start: (layers + 1,) the neighbours of layer v are near[near_start[v]:near_start[v+1]].
+        near: see near_start.
+    """
+
+    option_start: Ints
+    figures: Floats
+    crossing: Floats
+    extra: Floats
+    mixed: bool
+    near_start: Ints
+    near: Ints
+
+
+class Stages(NamedTuple):
+    """Every stage, with the configurations that are worth choosing.
+
+    Attributes:
+        start: (n + 1,) the stages that begin after D_i are those from start[i] up to the next.
+        end: (pairs,) the j of each.
+        point_start: (pairs * degrees + 1,) the choices of stage p for degree x.
+        outside: (pairs * degrees,) s of the edges that cross, in any choice.
+        figures: (choices, 4) serial_s besides, sync_s, A and B.
+        most: (choices,) samples in flight that fit, capped.
+    """
+
+    start: Ints
+    end: Ints
+    point_start: Ints
+    outside: Floats
+    figures: Floats
+    most: Ints
+
+
+class Degrees(NamedTuple):
+    """What a stage may take.
+
+    Attributes:
+        tensor: (degrees,) t, ascending.
+        data: (divisors,) d, ascending.
+        num_devices: K.
+        batch: the most samples in flight.
+    """
+
+    tensor: Ints
+    data: Ints
+    num_devices: int
+    batch: int
 
 
 @njit
@@ -213,7 +273,7 @@ def _outside_s(
 
 @njit
 def stages(
-    lattice: Lattice, layers: Layers, num_degrees: int, memory: float, room: int, most: int
+    subsets: Downsets, layers: Layers, num_degrees: int, memory: float, room: int, most: int
 ) -> tuple[Stages, bool]:
     """All stages D_j minus D_i that fit, with their choices of one configuration per layer. A
     stage's choices are those of a stage that has one layer less, with each of the layer's.
@@ -226,7 +286,7 @@ def stages(
     Returns:
         The stages, and whether all choices that are worth it were kept.
     """
-    n, num_layers = lattice.masks.shape[0], layers.near_start.shape[0] - 1
+    n, num_layers = subsets.masks.shape[0], layers.near_start.shape[0] - 1
     start = np.zeros(n + 1, np.int64)
     end, point_start = np.zeros(64, np.int64), np.zeros(64 * num_degrees + 1, np.int64)
     outside, figures = np.zeros(64 * num_degrees), np.zeros((256, 4))
@@ -239,28 +299,28 @@ def stages(
     # The most that the layers of each downset may take.
     before = np.zeros((n, num_degrees))
     for i in range(n):
-        for e in range(lattice.start[i], lattice.start[i + 1]):
+        for e in range(subsets.start[i], subsets.start[i + 1]):
             for x in range(num_degrees):
-                before[lattice.cover[e], x] = before[i, x] + _largest_bytes(
-                    layers, lattice.added[e] * num_degrees + x, most
+                before[subsets.cover[e], x] = before[i, x] + _largest_bytes(
+                    layers, subsets.added[e] * num_degrees + x, most
                 )
     for i in range(n):
         start[i] = pairs
         head, tail = 0, 1
         queue[0] = i
         while head < tail:
-            for e in range(lattice.start[queue[head]], lattice.start[queue[head] + 1]):
-                j = lattice.cover[e]
+            for e in range(subsets.start[queue[head]], subsets.start[queue[head] + 1]):
+                j = subsets.cover[e]
                 if seen[j] != i:
                     seen[j] = i
-                    queue[tail], came[tail], last[tail] = j, head, lattice.added[e]
+                    queue[tail], came[tail], last[tail] = j, head, subsets.added[e]
                     tail += 1
             head += 1
         for place in range(1, tail):
             j = queue[place]
             size = 0
             for v in range(num_layers):
-                stage = lattice.masks[j, v // 64] & ~lattice.masks[i, v // 64]
+                stage = subsets.masks[j, v // 64] & ~subsets.masks[i, v // 64]
                 inside[v] = (stage >> np.uint64(v % 64)) & np.uint64(1) == np.uint64(1)
                 if inside[v]:
                     members[size] = v

@@ -46,9 +46,9 @@ from planner.graph import (
 from planner.graphs.coarsen import Coarsening, coarsen, summary
 from planner.graphs.downsets import Downsets, count_downsets, downsets, members
 from planner.problem import Objective, Problem, Recompute, Result, Status
-from planner.solvers import data_parallel, even, single
-from planner.solvers.antichain import arrays, kernels
-from planner.solvers.antichain.blocks import lattice_of, sets_of
+from planner.solvers import baselines
+from planner.solvers.antichain import kernels
+from planner.solvers.antichain.blocks import sets_of, times_of
 from planner.solvers.antichain.devices import (
     ALL_WIDTHS,
     Row,
@@ -78,7 +78,7 @@ _OTHERS, _CLOSE = 3, 1.1
 # Two figures that differ by less, relatively, are the same but for rounding.
 _SAME = 1e-9
 # Whose strategies there are to beat, besides those that are known.
-_PLAIN = (single.solve, data_parallel.solve, even.solve, pipedream.solve)
+_PLAIN = (baselines.single, baselines.data_parallel, baselines.even, pipedream.solve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,16 +316,16 @@ def _search(
     """
     subsets = downsets(coarse.predecessors)
     sets = sets_of(problem, coarse, cautious)
-    lattice = lattice_of(problem, coarse, subsets)
+    times = times_of(problem, coarse, subsets)
     cuts = kernels.cut_bytes(subsets.masks, sets)
     exact, work, bound_s = True, 0.0, math.inf
     for row in rows:
         best_s = found[-1].objective_s if found else math.inf
         objective, stages, dropped, extended = kernels.search(
-            lattice, sets, cuts, row.moves, _training(problem, len(row.order)),
-            arrays.Limits(best_s, row.labels, most_work),
+            subsets, times, sets, cuts, row.moves, _training(problem, len(row.order)),
+            kernels.Limits(best_s, row.labels, most_work),
         )  # fmt: skip
-        exact, work = exact and not dropped, work + extended + len(subsets) ** 2 / 2
+        exact, work = exact and not dropped, work + extended + len(subsets.masks) ** 2 / 2
         bound_s = min(bound_s, float(objective))
         if len(stages):
             strategy = _strategy(problem, coarse, subsets, stages, row)
@@ -335,9 +335,9 @@ def _search(
     return _Searched(found, coarse, bound_s, exact, work)
 
 
-def _training(problem: Problem, count: int) -> arrays.Training:
+def _training(problem: Problem, count: int) -> kernels.Training:
     options = problem.options
-    return arrays.Training(
+    return kernels.Training(
         num_devices=count,
         num_microbatches=options.num_microbatches,
         moments=options.optimizer.num_moments,
@@ -363,7 +363,7 @@ def _strategy(
         blocks = members(subsets.masks[behind] & ~subsets.masks[before])
         inside = sorted(v for b in blocks for v in coarse.blocks[b])
         stages.append(
-            Stage(
+            Stage.whole(
                 operators=tuple(operators[v].name for v in inside),
                 devices=stage_devices(devices.order, int(moves.k[c]), int(moves.r[c])),
                 warmup=int(moves.w[c]),

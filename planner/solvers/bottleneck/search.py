@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graphs.downsets import csr
-from planner.problem import Engine, Status
+from planner.problem import Status
 from planner.solvers.bottleneck.kernels import Costs, annealed
 from planner.solvers.bottleneck.model import (
     SAME,
@@ -39,6 +39,7 @@ from planner.solvers.bottleneck.model import (
     works_s,
 )
 from planner.solvers.bottleneck.program import Model, built, canonical, neighbourhood
+from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.mip import GAP, Limits, Mip, Solved, Terms, gurobi, highs
 from planner.solvers.netsplit.gurobi import EngineUnavailableError
 from planner.support.jit import compile_clock

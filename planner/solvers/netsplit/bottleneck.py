@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.problem import Engine
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.model import Bottleneck, Net, works_s
+from planner.solvers.engines.engine import Engine
 from planner.solvers.netsplit.model import Answer, Instance, grouped
 from planner.solvers.placement.problem import Placing
 

@@ -24,12 +24,14 @@ import numpy as np
 
 from planner.clusters.routes import chain
 from planner.costs.evaluate import evaluate
-from planner.problem import Engine, Objective, Problem, Result, Status
+from planner.problem import Objective, Problem, Result, Status, switches_of
+from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.watch import INTERRUPTED
 from planner.solvers.netsplit import bottleneck as netsplit_bottleneck
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit import gurobi as netsplit_gurobi
 from planner.solvers.netsplit.model import Answer, Instance, grouped, instance_of, overflow
+from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.placement import heft, m_topo
 from planner.solvers.placement.coplacement import coplaced, kept_bytes
 from planner.solvers.placement.list_schedule import NoRoom, earliest, list_schedule
@@ -99,7 +101,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: for all searches together.
     """
-    placing = replace(placing_of(problem), doubled=problem.options.netsplit.relaxed)
+    placing = replace(placing_of(problem), doubled=switches_of(problem.options, NetSplit).relaxed)
     need, room = sum(kept_bytes(placing).values()), int(placing.capacity_bytes.clip(0).sum())
     if need > room:
         largest = int(placing.capacity_bytes.max()) + problem.options.reserve_bytes
@@ -180,15 +182,15 @@ def _searched(problem: Problem, placing: Placing, time_limit_s: float) -> Result
 
 def _searches(problem: Problem, placing: Placing) -> Iterator[_Search]:
     """What is minimised, the most telling first."""
-    options = problem.options
+    options, own = problem.options, switches_of(problem.options, NetSplit)
     several = options.objective is Objective.ITERATION and options.num_microbatches > 1
     if options.objective is Objective.BOTTLENECK or several:
-        order = _device_order(problem) if options.netsplit.contiguous else None
+        order = _device_order(problem) if own.contiguous else None
         yield _Search(
             "the smallest bottleneck",
             lambda device_of: _bottleneck_s(placing, device_of, order),
             lambda instance, limit_s, start: netsplit_bottleneck.solve(
-                instance, limit_s, start, order, options.seed, options.netsplit.engine
+                instance, limit_s, start, order, options.seed, own.engine
             ),
             whole=True,
         )
@@ -204,9 +206,10 @@ def _by_engine(
     problem: Problem, instance: Instance, limit_s: float, start: Sequence[int] | None
 ) -> Answer:
     """By the engine that is asked for, or by CP-SAT where that cannot be used."""
-    seed, gap = problem.options.seed, problem.options.netsplit.gap
+    own = switches_of(problem.options, NetSplit)
+    seed, gap = problem.options.seed, own.gap
     note = ""
-    if problem.options.netsplit.engine is Engine.GUROBI:
+    if own.engine is Engine.GUROBI:
         try:
             return netsplit_gurobi.solve(instance, limit_s, start, seed=seed, gap=gap)
         except netsplit_gurobi.EngineUnavailableError as error:
@@ -250,7 +253,7 @@ def _best(
     levels = (
         _levels_to_whole(placing)
         if search.whole
-        else _levels(placing, relaxed=problem.options.netsplit.relaxed)
+        else _levels(placing, relaxed=switches_of(problem.options, NetSplit).relaxed)
     )
     answer, instance = None, levels[0]
     for k, instance in enumerate(levels):
@@ -339,10 +342,9 @@ def _of_strategy(strategy: Strategy, indices: Mapping[str, int]) -> Device:
 
 def _space(problem: Problem, what: str, groups: int, note: str = "") -> str:
     """What status and bound speak of."""
-    netsplit = problem.options.netsplit
     parts = ["placements without replicas or recomputation"]
     if what:
         parts.append(f"{what} over {groups} groups of operators")
-    if netsplit.relaxed:
+    if switches_of(problem.options, NetSplit).relaxed:
         parts.append("as published: devices and links do any number of things at once")
     return "; ".join([*parts, *([note] if note else [])])

@@ -25,8 +25,7 @@ from itertools import accumulate
 import numpy as np
 
 from planner.graph import Graph, consumers, predecessors
-from planner.graphs.downsets import States, pipedream_states
-from planner.problem import Problem, Result, Status
+from planner.problem import Options, Problem, Result, Status, switches_of
 from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
 from planner.solvers.pipedream import kernels
 from planner.solvers.pipedream.costs import (
@@ -39,6 +38,8 @@ from planner.solvers.pipedream.costs import (
     transfer_s,
     whole_s,
 )
+from planner.solvers.pipedream.options import PipeDream
+from planner.solvers.pipedream.states import States, pipedream_states
 from planner.strategy import Strategy
 from planner.support.arrays import Floats
 from planner.units import format_bytes
@@ -47,6 +48,8 @@ SPACE = "PipeDream's splits of its states, by its own cost model"
 
 # More states are not enumerated, nor as many as would take more steps than this: some seconds.
 _STATES, _STEPS = 3000, 2e9
+# The memory constraint where no device memory is given.
+_MEMORY_BYTES = 16_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,8 @@ def _search(
     problem: Problem, states: States, costs: StateCosts
 ) -> tuple[list[kernels.LevelTables], list[Floats]]:
     """What was known and what was found at every level, innermost first."""
-    options, levels = problem.options.pipedream, problem.topology.levels
+    options, levels = switches_of(problem.options, PipeDream), problem.topology.levels
+    limit_bytes = _limit_bytes(problem.options)
     compute = costs.compute_s[None, :] - np.concatenate(([0.0], costs.compute_s[:-1]))[:, None]
     tables, found = [], []
     inside = 1
@@ -202,8 +206,8 @@ def _search(
             bandwidth=level.bandwidth_bytes_per_s,
             inside=inside,
             widest=1 if options.straight_pipeline else level.count,
-            memory=math.inf if options.memory_bytes is None else float(options.memory_bytes),
-            ratio=options.compression or 0.0,
+            memory=limit_bytes,
+            ratio=options.activation_compression or 0.0,
             fewer=options.fewer_machines,
             final=level is levels[-1],
         )
@@ -214,14 +218,21 @@ def _search(
     return tables, found
 
 
+def _limit_bytes(options: Options) -> float:
+    """The limit to what a stage stashes, by PipeDream's count; inf for none."""
+    if not switches_of(options, PipeDream).memory_constraint:
+        return math.inf
+    return float(options.device_memory_bytes or _MEMORY_BYTES)
+
+
 def _why_infeasible(problem: Problem, num_states: int) -> str:
-    options, levels = problem.options.pipedream, problem.topology.levels
+    options, levels = switches_of(problem.options, PipeDream), problem.topology.levels
     reasons = []
-    if options.memory_bytes is not None:
+    if options.memory_constraint:
         reasons.append(
             "every split stashes more activations and parameters in front, by PipeDream's count,"
-            f" than the memory constraint of {format_bytes(options.memory_bytes)}; give a larger"
-            " --device-memory, more levels or no --memory-constraint"
+            f" than the memory constraint of {format_bytes(_limit_bytes(problem.options))}; give"
+            " a larger --device-memory, more levels or no --memory-constraint"
         )
     if options.straight_pipeline:
         counts = " x ".join(str(level.count) for level in levels)
@@ -389,11 +400,12 @@ def _flattened(
         )
         for s, leaf in enumerate(leaves)
     )
+    own = switches_of(problem.options, PipeDream)
     report = PipeDreamReport(
         objective_s=float(best[-1][-1, -1, 0]),
         single_s=float(costs.compute_s[-1]),
         data_parallel_s=data_parallel_s(costs, problem.topology.levels),
-        transfers_counted=problem.options.pipedream.compression is not None,
+        transfers_counted=own.activation_compression is not None,
         num_states=len(states),
         unused_devices=tuple(d for d in range(len(problem.topology.devices)) if d not in used),
         stages=stages,

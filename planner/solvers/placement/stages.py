@@ -88,7 +88,7 @@ def _strategy(problem: Problem, parts: Sequence[Segment]) -> Strategy:
     )  # fmt: skip
     return Strategy(
         tuple(
-            Stage(
+            Stage.whole(
                 tuple(operators[v].name for v in inside),
                 (device,),
                 depth,
