@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache, lru_cache
 from importlib import resources
@@ -24,6 +24,7 @@ from planner.plan import Plan
 from planner.profiles import Profile, ProfileSet
 from planner.sharding import Sharding, rule_lines, rule_of
 from planner.strategy import Stage, not_runnable
+from planner.support.derived import derived
 
 PROFILE_FORMAT = "planner-profile/1"
 PROFILE_SET_FORMAT = "planner-profile-set/1"
@@ -32,6 +33,8 @@ STRATEGY_FORMAT = "planner-strategy/2"
 STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
+# The latest files, which are parsed once even if several steps read them.
+MAX_FILES = 8
 
 
 # -------------------------------------------------------------------------------- writing
@@ -155,8 +158,8 @@ def to_plain(artefact: Any) -> dict[str, Any]:
     return plain
 
 
-@lru_cache(maxsize=16)
-def artefact_hash(artefact: Hashable) -> str:
+@derived
+def artefact_hash(artefact: Any) -> str:
     """sha256 of an artefact's canonical JSON."""
     text = json.dumps(to_plain(artefact), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -312,6 +315,28 @@ def without_format(plain: object, path: Path, form: str, advice: str) -> object:
     return {name: value for name, value in plain.items() if name != "format"}
 
 
+@lru_cache(maxsize=MAX_FILES)
+def json_of(text: str) -> Any:
+    """The value that a text in JSON stands for: the same object each time, so leave it unchanged.
+
+    Raises:
+        ValueError, RecursionError: if it is no JSON.
+    """
+    return json.loads(text)
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _artefact(kind: Any, text: str) -> Any:
+    """The artefact in the text of a file, whose format is right: the same object each time, so that
+    values derived from it are found again.
+
+    Raises:
+        ValidationError: if it is malformed.
+    """
+    plain = {name: value for name, value in json_of(text).items() if name != "format"}
+    return _adapter(kind).validate_json(to_json(plain, inf_nan_mode="constants"))
+
+
 def _read(
     kind: Any, form: str, path: Path, made_by: str, readable: Collection[str] = ()
 ) -> Any:  # fmt: skip
@@ -324,14 +349,13 @@ def _read(
     advice = f"make one with: {made_by}"
     content = read_text(path, form, advice)
     try:
-        plain = json.loads(content)
+        plain = json_of(content)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: expected {form}, this is no JSON: {error}; {advice}") from None
-    if isinstance(plain, dict) and plain.get("format") in readable:
-        plain["format"] = form
-    plain = without_format(plain, path, form, advice)
+    own = isinstance(plain, dict) and plain.get("format") in readable
+    without_format({**plain, "format": form} if own else plain, path, form, advice)
     try:
-        return _adapter(kind).validate_json(to_json(plain, inf_nan_mode="constants"))
+        return _artefact(kind, content)
     except ValidationError as error:
         raise complaint(path, error) from None
 

@@ -112,7 +112,6 @@ class Problem:
         topology: the devices that there are; all may be used.
         options: how to train and to search.
         measured_on: the type of device that the profile was made on; None if it is not known.
-        known: strategies that fit, for a search to start from and to beat.
         calibration: what runs have shown beside all that.
     """
 
@@ -120,7 +119,6 @@ class Problem:
     topology: Topology
     options: Options
     measured_on: DeviceType | None = None
-    known: tuple[Strategy, ...] = ()
     calibration: Calibration = UNCALIBRATED
 
     def __hash__(self) -> int:
@@ -140,6 +138,7 @@ class Result:
         reproducible: False where the wall clock cut the search.
         others: strategies that are nearly as good by the solver's own objective; the judge may
             find one of them better.
+        report: the solver's own figures, for the user; they may be there without a strategy.
     """
 
     status: Status
@@ -149,6 +148,7 @@ class Result:
     reason: str | None = None
     reproducible: bool = True
     others: tuple[Strategy, ...] = ()
+    report: object | None = None
 
     def __post_init__(self) -> None:
         if (self.strategy is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
 from planner.graph import Graph, consumers, holders, producers, tensors_by_name
 from planner.sharding import Sharding
@@ -116,13 +115,19 @@ def operator_indices(graph: Graph) -> Mapping[str, int]:
     return {operator.name: i for i, operator in enumerate(graph.operators)}
 
 
+def indices_of(stage: Stage, graph: Graph) -> list[int]:
+    """The operators of a stage as indices into the graph, in the stage's order."""
+    index = operator_indices(graph)
+    return [index[name] for name in stage.operators]
+
+
 def stage_of(strategy: Strategy, graph: Graph) -> tuple[int, ...]:
     """Per operator of the graph, the stage that runs it."""
     stages = {name: s for s, stage in enumerate(strategy.stages) for name in stage.operators}
     return tuple(stages[operator.name] for operator in graph.operators)
 
 
-@lru_cache(maxsize=8)
+@derived
 def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
     """The tensors that cross stages, in the order in which they are made."""
     return tuple(crossings_among(producers(graph), graph, stage_of(strategy, graph)))

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 
 import numpy as np
 
 from planner.errors import TopologyError
+from planner.support.derived import derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def device_type(topology: Topology, device: int) -> DeviceType:
     return next(one for one in topology.device_types if one.name == name)
 
 
-@lru_cache(maxsize=8)
+@derived
 def hosts_by_name(topology: Topology) -> Mapping[str, Host]:
     """The hosts by name."""
     return {host.name: host for host in topology.hosts}
@@ -328,7 +328,7 @@ def table_of(topology: Topology, devices: Sequence[int]) -> Table | None:
     return min(holding, key=lambda table: len(table.devices), default=None)
 
 
-@lru_cache(maxsize=8)
+@derived
 def _tables(topology: Topology) -> Mapping[int, list[tuple[frozenset[str], Table]]]:
     """The tables by the size of their groups, each with its devices."""
     found: dict[int, list[tuple[frozenset[str], Table]]] = {}

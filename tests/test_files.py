@@ -1,6 +1,7 @@
 """Files: every mistake is a `FileError` that names the file and the field."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,14 @@ from planner import files, units
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.errors import FileError, UnitError
 from planner.files import (
+    artefact_hash,
     read_plan,
     read_profile,
     to_plain,
     write_atomically,
     write_profile,
 )
+from planner.formats import read_any_profiles
 from planner.model.load import load
 from planner.plan import Plan
 from planner.sharding import Sharding, rule_of
@@ -250,6 +253,18 @@ def test_what_cannot_be_written_is_said(tmp_path):
 def test_a_quantity_is_finite(parse, text):
     with pytest.raises(UnitError, match="too large"):
         parse(text)
+
+
+def test_a_file_is_parsed_once_until_it_changes(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(plain_profile()))
+    profile = read_profile(path)
+    assert read_any_profiles(path) == (profile,)
+    assert read_any_profiles(path)[0] is profile
+    path.write_text(json.dumps(plain_profile() | {"microbatch_size": 3}))
+    assert read_profile(path).microbatch_size == 3
+    path.write_text(json.dumps(plain_profile()))
+    assert artefact_hash(read_profile(path)) == artefact_hash(replace(profile))
 
 
 # ---------------------------------------------------------------------------------- strategies

@@ -89,30 +89,30 @@ def routes(topology: Topology) -> Routes:
             p, link.latency_s + tree.latency_s, np.minimum(link.bandwidth_bytes_per_s, tree.width),
             _time_s(link) + tree.time_s, i, i,
         )  # fmt: skip
-    found = _Table.empty((count, count))
+    best = _Table.empty((count, count))
     for p, q, i in direct:
         link = topology.links[i]
-        found.offer((p, q), link.latency_s, link.bandwidth_bytes_per_s, _time_s(link), i, i)
+        best.offer((p, q), link.latency_s, link.bandwidth_bytes_per_s, _time_s(link), i, i)
     for q, i in into:
         link, c = topology.links[i], core[topology.links[i].source]
-        found.offer(
+        best.offer(
             (slice(None), q), to_core.latency_s[:, c] + link.latency_s,
             np.minimum(to_core.width[:, c], link.bandwidth_bytes_per_s),
             to_core.time_s[:, c] + _time_s(link), to_core.first[:, c], i,
         )  # fmt: skip
-    np.fill_diagonal(found.latency_s, 0.0)
-    np.fill_diagonal(found.width, np.inf)
-    np.fill_diagonal(found.time_s, 0.0)
-    if np.isinf(found.time_s).any():
-        p, q = np.argwhere(np.isinf(found.time_s))[0]
+    np.fill_diagonal(best.latency_s, 0.0)
+    np.fill_diagonal(best.width, np.inf)
+    np.fill_diagonal(best.time_s, 0.0)
+    if np.isinf(best.time_s).any():
+        p, q = np.argwhere(np.isinf(best.time_s))[0]
         raise TopologyError(
             f"topology {topology.name}: no path leads from {topology.devices[p].name} to"
             f" {topology.devices[q].name}; add a link, or a switch that both are linked to"
         )
-    for table in (found.latency_s, found.width):
+    for table in (best.latency_s, best.width):
         table.setflags(write=False)
     return Routes(
-        found.latency_s, found.width, found.last, found.first,
+        best.latency_s, best.width, best.last, best.first,
         tuple(tree.before for tree in trees), core, topology.links,
     )  # fmt: skip
 
@@ -222,19 +222,19 @@ def _shortest_paths(topology: Topology, core: Mapping[str, int], start: str) -> 
 def _core_links(topology: Topology) -> Mapping[str, list[int]]:
     """The links from each host and switch to others."""
     names = {device.name for device in topology.devices}
-    found: dict[str, list[int]] = {}
+    leaving: dict[str, list[int]] = {}
     for i, link in enumerate(topology.links):
         if link.source not in names and link.target not in names:
-            found.setdefault(link.source, []).append(i)
-    return found
+            leaving.setdefault(link.source, []).append(i)
+    return leaving
 
 
 def pair_widths(topology: Topology) -> tuple[Floats, Floats]:
     """Latency in s and bandwidth in bytes/s of every ordered pair of devices: two (K, K) tables
     that cannot be written to, 0 and inf on the diagonal.
     """
-    found = routes(topology)
-    return found.latency_s, found.bandwidth_bytes_per_s
+    paths = routes(topology)
+    return paths.latency_s, paths.bandwidth_bytes_per_s
 
 
 def bandwidth_bytes_per_s(topology: Topology, p: int, q: int) -> float:
@@ -280,15 +280,15 @@ def _devices_and_ends(
     late.
     """
     position = {device.name: d for d, device in enumerate(topology.devices)}
-    found: dict[str, set[tuple[str, bool, float, float]]] = {name: set() for name in position}
+    ends_of: dict[str, set[tuple[str, bool, float, float]]] = {name: set() for name in position}
     for link in topology.links:
         for own, other, out in (
             (link.source, link.target, True),
             (link.target, link.source, False),
         ):
-            if own in found:
-                found[own].add((other, out, link.bandwidth_bytes_per_s, link.latency_s))
-    return position, {name: frozenset(ends) for name, ends in found.items()}
+            if own in ends_of:
+                ends_of[own].add((other, out, link.bandwidth_bytes_per_s, link.latency_s))
+    return position, {name: frozenset(ends) for name, ends in ends_of.items()}
 
 
 def host_order(topology: Topology, devices: Sequence[int]) -> tuple[int, ...]:
@@ -302,8 +302,8 @@ def host_order(topology: Topology, devices: Sequence[int]) -> tuple[int, ...]:
 _ALL_ORDERS = 8
 
 
-# Beyond that, so many steps from neighbour to neighbour are taken: up to 64 devices from every
-# start, more devices from fewer.
+# Beyond that, the number of steps from neighbour to neighbour: up to 64 devices from every start,
+# more devices from fewer.
 _STEPS = 4096
 
 

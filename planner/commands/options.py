@@ -3,15 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import Field
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import click
 from click.types import convert_type
 
+from planner.api import SOLVERS, Search, Training, WhatIf, option_fields, own_options
+from planner.commands.inputs import InputNames
 from planner.commands.option_types import MEMORY, SIZE, Pin, counts, names
-from planner.solvers.registry import SOLVERS, option_fields
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -23,6 +25,31 @@ def stacked(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
         for option in reversed(options):
             command = option(command)
         return command
+
+    return add
+
+
+def packed(
+    parameter: str, make: Callable[..., object], *options: Callable[[Any], Any]
+) -> Callable[[Command], Command]:
+    """A decorator that adds options in the order given; the command gets one value of all.
+
+    Args:
+        parameter: the command's, for that value.
+        make: the value, from the options by name.
+    """
+
+    def add(command: Command) -> Command:
+        @wraps(command)
+        def with_packed(*arguments: Any, **given: Any) -> Any:
+            own = {name: given.pop(name) for name in own_names}
+            return command(*arguments, **given, **{parameter: make(**own)})
+
+        params = vars(with_packed).setdefault("__click_params__", [])  # where click collects them
+        others = len(params)
+        stacked(*options)(with_packed)
+        own_names = [one.name for one in params[others:]]
+        return cast(Command, with_packed)
 
     return add
 
@@ -94,6 +121,14 @@ def solver_options(*, needed: bool) -> Callable[[Command], Command]:
     return stacked(*(own_option(kind, field) for kind in kinds for field in option_fields(kind)))
 
 
+def own_options_of(name: str) -> Callable[[Command], Command]:
+    """The own options of one solver."""
+    kind = SOLVERS[name].options
+    if kind is None:
+        raise ValueError(f"the solver {name} has no options of its own")
+    return stacked(*(own_option(kind, field) for field in option_fields(kind)))
+
+
 def solver_list() -> str:
     """All solvers with a line each, for the end of a help text."""
     width = max(map(len, SOLVERS))
@@ -120,10 +155,22 @@ def solver_choice(verb: str, default: Sequence[str]) -> Callable[[Any], Any]:
     )
 
 
-INPUTS = stacked(
+def search_of(
+    max_downsets: int | None, exact: bool, seed: int, pins: tuple[tuple[str, str], ...], **own: Any
+) -> Search:
+    """How to search.
+
+    Args:
+        own: the solvers' own options.
+    """
+    return Search(max_downsets, exact, seed, pins, own_options(own))
+
+
+INPUTS = packed(
+    "names",
+    InputNames,
     click.option(
         "--profile",
-        "profile_path",
         type=click.Path(path_type=Path),
         help="Profile to plan for.  [default: the newest in ./profiles]",
     ),
@@ -135,21 +182,24 @@ INPUTS = stacked(
     ),
     click.option(
         "--topology",
-        "topology_name",
         default="local.yaml",
         show_default=True,
-        help="A file, one in ./topologies, or a preset.",
+        help="Topology to plan for: a file, one in ./topologies, or a preset.",
     ),
 )
-"""What is planned for."""
+"""The files that are planned for."""
 
-TRAINING = stacked(
-    click.option(
-        "--calibration/--no-calibration",
-        default=True,
-        show_default=True,
-        help="Apply the corrections found by planner calibrate, if there are any.",
-    ),
+CALIBRATION = click.option(
+    "--calibration/--no-calibration",
+    "calibrated",
+    default=True,
+    show_default=True,
+    help="Apply the corrections found by planner calibrate, if there are any.",
+)
+
+TRAINING = packed(
+    "training",
+    Training,
     click.option(
         "--objective",
         type=click.Choice(["iteration", "bottleneck", "latency"]),
@@ -201,7 +251,9 @@ TRAINING = stacked(
 )
 """How the model is trained."""
 
-SEARCH = stacked(
+SEARCH = packed(
+    "search",
+    search_of,
     click.option(
         "--max-downsets",
         type=click.IntRange(2),
@@ -216,10 +268,6 @@ SEARCH = stacked(
     ),
     solver_options(needed=False),
     click.option("--seed", default=0, show_default=True),
-)
-"""How to search."""
-
-PINS = stacked(
     click.option(
         "--pin",
         "pins",
@@ -227,30 +275,33 @@ PINS = stacked(
         multiple=True,
         help="Keep this operator on this device; may be repeated.",
     ),
+    solver_options(needed=True),
 )
-"""What has to be where."""
+"""How to search, with the solvers' own options."""
 
-OWN_STAGES = solver_options(needed=True)
+OWN_STAGES = own_options_of("manual")
 """The user's own stages."""
 
-WHAT_IF = stacked(
+WHAT_IF = packed(
+    "what_if",
+    WhatIf,
     click.option(
         "--set",
-        "settings",
         multiple=True,
         metavar="PATH=VALUE",
-        help="What if: change a figure, such as links.nic.bandwidth=200Gbps; may be repeated.",
+        help="What if: change a figure, such as links.nic.bandwidth=200Gbps; may be repeated."
+        " PATH is links.NAME.bandwidth or .latency, with the name of links or their ends as a-b;"
+        " levels.NAME.bandwidth or .latency; devices.NAME.type; hosts.NAME.cores or .memory; or"
+        " device_types.NAME.memory, .memory_bandwidth or .flops.DTYPE.",
     ),
     click.option(
         "--drop",
-        "dropped",
         multiple=True,
         metavar="NAME",
         help="What if: remove this device or host; may be repeated.",
     ),
     click.option(
         "--add-host",
-        "added",
         multiple=True,
         metavar="NAME",
         help="What if: add a copy of this host, or the hosts of this topology; may be repeated.",

@@ -4,9 +4,7 @@ simulator's verdict.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
-from planner.costs.actions import ActionCosts
 from planner.costs.closed_form import StageCost, objective_s
 from planner.costs.collectives import slowest_link
 from planner.costs.memory import (
@@ -16,7 +14,7 @@ from planner.costs.memory import (
     peak_memory,
     stage_memory,
 )
-from planner.costs.pricing import action_costs, stage_price
+from planner.costs.pricing import ActionCosts, action_costs, stage_price
 from planner.costs.shared import shared_stage_costs
 from planner.plan import MemoryParts, StagePrediction
 from planner.problem import Problem
@@ -28,12 +26,12 @@ from planner.strategy import (
     Strategy,
     crossings,
     gradient_sums,
-    operator_indices,
     shares_devices,
     stages_by_device,
     used_devices,
     violations,
 )
+from planner.support.derived import derived
 from planner.units import format_bytes
 
 
@@ -58,7 +56,7 @@ class Evaluation:
     shortage: str | None
 
 
-@lru_cache(maxsize=2)
+@derived(kept=2)
 def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     """Prices a strategy. What a solver has evaluated last, the judge need not evaluate again.
 
@@ -99,13 +97,11 @@ def closed_form_s(problem: Problem, strategy: Strategy) -> float:
 def _priced(
     problem: Problem, strategy: Strategy
 ) -> tuple[ActionCosts, tuple[StageCost, ...], list[StageMemory]]:
-    """What needs no action lists: of the actions, and of each stage for time and memory."""
+    """All that needs no action lists: costs of the actions, and of each stage time and memory."""
     graph = problem.profile.graph
-    indices, sums = operator_indices(graph), gradient_sums(strategy, graph)
-    inside = [[indices[name] for name in stage.operators] for stage in strategy.stages]
-    needs = _needs(problem, strategy, inside)
+    sums, needs = gradient_sums(strategy, graph), _needs(problem, strategy)
     prices = [
-        stage_price(problem, stage, inside[s], needs[s].trainable_bytes)
+        stage_price(problem, stage, needs[s].trainable_bytes)
         for s, stage in enumerate(strategy.stages)
     ]
     costs = action_costs(problem, strategy, prices, crossings(strategy, graph), sums)
@@ -113,14 +109,15 @@ def _priced(
     return costs, stages, needs
 
 
-def _needs(problem: Problem, strategy: Strategy, inside: list[list[int]]) -> list[StageMemory]:
+def _needs(problem: Problem, strategy: Strategy) -> list[StageMemory]:
     """Per stage, the memory of one replica; what stages of one device share counts once."""
+    stages = strategy.stages
     if not shares_devices(strategy):
-        return [stage_memory(problem.profile, operators) for operators in inside]
-    found: dict[int, StageMemory] = {}
+        return [stage_memory(problem.profile, stage) for stage in stages]
+    needs: dict[int, StageMemory] = {}
     for mine in dict.fromkeys(stages_by_device(strategy).values()):
-        found |= device_memory(problem.profile, {s: inside[s] for s in mine})
-    return [found[s] for s in range(len(inside))]
+        needs |= device_memory(problem.profile, {s: stages[s] for s in mine})
+    return [needs[s] for s in range(len(stages))]
 
 
 def _stage_costs(

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 
-from planner.costs.actions import ActionCosts
 from planner.costs.closed_form import StageCost
 from planner.costs.collectives import slowest_link
+from planner.costs.pricing import ActionCosts
 from planner.problem import Problem
 from planner.strategy import (
     GradientSum,

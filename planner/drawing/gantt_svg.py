@@ -1,5 +1,5 @@
 """A timeline as SVG: a lane of actions per device, a thin one of its transfers below, time to the
-right. What is narrower than half a pixel is drawn together with its neighbours of the same kind.
+right. Bars narrower than half a pixel are drawn together with their neighbours of the same kind.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

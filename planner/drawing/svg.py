@@ -14,7 +14,7 @@ def text_width(text: str, size: float) -> float:
     return LETTER * size * len(text)
 
 
-def element(tag: str, content: str = "", **attributes: float | str) -> str:
+def element(tag: str, content: str = "", /, **attributes: float | str) -> str:
     """One element.
 
     Args:

@@ -56,13 +56,13 @@ def _figures(link: Link) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A line of the tree and what hangs on it.
+    """A line of the tree and the lines below it.
 
     Attributes:
         name: of the vertex.
-        words: what follows it.
-        others: what it is linked to besides, by the figures of the link.
-        below: what hangs on it.
+        words: its type or memory, and the figures of its link up.
+        others: the ends of its further links, by their figures.
+        below: the vertices that hang on it.
     """
 
     name: str
@@ -71,14 +71,14 @@ class _Node:
     below: tuple["_Node", ...]
 
     def all(self) -> Iterator["_Node"]:
-        """It and all that hangs on it."""
+        """The node and all nodes below it."""
         yield self
         for node in self.below:
             yield from node.all()
 
     @property
     def text(self) -> str:
-        """What follows the name, in one line."""
+        """The text behind the name."""
         parts = list(self.words)
         for figures, ends in self.others:
             more = f" and {len(ends) - MAX_ENDS} more" if len(ends) > MAX_ENDS else ""
@@ -92,7 +92,9 @@ class _Node:
 
     @property
     def shape(self) -> object:
-        """What it has in common with nodes that are alike: all but the names."""
+        """Equal for nodes that are drawn together: everything but the names. Ends of links inside
+        the node are numbered, so that equal insides are equal.
+        """
         index = {node.name: str(i) for i, node in enumerate(self.all())}
 
         def of(node: "_Node") -> object:
@@ -104,8 +106,8 @@ class _Node:
 
 def tree(topology: Topology) -> str:
     """Hosts, switches, devices and links as a tree of text. Switches that join hosts are at the
-    top; what a vertex is linked to besides stands behind it. Runs of neighbours that are alike are
-    drawn once.
+    top; the further links of a vertex stand behind it. Runs of neighbours that are alike are drawn
+    once.
     """
     up = upward(topology)
     below: dict[str | None, list[str]] = {}
@@ -141,7 +143,7 @@ def tree(topology: Topology) -> str:
 
 @lru_cache(maxsize=8)
 def upward(topology: Topology) -> Mapping[str, str]:
-    """Per vertex, what it hangs on; nothing for those at the top.
+    """The vertex that each vertex hangs on; none for those at the top.
 
     A device hangs on the switch in its host that it is linked to, if there is one such switch, else
     on its host; a switch in a host on the one before it on the way to the host, else on the host;
@@ -149,25 +151,25 @@ def upward(topology: Topology) -> Mapping[str, str]:
     """
     home, beside = homes(topology), neighbours(topology)
     switches = set(topology.switches)
-    found: dict[str, str] = {}
+    up: dict[str, str] = {}
     for device in topology.devices:
         inner = [
             other
             for other in beside[device.name]
             if other in switches and home[other] == device.host
         ]
-        found[device.name] = inner[0] if len(inner) == 1 else device.host
+        up[device.name] = inner[0] if len(inner) == 1 else device.host
     for host in topology.hosts:
         ring = [host.name]
         for vertex in ring:
             inner = [o for o in beside[vertex] if o in switches and home[o] == host.name]
-            new = [other for other in inner if other not in found]
-            found |= dict.fromkeys(new, vertex)
+            new = [other for other in inner if other not in up]
+            up |= dict.fromkeys(new, vertex)
             ring += new
     for switch in topology.switches:
         own = home[switch]
-        if own is not None and switch not in found:
-            found[switch] = own
+        if own is not None and switch not in up:
+            up[switch] = own
     inside: dict[str | None, list[str]] = {}
     for vertex, own in home.items():
         inside.setdefault(own, []).append(vertex)
@@ -175,28 +177,28 @@ def upward(topology: Topology) -> Mapping[str, str]:
         ends = [host.name, *inside[host.name]]
         above = [other for vertex in ends for other in beside[vertex] if home[other] is None]
         if above:
-            found[host.name] = above[0]
+            up[host.name] = above[0]
     for switch, height in heights(topology).items():
         above = [o for o in beside[switch] if heights(topology).get(o, 0) == height + 1]
         if above:
-            found[switch] = above[0]
-    return found
+            up[switch] = above[0]
+    return up
 
 
 @lru_cache(maxsize=8)
 def heights(topology: Topology) -> Mapping[str, int]:
-    """Per switch that joins hosts, how many links it is above them; 1 for the lowest."""
+    """Per switch that joins hosts, its distance from them in links; 1 for the lowest."""
     home, beside = homes(topology), neighbours(topology)
     outer = [switch for switch in topology.switches if home[switch] is None]
     ring = [s for s in outer if any(home[other] is not None for other in beside[s])]
-    found = dict.fromkeys(ring, 1)
+    height = dict.fromkeys(ring, 1)
     while ring:
         higher = dict.fromkeys(
-            o for s in ring for o in beside[s] if home[o] is None and o not in found
+            o for s in ring for o in beside[s] if home[o] is None and o not in height
         )
-        found |= dict.fromkeys(higher, max(found.values()) + 1)
+        height |= dict.fromkeys(higher, max(height.values()) + 1)
         ring = list(higher)
-    return found | {switch: 1 for switch in outer if switch not in found}
+    return height | {switch: 1 for switch in outer if switch not in height}
 
 
 def _drawn(nodes: Sequence[_Node], indent: str) -> list[str]:

@@ -5,9 +5,9 @@ plan stays as it is, and the simulator says what that brings.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.costs.actions import ActionCosts
 from planner.costs.collectives import allreduce_s
 from planner.costs.evaluate import Evaluation, evaluate
+from planner.costs.pricing import ActionCosts
 from planner.problem import Problem
 from planner.simulator.events import run
 from planner.strategy import Strategy

@@ -1,8 +1,8 @@
-"""Tensors on their way between devices, which lie behind a cut as they lay before it.
+"""Transfers of tensors that keep their order in memory.
 
-A transposed view is sent without a copy and is a transposed view where it arrives, so that the
-kernels behind a cut do, copy and keep what the profile saw them do. The order of its dimensions
-goes ahead of a tensor that goes from one device to another for the first time.
+A transposed view is sent without a copy and is a transposed view where it arrives. So the kernels
+behind a cut compute, copy and keep the same as in the profile. Before a tensor is sent from one
+device to another for the first time, the order of its dimensions is sent.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planner.launcher.world import Transfer, World
+from planner.launcher.world import PostedTransfer, World
 from planner.schedules.actions import Receive, Send
 
 Order = tuple[int, ...]
@@ -55,17 +55,17 @@ class Arrival:
     """A tensor that is expected.
 
     Attributes:
-        action: that asked for it.
+        action: the receive.
         row: its elements, once `transfer` has filled it.
     """
 
     action: Receive
     row: Tensor
-    transfer: Transfer
+    transfer: PostedTransfer
 
 
 class Exchange:
-    """Sends and receives what the actions of one device say.
+    """Sends and receives the tensors of the actions of one device.
 
     Args:
         world: the other devices.
@@ -75,9 +75,9 @@ class Exchange:
         self._world = world
         self._sent: dict[object, Order] = {}
         self._coming: dict[object, Order] = {}
-        self._told: dict[object, tuple[Tensor, Transfer]] = {}
+        self._told: dict[object, tuple[Tensor, PostedTransfer]] = {}
 
-    def send(self, action: Send, tensor: Tensor) -> Transfer:
+    def send(self, action: Send, tensor: Tensor) -> PostedTransfer:
         """Starts to send a tensor."""
         key = _key(action)
         if key not in self._sent:
@@ -100,7 +100,7 @@ class Exchange:
         return Arrival(action, row, self._world.receive(row, action.device))
 
     def take(self, arrival: Arrival, shape: Sequence[int]) -> tuple[Tensor, float]:
-        """Waits for a tensor; gives it, and says when it was there."""
+        """Waits for a tensor; gives it, and the time at which it was there."""
         key = _key(arrival.action)
         ended_s = self._world.finish(arrival.transfer)
         if key in self._told:

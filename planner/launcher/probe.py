@@ -27,12 +27,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from planner.clusters.probing.infer import AllReduce, Found, Inferred, Together, experiments, infer
-from planner.clusters.probing.link_fit import Fit, Pair, Times, calmer, fit_all, suspects
+from planner.clusters.probing.infer import (
+    AllReduceTimes,
+    Inferred,
+    RankDevice,
+    SimultaneousTransfers,
+    experiments,
+    infer,
+)
+from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, fit_all, suspects
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
-from planner.errors import LaunchError, PlannerError
-from planner.launcher.world import TIMEOUT, Seat, Stopped, choose_device, contact, find_seat
+from planner.errors import LaunchError, PlannerError, Stopped
+from planner.launcher.world import TIMEOUT, Seat, choose_device, contact, find_seat
 from planner.topology import DeviceType
 
 # Sizes of transfers and all-reduces: 1 KiB to 256 MiB, each 4 times the one before.
@@ -65,9 +72,9 @@ class Probed:
     """
 
     inferred: Inferred
-    times: tuple[Times, ...]
-    fits: tuple[Fit, ...]
-    allreduces: tuple[AllReduce, ...]
+    times: tuple[PairTimes, ...]
+    fits: tuple[PairFit, ...]
+    allreduces: tuple[AllReduceTimes, ...]
     backend: str
     torch: str
 
@@ -128,13 +135,13 @@ def _meet(seat: Seat) -> None:
 # -------------------------------------------------------------------------- hosts and devices
 
 
-def _gather_devices(seat: Seat, name: str) -> tuple[list[Found], str]:
+def _gather_devices(seat: Seat, name: str) -> tuple[list[RankDevice], str]:
     """The device and host of every rank, and torch's name of this rank's own device.
 
     A rank without a usable device takes part with its message, so that all ranks stop together and
     rank 0 prints each message once.
     """
-    mine: tuple[str, str, Found | None, frozenset[int]]
+    mine: tuple[str, str, RankDevice | None, frozenset[int]]
     try:
         device = _choose(name, seat)
         mine = _host_key(), device, _described(device), core_numbers()
@@ -197,16 +204,16 @@ def host_names(keys: Sequence[str]) -> list[str]:
     return [chosen[key] for key in keys]
 
 
-def _described(device: str) -> Found:
+def _described(device: str) -> RankDevice:
     """This rank's device, and its host's cores and memory; the host gets its name later."""
     if device == "cpu":
-        return Found("", device_table()["cpu"], available_cores(), available_bytes())
+        return RankDevice("", device_table()["cpu"], available_cores(), available_bytes())
     torch.cuda.set_device(device)
     properties = torch.cuda.get_device_properties(device)
     words = [word for word in properties.name.split() if word not in ("NVIDIA", "Tesla", "AMD")]
     name = "-".join(words)
     known = device_table().get(DRIVER_NAMES.get(name, name))
-    return Found("", known or _measured_type(name, properties.total_memory, device))
+    return RankDevice("", known or _measured_type(name, properties.total_memory, device))
 
 
 def _measured_type(name: str, memory_bytes: int, device: str) -> DeviceType:
@@ -343,7 +350,7 @@ def _from_first(value: T) -> T:
 
 
 def _measure(
-    ranks: _Ranks, name: str, devices: Sequence[Found], progress: Callable[[int, int], None]
+    ranks: _Ranks, name: str, devices: Sequence[RankDevice], progress: Callable[[int, int], None]
 ) -> Probed | None:
     """All measurements, and on rank 0 the topology.
 
@@ -365,7 +372,7 @@ def _measure(
             progress(done, total)
 
     names = [f"rank {r} on {one.host}" for r, one in enumerate(devices)]
-    times: dict[Pair, Times] = {}
+    times: dict[Pair, PairTimes] = {}
     todo = pairs
     for _ in range(ATTEMPTS):
         for one in _time_pairs(ranks, todo, step):
@@ -403,7 +410,7 @@ def group_sizes(count: int) -> tuple[int, ...]:
     return (*powers, count) if count > 1 else ()
 
 
-def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) -> list[Times]:
+def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) -> list[PairTimes]:
     """Times of some pairs, measured one after the other, on every rank."""
     own = []
     for p, q in pairs:
@@ -415,7 +422,7 @@ def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) 
     return [one for part in _gathered(own) for one in part]
 
 
-def _time_pair(ranks: _Ranks, target: int) -> Times:
+def _time_pair(ranks: _Ranks, target: int) -> PairTimes:
     """Times of transfers to a rank, in growing sizes until one would take too long."""
     sizes, round_trips_s, spreads = [], [], []
     expected_s = 1e-3
@@ -434,7 +441,7 @@ def _time_pair(ranks: _Ranks, target: int) -> Times:
     # No size is faster than one byte; where one seems to be, the byte's transfer was disturbed.
     byte_s = min(round_trips_s) / 2
     times_s = tuple(time_s - byte_s for time_s in round_trips_s[1:])
-    return Times(ranks.seat.rank, target, tuple(sizes[1:]), times_s, tuple(spreads[1:]))
+    return PairTimes(ranks.seat.rank, target, tuple(sizes[1:]), times_s, tuple(spreads[1:]))
 
 
 def _answer_pair(ranks: _Ranks, source: int) -> None:
@@ -446,13 +453,13 @@ def _answer_pair(ranks: _Ranks, source: int) -> None:
         size_bytes, repeats = ranks.announced(source)
 
 
-def _size_together(fits: dict[Pair, Fit], crowd: Sequence[Pair]) -> int:
+def _size_together(fits: dict[Pair, PairFit], crowd: Sequence[Pair]) -> int:
     """The size of a transfer that the slowest pair moves in `TOGETHER_S` alone; on rank 0."""
     slowest = min((fits[pair].bandwidth_bytes_per_s for pair in crowd if pair in fits), default=0.0)
     return max(SMALLEST_BYTES, int(slowest * TOGETHER_S))
 
 
-def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Together:
+def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> SimultaneousTransfers:
     """The rate of simultaneous transfers: median of `MIN_REPEATS` after an untimed one."""
     size_bytes = min(size_bytes, max(ranks.sizes))
     slowest_s = []
@@ -465,10 +472,10 @@ def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Tog
             elif ranks.seat.rank == target:
                 ranks.answer(source, size_bytes)
         slowest_s.append(max(_gathered(own_s)))
-    return Together(tuple(crowd), len(crowd) * size_bytes / median(slowest_s[1:]))
+    return SimultaneousTransfers(tuple(crowd), len(crowd) * size_bytes / median(slowest_s[1:]))
 
 
-def _time_all_reduces(ranks: _Ranks, count: int) -> AllReduce:
+def _time_all_reduces(ranks: _Ranks, count: int) -> AllReduceTimes:
     """Times of all-reduces over the first ranks."""
     group = ranks.group(count)
     is_in = ranks.seat.rank < count
@@ -484,4 +491,4 @@ def _time_all_reduces(ranks: _Ranks, count: int) -> AllReduce:
         sizes.append(size_bytes)
         times_s.append(slowest_s)
         expected_s = GROWTH * slowest_s
-    return AllReduce(count, tuple(sizes), tuple(times_s))
+    return AllReduceTimes(count, tuple(sizes), tuple(times_s))

@@ -1,4 +1,4 @@
-"""strategy.json -> this process's part of the training, and what it measured."""
+"""strategy.json -> this process's part of the training, and its measurements."""
 
 import math
 import shlex
@@ -48,8 +48,8 @@ from planner.strategy import operator_indices, used_devices, violations
 from planner.traces.read import measured_by
 from planner.traces.write import write_trace
 
-KEPT_STEPS = 50  # whose actions are remembered
-SPEAK_S = 20.0  # for which a rank lets the first one of its host report a common mistake
+KEPT_STEPS = 50  # the last ones, whose actions are kept
+SPEAK_S = 20.0  # time that a rank gives the first one of its host to report a common mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one device holds.
+    """The stages and parameters of one device.
 
     Attributes:
         stages: by index.
@@ -82,7 +82,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every rank knows before it meets the others.
+    """Everything that a rank knows before it meets the others.
 
     Attributes:
         plan: strategy.json.
@@ -128,8 +128,9 @@ def launch(
         seed: of random data; None takes the plan's.
         threads: of torch on a CPU; None takes the profile's.
         trace: file that the median iteration is written to, for Perfetto.
-        track_memory: whether to run one more step, of which memory is watched and no time is told.
-        report: gets a line for people from a rank that idles.
+        track_memory: whether to run one more step, whose memory is watched and whose time is not
+            reported.
+        report: gets a line of text from a rank that idles.
         progress: on rank 0, gets the number of steps done, after each.
 
     Returns:
@@ -137,7 +138,7 @@ def launch(
 
     Raises:
         PlannerError: if files, options and processes do not fit each other.
-        Stopped: on a rank that has lost another one, which has a message for the user.
+        Stopped: on a rank that has lost another one; that one has a message for the user.
     """
     settings = Settings(steps, learning_rate, data, seed, threads, trace, track_memory)
     seat = find_seat()
@@ -196,7 +197,7 @@ def _check_settings(settings: Settings) -> None:
 def _prepare(
     plan: Plan, path: Path, model_path: Path | None, seat: Seat, choices: tuple[str, str]
 ) -> Job:
-    """Everything that can be found wrong without the others.
+    """Checks everything that can be checked without the other ranks.
 
     Args:
         choices: the options --loss and --device.
@@ -228,21 +229,21 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     """The model that the plan was made for, trained as the profile said."""
     if model_path is None and plan.model_path is None:
         raise LaunchError(f"{path}: names no model; give --model FILE")
-    found = model_path or path.parent / str(plan.model_path)
-    if model_path is None and not found.is_file():
-        raise LaunchError(f"{path}: made for {found}, which is not there; give --model FILE")
-    model = load(found, dimensions=plan.dimensions)
+    file = model_path or path.parent / str(plan.model_path)
+    if model_path is None and not file.is_file():
+        raise LaunchError(f"{path}: made for {file}, which is not there; give --model FILE")
+    model = load(file, dimensions=plan.dimensions)
     if plan.model_hash not in (None, model.hash):
         raise FileError(
-            f"{path}: made for model {str(plan.model_hash)[:12]}, but {found} is "
-            f"{model.hash[:12]}; run: planner profile {found} and planner solve, or give the "
+            f"{path}: made for model {str(plan.model_hash)[:12]}, but {file} is "
+            f"{model.hash[:12]}; run: planner profile {file} and planner solve, or give the "
             "right one with --model FILE"
         )
     usual = {p.name for p in model.graph.parameters if p.trainable}
     train, freeze = sorted({*plan.train} - usual), sorted(usual - {*plan.train})
     if not train and not freeze:
         return model
-    return load(found, dimensions=plan.dimensions, train=train, freeze=freeze)
+    return load(file, dimensions=plan.dimensions, train=train, freeze=freeze)
 
 
 # ---------------------------------------------------------------------------- with the others

@@ -18,7 +18,7 @@ from planner.launcher import clocks
 from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import Gradients
-from planner.launcher.world import Transfer, World
+from planner.launcher.world import PostedTransfer, World
 from planner.profilers.storages import Watch
 from planner.schedules.actions import (
     Action,
@@ -37,9 +37,9 @@ Tensors = dict[str, Tensor]
 
 
 @contextmanager
-def _spoken_for(action: Compute) -> Iterator[None]:
-    """What torch refuses at run time, such as an index beyond a table or more memory, is the
-    data's or the machine's fault, since all shapes have been checked.
+def _reporting_errors(action: Compute) -> Iterator[None]:
+    """Reports errors that torch raises at run time, such as an index beyond a table or too little
+    memory. They are the fault of the data or the machine, since all shapes have been checked.
     """
     try:
         yield
@@ -49,7 +49,7 @@ def _spoken_for(action: Compute) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Record:
-    """What one device did in one iteration; times since the iteration's start, in s.
+    """When one device did what in one iteration; times since the iteration's start, in s.
 
     Attributes:
         loss: its share of the iteration's loss.
@@ -72,20 +72,20 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """What a forward pass made, with its autograd graph."""
+class _ForwardPass:
+    """The results of a forward pass, with their autograd graph."""
 
     outputs: Tensors
     loss: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Stashed:
-    """What a stage keeps from forward to backward; `made` is None where it recomputes."""
+class _Stash:
+    """Tensors that a stage keeps from forward to backward; `made` is None where it recomputes."""
 
     leaves: Tensors
     target: Tensor | None
-    made: _Made | None
+    made: _ForwardPass | None
 
 
 class StageRunner:
@@ -117,7 +117,7 @@ class StageRunner:
         self._recompute = recompute
         self._criterion = criterion
         self._precision = precision
-        self._stash: dict[int, _Stashed] = {}
+        self._stash: dict[int, _Stash] = {}
 
     @property
     def has_loss(self) -> bool:
@@ -134,7 +134,7 @@ class StageRunner:
         }
         with torch.set_grad_enabled(not self._recompute):
             made = self._run(leaves, target)
-        self._stash[microbatch] = _Stashed(leaves, target, None if self._recompute else made)
+        self._stash[microbatch] = _Stash(leaves, target, None if self._recompute else made)
         loss = 0.0 if made.loss is None else made.loss.item()
         return {name: tensor.detach() for name, tensor in made.outputs.items()}, loss
 
@@ -162,19 +162,19 @@ class StageRunner:
             if leaf.requires_grad
         }
 
-    def _run(self, leaves: Mapping[str, Tensor], target: Tensor | None) -> _Made:
+    def _run(self, leaves: Mapping[str, Tensor], target: Tensor | None) -> _ForwardPass:
         with self._precision():
             results = self._module(*(leaves[name] for name in self.input_names))
         outputs = dict(zip(self.output_names, results, strict=True))
         if self._criterion is None or target is None:
-            return _Made(outputs, None)
-        return _Made(outputs, self._criterion(outputs[self._output], target))
+            return _ForwardPass(outputs, None)
+        return _ForwardPass(outputs, self._criterion(outputs[self._output], target))
 
 
-class Between:
-    """What the stages of one device hand to each other, by microbatch: tensors to later stages, and
-    gradients to earlier ones, added up. A device runs each microbatch in the order of its stages,
-    and backward in the reverse order.
+class LocalHandover:
+    """Tensors that the stages of one device hand to later stages, and gradients that they hand to
+    earlier ones, added up; both by microbatch. A device runs each microbatch in the order of its
+    stages, and backward in the reverse order.
 
     Args:
         stages: by index.
@@ -195,12 +195,12 @@ class Between:
         self._gradients: dict[int, Tensors] = {}
 
     def tensors(self, stage: int, microbatch: int) -> Tensors:
-        """What earlier stages have left for the forward of a stage."""
+        """The tensors that earlier stages have left for the forward of a stage."""
         held = self._tensors.get(microbatch, {})
         return {name: held[name] for name in self._earlier[stage] if name in held}
 
     def keep(self, stage: int, microbatch: int, tensors: Mapping[str, Tensor]) -> None:
-        """After a forward: keeps what later stages read, of what has come and what was made."""
+        """After a forward: keeps the tensors that later stages read, received or made."""
         held = {**self._tensors.pop(microbatch, {}), **tensors}
         left = {name: tensor for name, tensor in held.items() if name in self._later[stage]}
         if left:
@@ -214,8 +214,8 @@ class Between:
         return arrived
 
     def leave(self, stage: int, microbatch: int, gradients: Tensors) -> Tensors:
-        """After a backward: leaves what earlier stages add to or use; gives what goes elsewhere,
-        with what later stages have left.
+        """After a backward: leaves the gradients that earlier stages add to or use, and gives the
+        others. Both have the parts in them that later stages have left.
         """
         waiting = self._gradients.pop(microbatch, {})
         leaving: Tensors = {}
@@ -236,13 +236,16 @@ class Runtime:
     """Runs the action list of one device, iteration after iteration.
 
     Args:
-        actions: its list.
+        actions: its list; it sends and receives whole tensors.
         graph: describes the tensors that come in.
         stages: by index, those that this device runs.
         gradients: of its trainable parameters.
         optimizer: of the same.
         world: the other devices.
         waiting: directions of computations that wait for sends.
+
+    Raises:
+        ValueError: if an action sends or receives a part of a tensor.
     """
 
     def __init__(
@@ -250,10 +253,12 @@ class Runtime:
         gradients: Gradients, optimizer: Optimizer | None, world: World,
         waiting: Collection[Direction],
     ) -> None:  # fmt: skip
+        if any(isinstance(one, Send | Receive) and one.box is not None for one in actions):
+            raise ValueError("parts of tensors cannot be sent yet")
         self._actions = actions
         self._tensors = tensors_by_name(graph)
         self._stages = stages
-        self._between = Between(stages)
+        self._handover = LocalHandover(stages)
         self._gradients = gradients
         self._optimizer = optimizer
         self._world = world
@@ -263,8 +268,8 @@ class Runtime:
         self._watch: Watch | None = None
         self._exchange = Exchange(world)
         self._awaited: list[Arrival] = []
-        # By stage and direction: what the latest computations of a kind have sent.
-        self._sending: dict[tuple[int, Direction], deque[list[Transfer]]] = {}
+        # By stage and direction: the transfers of the results of the latest computations.
+        self._sending: dict[tuple[int, Direction], deque[list[PostedTransfer]]] = {}
         self._waiting = waiting
         self._made: Tensors = {}  # by the last computation, for the sends right after it
 
@@ -292,11 +297,11 @@ class Runtime:
             case Receive():
                 self._receive(action)
             case Compute():
-                self._made = {}  # what is still on its way is kept by its transfer
+                self._made = {}  # a transfer keeps the result that it sends
                 arrived = self._wait_for(action)
                 self._wait_for_sends(action)
                 start_s = self._now_s()
-                with _spoken_for(action):
+                with _reporting_errors(action):
                     self._made = self._compute(action, arrived)
                 self._note(action, start_s)
             case Send():
@@ -316,7 +321,7 @@ class Runtime:
         self._awaited.append(self._exchange.expect(action, tensor.shape, torch_dtype(tensor)))
 
     def _wait_for(self, compute: Compute) -> Tensors:
-        """What has come for a computation; several gradients of one tensor are added up."""
+        """The tensors that a computation needs; several gradients of one tensor are added up."""
         arrived: Tensors = {}
         for arrival in self._awaited:
             receive = arrival.action
@@ -330,8 +335,8 @@ class Runtime:
         return arrived
 
     def _wait_for_sends(self, compute: Compute) -> None:
-        """What the second computation before it of its kind has sent must be over, as
-        `actions.waiting_for_sends` says.
+        """Waits until the results of the second computation before this one, of its stage and
+        direction, are sent, as `actions.waiting_for_sends` says.
         """
         sending = self._sending.setdefault((compute.stage, compute.direction), deque())
         if compute.direction in self._waiting:
@@ -341,18 +346,18 @@ class Runtime:
             sending.popleft()
         sending.append([])
 
-    def _finish(self, transfers: list[Transfer]) -> None:
+    def _finish(self, transfers: list[PostedTransfer]) -> None:
         for transfer in transfers:
             self._world.finish(transfer)
 
     def _compute(self, action: Compute, arrived: Tensors) -> Tensors:
         stage, s, m = self._stages[action.stage], action.stage, action.microbatch
         if action.direction is Direction.BACKWARD:
-            gradients = stage.backward(m, self._between.gradients(s, m, arrived))
-            return self._between.leave(s, m, gradients)
-        batch, here = self._batches[m], self._between.tensors(s, m)
+            gradients = stage.backward(m, self._handover.gradients(s, m, arrived))
+            return self._handover.leave(s, m, gradients)
+        batch, here = self._batches[m], self._handover.tensors(s, m)
         outputs, loss = stage.forward(m, {**batch.inputs, **here, **arrived}, batch.target)
-        self._between.keep(s, m, {**arrived, **outputs})
+        self._handover.keep(s, m, {**arrived, **outputs})
         self._record.loss += loss
         return outputs
 

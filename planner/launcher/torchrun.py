@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import planner
 from planner.errors import LaunchError
 from planner.files import read_plan
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A checkout and an installed wheel both have cli.py beside the package.
-CLI = Path(planner.__file__).resolve().parents[1] / "cli.py"
+CLI = Path(__file__).resolve().parents[2] / "cli.py"
 
 
 def torchrun_command(strategy: Path, num_ranks: int) -> str:

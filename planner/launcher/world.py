@@ -1,4 +1,4 @@
-"""The processes of a launch: who is who, and what goes between them.
+"""The processes of a launch, and the transfers between them.
 
 Rank r runs device `plan.ranks[r]`. Ranks beyond the strategy's devices take no part in anything.
 One process alone needs no process group.
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.errors import LaunchError
+from planner.errors import LaunchError, Stopped
 from planner.launcher import clocks
 from planner.launcher.clocks import EXCHANGES, Reading, read_clock
 from planner.schedules.actions import Program, Send
@@ -28,13 +28,9 @@ from planner.schedules.actions import Program, Send
 TIMEOUT = timedelta(minutes=30)
 
 
-class Stopped(LaunchError):  # noqa: N818, no error of its own
-    """This rank has nothing to say: another one has failed and says why."""
-
-
 @contextmanager
 def contact(rank: int) -> Iterator[None]:
-    """What gloo and nccl complain about is a rank that is gone."""
+    """Takes errors of gloo and nccl for a rank that is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -122,15 +118,15 @@ class _Watcher:
         except RuntimeError as error:
             failed = error
         ended_s = clocks.now_s()
-        del work, buffer  # who hears that it is over counts on their memory
+        del work, buffer  # whoever learns of the end counts on their memory
         if failed is None:
             ended.set_result(ended_s)
         else:
             ended.set_exception(failed)
 
 
-class Transfer:
-    """A tensor on its way; the buffer lives until it is there.
+class PostedTransfer:
+    """A send or receive that was posted; its buffer lives until the transfer is over.
 
     Attributes:
         posted_s: when it was posted, on this process's clock.
@@ -174,16 +170,16 @@ class Channel:
         self._tags = count()
         self._watcher = _Watcher() if group is None else None
 
-    def post(self, tensor: Tensor) -> Transfer:
+    def post(self, tensor: Tensor) -> PostedTransfer:
         """Starts to send a tensor, or to receive into it; it has to be contiguous."""
         raw = tensor.detach().view(-1).view(torch.uint8)  # any dtype, without a copy
         work = self._post(raw, self._peer, group=self._group, tag=next(self._tags))
         assert work is not None
-        return Transfer(raw, work, self._watcher)
+        return PostedTransfer(raw, work, self._watcher)
 
 
 class World:
-    """All that this process shares with the others.
+    """Everything that this process shares with the others.
 
     Attributes:
         device: index of its device into the topology.
@@ -230,23 +226,23 @@ class World:
             members = [rank_of[device] for device in one.devices]
             self._groups.append(dist.new_group(members, backend=backend, timeout=TIMEOUT))
 
-    def send(self, tensor: Tensor, device: int) -> Transfer:
+    def send(self, tensor: Tensor, device: int) -> PostedTransfer:
         """Starts to send a tensor to a device."""
         with contact(self._rank):
             return self._channels[self.device, device].post(tensor)
 
-    def receive(self, buffer: Tensor, device: int) -> Transfer:
+    def receive(self, buffer: Tensor, device: int) -> PostedTransfer:
         """Starts to fill a buffer from a device."""
         with contact(self._rank):
             return self._channels[device, self.device].post(buffer)
 
-    def finish(self, transfer: Transfer) -> float:
+    def finish(self, transfer: PostedTransfer) -> float:
         """Waits until a tensor is there (or gone), and says when that was."""
         with contact(self._rank):
             return transfer.wait()
 
     def sum_up(self, buffer: Tensor, index: int) -> None:
-        """Adds up a buffer over the devices of a sum of the program, in place."""
+        """Adds up a buffer over the devices of an all-reduce of the program, in place."""
         with contact(self._rank):
             dist.all_reduce(buffer, group=self._groups[index])
 
@@ -280,13 +276,13 @@ class World:
         """The values of all ranks."""
         if self._size == 1:
             return [value]
-        found = [None] * self._size
+        values = [None] * self._size
         with contact(self._rank):
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather_object(values, value)
+        return values
 
     def close(self) -> None:
-        """Leaves, when all is well; after a failure the process ends and takes it all along."""
+        """Leaves the group after a success; after a failure the process just ends."""
         if dist.is_initialized():
             dist.destroy_process_group()
 

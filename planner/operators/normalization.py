@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from planner.errors import OperatorError
-
-Ints = tuple[int, ...]
+from planner.operators.shape import Integers
 
 
 def batch_normalization(
@@ -86,7 +85,7 @@ def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, epsilon: flo
     return torch.group_norm(input, input.shape[1], scale, b, epsilon)
 
 
-def mean_variance_normalization(x: Tensor, axes: Ints) -> Tensor:
+def mean_variance_normalization(x: Tensor, axes: Integers) -> Tensor:
     """(x - mean) / (deviation + 1e-9)."""
     centred = x - torch.mean(x, axes, keepdim=True)
     deviation = torch.sqrt(torch.mean(centred * centred, axes, keepdim=True))
@@ -126,7 +125,7 @@ def log_softmax(input: Tensor, axis: int, *, version: int) -> Tensor:
 
 
 def hardmax(input: Tensor, axis: int, *, version: int) -> Tensor:
-    """1 at the first largest number, else 0; along what Softmax goes along."""
+    """1 at the first largest number, else 0; along the axes of Softmax."""
     if version < 13:
         return hardmax(_rows(input, axis), 1, version=13).reshape(input.shape)
     first = torch.argmax(input, axis, keepdim=True)

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from planner.errors import OperatorError
-
-Ints = tuple[int, ...]
+from planner.operators.shape import Integers
 
 
 def _reduce(
-    function: Callable[[Tensor, Ints], Tensor],
+    function: Callable[[Tensor, Integers], Tensor],
     data: Tensor,
-    axes: Ints | None,
+    axes: Integers | None,
     keepdims: int,
     noop: int,
 ) -> Tensor:
@@ -27,17 +26,17 @@ def _reduce(
     return reduced if keepdims else reduced.squeeze(axes)
 
 
-def _sum(data: Tensor, axes: Ints) -> Tensor:
+def _sum(data: Tensor, axes: Integers) -> Tensor:
     return torch.sum(data, axes, keepdim=True, dtype=data.dtype)
 
 
-def _prod(data: Tensor, axes: Ints) -> Tensor:
+def _prod(data: Tensor, axes: Integers) -> Tensor:
     for axis in axes:
         data = torch.prod(data, axis, keepdim=True, dtype=data.dtype)
     return data
 
 
-def _extreme(data: Tensor, axes: Ints, *, largest: bool) -> Tensor:
+def _extreme(data: Tensor, axes: Integers, *, largest: bool) -> Tensor:
     """Of nothing at all, the identity of max or min."""
     if data.numel():
         return (
@@ -55,14 +54,14 @@ def _extreme(data: Tensor, axes: Ints, *, largest: bool) -> Tensor:
 
 
 def reduce_sum(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Sum."""
     return _reduce(_sum, data, axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_mean(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Mean."""
     return _reduce(
@@ -75,7 +74,7 @@ def reduce_mean(
 
 
 def reduce_max(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Largest."""
     return _reduce(
@@ -84,7 +83,7 @@ def reduce_max(
 
 
 def reduce_min(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Smallest."""
     return _reduce(
@@ -93,21 +92,21 @@ def reduce_min(
 
 
 def reduce_prod(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Product."""
     return _reduce(_prod, data, axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_l1(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Sum of magnitudes."""
     return reduce_sum(data.abs(), axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_l2(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Square root of the sum of squares."""
     if not data.is_floating_point():
@@ -119,21 +118,21 @@ def reduce_l2(
 
 
 def reduce_sum_square(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Sum of squares."""
     return reduce_sum(data * data, axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_log_sum(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Logarithm of the sum."""
     return torch.log(reduce_sum(data, axes, keepdims, noop_with_empty_axes))
 
 
 def reduce_log_sum_exp(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Logarithm of the sum of exponentials."""
     return _reduce(

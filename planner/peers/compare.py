@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from planner.costs.memory import own_limit_bytes
 from planner.errors import OptionError
@@ -393,59 +392,3 @@ def _piper_reason(graph: PiperGraph, options: PiperOptions) -> str:
         f"no way to cut the layers fits {options.num_devices} x {limit}; try more devices, more"
         " --device-memory, or --recompute auto"
     )
-
-
-# -------------------------------------------------------------------------------- for machines
-
-
-def foreign_json(comparison: ForeignComparison) -> dict[str, Any]:
-    """The object that `solve --json` prints under a foreign cost model."""
-    rows = [_row_json(row, comparison.num_devices) for row in comparison.rows]
-    shown = rows[comparison.rows.index(comparison.best)]
-    return {
-        **shown,
-        "cost_model": comparison.model.value,
-        "solve_s": sum(row.solve_s for row in comparison.rows),
-        "strategy": None,
-        "partition": None,
-        "compared": rows,
-    }
-
-
-def _row_json(row: ForeignRow, num_devices: int) -> dict[str, Any]:
-    peaks = {d: stage.memory_bytes for stage in row.stages for d in stage.devices}
-    planned = bool(row.stages)
-    return {
-        "solver": row.solver,
-        "status": row.status.value,
-        "reason": row.reason,
-        "solve_s": row.solve_s,
-        "bottleneck_s": row.bottleneck_s,
-        **dict.fromkeys(
-            (
-                "iteration_s",
-                "throughput",
-                "bubble_fraction",
-                "lower_bound_s",
-                "gap",
-            )
-        ),
-        "space_bound_s": row.bound_s,
-        "peak_bytes": [round(peaks.get(d, 0)) for d in range(num_devices)] if planned else None,
-        "num_stages": len(row.stages) if planned else None,
-        "stages": [
-            {
-                "devices": list(stage.devices),
-                "num_operators": len(stage.operators),
-                "forward_s": stage.forward_s,
-                "backward_s": stage.backward_s,
-                "communication_s": stage.communication_s,
-                "load_s": stage.load_s,
-                "how": stage.how,
-            }
-            for stage in row.stages
-        ]
-        if planned
-        else None,
-        "reproducible": row.reproducible if planned else None,
-    }

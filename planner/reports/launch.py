@@ -1,8 +1,11 @@
 """Measured figures of a launch beside the predicted ones, as tables and as JSON."""
 
 import math
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.launcher.torchrun import torchrun_command
 from planner.plan import MemoryParts, StagePrediction
 from planner.reports.tables import Table, count
 from planner.units import format_bytes, format_seconds
@@ -112,3 +115,14 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
             for stage in report.stages
         ],
     }
+
+
+def run_lines(strategy: Path, num_ranks: int) -> tuple[str, ...]:
+    """The commands that run a strategy, for people."""
+    alone = f"planner launch {shlex.quote(str(strategy))}"
+    if num_ranks == 1:
+        return (f"run it: {alone}",)
+    return (
+        f"run it: {torchrun_command(strategy, num_ranks)}",
+        f"    or: {alone} --nproc {num_ranks}",
+    )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from planner.judging.portfolio import Comparison, Row
+from planner.judging.portfolio import SolverComparison, SolverRow
 from planner.plan import Plan, Prediction, said_times
 from planner.problem import Status
 from planner.profiles import Source
@@ -14,7 +14,7 @@ from planner.units import format_bytes, format_seconds
 MOST_ROWS = 24
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: SolverComparison) -> Table:
     """What all solvers came up with."""
     best = comparison.best
     sizes = {row.microbatch_size for row in comparison.rows}
@@ -31,7 +31,7 @@ def comparison_table(comparison: Comparison) -> Table:
     return table.without(">microbatch") if len(sizes) == 1 and profiled else table
 
 
-def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
+def _row_cells(row: SolverRow, best: bool) -> tuple[str, ...]:
     took = format_seconds(row.solve_s)
     if row.plan is None:
         short = "does not fit" if row.status is Status.INFEASIBLE else "no plan"
@@ -54,7 +54,7 @@ def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
     )
 
 
-def _size(row: Row) -> str:
+def _size(row: SolverRow) -> str:
     """Of the microbatch; one that was not profiled is marked."""
     between = row.source is Source.INTERPOLATED
     return f"{row.microbatch_size}{' interpolated' if between else ''}"
@@ -119,7 +119,7 @@ def certificate_lines(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def row_json(row: Row, lower_bound_s: float, num_devices: int) -> dict[str, Any]:
+def row_json(row: SolverRow, lower_bound_s: float, num_devices: int) -> dict[str, Any]:
     """One solver's fields of `solve --json`.
 
     Args:
@@ -177,7 +177,7 @@ def plan_json(plan: Plan, num_devices: int) -> dict[str, Any]:
 
 
 def comparison_json(
-    comparison: Comparison, num_devices: int, strategy: str | None, partition: str | None
+    comparison: SolverComparison, num_devices: int, strategy: str | None, partition: str | None
 ) -> dict[str, Any]:
     """The object that `solve --json` prints.
 
@@ -197,7 +197,7 @@ def comparison_json(
     }
 
 
-def _nothing(comparison: Comparison, num_devices: int) -> dict[str, Any]:
+def _nothing(comparison: SolverComparison, num_devices: int) -> dict[str, Any]:
     last = comparison.rows[-1]
     row = replace(
         last,
@@ -210,13 +210,13 @@ def _nothing(comparison: Comparison, num_devices: int) -> dict[str, Any]:
     return row_json(row, comparison.lower_bound_s, num_devices)
 
 
-def shortage(comparison: Comparison) -> str:
+def shortage(comparison: SolverComparison) -> str:
     """Why there is no plan: the reason of the solver that searches most, else of the last."""
     reasons = {row.solver: row.reason for row in comparison.rows if row.reason}
     return reasons.get("antichain") or [Status.UNKNOWN.value, *reasons.values()][-1]
 
 
-def reason_lines(comparison: Comparison) -> tuple[str, ...]:
+def reason_lines(comparison: SolverComparison) -> tuple[str, ...]:
     """Why some solvers have no plan; each reason once, after the solvers that gave it."""
     solvers: dict[str, dict[str, None]] = {}
     for row in comparison.rows:
@@ -225,7 +225,7 @@ def reason_lines(comparison: Comparison) -> tuple[str, ...]:
     return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
 
 
-def no_plan_lines(comparison: Comparison) -> tuple[str, ...]:
+def no_plan_lines(comparison: SolverComparison) -> tuple[str, ...]:
     """Why there is no plan at all, and what the user can change."""
     reasons = reason_lines(comparison)
     if len(reasons) == 1:

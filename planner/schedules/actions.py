@@ -1,33 +1,60 @@
-"""What a device does in one iteration: a list of actions, which the simulator times and the
-launcher runs.
+"""What a device does in one iteration: a list of actions. The simulator times the lists and the
+launcher runs them.
 
     F, B        forward and backward of (stage, microbatch); each waits for the receives that were
-                posted for it, and some for sends: see `waiting_for_sends`.
+                posted for it, and some wait for sends: see `waiting_for_sends`.
     Send        starts to send a tensor (or its gradient) of one microbatch, right after the
                 action that made it. It does not hold up the list.
     Receive     posts the buffer for a tensor, one action of the same kind ahead, so that the
                 transfer hides behind the computation. It does not hold up the list either.
-    AllReduce   sums gradients over devices; all devices run their sums in one global order.
+    AllReduce   adds up gradients over devices; all devices run their all-reduces in one global
+                order.
     Step        the optimizer.
 
-A transfer starts when both ends have posted it and ends for both at once (rendezvous); the
+A transfer starts when both ends have posted it, and ends for both at once (rendezvous). The
 transfers of an ordered pair of devices run first in, first out.
 
 The text form: "2F0" and "2B0" are forward and backward of microbatch 0 in stage 2; "2>5:0:x"
-sends tensor x of microbatch 0 from stage 2 to device 5 and "3<1:0:x" receives it for stage 3 from
-device 1; "2>5:0:d/x" is x's gradient; "A0" is the first sum of gradients and "O" the step.
+sends tensor x of microbatch 0 from stage 2 to device 5, and "3<1:0:x" receives it for stage 3 from
+device 1; "2>5:0:d/x" sends the gradient of x; "2>5:0:x[0:4,8:16]" sends a box of x, from index 0 to
+below 4 in its first dimension and from 8 to below 16 in its second; "A0" is the first all-reduce of
+gradients, and "O" the step.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 import numpy as np
 
+from planner.graph import Tensor
 from planner.strategy import GradientSum
 from planner.support.arrays import Bools, Ints, Kinds
+
+# Per dimension of a tensor, from which index to below which.
+Box = tuple[tuple[int, int], ...]
+
+
+class Piece(NamedTuple):
+    """A part of a tensor that is sent.
+
+    Attributes:
+        tensor: its name.
+        box: of one microbatch of the tensor; None is all of it.
+    """
+
+    tensor: str
+    box: Box | None = None
+
+
+def piece_bytes(tensor: Tensor, box: Box | None) -> int:
+    """Size of a tensor, or of a part of it, for one microbatch."""
+    if box is None:
+        return tensor.bytes
+    return replace(tensor, shape=tuple(stop - start for start, stop in box)).bytes
 
 
 class Direction(StrEnum):
@@ -52,6 +79,7 @@ class Send:
 
     Attributes:
         stage: the stage of this device whose action made it.
+        box: the part of it that is sent; None is all of it.
     """
 
     direction: Direction
@@ -59,6 +87,7 @@ class Send:
     microbatch: int
     tensor: str
     device: int
+    box: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +96,7 @@ class Receive:
 
     Attributes:
         stage: the stage of this device whose action waits for it.
+        box: the part of it that is received; None is all of it.
     """
 
     direction: Direction
@@ -74,11 +104,12 @@ class Receive:
     microbatch: int
     tensor: str
     device: int
+    box: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sums gradients over devices: an index into `Program.sums`."""
+    """Adds up gradients over devices: an index into `Program.sums`."""
 
     sum: int
 
@@ -97,7 +128,7 @@ class Kind(IntEnum):
     COMPUTE = 0
     SEND = 1
     RECEIVE = 2
-    SUM = 3
+    ALL_REDUCE = 3
     STEP = 4
 
 
@@ -111,10 +142,10 @@ class Code:
         kind: (n,) a `Kind`.
         backward: (n,) whether the direction is backward.
         stage: (n,) of computations, sends and receives.
-        microbatch: (n,) likewise.
-        tensor: (n,) of sends and receives, an index into `tensors`; of a sum, the sum.
+        microbatch: (n,) of computations, sends and receives.
+        piece: (n,) of sends and receives, an index into `pieces`; of an all-reduce, its number.
         peer: (n,) of sends and receives, the device at the other end.
-        tensors: names.
+        pieces: what is sent.
     """
 
     devices: Ints
@@ -123,9 +154,9 @@ class Code:
     backward: Bools
     stage: Ints
     microbatch: Ints
-    tensor: Ints
+    piece: Ints
     peer: Ints
-    tensors: tuple[str, ...]
+    pieces: tuple[Piece, ...]
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -142,10 +173,10 @@ class Lists(Mapping[int, tuple[Action, ...]]):
     code: Code
 
     def __getitem__(self, device: int) -> tuple[Action, ...]:
-        (found,) = np.flatnonzero(self.code.devices == device)[:1].tolist() or [None]
-        if found is None:
+        at = int(np.searchsorted(self.code.devices, device))
+        if at == len(self.code.devices) or self.code.devices[at] != device:
             raise KeyError(device)
-        return decode(self.code, range(self.code.start[found], self.code.start[found + 1]))
+        return decode(self.code, range(self.code.start[at], self.code.start[at + 1]))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.code.devices.tolist())
@@ -159,7 +190,8 @@ class Program:
     """What all devices do in one iteration.
 
     Attributes:
-        lists: per used device, its actions in order; each sum once in the list of each member.
+        lists: per used device, its actions in order; each all-reduce is once in the list of each
+            member.
         sums: the all-reduces, in their global order.
     """
 
@@ -173,18 +205,18 @@ class Program:
 
     @property
     def members(self) -> Ints:
-        """How many devices come to each sum."""
+        """How many devices come to each all-reduce."""
         return np.array([len(one.devices) for one in self.sums], dtype=np.int64)
 
 
 def waiting_for_sends(code: Code) -> frozenset[Direction]:
-    """The directions of computations that wait until all that the second one before them, of their
-    stage and direction, has made is sent. While the results of one are on their way the next are
-    made, and no more are kept.
+    """The directions of the computations that wait for sends. Such a computation begins when all
+    results of the second one before it, of its stage and direction, are sent. While the results of
+    one are on their way the next are made, and no more are kept.
 
-    Backwards do where no device runs several stages. So do forwards where, besides, no device has
-    a backward before a forward, as with GPipe; else their reader may have to wait until it is rid
-    of gradients, and both for ever.
+    Backwards wait where no device runs several stages. Forwards wait where, besides, no device has
+    a backward before a forward, as with GPipe. Elsewhere the reader of a forward's results may have
+    to wait until it is rid of gradients, and both would wait for ever.
     """
     owner, place = code.owner(), np.arange(len(code))
     computes = code.kind == Kind.COMPUTE
@@ -203,22 +235,22 @@ def waiting_for_sends(code: Code) -> frozenset[Direction]:
 
 def encode(lists: Mapping[int, Sequence[Action]]) -> Code:
     """Lists of actions as arrays, by device."""
-    numbers: dict[str, int] = {}
+    numbers: dict[Piece, int] = {}
     rows = []
     for device in sorted(lists):
         for action in lists[device]:
             match action:
                 case Compute(direction, stage, m):
                     rows.append((Kind.COMPUTE, direction is Direction.BACKWARD, stage, m, 0, 0))
-                case Send(direction, stage, m, name, peer) | Receive(
-                    direction, stage, m, name, peer
+                case Send(direction, stage, m, name, peer, box) | Receive(
+                    direction, stage, m, name, peer, box
                 ):
                     kind = Kind.SEND if isinstance(action, Send) else Kind.RECEIVE
-                    tensor = numbers.setdefault(name, len(numbers))
+                    piece = numbers.setdefault(Piece(name, box), len(numbers))
                     back = direction is Direction.BACKWARD
-                    rows.append((kind, back, stage, m, tensor, peer))
+                    rows.append((kind, back, stage, m, piece, peer))
                 case AllReduce(index):
-                    rows.append((Kind.SUM, False, 0, 0, index, 0))
+                    rows.append((Kind.ALL_REDUCE, False, 0, 0, index, 0))
                 case Step():
                     rows.append((Kind.STEP, False, 0, 0, 0, 0))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T.copy()
@@ -237,24 +269,26 @@ def decode(code: Code, some: Sequence[int] | Ints) -> tuple[Action, ...]:
         some: indices of the actions.
     """
     where = np.asarray(some, dtype=np.int64)
-    columns = (code.kind, code.backward, code.stage, code.microbatch, code.tensor, code.peer)
-    found: list[Action] = []
-    for kind, backward, stage, m, tensor, peer in zip(
+    columns = (code.kind, code.backward, code.stage, code.microbatch, code.piece, code.peer)
+    actions: list[Action] = []
+    for kind, backward, stage, m, piece, peer in zip(
         *(column[where].tolist() for column in columns), strict=True
     ):
         direction = Direction.BACKWARD if backward else Direction.FORWARD
         match kind:
             case Kind.COMPUTE:
-                found.append(Compute(direction, stage, m))
+                actions.append(Compute(direction, stage, m))
             case Kind.SEND:
-                found.append(Send(direction, stage, m, code.tensors[tensor], peer))
+                name, box = code.pieces[piece]
+                actions.append(Send(direction, stage, m, name, peer, box))
             case Kind.RECEIVE:
-                found.append(Receive(direction, stage, m, code.tensors[tensor], peer))
-            case Kind.SUM:
-                found.append(AllReduce(tensor))
+                name, box = code.pieces[piece]
+                actions.append(Receive(direction, stage, m, name, peer, box))
+            case Kind.ALL_REDUCE:
+                actions.append(AllReduce(piece))
             case Kind.STEP:
-                found.append(Step())
-    return tuple(found)
+                actions.append(Step())
+    return tuple(actions)
 
 
 def waits(compute: Compute, receive: Receive) -> bool:
@@ -269,21 +303,26 @@ def text(action: Action) -> str:
     match action:
         case Compute(direction, stage, microbatch):
             return f"{stage}{direction}{microbatch}"
-        case Send(direction, stage, microbatch, tensor, device):
-            mark = "" if direction is Direction.FORWARD else "d/"
-            return f"{stage}>{device}:{microbatch}:{mark}{quote(tensor, safe='')}"
-        case Receive(direction, stage, microbatch, tensor, device):
-            mark = "" if direction is Direction.FORWARD else "d/"
-            return f"{stage}<{device}:{microbatch}:{mark}{quote(tensor, safe='')}"
+        case Send(device=device) | Receive(device=device):
+            arrow = ">" if isinstance(action, Send) else "<"
+            mark = "" if action.direction is Direction.FORWARD else "d/"
+            name = mark + quote(action.tensor, safe="") + _box_text(action.box)
+            return f"{action.stage}{arrow}{device}:{action.microbatch}:{name}"
         case AllReduce(index):
             return f"A{index}"
         case Step():
             return "O"
 
 
+def _box_text(box: Box | None) -> str:
+    return "" if box is None else f"[{','.join(f'{start}:{stop}' for start, stop in box)}]"
+
+
 _COMPUTE = re.compile(r"(\d+)([FB])(\d+)")
 
-_TRANSFER = re.compile(r"(\d+)([<>])(\d+):(\d+):(d/)?(\S+)")
+# Brackets in a name are quoted, so that a box can follow it.
+_BOX = r"\[((?:\d+:\d+(?:,\d+:\d+)*)?)\]"
+_TRANSFER = re.compile(rf"(\d+)([<>])(\d+):(\d+):(d/)?([^\s\[\]]+)(?:{_BOX})?")
 
 
 def parse(word: str) -> Action:
@@ -304,5 +343,15 @@ def parse(word: str) -> Action:
     if match := _TRANSFER.fullmatch(word):
         end = Send if match[2] == ">" else Receive
         direction = Direction.BACKWARD if match[5] else Direction.FORWARD
-        return end(direction, int(match[1]), int(match[4]), unquote(match[6]), int(match[3]))
+        return end(
+            direction, int(match[1]), int(match[4]), unquote(match[6]), int(match[3]),
+            _parsed_box(match[7]),
+        )  # fmt: skip
     raise ValueError(f"{word!r} is no action")
+
+
+def _parsed_box(word: str | None) -> Box | None:
+    if word is None:
+        return None
+    ranges = [one.split(":") for one in word.split(",") if one]
+    return tuple((int(start), int(stop)) for start, stop in ranges)

@@ -11,36 +11,36 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.schedules.actions import Code, Direction, Kind
+from planner.schedules.actions import Code, Direction, Kind, Piece
 from planner.schedules.orders import SCHEDULES
 from planner.strategy import Crossing, GradientSum, ScheduleName, Strategy
 from planner.support.arrays import Bools, Ints, Kinds
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """A tensor that comes into a stage or leaves it.
+class StageTensor:
+    """A tensor that enters a stage or leaves it.
 
     Attributes:
-        tensor: index into the crossings.
-        stage: at the other end.
+        crossing: index into the crossings.
+        stage: the stage at the other end.
         gradient: whether its gradient goes the other way.
     """
 
-    tensor: int
+    crossing: int
     stage: int
     gradient: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """What comes into a stage and what leaves it, in the order of the crossings."""
+class StageTensors:
+    """The tensors that enter a stage and those that leave it, in the order of the crossings."""
 
-    entering: tuple[End, ...]
-    leaving: tuple[End, ...]
+    entering: tuple[StageTensor, ...]
+    leaving: tuple[StageTensor, ...]
 
 
-class Shape(NamedTuple):
+class ListShape(NamedTuple):
     """All that the list of a replica depends on but for numbers and names.
 
     Attributes:
@@ -48,8 +48,8 @@ class Shape(NamedTuple):
         num_microbatches: of the replica.
         warmup: W.
         entering: per tensor that comes into the stage, whether it has a gradient.
-        leaving: likewise.
-        num_sums: how many sums the replica takes part in.
+        leaving: per tensor that leaves the stage, whether it has a gradient.
+        num_sums: how many all-reduces the replica takes part in.
     """
 
     schedule: ScheduleName
@@ -60,14 +60,14 @@ class Shape(NamedTuple):
     num_sums: int
 
 
-class Pattern(NamedTuple):
+class ListPattern(NamedTuple):
     """The list of a replica, n actions; (n,) each.
 
     Attributes:
         kind, backward: as in `Code`.
         turn: which of the replica's microbatches, from 0 on.
-        slot: what the action moves: a position among the tensors that enter the stage, those that
-            leave it, its sums, and one more for actions that move nothing.
+        slot: the tensor or all-reduce of the action: a position among the tensors that enter the
+            stage, those that leave it, its all-reduces, and one more for actions without either.
     """
 
     kind: Kinds
@@ -84,7 +84,7 @@ class Block:
         devices: of the replicas.
         kind, backward, stage: (n,).
         microbatch, peer: (r, n).
-        slot: (n,) as in `Pattern`.
+        slot: (n,) as in `ListPattern`.
     """
 
     devices: tuple[int, ...]
@@ -96,48 +96,52 @@ class Block:
     slot: Ints
 
 
-def stage_ends(crossing: Sequence[Crossing], num_stages: int) -> tuple[Ends, ...]:
-    """What comes into each stage and what leaves it."""
-    entering: list[list[End]] = [[] for _ in range(num_stages)]
-    leaving: list[list[End]] = [[] for _ in range(num_stages)]
+def stage_tensors(crossing: Sequence[Crossing], num_stages: int) -> tuple[StageTensors, ...]:
+    """The tensors that enter each stage and those that leave it."""
+    entering: list[list[StageTensor]] = [[] for _ in range(num_stages)]
+    leaving: list[list[StageTensor]] = [[] for _ in range(num_stages)]
     for i, one in enumerate(crossing):
         for target in one.targets:
-            entering[target].append(End(i, one.source, one.gradient))
-            leaving[one.source].append(End(i, target, one.gradient))
-    return tuple(Ends(tuple(a), tuple(b)) for a, b in zip(entering, leaving, strict=True))
+            entering[target].append(StageTensor(i, one.source, one.gradient))
+            leaving[one.source].append(StageTensor(i, target, one.gradient))
+    return tuple(StageTensors(tuple(a), tuple(b)) for a, b in zip(entering, leaving, strict=True))
 
 
 def stage_sums(strategy: Strategy, sums: Sequence[GradientSum]) -> tuple[tuple[int, ...], ...]:
-    """Per stage, the sums that its devices take part in: all of them or none."""
-    found: list[list[int]] = [[] for _ in strategy.stages]
+    """Per stage, the all-reduces that its devices take part in: all of them or none."""
+    tails: list[list[int]] = [[] for _ in strategy.stages]
     for i, one in enumerate(sums):
         members = frozenset(one.devices)
         for s, stage in enumerate(strategy.stages):
             if stage.devices[0] in members:
-                found[s].append(i)
-    return tuple(map(tuple, found))
+                tails[s].append(i)
+    return tuple(map(tuple, tails))
 
 
 def stage_blocks(
-    strategy: Strategy, s: int, ends: Ends, num_sums: int, known: dict[Shape, Pattern]
+    strategy: Strategy,
+    s: int,
+    tensors: StageTensors,
+    num_sums: int,
+    known: dict[ListShape, ListPattern],
 ) -> tuple[Block, ...]:
     """The lists of a stage: one block, or two where M is no multiple of R.
 
     Args:
-        ends: of the stage; which tensors they are does not matter.
-        num_sums: how many sums its devices take part in.
+        tensors: of the stage; their names do not matter.
+        num_sums: how many all-reduces its devices take part in.
         known: patterns that were made before; new ones are added.
     """
-    stage, found = strategy.stages[s], []
-    others = [end.stage for end in (*ends.entering, *ends.leaving)]
+    stage, blocks = strategy.stages[s], []
+    others = [one.stage for one in (*tensors.entering, *tensors.leaving)]
     rounds, more = divmod(strategy.num_microbatches, stage.num_replicas)
     for count, which in ((rounds + 1, range(more)), (rounds, range(more, stage.num_replicas))):
         if not which:
             continue
         entering, leaving = (
-            tuple(e.gradient for e in some) for some in (ends.entering, ends.leaving)
+            tuple(e.gradient for e in some) for some in (tensors.entering, tensors.leaving)
         )
-        shape = Shape(strategy.schedule, count, stage.warmup, entering, leaving, num_sums)
+        shape = ListShape(strategy.schedule, count, stage.warmup, entering, leaving, num_sums)
         if shape not in known:
             known[shape] = pattern(shape)
         kind, backward, turn, slot = known[shape]
@@ -151,13 +155,13 @@ def stage_blocks(
             peer[:, own] = far[microbatch[:, own] % len(far)]
         devices = tuple(stage.devices[replica] for replica in which)
         stages = np.where(of_stage, s, 0)
-        found.append(Block(devices, kind, backward, stages, microbatch, peer, slot))
-    return tuple(found)
+        blocks.append(Block(devices, kind, backward, stages, microbatch, peer, slot))
+    return tuple(blocks)
 
 
 def assembled(
     blocks: Sequence[Sequence[Block]],
-    ends: Sequence[Ends],
+    tensors: Sequence[StageTensors],
     tails: Sequence[Sequence[int]],
     names: tuple[str, ...],
 ) -> Code:
@@ -165,8 +169,8 @@ def assembled(
 
     Args:
         blocks: of each stage.
-        ends: of each stage.
-        tails: of each stage, its sums.
+        tensors: of each stage.
+        tails: of each stage, its all-reduces.
         names: of the tensors that cross stages, in the order of the crossings.
     """
     rows = sorted(
@@ -185,16 +189,16 @@ def assembled(
         np.concatenate(
             [block.microbatch[row] for block, (*_, row) in zip(each, rows, strict=True)]
         ),
-        _tensors([(s, block) for block, (_, s, *_) in zip(each, rows, strict=True)], ends, tails),
+        _pieces([(s, block) for block, (_, s, *_) in zip(each, rows, strict=True)], tensors, tails),
         np.concatenate([block.peer[row] for block, (*_, row) in zip(each, rows, strict=True)]),
-        names,
+        tuple(map(Piece, names)),
     )
 
 
 def renamed(
     code: Code,
     blocks: Sequence[Sequence[Block]],
-    ends: Sequence[Ends],
+    tensors: Sequence[StageTensors],
     tails: Sequence[Sequence[int]],
     names: tuple[str, ...],
 ) -> Code:
@@ -202,27 +206,29 @@ def renamed(
     with the same blocks.
     """
     owner = {device: (s, b) for s, some in enumerate(blocks) for b in some for device in b.devices}
-    tensor = _tensors([owner[device] for device in code.devices.tolist()], ends, tails)
-    return replace(code, tensor=tensor, tensors=names)
+    piece = _pieces([owner[device] for device in code.devices.tolist()], tensors, tails)
+    return replace(code, piece=piece, pieces=tuple(map(Piece, names)))
 
 
-def _tensors(
-    rows: Sequence[tuple[int, Block]], ends: Sequence[Ends], tails: Sequence[Sequence[int]]
+def _pieces(
+    rows: Sequence[tuple[int, Block]],
+    tensors: Sequence[StageTensors],
+    tails: Sequence[Sequence[int]],
 ) -> Ints:
-    """The column of tensors and sums.
+    """The column of pieces and all-reduces.
 
     Args:
         rows: stage and block of each device.
     """
     moved = [
-        np.array([*(e.tensor for e in (*both.entering, *both.leaving)), *tail, 0])
-        for both, tail in zip(ends, tails, strict=True)
+        np.array([*(e.crossing for e in (*both.entering, *both.leaving)), *tail, 0])
+        for both, tail in zip(tensors, tails, strict=True)
     ]
     return np.concatenate([moved[s][block.slot] for s, block in rows])
 
 
-def pattern(shape: Shape) -> Pattern:
-    """Forwards, backwards and transfers of a replica, then its sums and the step."""
+def pattern(shape: ListShape) -> ListPattern:
+    """Forwards, backwards and transfers of a replica, then its all-reduces and the step."""
     order = list(SCHEDULES[shape.schedule](shape.num_microbatches, shape.warmup))
     back = np.array([direction is Direction.BACKWARD for direction, _ in order], dtype=bool)
     turn = np.array([k for _, k in order], dtype=np.int64)
@@ -253,12 +259,12 @@ def pattern(shape: Shape) -> Pattern:
     place_of, phase_of, computation, j_of = np.concatenate(keys, axis=1)
     by_place = np.lexsort((j_of, computation, phase_of, place_of))
     zeros = np.zeros(shape.num_sums + 1, dtype=np.int64)
-    tail = [*[Kind.SUM] * shape.num_sums, Kind.STEP]
+    tail = [*[Kind.ALL_REDUCE] * shape.num_sums, Kind.STEP]
 
     def column(values: Sequence[int], end: Sequence[int]) -> Ints:
         return np.concatenate([np.repeat(values, sizes)[by_place], end])
 
-    return Pattern(
+    return ListPattern(
         column([kind for kind, *_ in parts], tail).astype(np.int8),
         np.concatenate([back[of][by_place], zeros.astype(bool)]),
         np.concatenate([turn[of][by_place], zeros]),

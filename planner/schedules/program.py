@@ -7,12 +7,12 @@ from planner.plan import StagePrediction
 from planner.schedules import shared
 from planner.schedules.actions import Lists, Program, encode
 from planner.schedules.pipelines import (
-    Pattern,
-    Shape,
+    ListPattern,
+    ListShape,
     assembled,
     stage_blocks,
-    stage_ends,
     stage_sums,
+    stage_tensors,
 )
 from planner.strategy import Strategy, crossings, gradient_sums, shares_devices
 
@@ -29,12 +29,12 @@ def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] =
     sums = gradient_sums(strategy, graph)
     if shares_devices(strategy):
         return Program(Lists(encode(shared.lists(strategy, crossing, sums, times))), sums)
-    ends = stage_ends(crossing, len(strategy.stages))
+    tensors = stage_tensors(crossing, len(strategy.stages))
     tails = stage_sums(strategy, sums)
-    known: dict[Shape, Pattern] = {}
+    known: dict[ListShape, ListPattern] = {}
     blocks = [
-        stage_blocks(strategy, s, ends[s], len(tails[s]), known)
+        stage_blocks(strategy, s, tensors[s], len(tails[s]), known)
         for s in range(len(strategy.stages))
     ]
-    code = assembled(blocks, ends, tails, tuple(one.tensor for one in crossing))
+    code = assembled(blocks, tensors, tails, tuple(one.tensor for one in crossing))
     return Program(Lists(code), sums)

@@ -54,21 +54,21 @@ def lists(
 
     Args:
         crossing: the tensors that cross stages.
-        sums: the sums of gradients, in their global order.
+        sums: the all-reduces of gradients, in their global order.
         times: of each stage; without them a forward takes as long as it has operators, and a
             backward twice that.
     """
     order = _list_schedule(strategy, _waits(strategy, crossing), times)
     sends, streams = _transfers(strategy, crossing, order)
     receives = _posted(order, streams)
-    found: dict[int, tuple[Action, ...]] = {}
+    by_device: dict[int, tuple[Action, ...]] = {}
     for device, computations in order.on.items():
         actions: list[Action] = []
         for compute in computations:
             actions += [*receives.get(compute, ()), compute, *sends.get(compute, ())]
         actions += [AllReduce(i) for i, one in enumerate(sums) if device in one.devices]
-        found[device] = (*actions, Step())
-    return found
+        by_device[device] = (*actions, Step())
+    return by_device
 
 
 def device_of(strategy: Strategy, stage: int, microbatch: int) -> int:
@@ -87,7 +87,7 @@ class _Order:
     Attributes:
         on: per device, its computations in order.
         start_s: of each; infinite where the schedule blocks before it.
-        end_s: likewise.
+        end_s: of each; infinite where the schedule blocks before it.
     """
 
     on: dict[int, list[Compute]]
@@ -245,7 +245,7 @@ def _transfers(
 
 
 def _posted(order: _Order, streams: _Streams) -> dict[Compute, list[Receive]]:
-    """The receives before each computation."""
+    """The receives that are posted before each computation."""
     slots: dict[int, dict[Compute, int]] = {}
     ahead: dict[Compute, int | None] = {}
     starts: dict[int, list[float]] = {}
@@ -257,7 +257,7 @@ def _posted(order: _Order, streams: _Streams) -> dict[Compute, list[Receive]]:
             kind = compute.direction, compute.stage
             ahead[compute] = last.get(kind)
             last[kind] = i
-    found: dict[Compute, list[Receive]] = {}
+    posted: dict[Compute, list[Receive]] = {}
     for (_, device), stream in sorted(streams.items()):
         wanted = []
         for receive, expected_s in stream:
@@ -270,5 +270,5 @@ def _posted(order: _Order, streams: _Streams) -> dict[Compute, list[Receive]]:
         # None is posted after one that its peer sends later.
         by_turn = list(accumulate(reversed(wanted), min))[::-1]
         for (receive, _), slot in zip(stream, by_turn, strict=True):
-            found.setdefault(order.on[device][slot], []).append(receive)
-    return found
+            posted.setdefault(order.on[device][slot], []).append(receive)
+    return posted

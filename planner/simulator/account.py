@@ -5,14 +5,21 @@ what the iteration's length is made of.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from planner.costs.evaluate import Evaluation, evaluate
+from planner.costs.memory import StageMemory, standing_memory, use_bytes
 from planner.problem import Problem
+from planner.schedules.actions import Code, Kind
 from planner.simulator.critical_path import PathStep, critical_path
 from planner.simulator.events import run
 from planner.simulator.idle import Wait, idle_by_cause
-from planner.simulator.memory_over_time import memory_over_time
-from planner.simulator.timeline import Timeline, Times, timeline_of
-from planner.strategy import Strategy
+from planner.simulator.timeline import Timeline, Times, occupied, timeline_of
+from planner.strategy import Strategy, stages_by_device
+from planner.support.arrays import Floats, Ints
+
+# (time in s, bytes in use from then on), ascending by time.
+Curve = tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +56,61 @@ def timeline_with_memory(
     """The timeline of a strategy that has been evaluated and simulated."""
     memory = memory_over_time(problem, strategy, evaluation.needs, times)
     return replace(timeline_of(times), memory=memory)
+
+
+def memory_over_time(
+    problem: Problem, strategy: Strategy, needs: tuple[StageMemory, ...], times: Times
+) -> Mapping[int, Curve]:
+    """Per used device, the bytes that it uses; the most of them is its peak as
+    `costs/memory.peak_memory` says.
+
+    A device holds parameters, gradients and the optimizer's state all the time; buffers from the
+    posting of their receive on; what an action takes besides, from its start to its end.
+
+    Args:
+        needs: of each stage, the memory of one replica.
+        times: of the actions of the strategy's program.
+    """
+    start_s, end_s = occupied(times)
+    curves = {}
+    for d, (device, mine) in enumerate(stages_by_device(strategy).items()):
+        own = slice(times.code.start[d], times.code.start[d + 1])
+        stages = {s: needs[s] for s in mine}
+        # A moment of rest after each action shows what it leaves.
+        rested = _with_rests(times.code, d)
+        kept, buffers, workspace = use_bytes(problem, strategy, rested, 0, stages)
+        use = kept + buffers + workspace + standing_memory(problem, stages).total_bytes
+        moments = np.stack([start_s[own], end_s[own]], axis=1).ravel()
+        curves[device] = _curve(moments, use)
+    return curves
+
+
+def _with_rests(code: Code, device: int) -> Code:
+    """The list of one device, by its position, with an action that needs nothing after each."""
+    own = np.repeat(np.arange(code.start[device], code.start[device + 1]), 2)
+    rests = np.arange(len(own)) % 2 == 1
+    return replace(
+        code,
+        devices=code.devices[[device]],
+        start=np.array([0, len(own)]),
+        kind=np.where(rests, Kind.STEP, code.kind[own]).astype(np.int8),
+        **{
+            name: getattr(code, name)[own]
+            for name in ("backward", "stage", "microbatch", "piece", "peer")
+        },
+    )
+
+
+def _curve(moments: Floats, use: Ints) -> Curve:
+    """The points at which the use changes; of those of one moment, the last and what is above it.
+
+    >>> _curve(np.array([0.0, 0.0, 1.0, 1.0, 2.0]), np.array([5, 7, 9, 6, 6]))
+    ((0.0, 7), (1.0, 9), (1.0, 6))
+    """
+    points: list[tuple[float, int]] = []
+    for moment, now in zip(moments.tolist(), use.tolist(), strict=True):
+        while points and points[-1][0] == moment and points[-1][1] <= now:
+            points.pop()
+        if not points or points[-1][1] != now:
+            points.append((moment, now))
+    return tuple(points)

@@ -2,15 +2,15 @@
 began the moment that the one before it ended, for a reason. To shorten the iteration is to shorten
 one of them.
 
-It is found from the end. What an action waited for last, ended when it began:
+The search begins at the end. The last thing that an action waited for ended when the action began:
 
     a computation     the action before it on its device, the transfer of something that it needs,
-                      or that of something that the second one before it of its kind has sent
-    a sum             the action before it on the member that came last
+                      or that of a result of the second computation before it of its kind
+    an all-reduce     the action before it on the member that came last
     a step, a post    the action before it on its device
-    a transfer        what its sender did before it was sent, what its receiver did before it was
-                      ready for it, the transfer before it of the same pair of devices, or one that
-                      had an exclusive link
+    a transfer        the last action of its sender before the send, the last action of its receiver
+                      before the receive, the transfer before it of the same pair of devices, or one
+                      that had an exclusive link
 
 Of several that ended at that moment, the first of these is taken. Waits of no length do not show.
 """
@@ -23,10 +23,10 @@ from enum import StrEnum
 import numpy as np
 
 from planner.schedules.actions import Action, Kind, decode
-from planner.schedules.dry_run import Wiring, wire
-from planner.simulator.closed import Network, exclusive_links, network
+from planner.schedules.dependencies import Dependencies, dependencies
+from planner.simulator.network import Network, exclusive_links, network
 from planner.simulator.timeline import Times, occupied, transfers
-from planner.support.arrays import Ints
+from planner.support.arrays import Bools, Ints
 from planner.topology import Topology
 
 
@@ -47,9 +47,9 @@ class PathStep:
     """An action on the critical path.
 
     Attributes:
-        action: a computation, sum or step; a receive stands for its transfer, or, like a send, for
-            its posting where that took time.
-        device: that it ran on; of a transfer, the target.
+        action: a computation, all-reduce or step; a receive stands for its transfer, or, like a
+            send, for its posting where that took time.
+        device: the one that it ran on; of a transfer, the target.
         transfer: whether it is one.
         reason: why it did not begin before.
         start_s: the end of the one before it, to the last bit; 0 of the first.
@@ -97,25 +97,22 @@ def critical_path(times: Times, topology: Topology) -> tuple[PathStep, ...]:
 
 
 class _Search:
-    """What ended when."""
+    """When everything ended, by the order of the ends."""
 
     def __init__(self, times: Times, topology: Topology) -> None:
         self.times, self.code = times, times.code
-        self.wiring: Wiring = wire(times.code)
-        code, wiring = self.code, self.wiring
-        self.sources, self.targets = wiring.source, wiring.target
-        sources, targets = code.devices[wiring.source], code.devices[wiring.target]
-        self.ways: Network = network(topology, sources, targets)
+        self.known: Dependencies = dependencies(times.code)
+        code, known = self.code, self.known
+        sources, targets = code.devices[known.source], code.devices[known.target]
+        self.network: Network = network(topology, sources, targets)
         self.exclusive = exclusive_links(topology)
         self.begins, self.ends = occupied(times)
         moving = transfers(code)
         # Per action, the last one before it on its device that took time, -1 without one.
         self.earlier = _latest_before(code.start, ~moving | (self.ends > self.begins))
-        by_pair = np.argsort(wiring.pair[code.kind == Kind.SEND], kind="stable")
-        sends = np.flatnonzero(code.kind == Kind.SEND)[by_pair]
-        self.send_of = dict(zip(wiring.receives.tolist(), sends.tolist(), strict=True))
-        self.place = {i: place for place, i in enumerate(wiring.receives.tolist())}
-        by_end = wiring.receives[np.argsort(times.end_s[wiring.receives], kind="stable")]
+        # Per receive, its transfer: an index into `send` and `receive` of the dependencies.
+        self.transfer_of = {i: t for t, i in enumerate(known.receive.tolist())}
+        by_end = known.receive[np.argsort(times.end_s[known.receive], kind="stable")]
         self.by_end: list[int] = by_end.tolist()
         self.ends_s: list[float] = times.end_s[by_end].tolist()
         self.visited: set[_Node] = set()
@@ -155,36 +152,42 @@ class _Search:
             yield (int(self.earlier[i]), False), Reason.DEVICE
         if self.code.kind[i] == Kind.COMPUTE:
             yield from self._arrivals(i)
-        elif self.code.kind[i] == Kind.SUM:
-            members = (self.code.kind == Kind.SUM) & (self.code.tensor == self.code.tensor[i])
+        elif self.code.kind[i] == Kind.ALL_REDUCE:
+            members = (self.code.kind == Kind.ALL_REDUCE) & (self.code.piece == self.code.piece[i])
             for member in np.flatnonzero(members).tolist():
                 if self.earlier[member] >= 0:
                     yield (int(self.earlier[member]), False), Reason.MEMBERS
 
     def _arrivals(self, i: int) -> Iterator[tuple[_Node, Reason]]:
         """The transfers that a computation waits for."""
-        key = self.wiring.key[i]
+        counter = self.known.counter
         ending = self._ending_at(float(self.begins[i]))
-        for known, reason in ((self.wiring.key, Reason.DATA), (self.wiring.holds, Reason.SENDING)):
-            for receive in ending:
-                if known[receive] == key:
-                    yield (receive, True), reason
+        for receive in ending:
+            if counter[receive] == counter[i]:
+                yield (receive, True), Reason.DATA
+        for receive in ending:
+            if counter[self._send(receive)] == counter[i]:
+                yield (receive, True), Reason.SENDING
+
+    def _send(self, receive: int) -> int:
+        """The send that a receive meets."""
+        return int(self.known.send[self.transfer_of[receive]])
 
     def _before_transfer(self, receive: int) -> Iterator[tuple[_Node, Reason]]:
         for post, reason in (
-            (self.send_of[receive], Reason.DATA),
+            (self._send(receive), Reason.DATA),
             (receive, Reason.RECEIVER),
         ):
             if self.ends[post] > self.begins[post]:
                 yield (post, False), reason
             elif self.earlier[post] >= 0:
                 yield (int(self.earlier[post]), False), reason
-        pair, place = int(self.wiring.pair[receive]), self.place[receive]
-        if place > self.wiring.first[pair]:
-            yield (int(self.wiring.receives[place - 1]), True), Reason.LINK
+        pair, transfer = int(self.known.pair[receive]), self.transfer_of[receive]
+        if transfer > self.known.first[pair]:
+            yield (int(self.known.receive[transfer - 1]), True), Reason.LINK
         mine = self._exclusive(pair)
         together = self._ending_at(float(self.times.start_s[receive])) if mine else []
-        others = [r for r in together if mine & self._exclusive(int(self.wiring.pair[r]))]
+        others = [r for r in together if mine & self._exclusive(int(self.known.pair[r]))]
         # One that took time goes first: of those without length, any may have gone before.
         for other in sorted(others, key=lambda r: self.times.start_s[r] == self.times.end_s[r]):
             yield (other, True), Reason.LINK
@@ -192,18 +195,18 @@ class _Search:
     def _ending_at(self, moment: float) -> list[int]:
         """The receives whose transfers ended at a moment."""
         first = bisect_left(self.ends_s, moment)
-        found = []
+        ending = []
         while first < len(self.ends_s) and self.ends_s[first] == moment:
-            found.append(self.by_end[first])
+            ending.append(self.by_end[first])
             first += 1
-        return found
+        return ending
 
     def _exclusive(self, pair: int) -> set[int]:
-        links = self.ways.links[self.ways.bounds[pair] : self.ways.bounds[pair + 1]]
+        links = self.network.links[self.network.bounds[pair] : self.network.bounds[pair + 1]]
         return set(links[self.exclusive[links]].tolist())
 
 
-def _latest_before(start: Ints, occupying: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Ints:
+def _latest_before(start: Ints, occupying: Bools) -> Ints:
     """(n,) per action, the last occupying one before it in its list; -1 without one."""
     count = len(occupying)
     latest = np.maximum.accumulate(np.where(occupying, np.arange(count), -1))

@@ -1,22 +1,21 @@
 """Simulation of one strategy after another that differ in little: one operator in a neighbouring
-stage or on another device, or the replicas of one stage. It is what a search over the simulator
-asks for, as FlexFlow's does (Jia et al., MLSys 2019, section 5.3).
+stage or on another device, or the replicas of one stage. A search over the simulator asks for that,
+as FlexFlow's does (Jia et al., MLSys 2019, section 5.3).
 
-What a change leaves alone is taken over from the strategy before:
+Parts that a change leaves alone are taken over from the strategy before:
 
-    prices      of stages with the same operators
-    crossings   of tensors that no moved operator makes or reads
-    sums        if the devices stay and no moved operator has parameters
-    blocks      (`schedules_blocks.py`) of stages with the same devices, warm-up and ends; which
-                tensors cross there does not matter
-    wiring      and routes, if all blocks stay
-    patterns    of lists, of all strategies before
-    times       if all blocks stay and all actions take what they took
+    prices          of stages with the same operators
+    crossings       of tensors that no moved operator makes or reads
+    all-reduces     if the devices stay and no moved operator has parameters
+    blocks          (`schedules/pipelines.py`) of stages with the same devices, warm-up, and stages
+                    and devices to exchange tensors with; the names of the tensors do not matter
+    dependencies    and routes, if all blocks stay
+    patterns        of lists, of all strategies before
+    times           if all blocks stay and all actions take as long as before
 
 Where an action takes another time, the event loop runs from its start: the first forward of any
-stage is in the first few percent of an iteration, so there is no later point to go on from. It is
-the fast loop (`closed_kernels.py`) where transfers do not share bandwidth. Results equal those of a
-full simulation to the last bit, on any links.
+stage is in the first few percent of an iteration, so there is no later point to go on from. Results
+equal those of a full simulation to the last bit, on any links.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,23 +23,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.costs.actions import ActionCosts
-from planner.costs.pricing import StagePrice, action_costs, stage_price
-from planner.graph import Graph, parameters_by_name, producers
+from planner.costs.pricing import ActionCosts, StagePrice, action_costs, stage_price
+from planner.graph import Graph, producers
 from planner.problem import Problem
 from planner.schedules.actions import Lists, Program
 from planner.schedules.pipelines import (
     Block,
-    Ends,
-    Pattern,
-    Shape,
+    ListPattern,
+    ListShape,
+    StageTensors,
     assembled,
     renamed,
     stage_blocks,
-    stage_ends,
     stage_sums,
+    stage_tensors,
 )
-from planner.simulator.events import Wired, amounts, run_wired, wired
+from planner.simulator.events import Prepared, Workload, prepared, run_prepared, workload
 from planner.simulator.timeline import Times
 from planner.strategy import (
     Crossing,
@@ -53,11 +51,10 @@ from planner.strategy import (
     stage_of,
     violations,
 )
-from planner.support.arrays import Floats
 from planner.support.derived import derived
 
-# A chain of strategies remembers so many patterns, then begins anew.
-MOST_PATTERNS = 256
+# A chain of strategies that remembers more patterns forgets them all.
+MAX_PATTERNS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,11 +79,11 @@ class Simulated:
     _crossing: tuple[Crossing, ...]
     # Of each stage.
     _prices: tuple[StagePrice, ...]
-    _patterns: dict[Shape, Pattern]
+    _patterns: dict[ListShape, ListPattern]
     _shapes: tuple[object, ...]
     _blocks: tuple[tuple[Block, ...], ...]
-    _wired: Wired
-    _amount: Floats
+    _prepared: Prepared
+    _workload: Workload
 
     def moved(self, strategy: Strategy) -> "Simulated":
         """Another strategy for the same problem; the less it differs, the faster. This one stays as
@@ -120,31 +117,36 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
     sums = _sums_after(graph, strategy, stages, before)
     prices = tuple(_prices_after(problem, strategy, before))
     costs = action_costs(problem, strategy, prices, crossing, sums)
-    ends, tails = stage_ends(crossing, len(strategy.stages)), stage_sums(strategy, sums)
-    shapes = tuple(_shape(strategy, s, ends[s], len(tails[s])) for s in range(len(ends)))
-    patterns = dict(before._patterns) if before and len(before._patterns) < MOST_PATTERNS else {}
+    tensors, tails = stage_tensors(crossing, len(strategy.stages)), stage_sums(strategy, sums)
+    shapes = tuple(_shape(strategy, s, tensors[s], len(tails[s])) for s in range(len(tensors)))
+    patterns = dict(before._patterns) if before and len(before._patterns) < MAX_PATTERNS else {}
     blocks = tuple(
         before._blocks[s]
         if before is not None and before._shapes[s] == shape
-        else stage_blocks(strategy, s, ends[s], len(tails[s]), patterns)
+        else stage_blocks(strategy, s, tensors[s], len(tails[s]), patterns)
         for s, shape in enumerate(shapes)
     )
     names = tuple(one.tensor for one in crossing)
     if before is not None and before._shapes == shapes and before.program.sums == sums:
-        code, found = renamed(before.times.code, blocks, ends, tails, names), before._wired
+        code, known = renamed(before.times.code, blocks, tensors, tails, names), before._prepared
     else:
-        code = assembled(blocks, ends, tails, names)
-        found = wired(code, problem.topology)
-    lists, amount = Program(Lists(code), sums), amounts(code, costs)
-    if before and found is before._wired and np.array_equal(amount, before._amount):
+        code = assembled(blocks, tensors, tails, names)
+        known = prepared(code, problem.topology)
+    lists, work = Program(Lists(code), sums), workload(code, costs)
+    if before and known is before._prepared and _same(work, before._workload):
         sizes = tuple(one.bytes for one in crossing)
-        times = replace(before.times, code=code, tensor_bytes=sizes)
+        times = replace(before.times, code=code, piece_bytes=sizes)
     else:
-        times = run_wired(lists, costs, problem.topology, found, amount)
+        times = run_prepared(lists, costs, known, work)
     return Simulated(
         problem, strategy, lists, costs, times, stages, crossing, prices, patterns, shapes, blocks,
-        found, amount,
+        known, work,
     )  # fmt: skip
+
+
+def _same(one: Workload, other: Workload) -> bool:
+    """Whether all actions take what they took."""
+    return all(map(np.array_equal, one, other))
 
 
 def _stages_after(
@@ -164,7 +166,7 @@ def _stages_after(
         return stage_of(strategy, graph)
     pairs = list(zip(before.strategy.stages, strategy.stages, strict=True))
     changed = [s for s, (old, new) in enumerate(pairs) if old.operators != new.operators]
-    index, found = operator_indices(graph), list(before._stages)
+    index, stage_of_each = operator_indices(graph), list(before._stages)
     there = [name for s in changed for name in before.strategy.stages[s].operators]
     now = [name for s in changed for name in strategy.stages[s].operators]
     if sorted(there) != sorted(now):
@@ -178,8 +180,8 @@ def _stages_after(
             raise ValueError(f"a device index is not in 0..{num_devices - 1}")
     for s in changed:
         for name in strategy.stages[s].operators:
-            found[index[name]] = s
-    return tuple(found)
+            stage_of_each[index[name]] = s
+    return tuple(stage_of_each)
 
 
 @derived
@@ -226,28 +228,24 @@ def _devices(strategy: Strategy) -> list[tuple[int, ...]]:
 def _prices_after(
     problem: Problem, strategy: Strategy, before: Simulated | None
 ) -> Iterable[StagePrice]:
-    graph, devices = problem.profile.graph, problem.topology.devices
-    index, parameters = operator_indices(graph), parameters_by_name(graph)
+    devices = problem.topology.devices
     for s, stage in enumerate(strategy.stages):
         if before is not None and before.strategy.stages[s].operators == stage.operators:
             known = before._prices[s]
             if all(devices[device].type in known for device in stage.devices):
                 yield known
                 continue
-        inside = [index[name] for name in stage.operators]
-        held = {name for v in inside for name in graph.operators[v].parameters}
-        trained = sum(parameters[n].bytes for n in held if parameters[n].trainable)
-        yield stage_price(problem, stage, inside, trained)
+        yield stage_price(problem, stage)
 
 
-def _shape(strategy: Strategy, s: int, ends: Ends, num_sums: int) -> object:
+def _shape(strategy: Strategy, s: int, tensors: StageTensors, num_sums: int) -> object:
     """All that the blocks of a stage depend on."""
     stage = strategy.stages[s]
     others = tuple(
         (end.stage, end.gradient, strategy.stages[end.stage].devices)
-        for end in (*ends.entering, *ends.leaving)
+        for end in (*tensors.entering, *tensors.leaving)
     )
     return (
         strategy.schedule, strategy.num_microbatches, stage.devices, stage.warmup,
-        len(ends.entering), others, num_sums,
+        len(tensors.entering), others, num_sums,
     )  # fmt: skip

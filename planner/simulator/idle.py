@@ -1,16 +1,16 @@
 """Why devices idle: the time in which a device neither computes nor communicates, by cause.
 
-Between two actions of a device is a gap. What the device waited for names the gap:
+Between two actions of a device is a gap, whose cause is the last thing that the device waited for:
 
     warm-up       before its first computation, which waits for its first inputs
     output        of an earlier stage, for a forward
     gradient      of a later stage, for a backward
-    sending       of what it made before, which another has not got yet
-    all-reduce    the other members of a sum
+    sending       a result of the device that another one has not received yet
+    all-reduce    the other members of an all-reduce
     cool-down     after its last action, while others still work
     own           nothing: the host's own time, which only a measured timeline has
 
-Of a gap, the part in which a transfer or posting of the device runs is communication; the rest is
+The part of a gap in which a transfer or posting of the device runs is communication. The rest is
 idle. So computation, communication and all causes make up the iteration. Simulated and measured
 timelines are read alike.
 """
@@ -45,8 +45,8 @@ class Wait:
 
     Attributes:
         cause: why.
-        stage: whose output or gradient came last, None for other causes.
-        device: that it came from, or what was sent went to, likewise.
+        stage: the one whose output or gradient came last, None for other causes.
+        device: the one that it came from, or that a result is sent to; None for other causes.
     """
 
     cause: Cause
@@ -79,7 +79,7 @@ def idle_times(timeline: Timeline, strategy: Strategy, graph: Graph) -> tuple[Id
         flows[flow.source].append(flow)
         flows[flow.target].append(flow)
     makers = _Makers(strategy, graph)
-    found: list[Idle] = []
+    idle: list[Idle] = []
     for device in sorted({*events, *flows}):
         # What transfers of the device cover is communication.
         moving = _union([(flow.start_s, flow.end_s) for flow in flows[device]])
@@ -92,21 +92,21 @@ def idle_times(timeline: Timeline, strategy: Strategy, graph: Graph) -> tuple[Id
                 leaving[flow.end_s].append(flow)
         for gap, event in _gaps(events[device], timeline.iteration_s):
             wait = _wait(event, gap, arriving, leaving, makers)
-            found += [Idle(device, wait, *part) for part in _without(gap, moving)]
-    return tuple(found)
+            idle += [Idle(device, wait, *part) for part in _without(gap, moving)]
+    return tuple(idle)
 
 
 def idle_by_cause(
     timeline: Timeline, strategy: Strategy, graph: Graph
 ) -> Mapping[int, Mapping[Wait, float]]:
     """Per used device, the seconds that it waits for each thing, the longest first."""
-    found: dict[int, dict[Wait, float]] = {device: {} for device in stages_by_device(strategy)}
+    waits_s: dict[int, dict[Wait, float]] = {device: {} for device in stages_by_device(strategy)}
     for idle in idle_times(timeline, strategy, graph):
-        known = found.setdefault(idle.device, {})
+        known = waits_s.setdefault(idle.device, {})
         known[idle.wait] = known.get(idle.wait, 0.0) + idle.end_s - idle.start_s
     return {
         device: dict(sorted(waits.items(), key=lambda one: -one[1]))
-        for device, waits in found.items()
+        for device, waits in waits_s.items()
     }
 
 
@@ -176,13 +176,13 @@ def _union(intervals: Sequence[Interval]) -> list[Interval]:
     >>> _union([(3.0, 4.0), (1.0, 2.0), (2.0, 2.5)])
     [(1.0, 2.5), (3.0, 4.0)]
     """
-    found: list[Interval] = []
+    union: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if union and start <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
         elif end > start:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
 def _without(gap: Interval, covered: Sequence[Interval]) -> Iterator[Interval]:

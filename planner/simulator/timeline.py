@@ -1,4 +1,4 @@
-"""`Timeline`: what every device did when, simulated or measured.
+"""`Timeline`: when every device did what, simulated or measured.
 
 The simulator fills it from costs and the launcher from its clock, so that prediction and
 measurement are compared and drawn by the same code.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.schedules.actions import Action, Code, Compute, Direction, Kind, Step, decode
+from planner.schedules.actions import Action, Box, Code, Compute, Direction, Kind, Step, decode
 from planner.support.arrays import Bools, Floats, Ints
 
 Interval = tuple[float, float]
@@ -17,13 +17,13 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An action that occupied a device: a computation, a sum of gradients, a step, or, where it
+    """An action that occupied a device: a computation, an all-reduce, a step, or, where it
     took time, the posting of a send or receive.
 
     Attributes:
         device: index into the topology.
         start_s: since the start of the iteration, in s.
-        end_s: likewise.
+        end_s: since the start of the iteration, in s.
     """
 
     device: int
@@ -42,6 +42,7 @@ class Flow:
         start_s: when both ends had posted it and the one before it had ended, in s.
         end_s: when it was there, in s.
         bytes: its size.
+        box: the part of the tensor that is sent; None is all of it.
     """
 
     source: int
@@ -52,6 +53,7 @@ class Flow:
     start_s: float
     end_s: float
     bytes: int
+    box: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def compute_s(timeline: Timeline, device: int) -> float:
 
 
 def communication_s(timeline: Timeline, device: int) -> float:
-    """Time in which a device does not compute and a transfer, sum or posting of its own runs."""
+    """Time in which a device does not compute, and a transfer, all-reduce or posting of it runs."""
     return _busy_s(timeline, device) - compute_s(timeline, device)
 
 
@@ -127,23 +129,23 @@ def _covered_s(intervals: Iterable[Interval], iteration_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """One iteration of the actions of a program, in arrays: what a `Timeline` is made from, where
-    one is looked at.
+    """One iteration of the actions of a program, in arrays. A `Timeline` is made from them where
+    someone looks at one.
 
     Attributes:
         code: the actions.
         start_s: (n,) of each action; of a receive, the start of the transfer. Sends have none.
-        end_s: (n,) likewise.
-        tensor_bytes: size of each tensor of the code.
+        end_s: (n,) of each action; of a receive, the end of the transfer. Sends have none.
+        piece_bytes: size of each piece of the code.
         iteration_s: from the first start, at 0, to the last end.
         post_s: (n,) of sends and receives, when the device came to it.
-        posted_s: (n,) likewise, when it was posted.
+        posted_s: (n,) of sends and receives, when it was posted.
     """
 
     code: Code
     start_s: Floats
     end_s: Floats
-    tensor_bytes: tuple[int, ...]
+    piece_bytes: tuple[int, ...]
     iteration_s: float
     post_s: Floats
     posted_s: Floats
@@ -175,11 +177,12 @@ def timeline_of(times: Times) -> Timeline:
     flows = tuple(
         Flow(
             source, device, Direction.BACKWARD if backward else Direction.FORWARD, microbatch,
-            code.tensors[tensor], start_s, end_s, times.tensor_bytes[tensor],
+            code.pieces[piece].tensor, start_s, end_s, times.piece_bytes[piece],
+            code.pieces[piece].box,
         )
-        for source, device, backward, microbatch, tensor, (start_s, end_s) in zip(
+        for source, device, backward, microbatch, piece, (start_s, end_s) in zip(
             code.peer[received].tolist(), target.tolist(), code.backward[received].tolist(),
-            code.microbatch[received].tolist(), code.tensor[received].tolist(),
+            code.microbatch[received].tolist(), code.piece[received].tolist(),
             span(times.start_s, times.end_s, received),
             strict=True,
         )
@@ -189,8 +192,8 @@ def timeline_of(times: Times) -> Timeline:
 
 def transfers(code: Code) -> Bools:
     """(n,) whether each action is a send or receive."""
-    found: Bools = (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
-    return found
+    moving: Bools = (code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE)
+    return moving
 
 
 def occupied(times: Times) -> tuple[Floats, Floats]:

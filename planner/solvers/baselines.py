@@ -10,8 +10,6 @@ more than 64 devices such pipelines run side by side, as replicas
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 
 from planner.clusters.routes import chain
@@ -67,12 +65,6 @@ def even(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: not needed.
     """
-    return _even(replace(problem, known=()))
-
-
-@lru_cache(maxsize=4)
-def _even(problem: Problem) -> Result:
-    """Remembered, because another solver asks for it as well."""
     return first_that_fits(problem, _pipelines(problem), "stages with equally many layers")
 
 

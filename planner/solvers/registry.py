@@ -1,10 +1,12 @@
-"""The solvers: `Problem`, time limit in s -> `Result`. Their strategies are priced by the judge.
+"""The solvers: `Problem`, time limit in s -> `Result`; a search may start from known strategies
+too. All strategies are priced by the judge.
 
 A new solver is a file with a function and an entry here, which says when it is asked and which
 options of its own it has. The command line makes its options and help texts from the entries.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from planner.solvers.pipedream.options import PipeDream
 
 if TYPE_CHECKING:
     from planner.problem import Options, Problem, Result
+    from planner.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class Solver:
         unreplicated: whether it searches long among strategies without replicas, and is asked only
             where one of these may be the best.
         needs_options: whether it is asked only where its own options are given, and then always.
+        starts_from: the solvers whose strategies it starts from, besides those that are known;
+            they are asked before it. None if its function takes no strategies to start from.
     """
 
     path: str
@@ -45,16 +50,34 @@ class Solver:
     time_share: float = 1.0
     unreplicated: bool = False
     needs_options: bool = False
+    starts_from: tuple[str, ...] | None = None
 
-    def __call__(self, problem: "Problem", time_limit_s: float) -> "Result":
+    def __call__(
+        self,
+        problem: "Problem",
+        time_limit_s: float,
+        known: "tuple[Strategy, ...]" = (),
+        answers: "dict[str, Result] | None" = None,
+    ) -> "Result":
         """The solver's answer.
 
         Args:
             time_limit_s: for a search that would take longer.
+            known: strategies that fit, for a search to start from and to beat.
+            answers: of other solvers to the same problem, by name. Those that this one starts from
+                are asked where they are missing, and added.
         """
         module, _, function = self.path.partition(":")
-        result: Result = getattr(import_module(module), function)(problem, time_limit_s)
-        return result
+        solve: Callable[..., Result] = getattr(import_module(module), function)
+        if self.starts_from is None:
+            return solve(problem, time_limit_s)
+        answers = {} if answers is None else answers
+        for name in self.starts_from:
+            if name not in answers:
+                answers[name] = SOLVERS[name](problem, math.inf, (), answers)
+        strategies = (answers[name].strategy for name in self.starts_from)
+        start = (*known, *(one for one in strategies if one is not None))
+        return solve(problem, time_limit_s, start)
 
 
 SOLVERS: Mapping[str, Solver] = {
@@ -74,6 +97,7 @@ SOLVERS: Mapping[str, Solver] = {
         "planner.solvers.antichain.solve:solve",
         "the best pipeline with replicated stages, by dynamic programming over downsets",
         in_portfolio=True,
+        starts_from=("single", "data-parallel", "even", "pipedream"),
     ),
     "even": Solver(
         "planner.solvers.baselines:even",
@@ -87,9 +111,9 @@ SOLVERS: Mapping[str, Solver] = {
         in_portfolio=True,
     ),
     "heft": Solver("planner.solvers.placement.heft:solve", "HEFT, a list schedule"),
-    "m-topo": Solver("planner.solvers.placement.m_topo:solve", "Baechi's m-TOPO"),
-    "m-etf": Solver("planner.solvers.placement.m_etf:solve", "Baechi's m-ETF"),
-    "m-sct": Solver("planner.solvers.placement.m_sct:solve", "Baechi's m-SCT"),
+    "m-topo": Solver("planner.solvers.placement.baechi:solve_m_topo", "Baechi's m-TOPO"),
+    "m-etf": Solver("planner.solvers.placement.baechi:solve_m_etf", "Baechi's m-ETF"),
+    "m-sct": Solver("planner.solvers.placement.baechi:solve_m_sct", "Baechi's m-SCT"),
     "pesto": Solver(
         "planner.solvers.netsplit.pesto:solve", "Pesto's integer program, solved by constraints"
     ),
@@ -100,6 +124,7 @@ SOLVERS: Mapping[str, Solver] = {
         in_portfolio=True,
         time_share=0.3,
         unreplicated=True,
+        starts_from=(),
     ),
     "manual": Solver(
         "planner.solvers.manual.solve:solve",

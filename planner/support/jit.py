@@ -83,3 +83,15 @@ def inner(function: F) -> F:
     # These two options are missing in numba's own type stubs.
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast(F, numba.njit(cache=True, error_model="numpy", **options)(function))
+
+
+def inlined(function: F) -> F:
+    """The same for a function whose machine code goes into that of its callers, and which counts no
+    references to arrays. To hand some arrays to another compiled function takes next to nothing
+    then; else numba counts up and down for each, which can take longer than the function itself.
+    Such a function may neither make an array nor return one.
+    """
+    options: dict[str, Any] = {
+        "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True, "_nrt": False,
+    }  # fmt: skip
+    return cast(F, numba.njit(error_model="numpy", **options)(function))

@@ -20,8 +20,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from planner.calibration import Calibration, Deviation
-from planner.costs.calibration import first_output_bytes, whole_share
+from planner.calibration import Calibration, Deviation, first_output_bytes, whole_share
 from planner.costs.collectives import slowest_link
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate

@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.files import read_profile, shipped, write_profile
 from planner.formats import read_any_profiles
@@ -224,7 +223,7 @@ def _antichain(problem, runs=RUNS):
     figures = {"ours_s": ours_s, "status": result.status.value, "gap": None}
     seen = re.search(r"\((\d+) downsets\)", result.space)
     figures["downsets"] = int(seen[1]) if seen else None
-    made, _ = judge(problem, "antichain", result, lower_bound_s(problem)) if result.strategy else (
+    made, _ = judge(problem, "antichain", result) if result.strategy else (
         None, None)  # fmt: skip
     if made is not None:
         iteration = problem.options.objective is Objective.ITERATION

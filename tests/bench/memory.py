@@ -30,7 +30,6 @@ from planner.strategy import (
     ScheduleName,
     Stage,
     Strategy,
-    operator_indices,
     stages_by_device,
 )
 from tests.bench.solvers import ROOT, put, table
@@ -116,11 +115,9 @@ class RankMemory:
 def unhindered(problem: Problem, strategy: Strategy) -> list[int]:
     """The predicted peak of each rank, if transfers never wait."""
     code = evaluate(problem, strategy).program.code
-    index = operator_indices(problem.profile.graph)
     peaks_bytes = []
     for d, mine in enumerate(stages_by_device(strategy).values()):
-        inside = {s: [index[name] for name in strategy.stages[s].operators] for s in mine}
-        needs = device_memory(problem.profile, inside)
+        needs = device_memory(problem.profile, {s: strategy.stages[s] for s in mine})
         peak = peak_memory(problem, strategy, code, d, needs, waits=False)
         peaks_bytes.append(peak.total_bytes - peak.reserve_bytes)
     return peaks_bytes

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from planner.costs.memory import stage_memory
+from planner.costs.memory import memory_of
 from planner.files import read_profile
 from planner.profilers.cache import processor
 from tests.support.models import MODELS, cached, gpt2
@@ -178,7 +178,7 @@ def memory(names: Sequence[str], folder: Path) -> list[str]:
         model, options = cached(name, BUILT), [*SIZES[name], "--budget", "10ms"]
         with tempfile.TemporaryDirectory() as cache:
             one = profiled(model, options, folder, Path(cache))
-        needs = stage_memory(read_profile(one["path"]), range(one["num_operators"]))
+        needs = memory_of(read_profile(one["path"]), range(one["num_operators"]))
         predicted = (
             needs.parameter_bytes
             + needs.trainable_bytes

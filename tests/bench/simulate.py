@@ -18,11 +18,11 @@ from planner.clusters.yaml.read import device_table, find_topology, read_topolog
 from planner.files import shipped
 from planner.formats import read_any_profiles
 from planner.problem import Options, Problem
-from planner.schedules.dry_run import wire
+from planner.schedules import rules_kernels
+from planner.schedules.dependencies import dependencies, tasks
 from planner.schedules.program import program
-from planner.simulator.closed import closed_case
 from planner.simulator.delta import simulated
-from planner.simulator.events import run, wired
+from planner.simulator.events import prepared, run, workload
 from planner.solvers import SOLVERS
 from planner.strategy import crossings, shares_devices
 from planner.topology import Sharing, take
@@ -71,7 +71,7 @@ def speeds():
             run(*case)
 
             def whole(case=case):
-                wire.cache_clear()
+                dependencies.cache_clear()
                 run(*case)
 
             size, taken = len(lists.code), seconds(whole)
@@ -124,7 +124,7 @@ def moves(draw, problem, strategy, kind):
 def full(problem, strategy):
     """From scratch; what was found of this very strategy before is forgotten."""
     crossings.cache_clear()
-    wire.cache_clear()
+    dependencies.cache_clear()
     return simulated(problem, strategy)
 
 
@@ -173,18 +173,12 @@ def chained(problem, count, kind):
             now = after
 
 
-def loop_s(problem, found):
+def loop_s(problem, result):
     """CPU seconds of the event loop alone."""
-    from planner.simulator import closed_kernels
-    from planner.simulator.events import amounts, postings
-
-    code = found.program.code
-    known = wired(code, problem.topology)
-    case = closed_case(
-        problem.topology, code, known.wiring, found.program.members, known.ways,
-        amounts(code, found.costs), postings(code, found.costs),
-    )  # fmt: skip
-    return seconds(lambda: closed_kernels.run(*case), 3)
+    code = result.program.code
+    known, work = prepared(code, problem.topology), workload(code, result.costs)
+    job = tasks(code, known.dependencies, result.program.members, *work)
+    return seconds(lambda: rules_kernels.run(job, known.paths), 3)
 
 
 def report(model, count, kind, rows):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from planner.files import read_plan, read_profile, write_profile, write_profiles
-from planner.formats import read_any_profile
 from planner.formats.graph_txt import parse
 from tests.support.builders import graph_of, profile_of
 from tests.support.commands import run
+from tests.support.profiles import read_any_profile
 
 TOPOLOGY = """
 format: planner-topology/1

@@ -104,8 +104,8 @@ def test_the_order_goes_ahead_once_for_each_tensor_and_direction():
     for microbatch in range(3):
         for direction in (F, B):
             here.send(send(microbatch, direction), tensor + microbatch)
-            said = there.expect(receive(microbatch, direction), tensor.shape, tensor.dtype)
-            assert torch.equal(there.take(said, tensor.shape)[0], tensor + microbatch)
+            arrival = there.expect(receive(microbatch, direction), tensor.shape, tensor.dtype)
+            assert torch.equal(there.take(arrival, tensor.shape)[0], tensor + microbatch)
     assert len(wire.sent) == 2 + 3 * 2
 
 
@@ -125,10 +125,10 @@ def test_what_lies_differently_later_is_turned_into_what_was_said():
     here, there = Exchange(wire), Exchange(wire)
     for m, tensor in enumerate((LAYOUTS["transposed"], LAYOUTS["in order"])):
         here.send(send(m), tensor)
-        said = there.expect(receive(m), tensor.shape, tensor.dtype)
-        found, _ = there.take(said, tensor.shape)
-        assert torch.equal(found, tensor)
-        assert found.stride() == LAYOUTS["transposed"].stride()
+        arrival = there.expect(receive(m), tensor.shape, tensor.dtype)
+        arrived, _ = there.take(arrival, tensor.shape)
+        assert torch.equal(arrived, tensor)
+        assert arrived.stride() == LAYOUTS["transposed"].stride()
 
 
 def test_a_part_is_copied_once_for_all_targets():
@@ -149,6 +149,13 @@ def test_a_part_is_copied_once_for_all_targets():
     first, second = sent[1][-1], sent[2][-1]
     assert first.tolist() == GAPS["every second"].flatten().tolist()
     assert first.data_ptr() == second.data_ptr() != GAPS["every second"].data_ptr()
+
+
+@pytest.mark.parametrize("end", [Send, Receive])
+def test_a_part_of_a_tensor_is_refused(end):
+    actions = [end(F, 0, 0, "t", 1, ((0, 1),))]
+    with pytest.raises(ValueError, match="parts of tensors"):
+        Runtime(actions, graph_of([[]]), {}, None, None, None, ())
 
 
 @pytest.mark.parametrize("waiting", [(), (B,)])

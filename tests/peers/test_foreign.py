@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import cli
 from planner.errors import FileError, OptionError
-from planner.formats import read_any_profile
 from planner.formats.dnn_partitioning import (
     DnnEdge,
     DnnGraph,
@@ -37,20 +36,16 @@ from planner.formats.piper import (
     read_piper,
 )
 from planner.graphs.downsets import windowed
-from planner.peers.compare import (
-    ForeignModel,
-    ForeignOptions,
-    foreign_json,
-    solve_foreign,
-    solve_profile,
-)
+from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
 from planner.peers.dnn_partitioning import costs as dnn_partitioning
 from planner.peers.dnn_partitioning.solve import split
 from planner.peers.piper import costs as piper
 from planner.peers.piper.equal import equal_stages
 from planner.peers.piper.solve import PiperOptions, allowed, plan
 from planner.problem import Recompute, Status
+from planner.reports.foreign import foreign_json
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags
 
 GIB = 1024**3

@@ -12,11 +12,10 @@ from planner.costs.evaluate import evaluate
 from planner.schedules.actions import Compute, Direction, text
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
-from planner.simulator.account import account
+from planner.simulator.account import account, memory_over_time
 from planner.simulator.critical_path import Reason, critical_path
 from planner.simulator.events import run, simulate
 from planner.simulator.idle import Cause, Wait, idle_by_cause, idle_times
-from planner.simulator.memory_over_time import memory_over_time
 from planner.simulator.timeline import Event, Timeline, communication_s, compute_s, idle_s
 from tests.simulator.test_delta import example, problems_and_strategies
 from tests.simulator.test_events import ALONE, costs, or_error, timed_cases

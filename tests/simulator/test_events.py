@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.clusters.routes import routes
-from planner.costs.actions import ActionCosts
 from planner.costs.collectives import allreduce_s
+from planner.costs.pricing import ActionCosts
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step, text
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
@@ -29,6 +29,7 @@ from planner.traces.write import chrome_trace, write_trace
 from tests.support import slow_simulator
 from tests.support.programs import (
     chain,
+    disturbed,
     hosts,
     mesh,
     split,
@@ -489,7 +490,8 @@ def or_error(simulator, case):
     try:
         return simulator(*case)
     except ValueError as error:
-        return str(error)
+        assert "the schedule blocks" in str(error)
+        return "blocks"
 
 
 @settings(max_examples=300)
@@ -503,6 +505,16 @@ def test_every_time_equals_that_of_the_simulator_in_plain_python(case):
             shares_s(run(*case)), (compute_s, communication_s, idle_s), strict=True
         ):
             assert all_of_it.tolist() == [one(found, device) for device in devices]
+
+
+@settings(max_examples=300)
+@given(timed_cases(), st.data())
+def test_the_dry_run_says_what_the_simulator_in_plain_python_comes_to(case, data):
+    lists = disturbed(data.draw, case[0])
+    case = lists, *case[1:]
+    expected = or_error(slow_simulator.simulate, case)
+    assert or_error(simulate, case) == expected
+    assert (dry_run(lists) is None) == (expected != "blocks")
 
 
 def test_a_cluster_of_64_devices_that_shares_network_cards_equals_it_too():

@@ -92,7 +92,7 @@ def test_with_tied_parameters_its_bound_is_one_and_its_price_counts_their_sum(fe
 @given(problems(max_nodes=6, max_devices=4))
 def test_known_strategies_are_there_to_beat(problem):
     known = SOLVERS["antichain"](problem, 10.0).strategy
-    again = SOLVERS["antichain"](replace(problem, known=(known,)), 10.0)
+    again = SOLVERS["antichain"](problem, 10.0, (known,))
     assert closed_form_s(problem, again.strategy) == pytest.approx(
         closed_form_s(problem, known), rel=1e-9
     )
@@ -110,7 +110,7 @@ def test_a_known_strategy_outside_its_space_is_no_answer_of_its():
     )
     shared = strategy_of(problem, (0, 0, 1, 0))
     assert shares_devices(shared)
-    found = SOLVERS["antichain"](replace(problem, known=(shared,)), 10.0)
+    found = SOLVERS["antichain"](problem, 10.0, (shared,))
     assert closed_form_s(problem, shared) < closed_form_s(problem, found.strategy)
     assert not shares_devices(found.strategy)
 

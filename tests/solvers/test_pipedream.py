@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.evaluate import evaluate
-from planner.formats import read_any_profile
 from planner.graph import predecessors
 from planner.judging.portfolio import under_pipedream
 from planner.problem import Options, Problem, Status, switches_of
@@ -25,6 +24,7 @@ from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.pipedream.states import augmented_antichain, next_antichains, pipedream_states
 from planner.strategy import violations
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
+from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags
 
 REFERENCE = Path(
@@ -338,7 +338,6 @@ def test_the_slowest_stage_of_the_report_is_the_objective(times, count):
 @given(pipedream_problems())
 def test_the_same_problem_gives_the_same_plan(problem):
     first = solver.optimum(problem)
-    solver._optimum.cache_clear()
     assert solver.optimum(problem) == first
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def pin() -> None:
-    """Leaves one core to this process and its threads."""
+    """Restricts this process and its threads to one core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ.get("RANK", "0")) % len(cores)]})
 

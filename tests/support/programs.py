@@ -75,6 +75,17 @@ def written(*lines, sums=()):
     return Program(lists, tuple(GradientSum(devices, (), 0) for devices in sums))
 
 
+def disturbed(draw, lists):
+    """The program with some actions moved or left out, so that it may block."""
+    changed = {device: list(actions) for device, actions in lists.lists.items()}
+    for _ in range(draw(st.integers(1, 3))):
+        actions = changed[draw(st.sampled_from(sorted(changed)))]
+        action = actions.pop(draw(st.integers(0, len(actions) - 1))) if actions else None
+        if action is not None and draw(st.booleans()):
+            actions.insert(draw(st.integers(0, len(actions))), action)
+    return Program({d: tuple(actions) for d, actions in changed.items()}, lists.sums)
+
+
 def mesh(num_devices, bandwidth=1.0, latency_s=0.0):
     """Devices with a link of their own from each to each."""
     names = [f"gpu{i}" for i in range(num_devices)]

@@ -8,13 +8,13 @@ import re
 from functools import cache
 from pathlib import Path
 
-from planner.formats import read_any_profile
 from planner.formats.dnn_partitioning import read_dnn_partitioning
 from planner.formats.piper import read_piper
 from planner.peers.piper.solve import PiperOptions
 from planner.problem import Options, Problem, Recompute
 from planner.solvers.pipedream.options import PipeDream
 from tests.support.builders import hierarchy
+from tests.support.profiles import read_any_profile
 
 REFERENCE = Path(
     os.environ.get("PLANNER_REFERENCE", Path(__file__).parents[3] / "shared" / "reference")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 
 from planner.clusters.routes import latency_s, routes
-from planner.costs.actions import ActionCosts
+from planner.costs.pricing import ActionCosts
 from planner.schedules.actions import (
     Action,
     AllReduce,
@@ -16,7 +16,6 @@ from planner.schedules.actions import (
     Send,
     Step,
 )
-from planner.schedules.dry_run import dry_run
 from planner.simulator.timeline import Event, Flow, Timeline
 from planner.topology import Sharing, Topology
 
@@ -32,11 +31,11 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
         costs: of everything in the program.
 
     Raises:
-        ValueError: if the lists block each other; with what `dry_run` says.
+        ValueError: if the lists block each other.
     """
     simulation = _Simulation(program, costs, topology)
     if not simulation.run():
-        raise ValueError(f"the schedule blocks: {dry_run(program)}")
+        raise ValueError("the schedule blocks")
     events = sorted(simulation.events, key=lambda e: (e.start_s, e.device))
     flows = sorted(simulation.flows, key=lambda f: (f.start_s, f.source, f.target))
     last_s = max((one.end_s for many in (events, flows) for one in many), default=0.0)
@@ -215,10 +214,10 @@ class _Simulation:
         if pair.busy or not pair.sends or not pair.receives:
             return
         send, receive = pair.sends.popleft(), pair.receives.popleft()
-        if (send.tensor, send.microbatch, send.direction) != (
-            receive.tensor, receive.microbatch, receive.direction
+        if (send.tensor, send.box, send.microbatch, send.direction) != (
+            receive.tensor, receive.box, receive.microbatch, receive.direction
         ):  # fmt: skip
-            raise ValueError(f"the schedule blocks: {dry_run(self.program)}")
+            raise ValueError("the schedule blocks")
         pair.busy = True
         transfer = _Transfer(pair, send, receive, self.costs.tensor_bytes[send.tensor], self.now_s)
         if pair.exclusive:

@@ -7,9 +7,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from planner.calibration import UNCALIBRATED, Calibration, CalibrationFile, Deviation
+from planner.calibration import (
+    UNCALIBRATED,
+    Calibration,
+    CalibrationFile,
+    Deviation,
+    calibrated_s,
+    whole_share,
+)
 from planner.clusters.yaml.write import write_topology
-from planner.costs.calibration import calibrated_s, whole_share
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.errors import FileError, OptionError

@@ -1,8 +1,9 @@
-"""A topology from what its file says: `extends`, templates of hosts, numbered names, patterns
-and measured times -> `Topology`, and everything that contradicts itself.
+"""The fields of a topology file -> `Topology`: `extends`, templates of hosts, numbered names,
+patterns and measured times; with everything that contradicts itself.
 
-A topology is put together in a draft: what it extends first, then copies of templates, then its own
-hosts, devices, switches and links. What is wrong is noted with the path of its field and left out.
+A topology is put together in a draft: first the topology that it extends, then copies of templates,
+then its own hosts, devices, switches and links. Mistakes are noted with the path of their field and
+left out.
 """
 
 from collections import ChainMap
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
 
-from planner.clusters.yaml.levels import EITHER, EMPTY, Source, regular_topology, unknown_type
+from planner.clusters.yaml.levels import EITHER, EMPTY, BodyContext, regular_topology, unknown_type
 from planner.clusters.yaml.schema import (
     BodySchema,
     DeviceSchema,
@@ -21,21 +22,21 @@ from planner.clusters.yaml.schema import (
 )
 from planner.topology import Device, DeviceType, Host, Link, Table, Topology
 
-# What `levels` makes up, so that a file with levels may not give it.
+# Sections that `levels` makes up, so that a file with levels may not have them.
 _EXPLICIT_ONLY = ("hosts", "devices", "switches", "links")
 _ENDS = "expected `between: [a, b]` for both directions, or `from: a` with `to: b`"
 
 
-def build(body: BodySchema, where: str, source: Source) -> Topology:
+def build(body: BodySchema, where: str, context: BodyContext) -> Topology:
     """The topology that a body describes; its name and notes are left empty.
 
     Args:
         where: path of the body in its file with a full stop at its end, empty for the file itself.
-        source: see there; what is wrong is added to it.
+        context: see there; mistakes are added to it.
     """
     base = None
     if body.extends is not None:
-        base = source.other(f"{where}extends", body.extends)
+        base = context.other(f"{where}extends", body.extends)
         if base is None:
             return EMPTY
     given = body.model_fields_set
@@ -43,19 +44,21 @@ def build(body: BodySchema, where: str, source: Source) -> Topology:
     against = _EXPLICIT_ONLY if regular else ("device", "host")
     clashing = [name for name in against if name in given]
     if not (body.levels or body.devices or body.hosts or base):
-        source.wrong.append(f"{where}{EITHER}, got neither")
+        context.wrong.append(f"{where}{EITHER}, got neither")
     elif clashing:
         ruler = "levels" if regular else "devices"
-        source.wrong.append(
+        context.wrong.append(
             f"{where}{', '.join(clashing)}: {EITHER}, got {ruler}; leave out what is not meant"
         )
     elif regular:
-        return _with_tables(regular_topology(body, base, where, source), body.tables, where, source)
+        return _with_tables(
+            regular_topology(body, base, where, context), body.tables, where, context
+        )
     else:
-        draft = _Draft(where, source)
+        draft = _Draft(where, context)
         draft.extend(base or EMPTY)
         draft.add(body)
-        return _with_tables(draft.topology(), body.tables, where, source)
+        return _with_tables(draft.topology(), body.tables, where, context)
     return EMPTY
 
 
@@ -67,11 +70,11 @@ def extended(base: Topology, body: BodySchema, types: Mapping[str, DeviceType]) 
         body: sound; it names only hosts, devices and links of the base.
         types: device types that devices may become, besides those of the base.
     """
-    source = Source(types, frozenset(), lambda place, name: None, None, [])
-    draft = _Draft("", source)
+    context = BodyContext(types, frozenset(), lambda place, name: None, None, [])
+    draft = _Draft("", context)
     draft.extend(base)
     draft.add(body)
-    assert not source.wrong, source.wrong
+    assert not context.wrong, context.wrong
     made = draft.topology()
     kinds = made.device_types if body.devices else base.device_types
     return replace(made, name=base.name, notes=base.notes, device_types=kinds)
@@ -130,14 +133,14 @@ class _Draft:
     Attributes:
         where: path of its body in the file.
         links: by their ends.
-        numbers: the next number of numbered names, by what is before the number.
-        own: names and ends of links that the body itself gave, which may not come twice; what it
-            extends and templates brought may be changed.
+        numbers: the next number of numbered names, by the part before the number.
+        own: names and ends of links that the body itself gave, which may not come twice. Others
+            came with templates and the extended topology, and may be changed.
         partial: whether a template is missing, so that names may be unknown for that reason.
     """
 
     where: str
-    source: Source
+    context: BodyContext
     types: dict[str, DeviceType] = field(default_factory=dict)
     hosts: dict[str, Host] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
@@ -149,11 +152,11 @@ class _Draft:
     partial: bool = False
 
     def complain(self, place: str, what: str) -> None:
-        """Notes what is wrong with a field."""
-        self.source.wrong.append(f"{self.where}{place}: {what}")
+        """Notes a mistake in a field."""
+        self.context.wrong.append(f"{self.where}{place}: {what}")
 
     def topology(self) -> Topology:
-        """What has been put together."""
+        """The draft as a topology."""
         used = sorted({device.type for device in self.devices.values()})
         known = self._types()
         return Topology(
@@ -170,7 +173,7 @@ class _Draft:
         """Takes over another topology."""
         for kind in other.device_types:
             clashing = self.types.setdefault(kind.name, kind) != kind
-            if clashing and kind.name not in self.source.own_types:
+            if clashing and kind.name not in self.context.own_types:
                 self.complain(
                     f"device_types.{kind.name}",
                     "missing; it is defined in two ways by what this topology is made of",
@@ -184,7 +187,7 @@ class _Draft:
             self._count(name)
 
     def add(self, body: BodySchema) -> None:
-        """Adds what a body itself says."""
+        """Adds the sections of a body."""
         for i, host in enumerate(body.hosts):
             self._add_hosts(f"hosts[{i}]", host)
         for i, device in enumerate(body.devices):
@@ -198,8 +201,8 @@ class _Draft:
 
     def _types(self) -> dict[str, DeviceType]:
         """The device types that are known here."""
-        own = {name: self.source.types[name] for name in self.source.own_types}
-        return {**self.source.types, **self.types, **own}
+        own = {name: self.context.types[name] for name in self.context.own_types}
+        return {**self.context.types, **self.types, **own}
 
     # Names ----------------------------------------------------------------------------------------
 
@@ -237,7 +240,7 @@ class _Draft:
             if given.model_fields_set - {"template", "count"}:
                 self.complain(place, "a template brings all but the count; leave out the rest")
                 return
-            template = self.source.other(f"{self.where}{place}.template", given.template)
+            template = self.context.other(f"{self.where}{place}.template", given.template)
             if template is None:
                 self.partial = True
                 return
@@ -339,14 +342,14 @@ class _Draft:
         self.links |= {way: Link(*way, **figures) for way in ways}
 
     def _ends(self, place: str, name: str) -> list[str]:
-        found = _matching(name, self._vertices)
+        ends = _matching(name, self._vertices)
         if self.partial:
-            return found
-        if not found and _pattern(name):
+            return ends
+        if not ends and _pattern(name):
             self.complain(place, f"no device, host or switch matches {name!r}")
-        elif not found:
+        elif not ends:
             self.complain(place, f"unknown device, host or switch {name!r}")
-        return found
+        return ends
 
     def _change_kind(self, place: str, given: LinkSchema) -> None:
         """Changes the links of a name that are there already."""
@@ -368,7 +371,7 @@ class _Draft:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """What is before a name's number, and the number: ("gpu", "12")."""
+    """A name's part before its number, and the number: ("gpu", "12")."""
     stem = name.rstrip("0123456789")
     return stem, name[len(stem) :]
 
@@ -377,31 +380,31 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _with_tables(
-    topology: Topology, given: Sequence[TableSchema], where: str, source: Source
+    topology: Topology, given: Sequence[TableSchema], where: str, context: BodyContext
 ) -> Topology:
     """The topology with more tables, which take precedence over those that it has."""
     tables: list[Table] = []
     for i, one in enumerate(given):
         for j, group in enumerate(one.groups or [None]):
             place = f"{where}tables[{i}]" + ("" if group is None else f".groups[{j}]")
-            devices = _group(topology, group, place, source)
+            devices = _group(topology, group, place, context)
             if devices is None:
                 continue
             count = one.num_devices or len(devices)
             if not 2 <= count <= len(devices):
-                source.wrong.append(
+                context.wrong.append(
                     f"{place}: expected a group of 2 to {len(devices)} devices, got {count}"
                 )
                 continue
             if any(t.num_devices == count and set(t.devices) == set(devices) for t in tables):
-                source.wrong.append(f"{place}: these devices have a table already")
+                context.wrong.append(f"{place}: these devices have a table already")
                 continue
             tables.append(Table(devices, count, one.points(count)))
     return replace(topology, tables=(*tables, *topology.tables))
 
 
 def _group(
-    topology: Topology, names: list[str] | None, place: str, source: Source
+    topology: Topology, names: list[str] | None, place: str, context: BodyContext
 ) -> tuple[str, ...] | None:
     """Names of devices from names of devices and hosts and patterns, in the order of the devices;
     None where one is wrong.
@@ -410,16 +413,16 @@ def _group(
     if names is None:
         return tuple(devices)
     hosts = [host.name for host in topology.hosts]
-    found: set[str] = set()
+    chosen: set[str] = set()
     sound = True
     for name in names:
         some = set(_matching(name, devices))
         at = set(_matching(name, hosts))
         some |= {device.name for device in topology.devices if device.host in at}
         if not some:
-            source.wrong.append(f"{place}: unknown device or host {name!r}")
-        elif some & found:
-            source.wrong.append(f"{place}: {min(some & found)} is there twice")
-        sound = sound and bool(some) and not some & found
-        found |= some
-    return tuple(name for name in devices if name in found) if sound else None
+            context.wrong.append(f"{place}: unknown device or host {name!r}")
+        elif some & chosen:
+            context.wrong.append(f"{place}: {min(some & chosen)} is there twice")
+        sound = sound and bool(some) and not some & chosen
+        chosen |= some
+    return tuple(name for name in devices if name in chosen) if sound else None

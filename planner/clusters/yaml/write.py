@@ -36,7 +36,7 @@ def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
     """The text of the file.
 
     Args:
-        topology: sound; its levels are not written, only what they make up.
+        topology: sound; its levels are written out as devices and links.
         comments: lines above all else, without the #.
     """
     sections = {

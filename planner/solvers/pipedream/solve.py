@@ -19,7 +19,6 @@ section 3.1, and the optimizer published with it.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -80,7 +79,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     if wrong is not None:
         return wrong
     strategies = (_strategy(problem, found, recompute=r) for r in recompute_choices(problem))
-    return first_that_fits(problem, strategies, SPACE)
+    return replace(first_that_fits(problem, strategies, SPACE), report=found.report)
 
 
 def solve_alone(problem: Problem) -> Result:
@@ -88,7 +87,7 @@ def solve_alone(problem: Problem) -> Result:
     found = optimum(problem)
     return _not_a_strategy(problem, found) or Result(
         Status.OPTIMAL, _strategy(problem, found, recompute=recompute_choices(problem)[0]),
-        space=SPACE,
+        space=SPACE, report=found.report,
     )  # fmt: skip
 
 
@@ -103,7 +102,7 @@ def _not_a_strategy(problem: Problem, found: Optimum) -> Result | None:
         f"a stage of PipeDream's plan has {widest} replicas, and there are only"
         f" {problem.options.num_microbatches} microbatches; give --microbatches {widest} or more"
     )
-    return Result(Status.UNKNOWN, None, space=SPACE, reason=reason)
+    return Result(Status.UNKNOWN, None, space=SPACE, reason=reason, report=found.report)
 
 
 def _strategy(problem: Problem, found: Optimum, *, recompute: bool) -> Strategy:
@@ -116,12 +115,6 @@ def _strategy(problem: Problem, found: Optimum, *, recompute: bool) -> Strategy:
 
 def optimum(problem: Problem) -> Optimum:
     """The plan that PipeDream's optimizer finds, and its report."""
-    return _optimum(replace(problem, known=()))
-
-
-@lru_cache(maxsize=4)
-def _optimum(problem: Problem) -> Optimum:
-    """Remembered, because another solver asks for it as well."""
     levels = problem.topology.levels
     if not levels or math.prod(level.count for level in levels) != len(problem.topology.devices):
         return _unknown(

@@ -1,0 +1,236 @@
+"""What the actions of lists have to do with each other, as the compiled rules (`rules_kernels.py`)
+need it: which send meets which receive, and which counter each action waits for or changes.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.schedules.actions import Code, Direction, Kind, waiting_for_sends
+from planner.support.arrays import Floats, Ints, Kinds
+
+
+class Dependencies(NamedTuple):
+    """Which actions of some lists belong together; n actions, P ordered pairs of devices.
+
+    Attributes:
+        counter: (n,) of a computation, the counter that it waits for; of a receive, that of the
+            computation that needs it; of a send, that of the computation that begins only when the
+            transfer is over, -1 where there is none; of an all-reduce, its own; -1 of a step.
+        num_computations: counters of computations; behind them come those of the all-reduces.
+        pair: (n,) of sends and receives, the ordered pair of devices.
+        source: (P,) of a pair, the position of the device that sends.
+        target: (P,) of a pair, the position of the device that receives.
+        first: (P + 1,) where the transfers of a pair begin.
+        send: (T,) the sends of the transfers, by pair, in the order of their lists.
+        receive: (T,) the receive that each of them meets. Sends and receives of a pair from the
+            first on that differ are in no transfer.
+    """
+
+    counter: Ints
+    num_computations: int
+    pair: Ints
+    source: Ints
+    target: Ints
+    first: Ints
+    send: Ints
+    receive: Ints
+
+
+class Tasks(NamedTuple):
+    """What devices do; D devices, n actions, P ordered pairs of devices, T transfers.
+
+    Attributes:
+        start: (D + 1,) where the list of each device begins, and the last one ends.
+        kind: (n,) of each action.
+        counter, pair, source, target, first, send, receive: as in `Dependencies`.
+        duration_s: (n,) for which each action occupies its device.
+        size_bytes: (n,) of receives.
+        counters: the value that each counter begins with.
+    """
+
+    start: Ints
+    kind: Kinds
+    counter: Ints
+    pair: Ints
+    duration_s: Floats
+    size_bytes: Floats
+    counters: Ints
+    source: Ints
+    target: Ints
+    first: Ints
+    send: Ints
+    receive: Ints
+
+
+class Paths(NamedTuple):
+    """What transfers run over; P ordered pairs of devices, L links.
+
+    Attributes:
+        latency_s: (P,) of each pair.
+        bytes_per_s: (P,) of each pair, at full speed.
+        first_place: (P + 1,) where the places of each pair at gates begin.
+        place_gate: the gate of each place.
+        num_gates: how many gates there are.
+        first_hop: (P + 1,) where the routes begin of pairs with shared links; others have none.
+        hop_link: the link of each step of a route.
+        link_bytes_per_s: (L,) of each link.
+    """
+
+    latency_s: Floats
+    bytes_per_s: Floats
+    first_place: Ints
+    place_gate: Ints
+    num_gates: int
+    first_hop: Ints
+    hop_link: Ints
+    link_bytes_per_s: Floats
+
+
+class Outcome(NamedTuple):
+    """How far a run came, and when.
+
+    Attributes:
+        ended: whether nothing is left over.
+        at: (D,) the action at which each device stands, or the end of its list.
+        done: (P,) transfers of each pair that have ended.
+        sent: (P,) sends of each pair that were posted.
+        posted: (P,) receives of each pair that were posted.
+        start_s: (n,) when each action began; of a receive, its transfer.
+        end_s: (n,) when it ended.
+        post_s: (n,) when the device came to a send or receive.
+        posted_s: (n,) when it was posted.
+    """
+
+    ended: bool
+    at: Ints
+    done: Ints
+    sent: Ints
+    posted: Ints
+    start_s: Floats
+    end_s: Floats
+    post_s: Floats
+    posted_s: Floats
+
+
+def tasks(
+    code: Code, known: Dependencies, members: Ints, duration_s: Floats, size_bytes: Floats
+) -> Tasks:
+    """What the devices do in some lists.
+
+    Args:
+        known: `dependencies` of the lists.
+        members: how many devices come to each all-reduce.
+        duration_s: (n,) for which each action occupies its device.
+        size_bytes: (n,) of receives.
+    """
+    counters = np.concatenate([np.zeros(known.num_computations, dtype=np.int64), members])
+    return Tasks(
+        code.start, code.kind, known.counter, known.pair, duration_s, size_bytes, counters,
+        known.source, known.target, known.first, known.send, known.receive,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=2)
+def dependencies(code: Code) -> Dependencies:
+    """Finds which actions of some lists belong together."""
+    owner, count = code.owner(), len(code.devices)
+    computation, num_computations = _computations(code, owner)
+    receives, sends = code.kind == Kind.RECEIVE, np.flatnonzero(code.kind == Kind.SEND)
+    reducing = np.flatnonzero(code.kind == Kind.ALL_REDUCE)
+    counter = np.where((code.kind == Kind.COMPUTE) | receives, computation, -1)
+    counter[reducing] = num_computations + code.piece[reducing]
+    counter[sends] = _held_by(code, owner, computation, num_computations)[computation[sends]]
+    moving = np.flatnonzero((code.kind == Kind.SEND) | (code.kind == Kind.RECEIVE))
+    # A peer without a list is a position behind all others.
+    position = np.full(int(max(code.devices.max(), code.peer.max(initial=0))) + 1, count)
+    position[code.devices] = np.arange(count)
+    here, there = owner[moving], position[code.peer[moving]]
+    sending = code.kind[moving] == Kind.SEND
+    names = np.where(sending, here, there) * (count + 1) + np.where(sending, there, here)
+    pair = np.zeros(len(code), dtype=np.int64)
+    pair[moving], num_pairs = _numbered(names, (count + 1) ** 2)
+    pairs = np.zeros(num_pairs, dtype=np.int64)
+    pairs[pair[moving]] = names
+    first, send, receive = _meetings(code, pair, num_pairs)
+    return Dependencies(
+        counter, num_computations, pair, pairs // (count + 1), pairs % (count + 1), first, send,
+        receive,
+    )  # fmt: skip
+
+
+def _meetings(code: Code, pair: Ints, num_pairs: int) -> tuple[Ints, Ints, Ints]:
+    """`first`, `send` and `receive` of `Dependencies`."""
+    by_pair, bounds = [], []
+    for kind in (Kind.SEND, Kind.RECEIVE):
+        own = np.flatnonzero(code.kind == kind)
+        # Short integers are sorted in linear time.
+        short = pair[own].astype(np.uint16 if num_pairs < 2**16 else np.int64)
+        by_pair.append(own[np.argsort(short, kind="stable")])
+        bounds.append(np.concatenate([[0], np.cumsum(np.bincount(short, minlength=num_pairs))]))
+    (send, receive), (first, first_receive) = by_pair, bounds
+    if not np.array_equal(first, first_receive):
+        # The k-th send of a pair and its k-th receive, as far as there are both.
+        both = np.minimum(np.diff(first), np.diff(first_receive))
+        turn = np.arange(both.sum()) - np.repeat(np.cumsum(both) - both, both)
+        send = send[np.repeat(first[:-1], both) + turn]
+        receive = receive[np.repeat(first_receive[:-1], both) + turn]
+        first = np.concatenate([[0], np.cumsum(both)])
+    differ = np.zeros(len(send), dtype=bool)
+    for column in (code.backward, code.microbatch, code.piece):
+        differ |= column[send] != column[receive]
+    if differ.any():
+        # Those of a pair before the first that differs.
+        so_far = np.concatenate([[0], np.cumsum(differ)])
+        kept = so_far[1:] == np.repeat(so_far[first[:-1]], np.diff(first))
+        first = np.concatenate([[0], np.cumsum(kept)])[first]
+        send, receive = send[kept], receive[kept]
+    return first, send, receive
+
+
+def _computations(code: Code, owner: Ints) -> tuple[Ints, int]:
+    """(n,) a number for each computation, which the receives that it needs and the sends of its
+    results have, too; and how many there are.
+    """
+    own = np.flatnonzero(code.kind <= Kind.RECEIVE)
+    stages, turns = (int(one.max(initial=0)) + 1 for one in (code.stage, code.microbatch))
+    stage, num_stages = _numbered(owner[own] * stages + code.stage[own], len(code.devices) * stages)
+    names = (2 * stage + code.backward[own]) * turns + code.microbatch[own]
+    computation = np.full(len(code), -1)
+    computation[own], count = _numbered(names, 2 * turns * num_stages)
+    return computation, count
+
+
+def _held_by(code: Code, owner: Ints, computation: Ints, num_computations: int) -> Ints:
+    """Per computation, the one that begins only when all its results are sent: the second one after
+    it of the same device, stage and direction, in the directions that wait; -1 without one.
+    """
+    waiting = waiting_for_sends(code)
+    held_by = np.full(num_computations, -1)
+    for direction in waiting:
+        backward = code.backward == (direction is Direction.BACKWARD)
+        computes = np.flatnonzero((code.kind == Kind.COMPUTE) & backward)
+        stage = owner[computes] * (int(code.stage.max(initial=0)) + 1) + code.stage[computes]
+        by_stage = np.argsort(stage, kind="stable")
+        ordered, stage = computation[computes[by_stage]], stage[by_stage]
+        alike = stage[:-2] == stage[2:]
+        held_by[ordered[:-2][alike]] = ordered[2:][alike]
+    return held_by
+
+
+def _numbered(names: Ints, limit: int) -> tuple[Ints, int]:
+    """(n,) numbers from 0 on for equal values, ascending with them, and how many there are.
+
+    Args:
+        names: (n,) from 0 to below the limit.
+    """
+    if limit > 16 * len(names):
+        known, numbers = np.unique(names, return_inverse=True)
+        return numbers, len(known)
+    there = np.zeros(limit, dtype=bool)
+    there[names] = True
+    values = np.flatnonzero(there)
+    number = np.empty(limit, dtype=np.int64)
+    number[values] = np.arange(len(values))
+    return number[names], len(values)

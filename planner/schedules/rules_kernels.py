@@ -1,0 +1,662 @@
+"""The rules of action lists, as an event loop that numba compiles.
+
+The rules are written here, in the launcher (`launcher/runtime.py`) and in the tests' simulator in
+plain Python. The simulator runs the loop with the times of the actions and the links of a cluster.
+The dry run runs it with actions and links that take no time.
+
+Each device runs its list in order. A computation, an all-reduce and a step occupy the device for
+their duration, and so does the posting of a send or receive. Counters tell who waits for what:
+
+    a send, a receive   raises its counter when it is posted; the end of its transfer lowers it
+    a computation       begins when its counter is zero
+    an all-reduce       has a counter that begins at the number of its members; each member lowers
+                        it when it comes, and the last one begins the all-reduce for all
+
+A transfer begins when both its ends have posted it and the transfer before it of the same ordered
+pair of devices has ended (rendezvous; first in, first out). `dependencies.py` finds the counters,
+and the send and receive that make up each transfer.
+
+How long a transfer takes depends on its links:
+
+    gate            an exclusive link on the routes of several pairs. A transfer that is ready
+                    queues at all gates of its route, and begins when it is the first in all of its
+                    queues. The queues are ordered by the moment of being ready, then by pair.
+    shared link     a fair link on the routes of several pairs. A transfer over a shared link waits
+                    for its latency, then moves its bytes at a rate. The rate may change when a
+                    transfer begins or ends that shares links with it, directly or through others.
+                    Rates are max-min fair (Bertsekas and Gallager, Data Networks, 1992, section
+                    6.5.2).
+    other links     A transfer over no shared link takes latency + bytes / bandwidth.
+
+No time depends on the order in which the events of one moment are taken: counters wait for zero
+only, and queues and rates are looked at when nothing else happens at the moment.
+
+Each device and each pair has one event to come at most, because a pair has one transfer under way
+at most. So a new rate moves the event of a transfer, and the heap never grows.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from planner.schedules.dependencies import Outcome, Paths, Tasks
+from planner.support.arrays import Floats, Ints, Kinds
+from planner.support.jit import inlined, inner, njit
+
+# `actions.Kind`, as numbers that are compiled in.
+COMPUTE, SEND, RECEIVE, ALL_REDUCE = 0, 1, 2, 3
+
+# How far the next transfer of a pair is.
+IDLE, QUEUED, LATENCY, MOVING = 0, 1, 2, 3
+
+# Arrays of records, whose fields mypy cannot see.
+Records = Any
+
+
+def _record(**fields: str) -> "np.dtype[np.void]":
+    """A record with the names of its fields by their type."""
+    return np.dtype([(name, form) for form, names in fields.items() for name in names.split()])
+
+
+# at: the action that the device runs or waits for; end: the end of its list.
+# waits: the counter that the device waits for, -1 where it waits for none.
+# posting: whether the device is posting the send or receive that it is at.
+DEVICE = _record(i8="at end waits posting")
+
+# source, target: positions of the devices.
+# next, end: the transfer that is next or under way, and the end of the pair's transfers.
+# sent, posted: the transfer that the next send, and the next receive, will be part of.
+# state: of the transfer `next`.
+# place, end_place: the pair's `places`. hop, end_hop: its `hops`, none without shared links.
+# rate: bytes/s of a transfer that moves over shared links; left: its bytes at the time since_s.
+# touched: whether the rate may have to change.
+# search: the last search for coupled transfers that reached this one; filled: the last that gave it
+# a rate.
+PAIR = _record(
+    i8="source target next end sent posted state place end_place hop end_hop touched search filled",
+    f8="latency_s bytes_per_s rate left since_s",
+)
+
+# head, tail: the first and last place of the queue; head is -1 where it is empty.
+GATE = _record(i8="head tail")
+
+# A gate on the route of a pair; behind: the next place in the queue, -1 at its end.
+PLACE = _record(i8="gate pair behind")
+
+# load: the transfers that move over the link; head: the first of their hops, -1 without one.
+# search: the last search that reached the link.
+# open, room: while rates are given, the transfers without one and the bandwidth left to them.
+LINK = _record(i8="load head search open", f8="bytes_per_s room")
+
+# A link on the route of a pair; before, after: its neighbours among the hops of transfers that move
+# over the same link, -1 at the ends.
+HOP = _record(i8="link pair before after")
+
+# now_s: the time; searches: how many there were; events, ready, fresh, freed, touched: how many
+# entries the lists of `State` have.
+CLOCK = _record(f8="now_s", i8="searches events ready fresh freed touched")
+
+
+class State(NamedTuple):
+    """What is run, and where everything stands; letters as in `Tasks` and `Paths`.
+
+    Attributes:
+        kind, counter, pair, duration_s, size_bytes, send, receive: as in `Tasks`.
+        counters: (C,) as they stand.
+        devices: (D,) `DEVICE`.
+        pairs: (P,) `PAIR`.
+        gates: `GATE`.
+        places: `PLACE`, pair after pair.
+        links: (L,) `LINK`.
+        hops: `HOP`, pair after pair.
+        clock: (1,) `CLOCK`.
+        event_s: (D + P,) times of the events to come, as a binary heap.
+        event_of: (D + P,) whose they are: a device, or D + a pair.
+        event_at: (D + P,) the position of each one's event in the heap, -1 without one.
+        ready: (D,) devices that go on at once.
+        fresh: (P,) pairs whose transfer got ready for its gates at this moment.
+        freed: (P,) pairs whose transfer left its gates at this moment.
+        touched: (P,) pairs whose transfer began to move, or lost company, at this moment.
+        coupled: (P,) pairs whose transfers share links, as the last search found them.
+        reached: (L,) the links that they are on.
+        start_s, end_s, post_s, posted_s: as in `Outcome`.
+    """
+
+    kind: Kinds
+    counter: Ints
+    pair: Ints
+    duration_s: Floats
+    size_bytes: Floats
+    send: Ints
+    receive: Ints
+    counters: Ints
+    devices: Records
+    pairs: Records
+    gates: Records
+    places: Records
+    links: Records
+    hops: Records
+    clock: Records
+    event_s: Floats
+    event_of: Ints
+    event_at: Ints
+    ready: Ints
+    fresh: Ints
+    freed: Ints
+    touched: Ints
+    coupled: Ints
+    reached: Ints
+    start_s: Floats
+    end_s: Floats
+    post_s: Floats
+    posted_s: Floats
+
+
+@njit
+def run(tasks: Tasks, paths: Paths) -> Outcome:
+    """Runs lists until nothing more happens."""
+    state = beginning(tasks, paths)
+    take_events(state)
+    at = np.zeros(len(state.devices), np.int64)
+    done, sent, posted = (
+        np.zeros(len(state.pairs), np.int64),
+        np.zeros(len(state.pairs), np.int64),
+        np.zeros(len(state.pairs), np.int64),
+    )
+    ended = True
+    for device in range(len(state.devices)):
+        at[device] = state.devices[device].at
+        ended = ended and at[device] == tasks.start[device + 1]
+    for p in range(len(state.pairs)):
+        pair, first = state.pairs[p], tasks.first[p]
+        done[p], sent[p], posted[p] = pair.next - first, pair.sent - first, pair.posted - first
+        ended = ended and done[p] == sent[p] == posted[p]
+    return Outcome(
+        ended, at, done, sent, posted, state.start_s, state.end_s, state.post_s, state.posted_s
+    )
+
+
+# Loops over single fields here, because numba takes seconds to compile those over whole columns.
+@inner
+def beginning(tasks: Tasks, paths: Paths) -> State:
+    """Everything before the first event."""
+    num_devices, num_actions = len(tasks.start) - 1, len(tasks.kind)
+    num_pairs, num_links = len(tasks.source), len(paths.link_bytes_per_s)
+    devices, pairs = np.zeros(num_devices, DEVICE), np.zeros(num_pairs, PAIR)
+    gates, places = np.zeros(paths.num_gates, GATE), np.zeros(len(paths.place_gate), PLACE)
+    links, hops = np.zeros(num_links, LINK), np.zeros(len(paths.hop_link), HOP)
+    for d in range(num_devices):
+        device = devices[d]
+        device.at, device.end, device.waits = tasks.start[d], tasks.start[d + 1], -1
+    for p in range(num_pairs):
+        pair = pairs[p]
+        pair.source, pair.target = tasks.source[p], tasks.target[p]
+        pair.next = pair.sent = pair.posted = tasks.first[p]
+        pair.end = tasks.first[p + 1]
+        pair.latency_s, pair.bytes_per_s = paths.latency_s[p], paths.bytes_per_s[p]
+        pair.place, pair.end_place = paths.first_place[p], paths.first_place[p + 1]
+        pair.hop, pair.end_hop = paths.first_hop[p], paths.first_hop[p + 1]
+        for place in range(pair.place, pair.end_place):
+            places[place].gate, places[place].pair = paths.place_gate[place], p
+        for hop in range(pair.hop, pair.end_hop):
+            hops[hop].link, hops[hop].pair = paths.hop_link[hop], p
+    for gate in range(paths.num_gates):
+        gates[gate].head = -1
+    for link in range(num_links):
+        links[link].head, links[link].bytes_per_s = -1, paths.link_bytes_per_s[link]
+    counters = np.zeros(len(tasks.counters), np.int64)
+    for counter in range(len(counters)):
+        counters[counter] = tasks.counters[counter]
+    num_events = num_devices + num_pairs
+    event_at = np.zeros(num_events, np.int64)
+    for who in range(num_events):
+        event_at[who] = -1
+    return State(
+        tasks.kind, tasks.counter, tasks.pair, tasks.duration_s, tasks.size_bytes, tasks.send,
+        tasks.receive, counters, devices, pairs, gates, places, links, hops,
+        np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
+        np.zeros(num_devices, np.int64), np.zeros(num_pairs, np.int64),
+        np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
+        np.zeros(num_pairs, np.int64), np.zeros(num_links, np.int64),
+        np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions),
+    )  # fmt: skip
+
+
+@inlined
+def take_events(state: State) -> None:
+    """Takes event after event until nothing more happens."""
+    clock, num_devices = state.clock[0], len(state.devices)
+    for device in range(num_devices):
+        wake(state, device)
+    while True:
+        while clock.ready:
+            clock.ready -= 1
+            advance(state, state.ready[clock.ready])
+        if not clock.events or state.event_s[0] > clock.now_s:
+            # Nothing else happens at this moment, unless new rates or turns lead to it.
+            if clock.touched:
+                share(state)
+                continue
+            if clock.fresh or clock.freed:
+                admit(state)
+                continue
+            if not clock.events:
+                break
+        who = next_event(state)
+        if who < num_devices:
+            finish(state, who)
+        else:
+            proceed(state, who - num_devices)
+
+
+# ----------------------------------------------------------------------------------- devices
+
+
+@inlined
+def advance(state: State, device: int) -> None:
+    """Takes a device to its next action that takes time, and begins it if nothing is missing."""
+    here, now_s = state.devices[device], state.clock[0].now_s
+    while here.at < here.end:
+        i = here.at
+        kind = state.kind[i]
+        if kind in (SEND, RECEIVE):
+            if not here.posting:
+                state.post_s[i] = now_s
+                if state.duration_s[i] > 0.0:
+                    here.posting = 1
+                    foresee(state, device, now_s + state.duration_s[i])
+                    break
+            here.posting = 0
+            post(state, i)
+            here.at += 1
+        elif kind == COMPUTE and state.counters[state.counter[i]]:
+            here.waits = state.counter[i]
+            break
+        elif kind == ALL_REDUCE:
+            join(state, device, i)
+            break
+        else:
+            occupy(state, device, i)
+            break
+
+
+@inlined
+def occupy(state: State, device: int, i: int) -> None:
+    """Begins an action that occupies its device."""
+    now_s = state.clock[0].now_s
+    state.start_s[i], state.end_s[i] = now_s, now_s + state.duration_s[i]
+    foresee(state, device, state.end_s[i])
+
+
+@inlined
+def join(state: State, device: int, i: int) -> None:
+    """A device comes to an all-reduce, which begins for all members when the last one comes."""
+    counter = state.counter[i]
+    state.devices[device].waits = counter
+    state.counters[counter] -= 1
+    if not state.counters[counter]:
+        for member in range(len(state.devices)):
+            if state.devices[member].waits == counter:
+                state.devices[member].waits = -1
+                occupy(state, member, state.devices[member].at)
+
+
+@inlined
+def finish(state: State, device: int) -> None:
+    """The action that occupied a device has ended, or the posting of a send or receive has."""
+    if not state.devices[device].posting:
+        state.devices[device].at += 1
+    wake(state, device)
+
+
+@inlined
+def wake(state: State, device: int) -> None:
+    """A device goes on at once."""
+    clock = state.clock[0]
+    state.ready[clock.ready] = device
+    clock.ready += 1
+
+
+# --------------------------------------------------------------------------------- transfers
+
+
+@inlined
+def post(state: State, i: int) -> None:
+    """A send or receive is there for its other end to meet."""
+    pair, counter = state.pairs[state.pair[i]], state.counter[i]
+    state.posted_s[i] = state.clock[0].now_s
+    if counter >= 0:
+        state.counters[counter] += 1
+    if state.kind[i] == SEND:
+        pair.sent += 1
+    else:
+        pair.posted += 1
+    match(state, state.pair[i])
+
+
+@inlined
+def match(state: State, p: int) -> None:
+    """Begins the next transfer of a pair, or queues it at its gates, if both ends have posted it
+    and none is under way.
+    """
+    pair = state.pairs[p]
+    posted = pair.next < pair.sent and pair.next < pair.posted
+    # From the end on, the pair's sends and receives do not agree.
+    if posted and pair.state == IDLE and pair.next < pair.end:
+        if pair.place < pair.end_place:
+            pair.state = QUEUED
+            get_ready(state, p)
+        else:
+            begin(state, p)
+
+
+@inlined
+def begin(state: State, p: int) -> None:
+    """Begins the next transfer of a pair."""
+    pair, now_s = state.pairs[p], state.clock[0].now_s
+    receive = state.receive[pair.next]
+    state.start_s[receive] = now_s
+    end_s = now_s + pair.latency_s
+    if pair.hop < pair.end_hop:
+        pair.state = LATENCY
+    else:
+        pair.state = MOVING
+        end_s += state.size_bytes[receive] / pair.bytes_per_s
+    foresee(state, len(state.devices) + p, end_s)
+
+
+@inlined
+def proceed(state: State, p: int) -> None:
+    """The latency of a transfer is over, or the transfer is."""
+    if state.pairs[p].state == LATENCY:
+        take_links(state, p)
+    else:
+        arrive(state, p)
+
+
+@inlined
+def arrive(state: State, p: int) -> None:
+    """A transfer ends: whoever waits for it, or for its links, goes on."""
+    pair = state.pairs[p]
+    send, receive = state.send[pair.next], state.receive[pair.next]
+    state.end_s[receive] = state.clock[0].now_s
+    pair.state = IDLE
+    pair.next += 1
+    leave_links(state, p)
+    leave_gates(state, p)
+    lower(state, state.counter[receive], pair.target)
+    if state.counter[send] >= 0:
+        lower(state, state.counter[send], pair.source)
+    match(state, p)
+
+
+@inlined
+def lower(state: State, counter: int, device: int) -> None:
+    """Lowers a counter that a device may wait for."""
+    state.counters[counter] -= 1
+    if not state.counters[counter] and state.devices[device].waits == counter:
+        state.devices[device].waits = -1
+        wake(state, device)
+
+
+# ------------------------------------------------------------------------------------- gates
+
+
+@inlined
+def get_ready(state: State, p: int) -> None:
+    """Puts a pair among those that got ready at this moment, which ascend."""
+    fresh, clock = state.fresh, state.clock[0]
+    at = clock.fresh
+    while at and fresh[at - 1] > p:
+        fresh[at] = fresh[at - 1]
+        at -= 1
+    fresh[at] = p
+    clock.fresh += 1
+
+
+@inlined
+def admit(state: State) -> None:
+    """At the end of a moment: the transfers that got ready join the queues of their gates, and
+    those that are the first in all of their queues begin.
+    """
+    gates, places, clock = state.gates, state.places, state.clock[0]
+    fresh = state.fresh
+    for turn in range(clock.fresh):
+        p = fresh[turn]
+        for place in range(state.pairs[p].place, state.pairs[p].end_place):
+            gate = gates[places[place].gate]
+            places[place].behind = -1
+            if gate.head < 0:
+                gate.head = place
+            else:
+                places[gate.tail].behind = place
+            gate.tail = place
+    # Only at the gates of these pairs can another transfer be the first now.
+    for turn in range(clock.freed + clock.fresh):
+        p = state.freed[turn] if turn < clock.freed else fresh[turn - clock.freed]
+        for place in range(state.pairs[p].place, state.pairs[p].end_place):
+            head = gates[places[place].gate].head
+            if head >= 0:
+                take_turn(state, places[head].pair)
+    clock.fresh = clock.freed = 0
+
+
+@inlined
+def take_turn(state: State, p: int) -> None:
+    """Begins a transfer that is queued if it is the first in all of its queues."""
+    pair = state.pairs[p]
+    first = pair.state == QUEUED
+    for place in range(pair.place, pair.end_place):
+        first = first and state.gates[state.places[place].gate].head == place
+    if first:
+        begin(state, p)
+
+
+@inlined
+def leave_gates(state: State, p: int) -> None:
+    """Takes a transfer, which is the first in all of its queues, out of them."""
+    pair, clock = state.pairs[p], state.clock[0]
+    for place in range(pair.place, pair.end_place):
+        state.gates[state.places[place].gate].head = state.places[place].behind
+    if pair.place < pair.end_place:
+        state.freed[clock.freed] = p
+        clock.freed += 1
+
+
+# ------------------------------------------------------------------------------ shared links
+
+
+@inlined
+def take_links(state: State, p: int) -> None:
+    """Puts a transfer that begins to move on the links of its route."""
+    pair, hops, links = state.pairs[p], state.hops, state.links
+    pair.state = MOVING
+    pair.rate, pair.since_s = 0.0, state.clock[0].now_s
+    pair.left = state.size_bytes[state.receive[pair.next]]
+    for h in range(pair.hop, pair.end_hop):
+        link = links[hops[h].link]
+        link.load += 1
+        hops[h].before, hops[h].after = -1, link.head
+        if link.head >= 0:
+            hops[link.head].before = h
+        link.head = h
+    touch(state, p)
+
+
+@inlined
+def leave_links(state: State, p: int) -> None:
+    """Takes a transfer that has ended off the links of its route."""
+    pair, hops, links = state.pairs[p], state.hops, state.links
+    for h in range(pair.hop, pair.end_hop):
+        link, after, before = links[hops[h].link], hops[h].after, hops[h].before
+        link.load -= 1
+        if before < 0:
+            link.head = after
+        else:
+            hops[before].after = after
+        if after >= 0:
+            hops[after].before = before
+        # One of those that are left on the link will do: the others are found from it.
+        if link.head >= 0:
+            touch(state, hops[link.head].pair)
+
+
+@inlined
+def touch(state: State, p: int) -> None:
+    """The rate of a transfer may change. Where it ends at the same moment, another one on each of
+    its links is touched instead.
+    """
+    clock = state.clock[0]
+    if not state.pairs[p].touched:
+        state.pairs[p].touched = 1
+        state.touched[clock.touched] = p
+        clock.touched += 1
+
+
+@inlined
+def share(state: State) -> None:
+    """At the end of a moment: new rates for all transfers that were touched, and for all that share
+    links with them, directly or through others.
+    """
+    pairs, clock = state.pairs, state.clock[0]
+    earlier = clock.searches
+    for t in range(clock.touched):
+        p = state.touched[t]
+        pairs[p].touched = 0
+        # A search for another one of the touched may have reached it: then it has its rate.
+        if pairs[p].state == MOVING and pairs[p].search <= earlier:
+            clock.searches += 1
+            num_pairs, num_links = couple(state, p, clock.searches)
+            fill(state, num_pairs, num_links, clock.searches)
+    clock.touched = 0
+
+
+@inlined
+def couple(state: State, p: int, search: int) -> tuple[int, int]:
+    """Finds the transfers that share links with one, directly or through others, and the links that
+    they are on; they are left in `coupled` and `reached`.
+
+    Returns:
+        how many transfers and how many links there are.
+    """
+    pairs, hops, links = state.pairs, state.hops, state.links
+    num_pairs, num_links, looked = 1, 0, 0
+    state.coupled[0], pairs[p].search = p, search
+    while looked < num_pairs:
+        pair = pairs[state.coupled[looked]]
+        looked += 1
+        for h in range(pair.hop, pair.end_hop):
+            link = links[hops[h].link]
+            if link.search == search:
+                continue
+            link.search, link.room, link.open = search, link.bytes_per_s, link.load
+            state.reached[num_links] = hops[h].link
+            num_links += 1
+            other = link.head
+            while other >= 0:
+                if pairs[hops[other].pair].search != search:
+                    pairs[hops[other].pair].search = search
+                    state.coupled[num_pairs] = hops[other].pair
+                    num_pairs += 1
+                other = hops[other].after
+    return num_pairs, num_links
+
+
+@inlined
+def fill(state: State, num_pairs: int, num_links: int, search: int) -> None:
+    """Max-min fair rates of coupled transfers, by progressive filling: the link with the smallest
+    share per transfer gives that share to all its transfers, which then take it from their other
+    links, and so on.
+    """
+    pairs, hops, links = state.pairs, state.hops, state.links
+    while True:
+        full, smallest = -1, np.inf
+        for turn in range(num_links):
+            one = state.reached[turn]
+            if links[one].open:
+                mine = links[one].room / links[one].open
+                if full < 0 or mine < smallest or (mine == smallest and one < full):
+                    full, smallest = one, mine
+        if full < 0:
+            break
+        h = links[full].head
+        while h >= 0:
+            p = hops[h].pair
+            if pairs[p].filled != search:
+                pairs[p].filled = search
+                for other in range(pairs[p].hop, pairs[p].end_hop):
+                    links[hops[other].link].room -= smallest
+                    links[hops[other].link].open -= 1
+                change_rate(state, p, smallest)
+            h = hops[h].after
+
+
+@inlined
+def change_rate(state: State, p: int, rate: float) -> None:
+    """Gives a transfer a rate from now on, and foresees its end."""
+    pair, clock, now_s = state.pairs[p], state.clock[0], state.clock[0].now_s
+    if rate != pair.rate:
+        left = pair.left - pair.rate * (now_s - pair.since_s)
+        pair.left = left if left > 0.0 else 0.0
+        pair.since_s, pair.rate = now_s, rate
+        who, end_s = len(state.devices) + p, now_s + pair.left / rate
+        if state.event_at[who] < 0:
+            clock.events += 1
+            state.event_at[who] = clock.events - 1
+        rise(state, state.event_at[who], who, end_s)
+        sink(state, state.event_at[who])
+
+
+# ------------------------------------------------------------------------------------ events
+
+
+@inlined
+def foresee(state: State, who: int, time_s: float) -> None:
+    """Puts the event of a device or transfer that has none into the heap."""
+    clock = state.clock[0]
+    clock.events += 1
+    rise(state, clock.events - 1, who, time_s)
+
+
+@inlined
+def rise(state: State, at: int, who: int, time_s: float) -> None:
+    """Puts an event at a position of the heap, or further up while those above are later."""
+    event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
+    while at and event_s[(at - 1) >> 1] > time_s:
+        above = (at - 1) >> 1
+        event_s[at], event_of[at] = event_s[above], event_of[above]
+        event_at[event_of[at]] = at
+        at = above
+    event_s[at], event_of[at], event_at[who] = time_s, who, at
+
+
+@inlined
+def next_event(state: State) -> int:
+    """Takes the first event out of the heap, at its time; the device or transfer that it is of."""
+    event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
+    clock, who = state.clock[0], int(event_of[0])
+    clock.now_s = event_s[0]
+    clock.events -= 1
+    event_at[who] = -1
+    if clock.events:
+        event_s[0], event_of[0] = event_s[clock.events], event_of[clock.events]
+        event_at[event_of[0]] = 0
+        sink(state, 0)
+    return who
+
+
+@inlined
+def sink(state: State, at: int) -> None:
+    """Moves an event of the heap down while one below it is earlier."""
+    event_s, event_of, event_at = state.event_s, state.event_of, state.event_at
+    time_s, who, size = event_s[at], event_of[at], state.clock[0].events
+    while 2 * at + 1 < size:
+        below = 2 * at + 1
+        if below + 1 < size and event_s[below + 1] < event_s[below]:
+            below += 1
+        if event_s[below] >= time_s:
+            break
+        event_s[at], event_of[at] = event_s[below], event_of[below]
+        event_at[event_of[at]] = at
+        at = below
+    event_s[at], event_of[at], event_at[who] = time_s, who, at
