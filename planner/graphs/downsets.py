@@ -116,6 +116,16 @@ def sums_over(subsets: Downsets, values: Floats) -> Floats:
     return sums
 
 
+@njit
+def sums_behind(subsets: Downsets, values: Floats) -> Floats:
+    """(n,) sum of a value per node, (N,), over the nodes that are not in each downset."""
+    sums = np.zeros(subsets.masks.shape[0])
+    for i in range(sums.shape[0] - 2, -1, -1):
+        e = subsets.start[i]  # any cover will do
+        sums[i] = sums[subsets.cover[e]] + values[subsets.added[e]]
+    return sums
+
+
 def _num_words(num_nodes: int) -> int:
     return max(1, -(-num_nodes // WORD_BITS))
 
