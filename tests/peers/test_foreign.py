@@ -298,13 +298,13 @@ def test_where_the_clock_came_first_the_reason_is_the_clock():
 
 
 def test_all_downsets_are_enumerated_as_long_as_there_is_time(monkeypatch):
-    monkeypatch.setattr(dnn_partitioning_solve, "DEFAULT_MAX_DOWNSETS", 500)
+    monkeypatch.setattr(dnn_partitioning_solve, "FIRST_DOWNSETS", 300)
     feeds = grid(6, 6)
     graph = dnn_graph(feeds, [1.0] * len(feeds))
     whole = split(graph, 2, 1e9, max_downsets=None)
     cut = split(graph, 2, 1e9, max_downsets=None, time_limit_s=0.0)
     assert (whole.status, whole.num_downsets) == (Status.OPTIMAL, 924)
-    assert (cut.status, cut.reproducible, cut.num_downsets <= 500) == (Status.FEASIBLE, False, True)
+    assert (cut.status, cut.reproducible, cut.num_downsets <= 300) == (Status.FEASIBLE, False, True)
 
 
 # -------------------------------------------------------------------------------- Piper

@@ -58,9 +58,10 @@ MAX_STATES = 30_000_000
 PARTS, FEW_DOWNSETS = (64, 8), 500
 # Stages that are walked between two looks at the clock: a tenth of a second.
 STAGES_AT_ONCE = 1_000_000
-# Where all downsets are asked for, each enumeration may find so many times more than the one
-# before. It is begun only if so many times the last one's time is left.
-MORE_DOWNSETS, PATIENCE = 4, 16
+# The first enumeration gives up at FIRST_DOWNSETS, each other one at MORE_DOWNSETS times the last
+# number: only if PATIENCE times the last one's time is left, because to choose a window takes about
+# a dozen enumerations.
+FIRST_DOWNSETS, MORE_DOWNSETS, PATIENCE = 4_000, 4, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +179,18 @@ def _enumerated(
         limit: see `split`.
     """
     feeds, order = items.predecessors, range(len(items.members))
-    if limit is not None:
-        return *windowed(feeds, order, limit), True
-    size = DEFAULT_MAX_DOWNSETS
+    size, fewer = FIRST_DOWNSETS, len(order) + 1
     while True:
+        size = size if limit is None else min(size, limit)
         begin = time.monotonic()
         subsets = downsets_within(feeds, size)
         if subsets is not None:
             return subsets, True, True
         if left_s() < PATIENCE * (time.monotonic() - begin):
-            return *windowed(feeds, order, DEFAULT_MAX_DOWNSETS), False
-        size *= MORE_DOWNSETS
+            return *windowed(feeds, order, fewer), False
+        if size == limit:
+            return *windowed(feeds, order, size), True
+        fewer, size = size, MORE_DOWNSETS * size
 
 
 def _chain(count: int) -> Downsets:
