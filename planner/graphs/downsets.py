@@ -216,7 +216,7 @@ def _word_with(room: _Room, i: int, v: int, w: int) -> np.uint64:
     word = room.masks[i, w]
     if w == v // 64:
         word |= np.uint64(1) << np.uint64(v % 64)
-    return word
+    return np.uint64(word)
 
 
 @inner
@@ -234,7 +234,7 @@ def _slot_of(room: _Room, i: int, v: int, code: np.uint64) -> int:
         if same:
             break
         slot = (slot + 1) % room.table.shape[0]
-    return slot
+    return int(slot)
 
 
 @inner
@@ -271,7 +271,7 @@ def _write_ready(graph: _Graph, room: _Room, i: int, e: int, new: int) -> int:
                 place -= 1
             room.added[place] = freed
             top += 1
-    return top
+    return int(top)
 
 
 @njit

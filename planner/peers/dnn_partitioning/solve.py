@@ -63,6 +63,9 @@ STAGES_AT_ONCE = 1_000_000
 # a dozen enumerations.
 FIRST_DOWNSETS, MORE_DOWNSETS, PATIENCE = 4_000, 4, 20
 
+# Instead of no limit, so that differences are numbers.
+ENDLESS_S = 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class DnnStage:
@@ -165,8 +168,8 @@ def split(
 def _clock(time_limit_s: float) -> Iterator[Callable[[], float]]:
     """Gives a function that tells the seconds that are left; compiling does not count."""
     with compile_clock() as compiling_s:
-        begin = time.monotonic()
-        yield lambda: time_limit_s + compiling_s() - (time.monotonic() - begin)
+        end_s = time.monotonic() + min(time_limit_s, ENDLESS_S)
+        yield lambda: end_s + compiling_s() - time.monotonic()
 
 
 def _enumerated(
@@ -182,11 +185,11 @@ def _enumerated(
     size, fewer = FIRST_DOWNSETS, len(order) + 1
     while True:
         size = size if limit is None else min(size, limit)
-        begin = time.monotonic()
+        before_s = left_s()
         subsets = downsets_within(feeds, size)
         if subsets is not None:
             return subsets, True, True
-        if left_s() < PATIENCE * (time.monotonic() - begin):
+        if left_s() < PATIENCE * (before_s - left_s()):
             return *windowed(feeds, order, fewer), False
         if size == limit:
             return *windowed(feeds, order, size), True

@@ -601,7 +601,7 @@ def _beats(value: Floats, one: int, other: int) -> bool:
     """Whether a label is as good as another one in everything. `extend` never falls where one of
     its values grows, so no pipeline through the other one is better: it may go.
     """
-    return (
+    return bool(
         value[one, TOTAL] <= value[other, TOTAL]
         and value[one, WORST] <= value[other, WORST]
         and value[one, WORST_BACK] <= value[other, WORST_BACK]
