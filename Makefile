@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-accuracy bench-memory docs check clean
+.PHONY: help setup demo test test-all lint type fmt golden bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-memory docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -73,6 +73,9 @@ bench-solve: $(READY) ## time of `planner solve` on the shipped profiles
 bench-solvers: $(READY) ## the solvers against the published ones and at scale; writes docs/ (about 10 minutes)
 	$(BIN)/python -m tests.bench.solvers
 	$(BIN)/python -m tests.bench.solvers --scaling
+
+bench-strategies: $(READY) ## strategies of all shipped profiles and topologies, into the folder OUT (about 40 minutes)
+	$(BIN)/python -m tests.bench.strategies solve $(OUT)
 
 bench-accuracy: $(READY) ## plans predicted and run, on a quiet machine; writes docs/accuracy.md (about 20 minutes)
 	$(BIN)/python -m tests.bench.accuracy --write

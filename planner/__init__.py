@@ -1,12 +1,137 @@
 """The planner: how to split the training of an ONNX model over several devices.
 
-The way from a model to a trained model, one module a step:
+    import planner
 
-    model.py -> graph.py -> profilers/ -> profile.py          what the operators cost
-    topology.py                                               what the devices can do
-    problem.py -> coarsen.py, order.py, solvers/ -> strategy.py   who runs what
-    schedules.py -> dry_run.py, simulate/, costs/             when it runs, how long it takes
-    judge.py, plan.py -> reports/, partition.py, launch/    choose, show, write, run
+    profile = planner.profile("model.onnx", batch=4)
+    plans = planner.solve(profile, topology="p3", gpus=4)
+    planner.write_strategy(plans.best.plan, "strategy.json", model="model.onnx")
+
+The functions are those of `planner.api`, which is loaded when one of them is first asked for. The
+way from a model to a trained model, a folder or file for each step:
+
+    model/ -> graph.py -> profilers/ -> profiles.py                     what the operators cost
+    clusters/ -> topology.py                                            what the devices can do
+    request.py, problem.py -> costs/, solvers/ -> strategy.py           who runs what
+    schedules/ -> simulator/                                            when, and how long it takes
+    judging/ -> plan.py -> reports/, partition.py, launcher/            choose, show, write, run
 """
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING
+
+from planner.errors import PlannerError
+from planner.version import __version__
+
+if TYPE_CHECKING:
+    from planner.api import (
+        SOLVERS,
+        Plans,
+        Search,
+        Simulation,
+        Training,
+        WhatIf,
+        calibrate,
+        check_cost_model,
+        compare,
+        compare_engines,
+        compare_traces,
+        convert,
+        find_model,
+        find_topology,
+        import_topology,
+        is_compiled,
+        launch,
+        newest_profile,
+        own_options,
+        pipedream_report,
+        probe,
+        profile,
+        read_calibration,
+        read_model,
+        read_profile,
+        read_profiles,
+        read_strategy,
+        read_topology,
+        read_trace,
+        rescale,
+        sensitivity,
+        simulate,
+        simulate_stages,
+        solve,
+        solve_under,
+        start_launch,
+        start_probe,
+        write_calibration,
+        write_overlay,
+        write_profile,
+        write_profiles,
+        write_strategy,
+        write_svg,
+        write_text,
+        write_topology,
+        write_trace,
+    )
+
+__all__ = [
+    "SOLVERS",
+    "PlannerError",
+    "Plans",
+    "Search",
+    "Simulation",
+    "Training",
+    "WhatIf",
+    "__version__",
+    "calibrate",
+    "check_cost_model",
+    "compare",
+    "compare_engines",
+    "compare_traces",
+    "convert",
+    "find_model",
+    "find_topology",
+    "import_topology",
+    "is_compiled",
+    "launch",
+    "newest_profile",
+    "own_options",
+    "pipedream_report",
+    "probe",
+    "profile",
+    "read_calibration",
+    "read_model",
+    "read_profile",
+    "read_profiles",
+    "read_strategy",
+    "read_topology",
+    "read_trace",
+    "rescale",
+    "sensitivity",
+    "simulate",
+    "simulate_stages",
+    "solve",
+    "solve_under",
+    "start_launch",
+    "start_probe",
+    "write_calibration",
+    "write_overlay",
+    "write_profile",
+    "write_profiles",
+    "write_strategy",
+    "write_svg",
+    "write_text",
+    "write_topology",
+    "write_trace",
+]
+
+if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name there is
+
+    def __getattr__(name: str) -> object:
+        """A function or type of `planner.api`."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module("planner.api"), name)
+
+    def __dir__() -> list[str]:
+        """All names, loaded or not."""
+        return sorted({*globals(), *__all__})

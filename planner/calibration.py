@@ -1,4 +1,4 @@
-"""`Calibration`: what runs have shown of a type of device, beside what profile and topology say.
+"""`Calibration`: corrections of profile and topology that runs on a type of device have shown.
 
 Of an operator of type t that makes n bytes of the model's first output (0 for nearly all), measured
 alone in f s forward and b s backward, a run is believed to take
@@ -8,14 +8,20 @@ alone in f s forward and b s backward, a run is believed to take
 
 where w is how much faster the whole step was than its operators one by one, because these find
 their inputs and weights in no cache. Each computation takes `launch_s` more. Posting a transfer
-keeps the device for `post_s` and `copy_s_per_byte` per byte, in which its processor copies; what
-is left for the route then is its latency and a share `wire` of the bytes. Sums and steps take
-factors of what is predicted. None of it belongs to one stage or one model, so that it holds for
+keeps the device for `post_s` and `copy_s_per_byte` per byte, in which its processor copies. The
+route then takes its latency and the time of a share `wire` of the bytes. Factors correct the times
+of all-reduces and steps. None of it belongs to one stage or one model, so that it holds for
 models that were not run.
 """
 
 from dataclasses import dataclass
 from math import inf
+from statistics import fmean
+
+import numpy as np
+
+from planner.profiles import Profile
+from planner.support.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +100,14 @@ UNCALIBRATED = Calibration()
 
 @dataclass(frozen=True, slots=True)
 class CalibrationFile:
-    """What stands beside a profile.
+    """The content of the file beside a profile.
 
     Attributes:
         profiles: content hashes of the profiles in that file.
         calibration: for them.
         error_before: mean of |predicted - measured| / measured over the runs without it.
         error_after: the same with it, of runs that were left out of the fit in turn.
-        left_out: what was left out at a time: "model" or "run".
+        left_out: unit that was left out at a time: "model" or "run".
     """
 
     profiles: tuple[str, ...]
@@ -109,3 +115,43 @@ class CalibrationFile:
     error_before: float
     error_after: float
     left_out: str
+
+
+def whole_share(profile: Profile) -> float:
+    """w: the time of the whole step over the sum of its operators; 1 where it was not measured."""
+    if profile.whole_step is None:
+        return 1.0
+    whole_s = fmean((profile.whole_step.before_s, profile.whole_step.after_s))
+    return whole_s / sum(one.forward_s + one.backward_s for one in profile.operators)
+
+
+def calibrated_s(
+    calibration: Calibration, profile: Profile, forward_s: Floats, backward_s: Floats
+) -> tuple[Floats, Floats]:
+    """Times of all operators in a run.
+
+    Args:
+        forward_s, backward_s: (N,) measured alone, on a device of the calibration's type.
+    """
+    scale = whole_share(profile) if calibration.whole else 1.0
+    known = {one.type: one for one in calibration.deviations}
+    own = [
+        known.get(operator.type, Deviation("", 0.0, 0.0)) for operator in profile.graph.operators
+    ]
+    lost = first_output_bytes(profile)
+    return (
+        scale * forward_s * (calibration.forward + np.array([one.forward for one in own]))
+        + lost * calibration.loss_forward_s_per_byte,
+        scale * backward_s * (calibration.backward + np.array([one.backward for one in own]))
+        + lost * calibration.loss_backward_s_per_byte,
+    )
+
+
+def first_output_bytes(profile: Profile) -> Floats:
+    """(N,) bytes of the model's first output that each operator makes: of the loss's input."""
+    output = profile.graph.outputs[0]
+    size = next(one.bytes for one in profile.graph.tensors if one.name == output)
+    return np.array(
+        [size if output in operator.outputs else 0 for operator in profile.graph.operators],
+        dtype=float,
+    )

@@ -1,5 +1,5 @@
-"""What can go wrong by the user's hand. Each message says where, what was expected, what was
-found and what to do, and is ready to print.
+"""Mistakes of the user. Each message names the place, the expected and the given value, and the
+remedy, and is ready to print.
 
     PlannerError
     |- FileError        a file that is missing, malformed, of another version or another hash
@@ -9,6 +9,7 @@ found and what to do, and is ready to print.
     |- TopologyError    a cluster that contradicts itself
     |- OptionError      options that contradict each other or the files
     `- LaunchError      a world that does not fit the strategy
+       `- Stopped           a rank that ends because another one has failed
 
 Infeasible is no exception: it is a `Status`. A mistake of the programmer is a `ValueError`.
 """
@@ -44,3 +45,7 @@ class OptionError(PlannerError):
 
 class LaunchError(PlannerError):
     """The processes of a launch do not fit the strategy."""
+
+
+class Stopped(LaunchError):  # noqa: N818, no error of its own
+    """This rank ends because another rank has failed, which says why."""

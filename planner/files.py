@@ -1,6 +1,7 @@
-"""Artefacts on disk: strict, versioned JSON (topologies, in YAML, are read by `clusters.py`). Every
-problem of a file is reported at once, with the path of the field; a file is written under another
-name first and then renamed.
+"""Artefacts on disk: strict, versioned JSON. Topologies, in YAML, are read by `clusters/yaml`.
+
+Every problem of a file is reported at once, with the path of the field. A file is written under
+another name first and then renamed.
 """
 
 import hashlib
@@ -8,26 +9,33 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import to_json
+from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema, to_json
 
 from planner.calibration import CalibrationFile
 from planner.errors import FileError
 from planner.plan import Plan
 from planner.profiles import Profile, ProfileSet
+from planner.sharding import Sharding, rule_lines, rule_of
+from planner.strategy import Stage, not_runnable
+from planner.support.derived import derived
 
 PROFILE_FORMAT = "planner-profile/1"
 PROFILE_SET_FORMAT = "planner-profile-set/1"
-STRATEGY_FORMAT = "planner-strategy/1"
+STRATEGY_FORMAT = "planner-strategy/2"
+# A stage of format 1 has no mesh; otherwise it is the same.
+STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
+# The latest files, which are parsed once even if several steps read them.
+MAX_FILES = 8
 
 
 # -------------------------------------------------------------------------------- writing
@@ -68,7 +76,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     seen: set[type] = set()
 
     def tighten(part: Any) -> None:
-        if is_dataclass(part) and isinstance(part, type) and part not in seen:
+        if part is Stage:
+            Stage.__get_pydantic_core_schema__ = _stage_schema  # type: ignore[attr-defined]
+            tighten(_StageFields)
+        elif is_dataclass(part) and isinstance(part, type) and part not in seen:
             seen.add(part)
             config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
             part.__pydantic_config__ = config  # type: ignore[attr-defined]
@@ -81,6 +92,66 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+@dataclass(frozen=True, slots=True)
+class _StageFields:
+    """A `Stage` as files have it: its groups one after the other, and its sharding as text. None
+    of the last five is written where all operators are whole.
+    """
+
+    operators: tuple[str, ...]
+    devices: tuple[int, ...]
+    warmup: int
+    recompute: bool
+    mesh: tuple[int, ...] | None = None
+    rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    outputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def _stage_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """Reads a stage from the fields that a file has, and writes them."""
+    return core_schema.no_info_after_validator_function(
+        _stage_of,
+        handler(_StageFields),
+        serialization=core_schema.plain_serializer_function_ser_schema(_fields_of),
+    )
+
+
+def _stage_of(fields: _StageFields) -> Stage:
+    if fields.mesh is None:
+        if fields.rules or fields.parameters or fields.inputs or fields.outputs:
+            raise ValueError("mesh: missing, but there are rules or specs")
+        return Stage.whole(fields.operators, fields.devices, fields.warmup, fields.recompute)
+    rules = {}
+    for name, lines in fields.rules.items():
+        try:
+            rules[name] = rule_of(lines)
+        except ValueError as error:
+            raise ValueError(f"rules.{name}: {error}") from None
+    sharding = Sharding(fields.mesh, rules, fields.parameters, fields.inputs, fields.outputs)
+    size, devices = sharding.num_devices, fields.devices
+    if len(devices) % size:
+        raise ValueError(f"devices: expected a multiple of {size} for the mesh, got {len(devices)}")
+    groups = tuple(devices[i : i + size] for i in range(0, len(devices), size))
+    return Stage(fields.operators, groups, fields.warmup, fields.recompute, sharding)
+
+
+def _fields_of(stage: Stage) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "operators": stage.operators,
+        "devices": stage.devices,
+        "warmup": stage.warmup,
+        "recompute": stage.recompute,
+    }
+    if stage.sharding is not None:
+        fields["mesh"] = stage.sharding.mesh
+        fields["rules"] = {name: rule_lines(one) for name, one in stage.sharding.rules.items()}
+        for name in ("parameters", "inputs", "outputs"):
+            fields[name] = dict(getattr(stage.sharding, name))
+    return fields
+
+
 def to_plain(artefact: Any) -> dict[str, Any]:
     """The artefact as JSON's dicts, lists, strings and numbers."""
     kind: Any = type(artefact)
@@ -88,8 +159,8 @@ def to_plain(artefact: Any) -> dict[str, Any]:
     return plain
 
 
-@lru_cache(maxsize=16)
-def artefact_hash(artefact: Hashable) -> str:
+@derived
+def artefact_hash(artefact: Any) -> str:
     """sha256 of an artefact's canonical JSON."""
     text = json.dumps(to_plain(artefact), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -101,9 +172,9 @@ def _spread(plain: object) -> str:
 
 
 def _dense(plain: object, margin: str = "") -> str:
-    """JSON with a line for each operator, tensor and parameter, a quarter shorter. What is on a
-    line of its own is an element of a list of mappings, or a mapping with neither such a list nor
-    mappings that have one.
+    """JSON with a line for each operator, tensor and parameter, a quarter shorter. An
+    element of a list of mappings has a line of its own; so has a mapping with neither such a list
+    nor mappings that have one.
 
     >>> print(_dense({"a": [{"b": [1, 2]}, {"b": []}], "c": {"d": 0.5}}))
     {
@@ -157,9 +228,9 @@ def write_plan(plan: Plan, path: Path) -> None:
     _write(plan, STRATEGY_FORMAT, path, _spread)
 
 
-def write_calibration(found: CalibrationFile, path: Path) -> None:
+def write_calibration(calibration: CalibrationFile, path: Path) -> None:
     """Writes a calibration as JSON."""
-    _write(found, CALIBRATION_FORMAT, path, _dense)
+    _write(calibration, CALIBRATION_FORMAT, path, _dense)
 
 
 # -------------------------------------------------------------------------------- reading
@@ -199,11 +270,11 @@ def complaint(path: Path, error: ValidationError) -> FileError:
     lines = []
     for one in error.errors():
         place = _field(one["loc"])
-        found = "" if one["type"] in _SELF_SAID else f", got {said(one['input'])}"
+        actual = "" if one["type"] in _SELF_SAID else f", got {said(one['input'])}"
         message = one["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
         for line in _WORDS.get(one["type"], message).splitlines():
             joint = "." if one["type"] == "value_error" and _OWN_FIELD.match(line) else ": "
-            lines.append(f"{path}: {place + joint if place else ''}{line}{found}")
+            lines.append(f"{path}: {place + joint if place else ''}{line}{actual}")
     return FileError("\n".join(lines))
 
 
@@ -235,7 +306,7 @@ def read_text(path: Path, form: str, advice: str) -> str:
 
 
 def without_format(plain: object, path: Path, form: str, advice: str) -> object:
-    """What a file says besides its format, which is checked."""
+    """The fields of a file without its format, which is checked."""
     if not isinstance(plain, dict):
         raise FileError(f"{path}: expected {form}, a mapping, got {said(plain)}; {advice}")
     if plain.get("format") != form:
@@ -245,17 +316,47 @@ def without_format(plain: object, path: Path, form: str, advice: str) -> object:
     return {name: value for name, value in plain.items() if name != "format"}
 
 
-def _read(kind: Any, form: str, path: Path, made_by: str) -> Any:
-    """An artefact from its JSON file."""
+@lru_cache(maxsize=MAX_FILES)
+def json_of(text: str) -> Any:
+    """The value that a text in JSON stands for: the same object each time, so leave it unchanged.
+
+    Raises:
+        ValueError, RecursionError: if it is no JSON.
+    """
+    return json.loads(text)
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _artefact(kind: Any, text: str) -> Any:
+    """The artefact in the text of a file, whose format is right: the same object each time, so that
+    values derived from it are found again.
+
+    Raises:
+        ValidationError: if it is malformed.
+    """
+    plain = {name: value for name, value in json_of(text).items() if name != "format"}
+    return _adapter(kind).validate_json(to_json(plain, inf_nan_mode="constants"))
+
+
+def _read(
+    kind: Any, form: str, path: Path, made_by: str, readable: Collection[str] = ()
+) -> Any:  # fmt: skip
+    """An artefact from its JSON file.
+
+    Args:
+        form: the format of the file.
+        readable: formats that are read, too.
+    """
     advice = f"make one with: {made_by}"
     content = read_text(path, form, advice)
     try:
-        plain = json.loads(content)
+        plain = json_of(content)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: expected {form}, this is no JSON: {error}; {advice}") from None
-    plain = without_format(plain, path, form, advice)
+    own = isinstance(plain, dict) and plain.get("format") in readable
+    without_format({**plain, "format": form} if own else plain, path, form, advice)
     try:
-        return _adapter(kind).validate_json(to_json(plain, inf_nan_mode="constants"))
+        return _artefact(kind, content)
     except ValidationError as error:
         raise complaint(path, error) from None
 
@@ -266,8 +367,8 @@ def read_profile(path: Path) -> Profile:
     Raises:
         FileError: if it is missing, no profile, or malformed.
     """
-    found: Profile = _read(Profile, PROFILE_FORMAT, path, "planner profile MODEL.onnx")
-    return found
+    profile: Profile = _read(Profile, PROFILE_FORMAT, path, "planner profile MODEL.onnx")
+    return profile
 
 
 def read_profile_set(path: Path) -> ProfileSet:
@@ -277,18 +378,18 @@ def read_profile_set(path: Path) -> ProfileSet:
         FileError: if it is missing, no such file, or malformed.
     """
     advice = "planner profile MODEL.onnx --batch 1,2,4"
-    found: ProfileSet = _read(ProfileSet, PROFILE_SET_FORMAT, path, advice)
-    return found
+    profiles: ProfileSet = _read(ProfileSet, PROFILE_SET_FORMAT, path, advice)
+    return profiles
 
 
 def read_plan(path: Path) -> Plan:
     """The plan in a strategy JSON file.
 
     Raises:
-        FileError: if it is missing, no strategy, or malformed.
+        FileError: if it is missing, no strategy, or malformed, or has stages that cannot be run.
     """
-    found: Plan = _read(Plan, STRATEGY_FORMAT, path, "planner solve")
-    return found
+    plan: Plan = _read(Plan, STRATEGY_FORMAT, path, "planner solve", STRATEGY_FORMATS)
+    return _runnable(plan, path)
 
 
 def calibration_path(profile_path: Path) -> Path:
@@ -309,13 +410,13 @@ def read_calibration(profile_path: Path, profiles: Sequence[Profile]) -> Calibra
     if not path.exists():
         return None
     advice = f"planner calibrate TRACE --profile {profile_path}"
-    found: CalibrationFile = _read(CalibrationFile, CALIBRATION_FORMAT, path, advice)
-    if found.profiles != tuple(map(artefact_hash, profiles)):
+    calibration: CalibrationFile = _read(CalibrationFile, CALIBRATION_FORMAT, path, advice)
+    if calibration.profiles != tuple(map(artefact_hash, profiles)):
         raise FileError(
             f"{path}: made for another profile than {profile_path} is now; run: {advice}, or give"
             " --no-calibration"
         )
-    return found
+    return calibration
 
 
 def plan_from_plain(plain: object, path: Path) -> Plan:
@@ -325,10 +426,18 @@ def plan_from_plain(plain: object, path: Path) -> Plan:
         FileError: if it is malformed.
     """
     try:
-        found: Plan = _adapter(Plan).validate_json(to_json(plain, inf_nan_mode="constants"))
+        plan: Plan = _adapter(Plan).validate_json(to_json(plain, inf_nan_mode="constants"))
     except ValidationError as error:
         raise complaint(path, error) from None
-    return found
+    return _runnable(plan, path)
+
+
+def _runnable(plan: Plan, path: Path) -> Plan:
+    """The plan, refused where a stage of it can be neither priced nor run."""
+    for s, stage in enumerate(plan.strategy.stages):
+        if obstacle := not_runnable(stage):
+            raise FileError(f"{path}: strategy.stages[{s}]: {obstacle}")
+    return plan
 
 
 def newest_profile(folder: Path) -> Path:
@@ -337,13 +446,13 @@ def newest_profile(folder: Path) -> Path:
     Raises:
         FileError: if there is none.
     """
-    found = sorted(
+    paths = sorted(
         (path for path in folder.glob("*.json") if not path.name.endswith(CALIBRATION_ENDING)),
         key=lambda path: (path.stat().st_mtime_ns, path.name),
     )
-    if not found:
+    if not paths:
         raise FileError(f"{folder}: there is no profile; run: planner profile MODEL.onnx")
-    return found[-1]
+    return paths[-1]
 
 
 def shipped(folder: str) -> Path:

@@ -1,7 +1,8 @@
-"""`Problem`: what a solver is asked, and `Result`: what it answers."""
+"""`Problem`: the question to a solver, and `Result`: its answer."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from planner.calibration import UNCALIBRATED, Calibration
 from planner.profiles import Profile
@@ -10,9 +11,11 @@ from planner.topology import DeviceType, Topology
 
 DEFAULT_RESERVE_BYTES = 1024**3
 
+Switches = TypeVar("Switches")
+
 
 class Objective(StrEnum):
-    """What is minimised."""
+    """The figure that is minimised."""
 
     ITERATION = "iteration"
     BOTTLENECK = "bottleneck"
@@ -42,77 +45,12 @@ class Recompute(StrEnum):
 
 
 class Status(StrEnum):
-    """What a solver can say of its own space."""
+    """A solver's verdict on its own space."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
     INFEASIBLE = "infeasible"
     UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class PipeDream:
-    """Switches of PipeDream's optimizer.
-
-    Attributes:
-        straight_pipeline: whether no stage is replicated.
-        memory_bytes: limit to its own count of stashed activations and parameters; None asks for
-            none.
-        fewer_machines: whether machines may be left out where that is faster.
-        compression: by how much activations are compressed before they are sent, 1 for not at
-            all; None leaves transfers out.
-
-    Raises:
-        ValueError: if the limit or the compression is not above 0.
-    """
-
-    straight_pipeline: bool = False
-    memory_bytes: int | None = None
-    fewer_machines: bool = False
-    compression: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("memory_bytes", self.memory_bytes), ("compression", self.compression)):
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name}: expected more than 0, got {value}")
-
-
-class Engine(StrEnum):
-    """Who solves the constraint model."""
-
-    CP_SAT = "cp-sat"
-    GUROBI = "gurobi"
-
-
-@dataclass(frozen=True, slots=True)
-class NetSplit:
-    """Switches of the constraint model.
-
-    Attributes:
-        relaxed: whether it is the published one, in which a device runs any number of operators at
-            once and a link carries any number of messages.
-        engine: None leaves it to the solver.
-        contiguous: whether the smallest bottleneck is looked for among contiguous stages only.
-        gap: (latency - bound) / bound at which the search for the least latency may end.
-    """
-
-    relaxed: bool = False
-    engine: Engine | None = None
-    contiguous: bool = True
-    gap: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Manual:
-    """The user's own stages.
-
-    Attributes:
-        cuts: the last operators of all stages but the last.
-        replicas: per stage; empty for one each.
-    """
-
-    cuts: tuple[str, ...] = ()
-    replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +61,19 @@ class Options:
         num_microbatches: M, per iteration.
         schedule: the rhythm of the stages.
         optimizer: for its state and the time of its step.
-        objective: what is minimised.
+        objective: the figure to minimise.
         recompute: see `Recompute`.
         device_memory_bytes: limit per device that overrides the topology's; None keeps it.
         reserve_bytes: memory per device that is not the planner's to use.
-        max_downsets: the most downsets that a search looks at; the graph is coarsened to it. None
-            leaves it to the solver, which takes as many as seconds allow.
+        max_downsets: limit to the downsets that a search looks at; the graph is coarsened to it.
+            None leaves it to the solver, which takes as many as some seconds allow.
         exact: whether the graph must not be coarsened, whatever it costs.
         seed: for everything that draws lots.
-        pipedream: switches of the solver of that name.
-        netsplit: switches of the solver of that name.
         pins: operators that have to be on a device, and its name.
-        manual: the user's own stages, for the solver of that name; None if there are none.
+        switches: the solvers' own options, at most one of each type (see `switches_of`).
+
+    Raises:
+        ValueError: if there are two of one type.
     """
 
     num_microbatches: int
@@ -147,34 +86,40 @@ class Options:
     max_downsets: int | None = None
     exact: bool = False
     seed: int = 0
-    pipedream: PipeDream = PipeDream()
-    netsplit: NetSplit = NetSplit()
     pins: tuple[tuple[str, str], ...] = ()
-    manual: Manual | None = None
+    switches: tuple[object, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({type(one) for one in self.switches}) < len(self.switches):
+            raise ValueError(f"switches: expected one of each type, got {self.switches}")
+
+
+def switches_of(options: Options, kind: type[Switches]) -> Switches:
+    """One solver's own options; their defaults where none are given.
+
+    Args:
+        kind: their type.
+    """
+    return next((one for one in options.switches if isinstance(one, kind)), kind())
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a solver is asked.
+    """The question to a solver.
 
     Attributes:
-        profile: what the operators cost.
-        topology: the devices that there are; all may be used.
+        profile: the costs of the operators.
+        topology: the devices; all may be used.
         options: how to train and to search.
         measured_on: the type of device that the profile was made on; None if it is not known.
-        known: strategies that fit, for a search to start from and to beat.
-        calibration: what runs have shown beside all that.
+        calibration: corrections learnt from measured runs.
     """
 
     profile: Profile
     topology: Topology
     options: Options
     measured_on: DeviceType | None = None
-    known: tuple[Strategy, ...] = ()
     calibration: Calibration = UNCALIBRATED
-
-    def __hash__(self) -> int:
-        return hash((self.profile, self.topology, self.options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +135,7 @@ class Result:
         reproducible: False where the wall clock cut the search.
         others: strategies that are nearly as good by the solver's own objective; the judge may
             find one of them better.
+        report: the solver's own figures, for the user; they may be there without a strategy.
     """
 
     status: Status
@@ -199,6 +145,7 @@ class Result:
     reason: str | None = None
     reproducible: bool = True
     others: tuple[Strategy, ...] = ()
+    report: object | None = None
 
     def __post_init__(self) -> None:
         if (self.strategy is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):

@@ -1,15 +1,15 @@
 """`Strategy`: which operators form a stage, which devices run it, and in which rhythm.
 
-`violations` checks its structure; whether it fits in memory is for `costs/evaluate.py` to say.
+`violations` checks its structure; `costs/evaluate.py` says whether it fits in memory.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
 from planner.graph import Graph, consumers, holders, producers, tensors_by_name
+from planner.sharding import Sharding
 from planner.support.derived import derived
 
 
@@ -26,26 +26,41 @@ class Stage:
 
     Attributes:
         operators: names, in the graph's order.
-        devices: indices into the topology, one per replica; microbatch m runs on replica
-            m mod R.
+        groups: per replica, its devices as indices into the topology; microbatch m runs on replica
+            m mod R. A replica is dealt whole microbatches; a mesh splits them further.
         warmup: W, the microbatches in flight per replica.
         recompute: whether the forward pass is run again instead of being stashed.
+        sharding: how the operators are split over the devices of a replica; None for replicas of
+            one device.
     """
 
     operators: tuple[str, ...]
-    devices: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
     warmup: int
     recompute: bool
+    sharding: Sharding | None = None
+
+    @classmethod
+    def whole(
+        cls, operators: tuple[str, ...], devices: Iterable[int], warmup: int, recompute: bool
+    ) -> "Stage":
+        """A stage whose replicas have one device each."""
+        return cls(operators, tuple((device,) for device in devices), warmup, recompute)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Its devices, one replica after the other."""
+        return tuple(device for group in self.groups for device in group)
 
     @property
     def num_replicas(self) -> int:
         """R, the number of data-parallel copies."""
-        return len(self.devices)
+        return len(self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """What a solver decides.
+    """A solver's decisions.
 
     Attributes:
         stages: in the order of the flow: a tensor never goes to an earlier stage.
@@ -56,9 +71,6 @@ class Strategy:
     stages: tuple[Stage, ...]
     schedule: ScheduleName
     num_microbatches: int
-
-    def __hash__(self) -> int:
-        return hash((self.schedule, self.num_microbatches, self.stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +115,19 @@ def operator_indices(graph: Graph) -> Mapping[str, int]:
     return {operator.name: i for i, operator in enumerate(graph.operators)}
 
 
+def indices_of(stage: Stage, graph: Graph) -> list[int]:
+    """The operators of a stage as indices into the graph, in the stage's order."""
+    index = operator_indices(graph)
+    return [index[name] for name in stage.operators]
+
+
 def stage_of(strategy: Strategy, graph: Graph) -> tuple[int, ...]:
     """Per operator of the graph, the stage that runs it."""
     stages = {name: s for s, stage in enumerate(strategy.stages) for name in stage.operators}
     return tuple(stages[operator.name] for operator in graph.operators)
 
 
-@lru_cache(maxsize=8)
+@derived
 def crossings(strategy: Strategy, graph: Graph) -> tuple[Crossing, ...]:
     """The tensors that cross stages, in the order in which they are made."""
     return tuple(crossings_among(producers(graph), graph, stage_of(strategy, graph)))
@@ -162,11 +180,11 @@ def used_devices(strategy: Strategy) -> tuple[int, ...]:
 
 def stages_by_device(strategy: Strategy) -> Mapping[int, tuple[int, ...]]:
     """Per used device, ascending, the stages that it runs, ascending."""
-    found: dict[int, list[int]] = {device: [] for device in used_devices(strategy)}
+    by_device: dict[int, list[int]] = {device: [] for device in used_devices(strategy)}
     for s, stage in enumerate(strategy.stages):
         for device in stage.devices:
-            found[device].append(s)
-    return {device: tuple(stages) for device, stages in found.items()}
+            by_device[device].append(s)
+    return {device: tuple(stages) for device, stages in by_device.items()}
 
 
 def shares_devices(strategy: Strategy) -> bool:
@@ -186,6 +204,19 @@ def deliveries(strategy: Strategy, crossing: Crossing) -> tuple[int, ...]:
     return tuple(t for t in crossing.targets if first[stages[t].devices] == t)
 
 
+def not_runnable(stage: Stage) -> str | None:
+    """Why a stage can be neither priced nor run, by its groups and its sharding; None if it can."""
+    size = 1 if stage.sharding is None else stage.sharding.num_devices
+    if any(len(group) != size for group in stage.groups):
+        sizes = ", ".join(str(len(group)) for group in stage.groups)
+        mesh = "has no mesh" if stage.sharding is None else f"has a mesh of {size} devices"
+        return f"{mesh}, and its replicas have {sizes} devices; expected {size} each"
+    if stage.sharding is not None:
+        mesh = " x ".join(map(str, stage.sharding.mesh))
+        return f"splits its operators over a mesh of {mesh}, which cannot be priced or run yet"
+    return None
+
+
 def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str, ...]:
     """Everything that is wrong with the structure of a strategy; empty if it is sound.
 
@@ -195,18 +226,18 @@ def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str,
     Args:
         num_devices: the devices that there are; indices run below it.
     """
-    found = []
+    wrong = []
     names = [name for stage in strategy.stages for name in stage.operators]
     known = {operator.name for operator in graph.operators}
     if len(set(names)) < len(names):
-        found.append("an operator is in two stages")
+        wrong.append("an operator is in two stages")
     if set(names) != known:
-        found.append(f"operators missing or unknown: {sorted(set(names) ^ known)[:5]}")
+        wrong.append(f"operators missing or unknown: {sorted(set(names) ^ known)[:5]}")
     devices = [d for stage in strategy.stages for d in stage.devices]
     if any(not 0 <= d < num_devices for d in devices):
-        found.append(f"a device index is not in 0..{num_devices - 1}")
+        wrong.append(f"a device index is not in 0..{num_devices - 1}")
     shared = {d for d, count in Counter(devices).items() if count > 1}
-    found += [
+    wrong += [
         f"device {d} runs a replica of stage {s} and another one; only stages with one replica"
         " share a device"
         for s, stage in enumerate(strategy.stages)
@@ -214,18 +245,20 @@ def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str,
         if stage.num_replicas > 1
     ]
     if strategy.num_microbatches < 1:
-        found.append("there is no microbatch")
+        wrong.append("there is no microbatch")
     for s, stage in enumerate(strategy.stages):
         if not stage.operators or not stage.devices:
-            found.append(f"stage {s} is empty or has no device")
+            wrong.append(f"stage {s} is empty or has no device")
         elif not 1 <= stage.warmup <= -(-strategy.num_microbatches // stage.num_replicas):
-            found.append(f"stage {s} has {stage.warmup} microbatches in flight")
+            wrong.append(f"stage {s} has {stage.warmup} microbatches in flight")
         elif stage.num_replicas > strategy.num_microbatches:
-            found.append(f"stage {s} has more replicas than there are microbatches")
-    if not found:
-        found += [
+            wrong.append(f"stage {s} has more replicas than there are microbatches")
+        if obstacle := not_runnable(stage):
+            wrong.append(f"stage {s} {obstacle}")
+    if not wrong:
+        wrong += [
             f"{c.tensor} goes back from stage {c.source} to {c.targets[0]}"
             for c in crossings(strategy, graph)
             if c.targets[0] < c.source
         ]
-    return tuple(found)
+    return tuple(wrong)

@@ -1,19 +1,27 @@
 """Files: every mistake is a `FileError` that names the file and the field."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from planner import units
+from planner import files, units
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.errors import FileError, UnitError
 from planner.files import (
+    artefact_hash,
+    read_plan,
     read_profile,
     to_plain,
     write_atomically,
     write_profile,
 )
+from planner.formats import read_any_profiles
 from planner.model.load import load
+from planner.plan import Plan
+from planner.sharding import Sharding, rule_of
+from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.builders import graph_of, profile_of
 
 EXPLICIT = """
@@ -245,3 +253,86 @@ def test_what_cannot_be_written_is_said(tmp_path):
 def test_a_quantity_is_finite(parse, text):
     with pytest.raises(UnitError, match="too large"):
         parse(text)
+
+
+def test_a_file_is_parsed_once_until_it_changes(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(plain_profile()))
+    profile = read_profile(path)
+    assert read_any_profiles(path) == (profile,)
+    assert read_any_profiles(path)[0] is profile
+    path.write_text(json.dumps(plain_profile() | {"microbatch_size": 3}))
+    assert read_profile(path).microbatch_size == 3
+    path.write_text(json.dumps(plain_profile()))
+    assert artefact_hash(read_profile(path)) == artefact_hash(replace(profile))
+
+
+# ---------------------------------------------------------------------------------- strategies
+
+GOLDEN = Path(__file__).parent / "golden"
+SPLIT = Strategy(
+    (
+        Stage.whole(("a",), (6,), 2, True),
+        Stage(
+            ("b", "c"), ((0, 1, 2, 3), (8, 9, 10, 11)), 1, False,
+            Sharding(
+                (2, 2),
+                {"b": rule_of(["S0,R->S0", "R,S1->S2 shape[2]"])},
+                {"w": ("R", "S1")}, {"x": ("S0", "R")}, {"y": ("R", "R")},
+            ),
+        ),
+    ),
+    ScheduleName.ONE_F_ONE_B, 4,
+)  # fmt: skip
+
+
+def test_a_strategy_of_format_1_is_read_as_it_was():
+    plan = read_plan(GOLDEN / "skip-1f1b-format-1.json")
+    assert isinstance(plan, Plan)
+    assert plan.strategy == read_plan(GOLDEN / "skip-1f1b.json").strategy
+    assert all(stage.sharding is None for stage in plan.strategy.stages)
+
+
+def test_a_stage_of_whole_operators_has_no_fields_for_a_mesh():
+    whole, split = to_plain(SPLIT)["stages"]
+    assert whole == {"operators": ["a"], "devices": [6], "warmup": 2, "recompute": True}
+    assert split == {
+        "operators": ["b", "c"],
+        "devices": [0, 1, 2, 3, 8, 9, 10, 11],
+        "warmup": 1,
+        "recompute": False,
+        "mesh": [2, 2],
+        "rules": {"b": ["S0,R->S0", "R,S1->S2 shape[2]"]},
+        "parameters": {"w": ["R", "S1"]},
+        "inputs": {"x": ["S0", "R"]},
+        "outputs": {"y": ["R", "R"]},
+    }
+
+
+def test_a_sharding_is_read_as_it_was_written():
+    assert files._adapter(Strategy).validate_json(json.dumps(to_plain(SPLIT))) == SPLIT
+
+
+def split_plan(**change):
+    """A strategy file whose first stage has some more fields."""
+    plain = json.loads((GOLDEN / "skip-1f1b.json").read_text())
+    plain["strategy"]["stages"][0] |= {"devices": [0, 1], "mesh": [2], **change}
+    return json.dumps(plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "splits its operators over a mesh of 2, which cannot be priced or run yet"),
+        ({"devices": [0, 1, 2]}, "devices: expected a multiple of 2 for the mesh, got 3"),
+        ({"mesh": None, "rules": {"b": ["R->R"]}}, "mesh: missing, but there are rules or specs"),
+        ({"rules": {"b": ["R-R"]}}, "rules.b: expected a rule such as 'S0,R->S0', got 'R-R'"),
+        ({"rules": {"b": "R->R"}}, "rules.b: expected a list, got 'R->R'"),
+        ({"inputs": {"x": ["P"]}}, "inputs.x: expected S or R for each axis, got P"),
+        ({"stride": 1}, "stride: unknown field"),
+    ],
+)
+def test_the_field_of_a_wrong_mesh_is_named(tmp_path, change, said):
+    found = complaint(tmp_path, split_plan(**change), read_plan, "s.json")
+    joint = ": " if said.startswith("splits") else "."
+    assert found == f"strategy.stages[0]{joint}{said}"

@@ -1,6 +1,9 @@
 """Compiled functions."""
 
+import sys
+
 import numba
+import pytest
 
 from planner.support import jit
 from planner.support.jit import compile_clock, compiled_before
@@ -36,6 +39,15 @@ def test_compiled_code_in_any_folder_and_what_it_imports_name_the_cache():
         "support/jit.py",
     }
     assert "judging/portfolio.py" not in names
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other cache folders")
+def test_the_cache_is_in_the_users_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert jit._cache_folder().parent == tmp_path / ".cache" / "planner"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert jit._cache_folder().parent == tmp_path / "elsewhere" / "planner"
 
 
 def test_a_change_of_compiled_code_or_of_its_place_is_another_cache(tmp_path, monkeypatch):

@@ -15,15 +15,16 @@ PACKAGE = ROOT / "planner"
 
 # Files and folders right under the package, from the lowest layer to the highest.
 ORDER = (
-    "errors", "units", "support",  # words
-    "graph", "topology", "profiles", "strategy", "calibration", "problem", "plan", "files",
-    "model", "partition", "operators",
+    "version", "errors", "units", "support",  # words
+    "graph", "topology", "profiles", "sharding", "strategy", "calibration", "problem", "request",
+    "plan", "files", "model", "partition", "operators",
     "graphs", "clusters", "formats",
     "schedules", "costs", "profilers", "simulator", "solvers",
     "judging", "traces", "peers", "drawing", "launcher",
-    "reports", "commands",
+    "reports", "api", "commands",
 )  # fmt: skip
 MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 16, 24
+MAX_LINES_OF_A_COMMAND = 60
 
 # Packages that take long to load, and the only places that may do so when they are imported.
 HEAVY = {
@@ -32,6 +33,7 @@ HEAVY = {
     "ortools": (),
     "gurobipy": (),
     "numba": ("planner/support/jit.py",),
+    "scipy": (),
     "rich": (),
     "click": ("cli.py", "planner/commands"),
 }
@@ -85,6 +87,27 @@ def test_no_module_imports_upwards():
 def test_no_two_files_import_each_other_at_any_distance():
     circles = nx.strongly_connected_components(nx.DiGraph(arrows()))
     assert [sorted(circle) for circle in circles if len(circle) > 1] == []
+
+
+def test_no_module_imports_from_the_package_itself():
+    assert [module for module, target in arrows() if target == "planner"] == []
+
+
+def test_commands_use_the_api_and_reports_and_nothing_else():
+    used = {"api", "reports", "errors", "units", "commands"}
+    assert [
+        f"{module} imports {target}"
+        for module, target in arrows()
+        if module.startswith("planner.commands.") and layer(target) not in used
+    ] == []
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "commands").glob("*.py")), ids=dotted)
+def test_commands_only_parse_call_and_print(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= MAX_LINES_OF_A_COMMAND, f"{node.name} has {lines} lines"
 
 
 def test_every_module_has_a_layer():

@@ -60,7 +60,7 @@ def plan_for(model, num_stages=2):
     names = [o.name for o in model.graph.operators]
     ends = [len(names) * s // num_stages for s in range(num_stages + 1)]
     stages = tuple(
-        Stage(tuple(names[ends[s] : ends[s + 1]]), (s,), num_stages - s, False)
+        Stage.whole(tuple(names[ends[s] : ends[s + 1]]), (s,), num_stages - s, False)
         for s in range(num_stages)
     )
     devices = tuple(

@@ -1,1 +1,1 @@
-"""What follows from a topology, and where topologies come from."""
+"""Clusters: routes and places in a topology, and the files and measurements that give one."""

@@ -2,49 +2,51 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 
+from planner.support.derived import derived
 from planner.topology import Topology
 
 
-@lru_cache(maxsize=8)
+@derived
 def neighbours(topology: Topology) -> Mapping[str, tuple[str, ...]]:
-    """Per vertex, what it is linked to in either direction, in the order of the links."""
+    """Per vertex, those that it is linked to in either direction, in the order of the links."""
     names = [*(d.name for d in topology.devices), *(h.name for h in topology.hosts)]
-    found: dict[str, dict[str, None]] = {name: {} for name in (*names, *topology.switches)}
+    beside: dict[str, dict[str, None]] = {name: {} for name in (*names, *topology.switches)}
     for link in topology.links:
-        found[link.source][link.target] = None
-        found[link.target][link.source] = None
-    return {name: tuple(others) for name, others in found.items()}
+        beside[link.source][link.target] = None
+        beside[link.target][link.source] = None
+    return {name: tuple(others) for name, others in beside.items()}
 
 
-@lru_cache(maxsize=8)
+@derived
 def homes(topology: Topology) -> Mapping[str, str | None]:
     """Per vertex, the host that it stands in, by name; None for a switch that joins hosts.
 
     A switch stands in a host if it is nearer to it, in links, than to every other host, and at most
-    one link leads on from it to what is not of that host (a network card has one, a switch that
-    joins racks has several).
+    one link leads from it out of that host (a network card has one, a switch that joins racks has
+    several).
     """
     beside = neighbours(topology)
-    found: dict[str, str | None] = {device.name: device.host for device in topology.devices}
-    found |= {host.name: host.name for host in topology.hosts}
-    ring = list(found)
+    home: dict[str, str | None] = {device.name: device.host for device in topology.devices}
+    home |= {host.name: host.name for host in topology.hosts}
+    # Breadth first from all devices and hosts at once: a switch that is reached from vertices of
+    # one host alone is nearest to it, one that two hosts reach at the same time stands in neither.
+    ring = list(home)
     while ring:
         reached: dict[str, set[str | None]] = {}
         for vertex in ring:
             for other in beside[vertex]:
-                if other not in found:
-                    reached.setdefault(other, set()).add(found[vertex])
-        found |= {v: owners.pop() if len(owners) == 1 else None for v, owners in reached.items()}
+                if other not in home:
+                    reached.setdefault(other, set()).add(home[vertex])
+        home |= {v: owners.pop() if len(owners) == 1 else None for v, owners in reached.items()}
         ring = list(reached)
-    found |= {switch: None for switch in topology.switches if switch not in found}
+    home |= {switch: None for switch in topology.switches if switch not in home}
     joining = [
         switch
         for switch in topology.switches
-        if sum(found[other] != found[switch] for other in beside[switch]) > 1
+        if sum(home[other] != home[switch] for other in beside[switch]) > 1
     ]
-    return found | dict.fromkeys(joining)
+    return home | dict.fromkeys(joining)
 
 
 def joint(topology: Topology) -> str | None:

@@ -1,41 +1,49 @@
 """A cluster with something else in it: other figures, fewer devices, more hosts. Each function
-makes a new topology and says what is different, so that a plan for it can be compared.
+makes a new topology and names the changes, so that a plan for it can be compared.
+
+A figure is set in the way of a file that extends the topology (`yaml/build.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import prod
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from planner.clusters.places import homes, joint, neighbours, without_dead_ends
 from planner.clusters.routes import routes
-from planner.errors import OptionError, UnitError
+from planner.clusters.yaml.build import extended, renamed, vertex_names
+from planner.clusters.yaml.levels import changed_level
+from planner.clusters.yaml.schema import (
+    BodySchema,
+    Bytes,
+    DeviceSchema,
+    Flops,
+    HostSchema,
+    LevelSchema,
+    LinkSchema,
+    Rate,
+)
+from planner.errors import OptionError
 from planner.topology import (
     Device,
     DeviceType,
     Host,
     Level,
     Link,
-    Table,
     Topology,
     tables_among,
     take,
 )
-from planner.units import (
-    format_bytes,
-    format_rate,
-    format_seconds,
-    parse_bytes,
-    parse_flops,
-    parse_rate,
-    parse_seconds,
-)
+from planner.units import format_bytes, format_rate, format_seconds
 
-# Of what exists, messages name so many.
-MOST_NAMES = 12
+# Messages list at most this number of the names that exist.
+MAX_NAMES = 12
 SECTIONS = ("links", "levels", "devices", "device_types", "hosts")
-# What a device type is called whose speed is not its own any more: a profile that was measured on
-# the true one is rescaled to it.
+# The end of the name of a device type whose speed was set: a profile that was measured on the true
+# type is rescaled to it.
 CHANGED = " (what if)"
 
 
@@ -44,7 +52,7 @@ class Changed:
     """A topology after changes.
 
     Attributes:
-        topology: with the changes, which its notes tell.
+        topology: with the changes, which stand in its notes.
         said: each change in words.
     """
 
@@ -87,10 +95,10 @@ def what_if(
 
 
 def _known(names: Iterable[str]) -> str:
-    """What exists, for messages; the first ones of many."""
-    found = list(dict.fromkeys(names))
-    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
-    return (", ".join(found[:MOST_NAMES]) or "none") + more
+    """The known names, for messages; the first ones of many."""
+    known = list(dict.fromkeys(names))
+    more = f" and {len(known) - MAX_NAMES} more" if len(known) > MAX_NAMES else ""
+    return (", ".join(known[:MAX_NAMES]) or "none") + more
 
 
 def _unknown(what: str, name: str, names: Iterable[str]) -> OptionError:
@@ -107,13 +115,13 @@ def set_value(topology: Topology, setting: str, types: Mapping[str, DeviceType])
         levels.NAME.bandwidth, .latency     all links of a level
         devices.NAME.type                   another type
         device_types.NAME.memory, .memory_bandwidth, .flops.DTYPE
-        hosts.NAME.cores, .memory           what its devices share
+        hosts.NAME.cores, .memory           shared by its devices
 
     Args:
         types: device types that devices may become, besides those of the topology.
 
     Raises:
-        OptionError: if there is no such thing or the value is wrong; with what there is.
+        OptionError: if there is no such thing or the value is wrong; with the known names.
     """
     path, equals, value = setting.partition("=")
     section, _, rest = path.strip().partition(".")
@@ -135,7 +143,7 @@ def set_value(topology: Topology, setting: str, types: Mapping[str, DeviceType])
             case "hosts":
                 return _set_host(topology, rest, value)
         raise _unknown("section", section, SECTIONS)
-    except (OptionError, UnitError) as error:
+    except OptionError as error:
         raise OptionError(f"--set {setting}: {error}") from None
 
 
@@ -155,52 +163,55 @@ def _split(what: str, rest: str, names: Iterable[str], fields: Sequence[str]) ->
     return name, field
 
 
-def _above_0(parse: Callable[[str], float], value: str) -> float:
-    found = parse(value)
-    if found <= 0:
-        raise OptionError(f"expected more than 0, got {value!r}")
-    return found
+def _checked(kind: Any, value: object) -> Any:
+    """A value of a topology file, by its type or schema.
 
-
-def _width(part: Link, field: str, value: str) -> Link:
-    if field == "bandwidth":
-        return replace(part, bandwidth_bytes_per_s=_above_0(parse_rate, value))
-    return replace(part, latency_s=parse_seconds(value))
-
-
-def _span(links: Iterable[Link], field: str) -> str:
-    """The figures that some links have: one, or from the least to the most."""
-    if field == "bandwidth":
-        figures = [link.bandwidth_bytes_per_s for link in links]
-        shown = [format_rate(figure) for figure in (min(figures), max(figures))]
-    else:
-        figures = [link.latency_s for link in links]
-        shown = [format_seconds(figure) for figure in (min(figures), max(figures))]
-    return " to ".join(dict.fromkeys(shown))
+    Raises:
+        OptionError: if a file may not have it.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise OptionError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
 def _set_link(topology: Topology, rest: str, value: str) -> Changed:
-    named = [link.name for link in topology.links if link.name]
+    names = [link.name for link in topology.links if link.name]
     ends = [f"{link.source}-{link.target}" for link in topology.links]
-    name, field = _split("link", rest, [*named, *ends], ("bandwidth", "latency"))
-    meant = {
-        i
-        for i, link in enumerate(topology.links)
-        if name in (link.name, f"{link.source}-{link.target}", f"{link.target}-{link.source}")
-    }
-    return _with_links(topology, meant, field, value, f"links.{name}.{field}")
-
-
-def _with_links(topology: Topology, meant: set[int], field: str, value: str, path: str) -> Changed:
-    before = [topology.links[i] for i in sorted(meant)]
-    links = tuple(
-        _width(link, field, value) if i in meant else link for i, link in enumerate(topology.links)
+    name, field = _split("link", rest, [*names, *ends], ("bandwidth", "latency"))
+    if name in names:
+        meant = [i for i, link in enumerate(topology.links) if link.name == name]
+        places = [{"name": name}]
+    else:
+        meant = [
+            i
+            for i, link in enumerate(topology.links)
+            if name in (f"{link.source}-{link.target}", f"{link.target}-{link.source}")
+        ]
+        links = [topology.links[i] for i in meant]
+        places = [{"from": link.source, "to": link.target} for link in links]
+    changes = [_checked(LinkSchema, {**place, field: value}) for place in places]
+    after = extended(topology, BodySchema(links=changes), {})
+    figures = [_span([one.links[i] for i in meant], field) for one in (topology, after)]
+    return _without_stale_tables(
+        topology, after, meant, f"links.{name}.{field}: {' -> '.join(figures)}"
     )
-    said = f"{path}: {_span(before, field)} -> {_span((links[i] for i in meant), field)}"
-    return _without_stale_tables(topology, replace(topology, links=links, levels=()), meant, said)
 
 
-def _without_stale_tables(before: Topology, after: Topology, links: set[int], said: str) -> Changed:
+def _span(parts: Sequence[Link | Level], field: str) -> str:
+    """A figure of some links or levels: one value, or the least and the most."""
+    if field == "bandwidth":
+        rates = [part.bandwidth_bytes_per_s for part in parts]
+        shown = [format_rate(rate) for rate in (min(rates), max(rates))]
+    else:
+        times = [part.latency_s for part in parts]
+        shown = [format_seconds(time_s) for time_s in (min(times), max(times))]
+    return " to ".join(dict.fromkeys(shown))
+
+
+def _without_stale_tables(
+    before: Topology, after: Topology, links: Sequence[int], said: str
+) -> Changed:
     """The topology after a change of links, without the measured all-reduces over them."""
     position = {device.name: d for d, device in enumerate(before.devices)}
     ways = (routes(before), routes(after)) if before.tables else ()
@@ -208,7 +219,7 @@ def _without_stale_tables(before: Topology, after: Topology, links: set[int], sa
         table
         for table in before.tables
         if not any(
-            links.intersection(way[position[a], position[b]])
+            set(links).intersection(way[position[a], position[b]])
             for a, b in permutations(table.devices, 2)
             for way in ways
         )
@@ -220,77 +231,55 @@ def _without_stale_tables(before: Topology, after: Topology, links: set[int], sa
 
 
 def _set_level(topology: Topology, rest: str, value: str) -> Changed:
-    """A level's figure holds between two members of it, which are two links apart."""
     levels = topology.levels
     if not levels:
         raise OptionError("this topology is not written as levels; set links.NAME.bandwidth")
     names = [level.name for level in levels]
     name, field = _split("level", rest, names, ("bandwidth", "latency"))
     depth = names.index(name)
-    old, height = levels[depth], _heights(topology)
-    if field == "bandwidth":
-        new = replace(old, bandwidth_bytes_per_s=_above_0(parse_rate, value))
-        figures = [format_rate(level.bandwidth_bytes_per_s) for level in (old, new)]
-    else:
-        new = replace(old, latency_s=parse_seconds(value))
-        figures = [format_seconds(level.latency_s) for level in (old, new)]
-    meant = {
-        i
-        for i, link in enumerate(topology.links)
-        if {height[link.source], height[link.target]} == {depth, depth + 1}
-    }
-    links = tuple(
-        replace(
-            link,
-            bandwidth_bytes_per_s=new.bandwidth_bytes_per_s,
-            latency_s=new.latency_s / 2,
-        )
-        if i in meant
-        else link
-        for i, link in enumerate(topology.links)
+    new = changed_level(_checked(LevelSchema, {"name": name, field: value}), levels[depth], None)
+    assert new is not None
+    # A level's latency is that between two of its members, which are two of its links apart.
+    links = LinkSchema.model_construct(
+        name=name, bandwidth=new.bandwidth_bytes_per_s, latency=new.latency_s / 2
     )
-    after = replace(topology, links=links, levels=(*levels[:depth], new, *levels[depth + 1 :]))
-    said = f"levels.{name}.{field}: {' -> '.join(figures)}"
-    return _without_stale_tables(topology, after, meant, said)
-
-
-def _heights(topology: Topology) -> Mapping[str, int]:
-    """Per vertex, how many links it is above the devices."""
-    beside = neighbours(topology)
-    height = {device.name: 0 for device in topology.devices}
-    ring = list(height)
-    while ring:
-        ring = list(dict.fromkeys(o for v in ring for o in beside[v] if o not in height))
-        height |= dict.fromkeys(ring, max(height.values()) + 1)
-    return height
+    after = replace(
+        extended(topology, BodySchema(links=[links]), {}),
+        levels=(*levels[:depth], new, *levels[depth + 1 :]),
+    )
+    meant = [i for i, link in enumerate(topology.links) if link.name == name]
+    figures = [_span([level], field) for level in (levels[depth], new)]
+    return _without_stale_tables(
+        topology, after, meant, f"levels.{name}.{field}: {' -> '.join(figures)}"
+    )
 
 
 def _set_device(
     topology: Topology, rest: str, value: str, types: Mapping[str, DeviceType]
 ) -> Changed:
     name, _ = _split("device", rest, (device.name for device in topology.devices), ("type",))
-    known = {**types, **{kind.name: kind for kind in topology.device_types}}
+    known = {*types, *(kind.name for kind in topology.device_types)}
     if value not in known:
         raise _unknown("device type", value, sorted(known))
     before = next(device.type for device in topology.devices if device.name == name)
-    devices = tuple(
-        replace(device, type=value) if device.name == name else device
-        for device in topology.devices
-    )
-    return Changed(_of_devices(topology, devices, known), (f"{name}: {before} -> {value}",))
+    after = extended(topology, BodySchema(devices=[DeviceSchema(name=name, type=value)]), types)
+    return Changed(_with_levels_of(topology, after), (f"{name}: {before} -> {value}",))
+
+
+def _with_levels_of(before: Topology, after: Topology) -> Topology:
+    """The topology after a change of devices: still a hierarchy where it was one, if they are all
+    of one type.
+    """
+    return replace(after, levels=before.levels if len(after.device_types) == 1 else ())
 
 
 def _of_devices(
     topology: Topology, devices: tuple[Device, ...], types: Mapping[str, DeviceType]
 ) -> Topology:
-    """With these devices, the types that they have, and levels only where they are alike."""
+    """The topology with these devices and their types."""
     used = sorted({device.type for device in devices})
-    return replace(
-        topology,
-        devices=devices,
-        device_types=tuple(types[name] for name in used),
-        levels=topology.levels if len(used) == 1 else (),
-    )
+    after = replace(topology, devices=devices, device_types=tuple(types[name] for name in used))
+    return _with_levels_of(topology, after)
 
 
 def _set_type(topology: Topology, rest: str, value: str) -> Changed:
@@ -300,14 +289,14 @@ def _set_type(topology: Topology, rest: str, value: str) -> Changed:
     name, field = _split("device type", rest, types, fields)
     old = types[name]
     if field == "memory":
-        new = replace(old, memory_bytes=round(_above_0(parse_bytes, value)))
+        new = replace(old, memory_bytes=_checked(Bytes, value))
         figures = [format_bytes(kind.memory_bytes) for kind in (old, new)]
     elif field == "memory_bandwidth":
-        new = replace(old, memory_bandwidth_bytes_per_s=_above_0(parse_rate, value))
+        new = replace(old, memory_bandwidth_bytes_per_s=_checked(Rate, value))
         figures = [format_rate(kind.memory_bandwidth_bytes_per_s) for kind in (old, new)]
     else:
         dtype = field.removeprefix("flops.")
-        new = replace(old, flops={**old.flops, dtype: _above_0(parse_flops, value)})
+        new = replace(old, flops={**old.flops, dtype: _checked(Flops, value)})
         figures = [f"{kind.peak_flops(dtype) / 1e12:.4g} TFLOP/s" for kind in (old, new)]
     if field != "memory" and not name.endswith(CHANGED):
         new = replace(new, name=name + CHANGED)
@@ -324,18 +313,16 @@ def _set_type(topology: Topology, rest: str, value: str) -> Changed:
 def _set_host(topology: Topology, rest: str, value: str) -> Changed:
     names = [host.name for host in topology.hosts]
     name, field = _split("host", rest, names, ("cores", "memory"))
-    old = topology.hosts[names.index(name)]
-    if field == "memory":
-        new = replace(old, memory_bytes=round(_above_0(parse_bytes, value)))
-        figures = [_or_own(host.memory_bytes, format_bytes) for host in (old, new)]
-    elif value.isascii() and value.isdecimal() and int(value) > 0:
-        new = replace(old, cores=int(value))
-        figures = [_or_own(host.cores, str) for host in (old, new)]
+    number = field == "cores" and value.isascii() and value.isdecimal()
+    change = _checked(HostSchema, {"name": name, field: int(value) if number else value})
+    after = extended(topology, BodySchema(hosts=[change]), {})
+    hosts = [one.hosts[names.index(name)] for one in (topology, after)]
+    if field == "cores":
+        figures = [_or_own(host.cores, str) for host in hosts]
     else:
-        raise OptionError(f"expected a whole number of cores, got {value!r}")
-    hosts = tuple(new if host.name == name else host for host in topology.hosts)
+        figures = [_or_own(host.memory_bytes, format_bytes) for host in hosts]
     said = f"hosts.{name}.{field}: {' -> '.join(figures)}"
-    return Changed(replace(topology, hosts=hosts), (said,))
+    return Changed(_with_levels_of(topology, after), (said,))
 
 
 def _or_own(shared: int | None, shown: Callable[[int], str]) -> str:
@@ -346,8 +333,8 @@ def _or_own(shared: int | None, shown: Callable[[int], str]) -> str:
 
 
 def drop(topology: Topology, name: str) -> Changed:
-    """The topology without a device, or without a host and its devices. What is left of a host
-    that joins others is a switch.
+    """The topology without a device, or without a host and its devices. A dropped host that joins
+    others stays as a switch.
 
     Raises:
         OptionError: if there is no such device or host, or no device is left.
@@ -369,8 +356,8 @@ def drop(topology: Topology, name: str) -> Changed:
 
 
 def _levels_without(topology: Topology, gone: set[str]) -> tuple[Level, ...]:
-    """The hierarchy without some devices; empty where it is none any more, which it stays without
-    whole members of the outermost level.
+    """The levels without some devices: fewer members of the outermost level where whole ones are
+    gone, else none, as the topology is no regular hierarchy any more.
     """
     levels = topology.levels
     inner = prod(level.count for level in levels[:-1])
@@ -409,39 +396,29 @@ def add_host(topology: Topology, name: str, other: Topology | None) -> Changed:
             " under `switches` and a link from each host to it, or as `levels` with a level of"
             " hosts"
         )
-    nic, differ = _uplink(topology, switch)
-    before, doors = len(topology.devices), list[str]()
+    uplink, differ = _uplink(topology, switch)
+    types = {kind.name: kind for kind in (*other.device_types, *topology.device_types)}
+    larger, doors = topology, list[str]()
     for host in other.hosts:
         part = _part(other, host)
-        rename = _renamed(topology, part)
-        devices = _devices_named(part, rename)
-        each = [device.name for device in devices]
-        ends = [rename[_door(part, name)]] if nic.source else each
+        new = _new_names(larger, part)
+        door = _door(part, name) if uplink.source else None
+        part = renamed(part, new)
+        ends = [device.name for device in part.devices] if door is None else [new[door]]
+        ways = [way for end in ends for way in ((end, switch), (switch, end))]
+        links = [replace(uplink, source=a, target=b) for a, b in ways]
+        larger = _joined(larger, replace(part, links=(*part.links, *links)))
         doors += ends
-        uplinks = [
-            replace(nic, source=a, target=b)
-            for end in ends
-            for a, b in ((end, switch), (switch, end))
-        ]
-        types = {kind.name: kind for kind in (*part.device_types, *topology.device_types)}
-        topology = replace(
-            topology,
-            hosts=(*topology.hosts, *_host_named(part, rename)),
-            switches=(*topology.switches, *(rename[s] for s in part.switches)),
-            links=(*topology.links, *_links_named(part.links, rename), *uplinks),
-            levels=(),
-            tables=(*topology.tables, *_tables_named(part, rename)),
-        )
-        topology = _of_devices(topology, (*topology.devices, *devices), types)
-    new = (*topology.notes, *other.notes)
-    topology = replace(topology, notes=tuple(dict.fromkeys(new)))
+    larger = _of_devices(larger, larger.devices, types)
+    larger = replace(larger, notes=tuple(dict.fromkeys((*topology.notes, *other.notes))))
     hosts_of = "1 host" if len(other.hosts) == 1 else f"{len(other.hosts)} hosts"
+    count = len(larger.devices) - len(topology.devices)
     said = (
-        f"with {hosts_of} of {name} ({len(topology.devices) - before} devices): {_known(doors)}"
-        f" linked to {switch} at {format_rate(nic.bandwidth_bytes_per_s)},"
-        f" {format_seconds(nic.latency_s)}, as {'the least of ' * differ}the hosts there"
+        f"with {hosts_of} of {name} ({count} devices): {_known(doors)}"
+        f" linked to {switch} at {format_rate(uplink.bandwidth_bytes_per_s)},"
+        f" {format_seconds(uplink.latency_s)}, as {'the least of ' * differ}the hosts there"
     )
-    return Changed(topology, (said,))
+    return Changed(larger, (said,))
 
 
 def _uplink(topology: Topology, switch: str) -> tuple[Link, bool]:
@@ -473,16 +450,20 @@ def _uplink(topology: Topology, switch: str) -> tuple[Link, bool]:
 
 
 def _part(other: Topology, host: Host) -> Topology:
-    """One host of a topology with what stands in it."""
+    """One host of a topology with its devices and their measured all-reduces, and the switches and
+    links inside it.
+    """
     home = homes(other)
     inside = {vertex for vertex, where in home.items() if where == host.name}
+    devices = [device for device in other.devices if device.host == host.name]
     return replace(
         other,
         hosts=(host,),
-        devices=tuple(device for device in other.devices if device.host == host.name),
+        devices=tuple(devices),
         switches=tuple(switch for switch in other.switches if switch in inside),
         links=tuple(x for x in other.links if x.source in inside and x.target in inside),
         levels=(),
+        tables=tables_among(other.tables, {device.name for device in devices}),
     )
 
 
@@ -511,62 +492,36 @@ def _copy_host(topology: Topology, name: str) -> Changed:
             f"--add-host {name}: nothing leads out of {name}, so that another one like it would"
             " not be linked to it; write a topology with a switch that joins hosts"
         )
-    part = replace(
-        topology,
-        hosts=(host,),
-        devices=tuple(device for device in topology.devices if device.host == name),
-        switches=tuple(switch for switch in topology.switches if switch in inside),
-    )
-    rename = _renamed(topology, part) | {vertex: vertex for vertex in outside}
-    devices = _devices_named(part, rename)
-    more = replace(
-        topology,
-        hosts=(*topology.hosts, *_host_named(part, rename)),
-        devices=(*topology.devices, *devices),
-        switches=(*topology.switches, *(rename[switch] for switch in part.switches)),
-        links=(*topology.links, *_links_named(around, rename)),
-        levels=(),
-        tables=(*topology.tables, *_tables_named(part, rename)),
-    )
-    count = f"{len(devices)} device" + "s" * (len(devices) != 1)
+    copied = replace(_part(topology, host), links=tuple(around))
+    copied = renamed(copied, _new_names(topology, copied) | {vertex: vertex for vertex in outside})
+    count = f"{len(copied.devices)} device" + "s" * (len(copied.devices) != 1)
     said = f"with another {name} ({count}), linked to {', '.join(sorted(outside))} like it"
-    return Changed(more, (said,))
+    return Changed(_joined(topology, copied), (said,))
 
 
-def _renamed(topology: Topology, part: Topology) -> dict[str, str]:
-    """New names for all vertices of a part that none has yet, by the old ones: numbers at the end
-    are counted on.
+def _joined(topology: Topology, part: Topology) -> Topology:
+    """The topology with another one beside it, whose links may lead to vertices that are there."""
+    return replace(
+        topology,
+        hosts=(*topology.hosts, *part.hosts),
+        devices=(*topology.devices, *part.devices),
+        switches=(*topology.switches, *part.switches),
+        links=(*topology.links, *part.links),
+        levels=(),
+        tables=(*topology.tables, *part.tables),
+    )
+
+
+def _new_names(topology: Topology, part: Topology) -> dict[str, str]:
+    """Names for all vertices of a part that the topology does not have, by the old ones: a taken
+    name gets the first free number at its end.
     """
-    taken = set(neighbours(topology))
-    found: dict[str, str] = {}
-    names = [*(host.name for host in part.hosts), *(device.name for device in part.devices)]
-    for name in (*names, *part.switches):
-        new, stem, number = name, name.rstrip("0123456789"), 0
-        while new in taken:
-            new, number = f"{stem}{number}", number + 1
-        taken.add(new)
-        found[name] = new
-    return found
-
-
-def _host_named(part: Topology, rename: Mapping[str, str]) -> tuple[Host, ...]:
-    return tuple(replace(host, name=rename[host.name]) for host in part.hosts)
-
-
-def _devices_named(part: Topology, rename: Mapping[str, str]) -> tuple[Device, ...]:
-    return tuple(
-        replace(device, name=rename[device.name], host=rename[device.host])
-        for device in part.devices
-    )
-
-
-def _links_named(links: Iterable[Link], rename: Mapping[str, str]) -> tuple[Link, ...]:
-    return tuple(
-        replace(link, source=rename[link.source], target=rename[link.target]) for link in links
-    )
-
-
-def _tables_named(part: Topology, rename: Mapping[str, str]) -> tuple[Table, ...]:
-    """The measured all-reduces among the devices of a part."""
-    own = tables_among(part.tables, {device.name for device in part.devices})
-    return tuple(replace(t, devices=tuple(rename[d] for d in t.devices)) for t in own)
+    taken = set(vertex_names(topology))
+    new: dict[str, str] = {}
+    for old in vertex_names(part):
+        name, stem, number = old, old.rstrip("0123456789"), 0
+        while name in taken:
+            name, number = f"{stem}{number}", number + 1
+        taken.add(name)
+        new[old] = name
+    return new

@@ -1,61 +1,62 @@
 """`planner compare`."""
 
 import json
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
+from planner import api
 from planner.commands.ends import NO_PLAN
+from planner.commands.inputs import InputNames, planned
 from planner.commands.option_types import TIME
-from planner.commands.options import INPUTS, OWN_STAGES, PINS, SEARCH, TRAINING, WHAT_IF
-from planner.commands.outputs import check_output
-from planner.commands.printing import show, spinner
-from planner.commands.problems import (
-    calibration_of,
-    changed_cluster,
-    inputs_of,
-    problems_for,
-    say_if_compiling,
-    solvers_of,
+from planner.commands.options import (
+    CALIBRATION,
+    INPUTS,
+    SEARCH,
+    TRAINING,
+    WHAT_IF,
+    solver_choice,
+    solver_list,
 )
+from planner.commands.outputs import check_output
+from planner.commands.printing import show
+
+if TYPE_CHECKING:
+    from planner.api import Plans, Search, Training, WhatIf
 
 # Columns of the longest bar.
 BAR_WIDTH = 48
 
 
-@click.command()
+@click.command(epilog=solver_list())
 @INPUTS
-@click.option("--solver", "solvers", multiple=True, metavar="NAME",
-              help="Compare only this one; may be repeated.  [default: all]")  # fmt: skip
+@solver_choice("Compare", api.automatic())
+@CALIBRATION
 @TRAINING
 @SEARCH
-@PINS
-@OWN_STAGES
-@click.option("--time-limit", type=TIME, default="10s", show_default=True,
-              help="For each solver.")  # fmt: skip
+@click.option("--time-limit", "time_limit_s", type=TIME, default="10s", show_default=True,
+              help="Time for each solver.")  # fmt: skip
 @WHAT_IF
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write the rows here.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path),
+              help="Write the table to this file.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def compare(
     ctx: click.Context,
     /,
-    profile_path: Path | None,
-    gpus: int | None,
-    topology_name: str,
+    names: InputNames,
     solvers: tuple[str, ...],
-    microbatch_size: int | None,
-    time_limit: float,
-    settings: tuple[str, ...],
-    dropped: tuple[str, ...],
-    added: tuple[str, ...],
+    calibrated: bool,
+    training: "Training",
+    search: "Search",
+    time_limit_s: float,
+    what_if: "WhatIf",
     csv_path: Path | None,
     as_json: bool,
-    **training: Any,
 ) -> None:
-    """Asks every solver for a strategy, and shows what the simulator says of each.
+    """Asks every solver for a strategy, and shows the simulator's figures of each.
 
     \b
     planner compare --gpus 4 --topology p3.yaml
@@ -63,44 +64,43 @@ def compare(
     planner compare --solver heft --solver netsplit --time-limit 60s --csv rows.csv
 
     Of a profile with several sizes of the microbatch, the largest is taken, or --microbatch-size.
-    Nothing is planned for launching; that is what solve does.
+    No strategy is written; that is what solve does.
 
     Exits with 3 if no strategy fits.
     """
-    from planner.files import write_atomically
-    from planner.judging.portfolio import compare as run
-    from planner.reports.compare import compare_bars, compare_csv, winner_line
-    from planner.reports.solve import comparison_json, comparison_table, reason_lines
-    from planner.solvers import AUTOMATIC
+    from planner.reports.compare import compare_csv
 
-    read = inputs_of(profile_path, topology_name, microbatch_size, quiet=as_json)
+    inputs = names.read(calibrated=calibrated, quiet=as_json)
     if csv_path is not None:
-        check_output([csv_path], {"profile": read.profile_path, "topology": read.topology_path})
-    calibration = calibration_of(read.profile_path, read.written, training)
-    some = problems_for(read.profiles[-1:], read.topology_path, gpus, training, calibration)
-    problem = some[-1]
-    if settings or dropped or added:
-        changed = changed_cluster(problem, settings, dropped, added)
-        problem = replace(problem, topology=changed.topology)
-    say_if_compiling()
-    with spinner() as say:
-        comparison = run(
-            problem, solvers_of(solvers, AUTOMATIC, problem), time_limit, say, thorough=True
-        )
+        check_output([csv_path], {"profile": inputs.profile_path, "topology": inputs.topology_path})
+    ask = partial(
+        api.compare, training=training, search=search, solvers=solvers, what_if=what_if,
+        time_limit_s=time_limit_s,
+    )  # fmt: skip
+    plans = planned(ask, inputs)
     if csv_path is not None:
-        write_atomically(csv_path, compare_csv(comparison).encode())
-    if as_json:
-        plain = comparison_json(comparison, len(problem.topology.devices), None, None)
-        click.echo(json.dumps({**plain, "csv": None if csv_path is None else str(csv_path)}))
-    else:
-        show(comparison_table(comparison))
-        for line in (
-            *compare_bars(comparison, BAR_WIDTH),
-            *(f"note: {reason}" for reason in reason_lines(comparison)),
-            *filter(None, [winner_line(comparison)]),
-        ):
-            click.echo(line)
-        if csv_path is not None:
-            click.echo(f"wrote {csv_path}")
-    if comparison.best is None:
+        api.write_text(compare_csv(plans.comparison), csv_path)
+    print_plans(plans, csv_path, as_json)
+    if plans.plan is None:
         ctx.exit(NO_PLAN)
+
+
+def print_plans(plans: "Plans", csv_path: Path | None, as_json: bool) -> None:
+    """The table, bars and the winner."""
+    from planner.reports.compare import compare_bars, winner_line
+    from planner.reports.solve import comparison_json, comparison_table, reason_lines
+
+    comparison = plans.comparison
+    if as_json:
+        plain = comparison_json(comparison, plans.num_devices, None, None)
+        click.echo(json.dumps({**plain, "csv": None if csv_path is None else str(csv_path)}))
+        return
+    show(comparison_table(comparison))
+    for line in (
+        *compare_bars(comparison, BAR_WIDTH),
+        *(f"note: {reason}" for reason in reason_lines(comparison)),
+        *filter(None, [winner_line(comparison)]),
+    ):
+        click.echo(line)
+    if csv_path is not None:
+        click.echo(f"wrote {csv_path}")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from planner import api
 from planner.commands.outputs import check_output
 from planner.commands.printing import show
 
@@ -13,7 +14,7 @@ from planner.commands.printing import show
 @click.argument("predicted", type=click.Path(path_type=Path))
 @click.argument("measured", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path),
-              help="Write both into one trace, each device twice, for Perfetto.")  # fmt: skip
+              help="Write both into one trace for Perfetto, each device twice.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare_trace(predicted: Path, measured: Path, output: Path | None, as_json: bool) -> None:
     """Shows where a PREDICTED and a MEASURED trace of one strategy differ.
@@ -23,24 +24,21 @@ def compare_trace(predicted: Path, measured: Path, output: Path | None, as_json:
     planner launch strategy.json --nproc 2 --trace measured.json
     planner compare-trace predicted.json measured.json -o both.json
 
-    Times are means over the microbatches of one iteration: of each stage forward and backward, of
-    each sum of gradients and step, and of the transfers between each pair of devices.
+    Times are means over the microbatches of one iteration: for each stage forward and backward,
+    for each all-reduce and optimizer step, and for the transfers between each pair of devices.
     """
     from planner.reports.traces import trace_json, trace_tables
-    from planner.traces.comparison import compare_traces, overlay
-    from planner.traces.read import read_trace
-    from planner.traces.write import write_trace
 
     if output is not None:
         check_output([output], {"predicted trace": predicted, "measured trace": measured})
-    before, after = read_trace(predicted), read_trace(measured)
-    found = compare_traces(before, after)
+    before, after = api.read_trace(predicted), api.read_trace(measured)
+    comparison = api.compare_traces(before, after)
     if output is not None:
-        write_trace(*overlay(before, after), output)
+        api.write_overlay(before, after, output)
     if as_json:
-        click.echo(json.dumps(trace_json(found, None if output is None else str(output))))
+        click.echo(json.dumps(trace_json(comparison, None if output is None else str(output))))
         return
-    for table in trace_tables(found):
+    for table in trace_tables(comparison):
         show(table)
     if output is not None:
         click.echo(f"wrote {output}")

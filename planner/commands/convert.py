@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from planner import api
 from planner.commands.outputs import check_output
 
 
@@ -15,8 +16,8 @@ from planner.commands.outputs import check_output
               help="The format to write.  [default: planner where OUT ends in .json]",
               )  # fmt: skip
 @click.option("--profile", "profile_path", type=click.Path(path_type=Path),
-              help="What a strategy was made for.  [default: OUT, if it is a graph.txt, else the"
-              " newest in ./profiles]")  # fmt: skip
+              help="Profile that a strategy was made for.  [default: OUT, if it is a graph.txt,"
+              " else the newest in ./profiles]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def convert(
     source: Path, target: Path, form: str | None, profile_path: Path | None, as_json: bool
@@ -29,13 +30,11 @@ def convert(
     planner convert profiles/resnet50.json resnet50.txt --to pipedream
     planner convert strategy.json graph.txt --to pipedream
 
-    IN may be a profile of the planner, PipeDream's graph.txt, or dnn-partitioning's or Piper's
-    JSON: its content decides, not its name.
+    IN may be a profile of the planner, PipeDream's graph.txt, or the JSON of dnn-partitioning or
+    Piper. Its content decides, not its name.
     """
-    from planner.peers.convert import convert as run
-
     check_output([target], {})
-    written = [str(path) for path in run(source, target, form, profile_path)]
+    written = [str(path) for path in api.convert(source, target, to=form, profile=profile_path)]
     if as_json:
         click.echo(json.dumps({"written": written}))
     else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, Stopped
 
 NO_PLAN = 3
 FAILED = 1
@@ -30,15 +30,15 @@ class Commands(click.Group):
             ctx.exit(STOPPED)
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # who reads our output has had enough, which click knows
+                raise  # the reader of our output has closed it, which click handles
             abandon_output()
             where = "" if error.filename is None else f"{error.filename}: "
             raise click.ClickException(f"{where}{error.strerror or error}") from error
 
 
 def abandon_output() -> None:
-    """Where standard output takes no more, such as on a full disk, keeps Python from trying again
-    when it ends.
+    """Keeps Python from writing to standard output again when it ends, if it takes no more: on a
+    full disk, for example.
     """
     try:
         sys.stdout.flush()
@@ -49,7 +49,7 @@ def abandon_output() -> None:
 @contextmanager
 def ranks_leave_at_once() -> Iterator[None]:
     """Ends a rank of torchrun without Python's own clean-up. Gloo's threads may still be about to
-    let go of tensors, for which they need Python; where that is ending, the process is aborted
+    release tensors, for which they need Python. If Python is ending by then, the process is aborted
     (https://github.com/pytorch/pytorch/issues/38228), and torchrun calls the run failed.
     """
     try:
@@ -64,11 +64,9 @@ def ranks_leave_at_once() -> Iterator[None]:
 
 @contextmanager
 def one_of_several() -> Iterator[None]:
-    """Ends a rank quietly where another one says why: the one that failed, or after Ctrl-C the
-    first one.
+    """Ends a rank quietly if another one says why: the one that failed, or the first one after
+    Ctrl-C.
     """
-    from planner.launcher.world import Stopped
-
     ctx = click.get_current_context()
     try:
         yield

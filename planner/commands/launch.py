@@ -3,19 +3,23 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
+from planner import api
 from planner.commands.ends import one_of_several
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, show
+
+if TYPE_CHECKING:
+    from planner.api import LaunchReport
 
 
 @click.command()
 @click.argument("strategy", type=click.Path(path_type=Path))
 @click.option("--nproc", type=click.IntRange(1), metavar="N",
-              help="Start N processes with torchrun.")  # fmt: skip
+              help="Start N processes on this host with torchrun.")  # fmt: skip
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the strategy says.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True)
@@ -24,16 +28,16 @@ from planner.commands.printing import bar, show
 @click.option("--loss", type=click.Choice(["auto", "cross-entropy", "mse"]), default="auto",
               show_default=True)  # fmt: skip
 @click.option("--data", metavar="MODULE:FUNCTION",
-              help="Where microbatches come from.  [default: synthetic]")  # fmt: skip
+              help="Function that gives the microbatches.  [default: synthetic data]")  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
               show_default=True)  # fmt: skip
 @click.option("--threads", type=click.IntRange(1),
-              help="CPU threads per rank.  [default: as profiled]")  # fmt: skip
-@click.option("--seed", type=int, help="Of synthetic data.  [default: the strategy's]")
+              help="CPU threads per rank.  [default: as in the profile]")  # fmt: skip
+@click.option("--seed", type=int, help="Seed of synthetic data.  [default: the strategy's]")
 @click.option("--trace", type=click.Path(path_type=Path),
-              help="Write a measured iteration, to be opened with Perfetto.")  # fmt: skip
+              help="Write a measured iteration as a trace for Perfetto.")  # fmt: skip
 @click.option("--track-memory", is_flag=True,
-              help="Watch memory in one more step, which is slow.")  # fmt: skip
+              help="Track memory in one more step, which is slow.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
 @click.pass_context
 def launch(
@@ -41,9 +45,17 @@ def launch(
     /,
     strategy: Path,
     nproc: int | None,
-    as_json: bool,
+    model_path: Path | None,
+    trace: Path | None,
     steps: int,
-    **options: Any,
+    as_json: bool,
+    learning_rate: float | None,
+    loss: str,
+    data: str | None,
+    device: str,
+    threads: int | None,
+    seed: int | None,
+    track_memory: bool,
 ) -> None:
     """Trains as a STRATEGY says, and shows predicted beside measured times.
 
@@ -56,25 +68,34 @@ def launch(
     inputs maps the name of each input of the model to its shape and dtype. Every rank calls it
     for its own microbatches.
     """
-    if options["trace"] is not None:
-        check_output([options["trace"]], {"strategy": strategy, "model": options["model_path"]})
+    if trace is not None:
+        check_output([trace], {"strategy": strategy, "model": model_path})
     if nproc is not None and "RANK" not in os.environ:
-        from planner.launcher.torchrun import start_torchrun
-
-        ctx.exit(start_torchrun(strategy, nproc, forwarded()))
-    from planner.launcher.run import launch as run
-    from planner.reports.launch import launch_json, launch_tables, loss_line
-
+        ctx.exit(api.start_launch(strategy, nproc, forwarded()))
     with one_of_several(), bar("Training") as tick:
-        report = run(
+        report = api.launch(
             strategy,
+            model=model_path,
             steps=steps,
+            learning_rate=learning_rate,
+            loss=loss,
+            data=data,
+            device=device,
+            threads=threads,
+            seed=seed,
+            trace=trace,
+            track_memory=track_memory,
             report=lambda line: click.echo(line, err=True),
             progress=lambda step: tick(step, steps),
-            **options,
         )
-    if report is None:
-        return
+    if report is not None:
+        print_report(report, as_json)
+
+
+def print_report(report: "LaunchReport", as_json: bool) -> None:
+    """Predicted beside measured times, and the loss."""
+    from planner.reports.launch import launch_json, launch_tables, loss_line
+
     if as_json:
         click.echo(json.dumps(launch_json(report)))
         return
@@ -85,12 +106,12 @@ def launch(
 
 
 def forwarded() -> list[str]:
-    """This command's arguments for its ranks: all but --nproc and the strategy."""
+    """This command's options for its ranks: all but --nproc."""
     ctx = click.get_current_context()
-    found: list[str] = []
+    arguments: list[str] = []
     for parameter in ctx.command.params:
-        value = ctx.params.get(parameter.name or "")
+        value, name = ctx.params.get(parameter.name or ""), parameter.opts[0]
         if parameter.name in ("strategy", "nproc") or value is None or value is False:
             continue
-        found += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
-    return found
+        arguments += [name] if value is True else [name, str(value)]
+    return arguments

@@ -1,6 +1,5 @@
 """Types of options that click does not know: sizes, times, rates, dimensions."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from planner.units import parse_bytes, parse_rate, parse_seconds
 
 
 class Quantity(click.ParamType[Any]):
-    """An option with a unit; some are senseless as 0."""
+    """A quantity with a unit; some have to be above 0."""
 
     def __init__(self, name: str, parse: Callable[[str], float], *, positive: bool = False) -> None:
         self.name, self.parse, self.positive = name, parse, positive
@@ -21,12 +20,12 @@ class Quantity(click.ParamType[Any]):
         if not isinstance(value, str):
             return value
         try:
-            found = self.parse(value)
+            quantity = self.parse(value)
         except UnitError as error:
             return self.fail(str(error), param, ctx)
-        if self.positive and found <= 0:
+        if self.positive and quantity <= 0:
             return self.fail(f"expected more than 0, got {value!r}", param, ctx)
-        return found
+        return quantity
 
 
 class Dimension(click.ParamType[Any]):
@@ -57,7 +56,7 @@ class Pin(click.ParamType[Any]):
 
 
 class Batches(click.ParamType[Any]):
-    """One size of a microbatch or several, such as 1,2,4."""
+    """One or several sizes of the microbatch, such as 1,2,4."""
 
     name = "N[,N...]"
 
@@ -85,10 +84,10 @@ def distinct(
 
 def names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
     """Names between commas."""
-    found = () if value is None else tuple(name.strip() for name in value.split(","))
-    if not all(found):
+    given = () if value is None else tuple(name.strip() for name in value.split(","))
+    if not all(given):
         raise click.BadParameter(f"expected names such as a,b, got {value!r}", ctx, param)
-    return found
+    return given
 
 
 def counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -99,26 +98,8 @@ def counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return tuple(map(int, texts))
 
 
-def parse_ratio(text: str) -> float:
-    """A number above 0.
-
-    Raises:
-        UnitError: if it is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise UnitError(f"expected a number above 0 such as 2, got {text!r}")
-    return value
-
-
 SIZE, TIME = Quantity("size", parse_bytes), Quantity("time", parse_seconds)
 MEMORY = Quantity("size", parse_bytes, positive=True)
 
 
 RATE = Quantity("rate", parse_rate)
-
-
-RATIO = Quantity("ratio", parse_ratio)

@@ -1,6 +1,5 @@
 """The paths of what is written: nothing that is read may be overwritten."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from planner.errors import OptionError
 
 
 def check_output(written: Sequence[Path], read: Mapping[str, Path | None]) -> None:
-    """Refuses to overwrite what is read.
+    """Refuses to overwrite a file that is read.
 
     Args:
         written: the files that will be written.
@@ -17,10 +16,10 @@ def check_output(written: Sequence[Path], read: Mapping[str, Path | None]) -> No
     for path in written:
         if path.is_dir():
             raise OptionError(f"{path} is a folder; name a file in it")
-        for what, other in read.items():
+        for name, other in read.items():
             if other is not None and path.resolve() == other.resolve():
                 raise OptionError(
-                    f"{path} is the {what} itself, and would be overwritten; choose another name"
+                    f"{path} is the {name} itself, and would be overwritten; choose another name"
                 )
 
 
@@ -33,8 +32,3 @@ def check_strategy_output(output: Path, read: Mapping[str, Path | None]) -> None
         )
     check_output([output], read)
     check_output([output.with_suffix(".onnx")], read)
-
-
-def relative(path: Path, folder: Path) -> str:
-    """A path as seen from a folder, with forward slashes."""
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()

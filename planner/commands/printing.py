@@ -1,9 +1,9 @@
-"""Tables, progress and the terminal: colour and its width there, neither in a pipe."""
+"""Tables, charts and progress: with colour and as wide as the terminal, or plain in a pipe."""
 
 import logging
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
+    from planner.reports.charts import Piece
     from planner.reports.tables import Table
-    from planner.simulator.timeline import Timeline
 
-# Of a Gantt chart, by what a device does.
-COLOURS = {
+# Styles of the pieces of a Gantt chart.
+STYLES = {
     "forward": "black on blue", "backward": "black on green", "all-reduce": "black on yellow",
-    "step": "black on magenta", "posting": "red", "transfer": "cyan",
+    "step": "black on magenta", "posting": "red", "transfer": "cyan", "legend": "dim",
 }  # fmt: skip
 # Width of tables where there is no terminal to ask.
 PIPED_WIDTH = 160
@@ -52,7 +52,7 @@ def draw(table: "Table", *, tall: bool) -> "RichTable":
     """A table for rich. Only text after the first column is wrapped.
 
     Args:
-        tall: whether heads are no wider than what is below them, as far as words allow.
+        tall: whether heads are no wider than the cells below them, as far as words allow.
     """
     from rich import box
     from rich.markup import escape
@@ -77,25 +77,20 @@ def draw(table: "Table", *, tall: bool) -> "RichTable":
     return drawn
 
 
-def show_gantt(timeline: "Timeline", names: Mapping[int, str]) -> None:
-    """Draws what every device does when, as wide as the terminal.
+def show_chart(lines: "Callable[[int], Sequence[Sequence[Piece]]]") -> None:
+    """Draws a chart as wide as the terminal.
 
     Args:
-        names: of the devices.
+        lines: its lines, for a number of columns.
     """
     from rich.text import Text
 
-    from planner.drawing.gantt import SIGNS, Kind, gantt
-
     screen = console()
-    margin = max(map(len, names.values()))
-    for row in gantt(timeline, max(10, screen.width - margin - 3)):
-        line = Text(names[row.device].ljust(margin) + " |")
-        for segment in row.segments:
-            line.append(segment.text, style=COLOURS.get(segment.kind.value, ""))
-        screen.print(line.append("|"), overflow="crop", no_wrap=True)
-    signs = ", ".join(f"{SIGNS[kind]} {kind.value}" for kind in Kind if kind is not Kind.IDLE)
-    screen.print(f"{' ' * margin}  numbers are microbatches; {signs}", style="dim")
+    for pieces in lines(screen.width):
+        line = Text()
+        for text, kind in pieces:
+            line.append(text, style=STYLES.get(kind, ""))
+        screen.print(line, overflow="crop", no_wrap=True)
 
 
 @contextmanager
@@ -111,8 +106,8 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-class Said(logging.Handler):
-    """What solvers log: warnings as lines on standard error, the rest as the state of the work."""
+class SolverLog(logging.Handler):
+    """Messages of solvers: warnings as lines on standard error, others as the state of the work."""
 
     def __init__(self, show_state: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
@@ -128,8 +123,8 @@ class Said(logging.Handler):
 
 @contextmanager
 def spinner() -> Iterator[Callable[[str], None]]:
-    """Says which solver is at work and what it has so far; warnings only, where standard output is
-    no terminal.
+    """Shows which solver is at work and its state; only warnings, where standard output is no
+    terminal.
     """
     if not sys.stdout.isatty():
         with listening(lambda state: None, logging.WARNING):
@@ -150,8 +145,8 @@ def spinner() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def listening(show_state: Callable[[str], None], level: int) -> Iterator[None]:
-    """Shows what solvers log meanwhile, from a level on."""
-    logger, handler = logging.getLogger("planner.solvers"), Said(show_state)
+    """Shows the messages of solvers meanwhile, from a level on."""
+    logger, handler = logging.getLogger("planner.solvers"), SolverLog(show_state)
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(level)

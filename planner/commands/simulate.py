@@ -1,35 +1,25 @@
 """`planner simulate`."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
+from planner import api
 from planner.commands.ends import NO_PLAN
-from planner.commands.options import INPUTS, OWN_STAGES, TRAINING, WHAT_IF
+from planner.commands.inputs import InputNames, say_if_compiling
+from planner.commands.options import CALIBRATION, INPUTS, OWN_STAGES, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
-from planner.commands.printing import show, show_gantt
-from planner.commands.problems import (
-    calibration_of,
-    changed_cluster,
-    inputs_of,
-    options_of,
-    problems_for,
-    say_if_compiling,
-    type_of,
-)
+from planner.commands.printing import show, show_chart
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
-    from planner.problem import Problem, Result
+    from planner.api import Account, Plan, Simulation, Training, WhatIf
 
-# Of an iteration; beyond, there is no account of every action.
-MOST_ACTIONS = 300_000
-# Options that say what a strategy says itself.
+# Options that contradict a strategy, which says them itself.
 OF_THE_STRATEGY = (
     "gpus", "objective", "global_batch", "microbatch_size", "schedule", "optimizer", "recompute",
     "cuts", "replicas",
@@ -39,30 +29,32 @@ OF_THE_STRATEGY = (
 @click.command()
 @click.argument("strategy", type=click.Path(path_type=Path), required=False)
 @INPUTS
+@CALIBRATION
 @TRAINING
 @OWN_STAGES
 @WHAT_IF
 @click.option("--trace", "trace_path", type=click.Path(path_type=Path),
-              help="Write the iteration, to be opened with Perfetto.")  # fmt: skip
-@click.option("--gantt", "drawn", is_flag=True, help="Show what every device does when.")
-@click.option("--svg", "svg_path", type=click.Path(path_type=Path), help="The same as a picture.")
+              help="Write the iteration as a trace for Perfetto.")  # fmt: skip
+@click.option("--gantt", "drawn", is_flag=True,
+              help="Draw the activity of every device over time.")  # fmt: skip
+@click.option("--svg", "svg_path", type=click.Path(path_type=Path),
+              help="Write the same drawing as a picture.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def simulate(
     ctx: click.Context,
     /,
     strategy: Path | None,
-    profile_path: Path | None,
-    gpus: int | None,
-    topology_name: str,
-    settings: tuple[str, ...],
-    dropped: tuple[str, ...],
-    added: tuple[str, ...],
+    names: InputNames,
+    calibrated: bool,
+    training: "Training",
+    cuts: tuple[str, ...],
+    replicas: tuple[int, ...],
+    what_if: "WhatIf",
     trace_path: Path | None,
     drawn: bool,
     svg_path: Path | None,
     as_json: bool,
-    **training: Any,
 ) -> None:
     """Simulates one iteration of a STRATEGY, or of your own cuts of a profile.
 
@@ -71,138 +63,129 @@ def simulate(
     planner simulate strategy.json --microbatches 64 --set links.nic.bandwidth=200Gbps
     planner simulate --profile profiles/gpt2.json --topology p3 --cuts node_view_46 --replicas 2,1
 
-    The profile of a strategy is the newest in ./profiles or --profile; its topology is found by its
-    name, or is another one, --topology.
+    The profile of a strategy is the file that it was made from, else the newest in ./profiles;
+    --profile gives another file. Its topology is found by its name; --topology gives another one.
     """
-    from planner.costs.bounds import lower_bound_s
-    from planner.drawing.gantt_svg import gantt_svg
-    from planner.files import write_atomically
-    from planner.judging.judge import exactly
-    from planner.reports.simulate import device_table, idle_table, path_table, simulation_json
-    from planner.reports.solve import certificate_lines, stage_table, times_line
-    from planner.simulator.account import account
-    from planner.traces.write import write_trace
-
+    outputs = [path for path in (trace_path, svg_path) if path is not None]
+    check_output(outputs, {"strategy": strategy, "profile": names.profile})
     if strategy is None:
-        problem, name, result = of_cuts(profile_path, topology_name, gpus, training, as_json)
-        read = {"profile": profile_path}
+        simulation = simulated_stages(names, calibrated, training, cuts, replicas, what_if, as_json)
     else:
-        refuse_what_it_says(ctx)
-        problem, name, result = of_strategy(ctx, strategy, training)
-        read = {"strategy": strategy, "profile": profile_path}
-    check_output([path for path in (trace_path, svg_path) if path is not None], read)
-    if settings or dropped or added:
-        changed = changed_cluster(problem, settings, dropped, added)
-        problem = replace(problem, topology=changed.topology)
-    say_if_compiling()
-    if result.strategy is None:
-        click.echo(f"the cuts given do not fit: {result.reason}", err=True)
+        simulation = simulated_strategy(ctx, strategy, names, calibrated, training, what_if)
+    if simulation.plan is None:
+        click.echo(f"the cuts given do not fit: {simulation.reason}", err=True)
         ctx.exit(NO_PLAN)
-    plan, _, times = exactly(problem, name, result, lower_bound_s(problem))
-    names = {device.device: device.name for device in plan.prediction.devices}
-    few = len(times.code) <= MOST_ACTIONS
-    told = account(problem, result.strategy) if few else None
-    if told is None and (drawn or svg_path or trace_path):
-        raise OptionError(
-            f"an iteration has {len(times.code)} actions, too many for a picture or a trace; take"
-            " fewer --microbatches"
-        )
-    if told is not None and trace_path is not None:
-        write_trace(told.timeline, names, trace_path)
-    if told is not None and svg_path is not None:
-        write_atomically(svg_path, gantt_svg(told.timeline, names).encode())
-    if as_json:
-        paths = (None if path is None else str(path) for path in (trace_path, svg_path))
-        plain = simulation_json(plan, told, len(problem.topology.devices), *paths)
-        click.echo(json.dumps(plain))
-        return
-    show(stage_table(plan))
-    show(device_table(plan))
-    if told is not None:
-        show(idle_table(told.idle, names))
-        show(path_table(told.path, names))
-        if drawn:
-            show_gantt(told.timeline, names)
-    for line in (
-        *certificate_lines(plan)[:1],
-        times_line(plan),
-        *(f"note: {note}" for note in plan.notes),
-    ):
-        click.echo(line)
+    if drawn or outputs:
+        simulation.described()  # which says why there is nothing to draw
     if trace_path is not None:
-        click.echo(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
+        api.write_trace(simulation, trace_path)
     if svg_path is not None:
-        click.echo(f"wrote {svg_path}")
+        api.write_svg(simulation, svg_path)
+    if as_json:
+        print_json(simulation, simulation.plan, trace_path, svg_path)
+    else:
+        print_simulation(simulation, simulation.plan, drawn)
+        if trace_path is not None:
+            click.echo(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
+        if svg_path is not None:
+            click.echo(f"wrote {svg_path}")
 
 
-def of_cuts(
-    profile_path: Path | None,
-    topology_name: str,
-    gpus: int | None,
-    training: Mapping[str, Any],
+def simulated_stages(
+    names: InputNames,
+    calibrated: bool,
+    training: "Training",
+    cuts: tuple[str, ...],
+    replicas: tuple[int, ...],
+    what_if: "WhatIf",
     quiet: bool,
-) -> "tuple[Problem, str, Result]":
-    """The user's own stages."""
-    from planner.solvers.manual import solve
-
-    if not training["cuts"] and not training["replicas"]:
+) -> "Simulation":
+    """An iteration of the user's own stages."""
+    if not cuts and not replicas:
         raise OptionError(
             "give a strategy, or --cuts NAME,NAME with the last operators of all stages but the"
             " last, or --replicas N for one stage"
         )
-    read = inputs_of(profile_path, topology_name, training["microbatch_size"], quiet=quiet)
-    calibration = calibration_of(read.profile_path, read.written, training)
-    some = problems_for(read.profiles[-1:], read.topology_path, gpus, training, calibration)
-    problem = some[-1]
-    return problem, "manual", solve(problem, 0.0)
+    inputs = names.read(calibrated=calibrated, quiet=quiet)
+    say_if_compiling()
+    return api.simulate_stages(
+        inputs.profiles,
+        cuts=cuts,
+        replicas=replicas,
+        topology=inputs.topology,
+        training=training,
+        what_if=what_if,
+        calibration=inputs.calibration,
+    )
 
 
-def of_strategy(
-    ctx: click.Context, path: Path, training: Mapping[str, Any]
-) -> "tuple[Problem, str, Result]":
-    """A strategy on what it was made for, or on another topology, with as many microbatches as it
-    has, or others.
-    """
-    from planner.files import newest_profile, read_plan
-    from planner.formats import read_any_profiles
-    from planner.judging.origins import profile_of, topology_of
-    from planner.problem import Problem, Result, Status
-    from planner.schedules.orders import with_microbatches
-
-    plan = read_plan(path)
-    profile_path = ctx.params["profile_path"] or newest_profile(Path("profiles"))
-    profile = profile_of(plan, path, profile_path)
-    calibration = calibration_of(profile_path, read_any_profiles(profile_path), training)
-    named = ctx.params["topology_name"] if is_given(ctx, "topology_name") else None
-    topology, same = topology_of(plan, path, named)
-    own = plan.strategy
-    count = training["microbatches"] or own.num_microbatches
-    said = {
-        "objective": plan.certificate.objective, "schedule": own.schedule.value,
-        "optimizer": plan.optimizer, "recompute": "auto",
-    }  # fmt: skip
-    options = replace(options_of({**training, **said}), num_microbatches=count, seed=plan.seed)
-    measured_on = type_of(profile, topology)
-    problem = Problem(profile, topology, options, measured_on, calibration=calibration)
-    if same and count == own.num_microbatches:
-        certificate = plan.certificate
-        return problem, plan.solver, Result(
-            Status(plan.status), own, certificate.space_bound_s, certificate.space,
-            reproducible=plan.reproducible,
-        )  # fmt: skip
-    space = "another topology or number of microbatches than was planned for"
-    moved = with_microbatches(own, count)
-    return problem, plan.solver, Result(Status.FEASIBLE, moved, space=space)
-
-
-def refuse_what_it_says(ctx: click.Context) -> None:
-    """Refuses options that contradict the strategy."""
+def simulated_strategy(
+    ctx: click.Context,
+    strategy: Path,
+    names: InputNames,
+    calibrated: bool,
+    training: "Training",
+    what_if: "WhatIf",
+) -> "Simulation":
+    """An iteration of a strategy on its own topology, or on another one that is named."""
     given = [name for name in OF_THE_STRATEGY if is_given(ctx, name)]
     if given:
         flag = given[0].replace("_", "-")
         raise OptionError(f"--{flag} is for your own cuts; a strategy says it itself")
+    say_if_compiling()
+    return api.simulate(
+        strategy,
+        profile=names.profile,
+        topology=names.topology if is_given(ctx, "topology") else None,
+        microbatches=training.microbatches,
+        device_memory=training.device_memory,
+        reserve=training.reserve,
+        what_if=what_if,
+        calibration=calibrated,
+    )
 
 
 def is_given(ctx: click.Context, name: str) -> bool:
     """Whether the user has given an option."""
     return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def print_json(
+    simulation: "Simulation", plan: "Plan", trace_path: Path | None, svg_path: Path | None
+) -> None:
+    """One object: the prediction, the timeline, the critical path, and the files written."""
+    from planner.reports.simulate import simulation_json
+
+    trace, svg = (None if path is None else str(path) for path in (trace_path, svg_path))
+    num_devices = len(simulation.problem.topology.devices)
+    click.echo(json.dumps(simulation_json(plan, simulation.account, num_devices, trace, svg)))
+
+
+def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> None:
+    """Tables for people.
+
+    Args:
+        drawn: whether the activity of every device is drawn.
+    """
+    from planner.reports.simulate import device_table
+    from planner.reports.solve import certificate_lines, stage_table, times_line
+
+    show(stage_table(plan))
+    show(device_table(plan))
+    if simulation.account is not None:
+        print_account(simulation.account, simulation.names, drawn)
+    for line in (*certificate_lines(plan)[:1], times_line(plan)):
+        click.echo(line)
+    for note in plan.notes:
+        click.echo(f"note: {note}")
+
+
+def print_account(account: "Account", names: dict[int, str], drawn: bool) -> None:
+    """Why devices idle, and the actions that the length of the iteration is made of."""
+    from planner.reports.charts import gantt_lines
+    from planner.reports.simulate import idle_table, path_table
+
+    show(idle_table(account.idle, names))
+    show(path_table(account.path, names))
+    if drawn:
+        show_chart(partial(gantt_lines, account.timeline, names))

@@ -1,63 +1,65 @@
 """`planner solve`."""
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner import api
 from planner.commands.ends import NO_PLAN
-from planner.commands.foreign import FOREIGN, under_foreign_model
+from planner.commands.foreign import FOREIGN, solve_foreign
+from planner.commands.inputs import InputNames, Inputs, planned
 from planner.commands.option_types import RATE, TIME
-from planner.commands.options import INPUTS, OWN_STAGES, PINS, SEARCH, TRAINING, WHAT_IF
-from planner.commands.outputs import check_strategy_output, relative
-from planner.commands.printing import show, spinner
-from planner.commands.problems import (
-    calibration_of,
-    changed_cluster,
-    inputs_of,
-    problems_for,
-    say_if_compiling,
-    solvers_of,
+from planner.commands.options import (
+    CALIBRATION,
+    INPUTS,
+    SEARCH,
+    TRAINING,
+    WHAT_IF,
+    solver_choice,
+    solver_list,
 )
-from planner.errors import FileError, ModelError, OptionError
+from planner.commands.outputs import check_strategy_output
+from planner.commands.printing import show
+from planner.errors import OptionError
 
 if TYPE_CHECKING:
-    from planner.clusters.what_if import Changed
-    from planner.judging.portfolio import Comparison
-    from planner.judging.sensitivity import Gain
-    from planner.model import Model
-    from planner.plan import Plan
-    from planner.problem import Problem
-    from planner.profiles import Profile
-    from planner.solvers.pipedream.costs import PipeDreamReport
+    from planner.api import (
+        Gain,
+        Model,
+        PipeDreamReport,
+        Plan,
+        Plans,
+        Search,
+        SolverComparison,
+        Training,
+        WhatIf,
+    )
 
 
-@click.command()
+@click.command(epilog=solver_list())
 @INPUTS
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the profile says.")  # fmt: skip
-@click.option("--solver", "solvers", multiple=True, metavar="NAME",
-              help="Ask only this one of single, data-parallel, antichain, even, pipedream, heft,"
-              " m-topo, m-etf, m-sct, pesto, netsplit, manual; may be repeated.  [default: the"
-              " first five, netsplit]")  # fmt: skip
+@solver_choice("Ask", api.portfolio())
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
-              default="planner", show_default=True, help="Whose figures decide.")  # fmt: skip
+              default="planner", show_default=True,
+              help="Cost model by which plans are compared.")  # fmt: skip
 @click.option("--bandwidth", type=RATE,
-              help='Of Piper: between devices, such as "25 GiB/s".  [default: the file\'s]',
+              help='Piper: bandwidth between devices, such as "25 GiB/s".  [default: the file\'s]',
               )  # fmt: skip
+@CALIBRATION
 @TRAINING
 @SEARCH
-@PINS
-@OWN_STAGES
-@click.option("--time-limit", type=TIME, default="10s", show_default=True,
-              help="For all solvers together.")  # fmt: skip
+@click.option("--time-limit", "time_limit_s", type=TIME, default="10s", show_default=True,
+              help="Time for all solvers together.")  # fmt: skip
 @WHAT_IF
 @click.option("--sensitivity", "with_sensitivity", is_flag=True,
-              help="Say which link or device bounds the plan.")  # fmt: skip
+              help="Show which link or device bounds the plan.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="strategy.json",
               show_default=True, help="Strategy to write.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -65,21 +67,19 @@ if TYPE_CHECKING:
 def solve(
     ctx: click.Context,
     /,
-    profile_path: Path | None,
+    names: InputNames,
     model_path: Path | None,
-    gpus: int | None,
-    topology_name: str,
     solvers: tuple[str, ...],
     cost_model: str,
-    microbatch_size: int | None,
-    time_limit: float,
+    bandwidth: float | None,
+    calibrated: bool,
+    training: "Training",
+    search: "Search",
+    time_limit_s: float,
+    what_if: "WhatIf",
+    with_sensitivity: bool,
     output: Path,
     as_json: bool,
-    settings: tuple[str, ...],
-    dropped: tuple[str, ...],
-    added: tuple[str, ...],
-    with_sensitivity: bool,
-    **training: Any,
 ) -> None:
     """Finds a strategy for a profiled model on some devices and proves how good it is.
 
@@ -96,254 +96,175 @@ def solve(
     planner solve --topology p3 --set devices.gpu3.type=T4 --drop gpu7
     planner solve --topology four.yaml --add-host host0 --set levels.host.bandwidth=200Gbps
 
-    \b
-    --set takes links.NAME.bandwidth or .latency (a link's name, or its ends as a-b),
-    levels.NAME.bandwidth or .latency, devices.NAME.type, hosts.NAME.cores or .memory, and
-    device_types.NAME.memory, .memory_bandwidth or .flops.DTYPE.
-
     Exits with 3 if no strategy fits.
     """
-    from planner.files import newest_profile, write_plan
-    from planner.judging.portfolio import compare_between, under_pipedream
-    from planner.reports.what_if import sensitivity_line, sensitivity_table, what_if_json
-    from planner.solvers import PORTFOLIO
+    api.check_cost_model(cost_model, training, search, solvers)
+    refuse_for_cost_model(ctx)
+    if cost_model in FOREIGN:
+        how = (training, search, bandwidth, time_limit_s)
+        ctx.exit(solve_foreign(cost_model, names, *how, as_json))
+    inputs = names.read(calibrated=calibrated, quiet=as_json)
+    model = model_for(inputs, model_path, output)
+    ask = partial(
+        api.solve, training=training, search=search, solvers=solvers, cost_model=cost_model,
+        what_if=what_if, time_limit_s=time_limit_s,
+    )  # fmt: skip
+    plans = planned(ask, inputs)
+    written: tuple[Path, ...] = ()
+    if plans.plan is not None:
+        written = api.write_strategy(plans.plan, output, model, profile=inputs.profile_path)
+    asked_pipedream = "pipedream" in (*solvers, cost_model)
+    report = api.pipedream_report(plans) if asked_pipedream else None
+    gains = api.sensitivity(plans) if with_sensitivity else None
+    (print_json if as_json else print_plans)(plans, written, report, gains)
+    if plans.plan is None:
+        ctx.exit(NO_PLAN)
+    print_left_over(output, written, as_json)
 
-    if cost_model == "pipedream" and set(solvers) - {"pipedream"}:
-        raise OptionError("--cost-model pipedream asks only the solver pipedream; drop --solver")
-    if cost_model in FOREIGN and solvers:
-        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
-    if cost_model != "planner":
-        refuse_for_others(cost_model, training)
-    is_changed = bool(settings or dropped or added)
-    if cost_model in FOREIGN and (is_changed or with_sensitivity):
+
+def model_for(inputs: Inputs, model_path: Path | None, output: Path) -> "Model | None":
+    """The model of the profile, to be annotated; None where it is not at hand. Nothing that is read
+    may be overwritten by the strategy.
+    """
+    profile = inputs.profiles[-1]
+    own = model_path or (None if profile.model_path is None else Path(profile.model_path))
+    read = {"profile": inputs.profile_path, "topology": inputs.topology_path, "model": own}
+    check_strategy_output(output, read)
+    return api.find_model(profile, model_path, name=str(inputs.profile_path))
+
+
+def print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> None:
+    """A note on an annotated model that was not written now."""
+    left = output.with_suffix(".onnx")
+    if left not in written and left.is_file():
+        click.echo(f"note: {left} is of an earlier strategy; delete it", err=as_json)
+
+
+def refuse_for_cost_model(ctx: click.Context) -> None:
+    """Refuses options of this command that are for other cost models than the chosen one."""
+    given = ctx.params
+    foreign = given["cost_model"] in FOREIGN
+    changes = given["set"] or given["drop"] or given["add_host"]
+    if foreign and (changes or given["with_sensitivity"]):
         raise OptionError(
             "--set, --drop, --add-host and --sensitivity are for --cost-model planner or pipedream"
         )
-    if cost_model in FOREIGN and microbatch_size is not None:
-        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
-    if training.pop("bandwidth") is not None and cost_model != "piper":
+    if given["bandwidth"] is not None and not foreign:
         raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
-    if cost_model in FOREIGN:
-        chosen = profile_path or newest_profile(Path("profiles"))
-        ctx.exit(under_foreign_model(chosen, topology_name))
-    read = inputs_of(profile_path, topology_name, microbatch_size, quiet=as_json)
-    profiles, chosen, found = read.profiles, read.profile_path, read.profiles[-1]
-    model = model_path or (None if found.model_path is None else Path(found.model_path))
-    check_strategy_output(
-        output, {"profile": chosen, "topology": read.topology_path, "model": model}
-    )
-    calibration = calibration_of(read.profile_path, read.written, training)
-    problems = problems_for(profiles, read.topology_path, gpus, training, calibration)
-    present, changed = problems, None
-    if is_changed:
-        changed = changed_cluster(problems[-1], settings, dropped, added)
-        problems = tuple(replace(one, topology=changed.topology) for one in problems)
-    problem = problems[-1]
-    loaded = load_for(found, chosen, model_path)
-    say_if_compiling()
-    comparisons, asked = [], problems
-    with spinner() as say:
-        for some in (present, problems) if is_changed else (problems,):
-            if cost_model == "pipedream":
-                say(cost_model)
-                comparisons.append(under_pipedream(some[-1]))
-            else:
-                names = solvers_of(solvers, PORTFOLIO, some[-1])
-                one, asked = compare_between(some, profiles, names, time_limit, say)
-                comparisons.append(one)
-    comparison = comparisons[-1]
-    best, partition = comparison.best, None
-    if best is not None and best.plan is not None:
-        if loaded is not None and best.microbatch_size != found.microbatch_size:
-            sizes = {one.profile.microbatch_size: one.profile for one in asked}
-            loaded = load_for(sizes[best.microbatch_size], chosen, model_path)
-        plan, partition = finished(best.plan, loaded, output)
-        write_plan(plan, output)
-    written = None if best is None else str(output)
-    report = pipedream_report(asked, comparison, (*solvers, cost_model))
-    gains = sensitivity_of(asked, comparison) if with_sensitivity else None
-    if as_json:
-        plain = solve_json(comparison, problem, report, cost_model, written, partition)
-        if changed is not None:
-            count = len(present[-1].topology.devices)
-            plain["what_if"] = what_if_json(changed.said, comparisons[0], count)
-        if gains is not None:
-            plain["sensitivity"] = [asdict(gain) for gain in gains]
-        click.echo(json.dumps(plain))
-    else:
-        print_comparison(comparison, output, partition, report, cost_model)
-        if changed is not None:
-            print_what_if(changed, comparisons, (present[-1], problem))
-        if gains:
-            show(sensitivity_table(gains))
-            click.echo(sensitivity_line(gains))
-    left = output.with_suffix(".onnx")
-    if written and partition is None and left.is_file():
-        click.echo(f"note: {left} is of an earlier strategy; delete it", err=as_json)
-    if best is None:
-        ctx.exit(NO_PLAN)
 
 
-def refuse_for_others(cost_model: str, training: Mapping[str, Any]) -> None:
-    """Refuses what solvers under another cost model would not heed."""
-    given = [name for name in ("cuts", "replicas", "pins") if training[name]]
-    if given:
-        flag = given[0].removesuffix("s") if given[0] == "pins" else given[0]
-        raise OptionError(f"--{flag} is for --cost-model planner, not for {cost_model}")
-
-
-def sensitivity_of(problems: "Sequence[Problem]", comparison: "Comparison") -> "tuple[Gain, ...]":
-    """What bounds the best plan; nothing if there is none."""
-    from planner.judging.sensitivity import sensitivity
-
-    best = comparison.best
-    if best is None or best.plan is None:
-        return ()
-    size = best.microbatch_size
-    chosen = next(one for one in problems if one.profile.microbatch_size == size)
-    return sensitivity(chosen, best.plan.strategy)
-
-
-def print_what_if(
-    changed: "Changed", comparisons: "Sequence[Comparison]", problems: "Sequence[Problem]"
+def print_json(
+    plans: "Plans",
+    written: Sequence[Path],
+    report: "PipeDreamReport | None",
+    gains: "Sequence[Gain] | None",
 ) -> None:
-    """What is different and what it brings.
+    """One object: the best plan, all others, and the answers to what else was asked.
 
     Args:
-        comparisons: before and after.
-        problems: likewise.
+        written: the strategy, and the annotated model if there is one; empty without a plan.
+        report: PipeDream's, if it was asked by name.
+        gains: of --sensitivity.
     """
-    from planner.reports.what_if import unheard, what_if_table
-
-    counts = [len(problem.topology.devices) for problem in problems]
-    show(what_if_table(comparisons[0], comparisons[1], counts))
-    for line in changed.said:
-        click.echo(f"changed: {line}")
-    for note in unheard(problems[0], changed.said):
-        click.echo(f"note: {note}")
-
-
-def pipedream_report(
-    problems: "Sequence[Problem]", comparison: "Comparison", asked: Sequence[str]
-) -> "PipeDreamReport | None":
-    """What PipeDream's optimizer says of its plan, if it was asked by name and has one."""
-    if "pipedream" not in asked:
-        return None
-    from planner.solvers.pipedream.solve import optimum
-
-    sizes = {row.microbatch_size for row in comparison.rows if row.solver == "pipedream"}
-    chosen = [one for one in problems if one.profile.microbatch_size in sizes] or problems
-    return optimum(chosen[-1]).report
-
-
-def solve_json(
-    comparison: "Comparison",
-    problem: "Problem",
-    report: "PipeDreamReport | None",
-    cost_model: str,
-    written: str | None,
-    partition: str | None,
-) -> dict[str, Any]:
-    """The object that `solve --json` prints."""
-    from planner.reports.pipedream import pipedream_json, under_foreign_model
+    from planner.reports.pipedream import pipedream_json, plan_of, under_foreign_model
     from planner.reports.solve import comparison_json
+    from planner.reports.what_if import what_if_json
 
-    plain = comparison_json(comparison, len(problem.topology.devices), written, partition)
-    if cost_model != "planner":
+    strategy, partition, *_ = (*map(str, written), None, None)
+    plain = comparison_json(plans.comparison, plans.num_devices, strategy, partition)
+    if plans.cost_model != "planner":
         plain = under_foreign_model(plain, None if report is None else report.objective_s)
-    return {**plain, "pipedream": None if report is None else pipedream_json(report)}
+    more: dict[str, Any] = {"pipedream": None}
+    if report is not None:
+        more["pipedream"] = pipedream_json(report, plan_of(report, plans.comparison))
+    if plans.before is not None:
+        before = plans.before
+        more["what_if"] = what_if_json(plans.changes, before.comparison, before.num_devices)
+    if gains is not None:
+        more["sensitivity"] = [asdict(gain) for gain in gains]
+    click.echo(json.dumps({**plain, **more}))
 
 
-def load_for(profile: "Profile", profile_path: Path, model_path: Path | None) -> "Model | None":
-    """The model of a profile, to be annotated; None where it is not at hand."""
-    if model_path is None and profile.model_path is None:
-        return None
-    path = model_path or Path(str(profile.model_path))
-    if model_path is None and not path.is_file():
-        return None
-    from planner.model import load
+def print_plans(
+    plans: "Plans",
+    written: Sequence[Path],
+    report: "PipeDreamReport | None",
+    gains: "Sequence[Gain] | None",
+) -> None:
+    """Tables for people; the arguments are those of `print_json`."""
+    from planner.reports.solve import comparison_table, no_plan_lines, reason_lines
+    from planner.reports.what_if import sensitivity_line, sensitivity_table
 
-    try:
-        model = load(path, dimensions=profile.dimensions)
-    except ModelError as error:
-        raise FileError(
-            f"{profile_path}: was not made for {path}, or with another version of it: {error}"
-        ) from error
-    if model.hash != profile.model_hash:
-        raise FileError(
-            f"{profile_path}: made for model {str(profile.model_hash)[:12]}, but {path} is"
-            f" {model.hash[:12]}; run: planner profile {path}"
-        )
-    return model
-
-
-def finished(plan: "Plan", model: "Model | None", output: Path) -> tuple["Plan", str | None]:
-    """The plan with its path to the model, and the path of the annotated model, if there is one."""
-    if model is None:
-        return plan, None
-    from planner.partition import write_partition
-
-    plan = replace(plan, model_path=relative(model.path, output.parent))
-    partition = output.with_suffix(".onnx")
-    write_partition(model, plan, partition)
-    return plan, str(partition)
+    judged = plans.cost_model == "planner"
+    if judged:
+        show(comparison_table(plans.comparison))
+    if report is not None:
+        print_pipedream(report, plans.comparison)
+    if plans.plan is None:
+        for line in (no_plan_lines if judged else reason_lines)(plans.comparison):
+            click.echo(line)
+    else:
+        print_plan(plans.plan, plans.comparison, judged)
+        print_written(written, len(plans.plan.ranks))
+    if plans.before is not None:
+        print_what_if(plans, plans.before)
+    if gains:
+        show(sensitivity_table(gains))
+        click.echo(sensitivity_line(gains))
 
 
-def print_pipedream(report: "PipeDreamReport") -> None:
-    """PipeDream's own figures."""
-    from planner.reports.pipedream import pipedream_lines, pipedream_table
+def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -> None:
+    """PipeDream's own figures, and the time of the same strategy as it is launched."""
+    from planner.reports.pipedream import launched_line, pipedream_lines, pipedream_table, plan_of
 
     show(pipedream_table(report))
     for line in pipedream_lines(report):
         click.echo(line)
+    plan = plan_of(report, comparison)
+    if plan is not None:
+        click.echo(launched_line(plan))
 
 
-def print_comparison(
-    comparison: "Comparison",
-    output: Path,
-    partition: str | None,
-    report: "PipeDreamReport | None",
-    cost_model: str,
-) -> None:
-    """The tables and what to do next."""
-    from planner.launcher.torchrun import torchrun_command
+def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> None:
+    """The best plan: its stages, how good it is, and notes.
+
+    Args:
+        judged: whether it was chosen by the planner's own cost model.
+    """
     from planner.reports.compare import winner_line
-    from planner.reports.solve import (
-        certificate_lines,
-        comparison_table,
-        no_plan_lines,
-        reason_lines,
-        stage_table,
-        times_line,
-    )
+    from planner.reports.solve import certificate_lines, reason_lines, stage_table, times_line
 
-    if cost_model == "planner":
-        show(comparison_table(comparison))
-    if report is not None:
-        print_pipedream(report)
-    best = comparison.best
-    if best is None or best.plan is None:
-        advice = no_plan_lines if cost_model == "planner" else reason_lines
-        for line in advice(comparison):
-            click.echo(line)
-        return
-    plan = best.plan
     show(stage_table(plan))
-    said = (*plan.notes, *comparison.notes, *reason_lines(comparison))
-    notes = [f"note: {note}" for note in said]
-    certificate = certificate_lines(plan) if cost_model == "planner" else ()
-    winner = (winner_line(comparison),) if cost_model == "planner" else ()
-    for line in (*winner, *certificate, times_line(plan), *notes):
-        click.echo(line)
-    if partition is None:
+    if judged:
+        for line in (winner_line(comparison), *certificate_lines(plan)):
+            click.echo(line)
+    click.echo(times_line(plan))
+    for note in (*plan.notes, *comparison.notes, *reason_lines(comparison)):
+        click.echo(f"note: {note}")
+
+
+def print_written(written: Sequence[Path], num_ranks: int) -> None:
+    """The files, and how to run the strategy."""
+    from planner.reports.launch import run_lines
+
+    strategy, *partition = written
+    if partition:
+        click.echo(f"wrote {strategy} and {partition[0]}")
+    else:
         click.echo(
-            f"wrote {output}; no annotated model, because the model is not at hand (--model)"
+            f"wrote {strategy}; no annotated model, because the model is not at hand (--model)"
         )
-    else:
-        click.echo(f"wrote {output} and {partition}")
-    count, quoted = len(plan.ranks), shlex.quote(str(output))
-    if count > 1:
-        click.echo(f"run it: {torchrun_command(output, count)}")
-        click.echo(f"    or: planner launch {quoted} --nproc {count}")
-    else:
-        click.echo(f"run it: planner launch {quoted}")
+    for line in run_lines(strategy, num_ranks):
+        click.echo(line)
+
+
+def print_what_if(plans: "Plans", before: "Plans") -> None:
+    """What is different, and what that brings."""
+    from planner.reports.what_if import unheard, what_if_table
+
+    counts = (before.num_devices, plans.num_devices)
+    show(what_if_table(before.comparison, plans.comparison, counts))
+    for line in plans.changes:
+        click.echo(f"changed: {line}")
+    for note in unheard(before.problems[-1], plans.changes):
+        click.echo(f"note: {note}")

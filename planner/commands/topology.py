@@ -6,14 +6,19 @@ import shlex
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from planner import api
 from planner.commands.ends import one_of_several
 from planner.commands.option_types import RATE, SIZE
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, show
 from planner.errors import OptionError
+
+if TYPE_CHECKING:
+    from planner.api import Probed, Topology
 
 
 @click.group()
@@ -38,22 +43,22 @@ def list_topologies(as_json: bool) -> None:
     """
     from planner.reports.clusters import presets, presets_table
 
-    found = presets()
+    shipped = presets()
     if as_json:
-        click.echo(json.dumps({"presets": [asdict(one) for one in found]}))
+        click.echo(json.dumps({"presets": [asdict(preset) for preset in shipped]}))
     else:
-        show(presets_table(found))
+        show(presets_table(shipped))
 
 
 @topology.command()
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("cluster.yaml"),
-              show_default=True)  # fmt: skip
+              show_default=True, help="Topology to write.")  # fmt: skip
 @click.option("--nproc", type=click.IntRange(1), metavar="N",
               help="Start N processes on this host with torchrun.")  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
               show_default=True, help="cpu measures with gloo, cuda with nccl.")  # fmt: skip
 @click.option("--largest", metavar="SIZE", default="256 MiB", show_default=True,
-              help="Of the messages.")  # fmt: skip
+              help="Largest transfer to measure.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
 @click.pass_context
 def probe(
@@ -66,40 +71,35 @@ def probe(
     planner topology probe --nproc 2
 
     Every ordered pair of ranks and all-reduces of growing groups are measured, one after the
-    other; nothing else should run meanwhile. Sizes of messages go up to --largest, or for a pair
-    until one would take over 1 s.
+    other; nothing else should run meanwhile. Transfers grow up to --largest, or for a pair until
+    one would take over 1 s.
     """
+    from planner.reports.probe import probe_comments
+
     largest_bytes = SIZE.convert(largest, None, ctx)
     check_output([output], {})
     if nproc is not None and "RANK" not in os.environ:
-        from planner.launcher.torchrun import start_ranks
-
         options = ["--output", str(output), "--device", device, "--largest", largest]
-        command = ["topology", "probe", *options, *(["--json"] if as_json else [])]
-        ctx.exit(start_ranks(command, nproc))
-    from planner.clusters.yaml.write import write_topology
-    from planner.launcher.probe import probe as run
-    from planner.reports.probe import (
-        class_table,
-        probe_comments,
-        probe_json,
-        probe_lines,
-        sums_table,
-    )
-
+        ctx.exit(api.start_probe(nproc, [*options, *(["--json"] if as_json else [])]))
     with one_of_several(), bar("Probing") as tick:
-        found = run(output.stem, device=device, largest_bytes=largest_bytes, progress=tick)
-    if found is None:
-        return
-    today = datetime.now(UTC).date().isoformat()
-    write_topology(found.inferred.topology, output, probe_comments(found, today))
+        probed = api.probe(output.stem, device=device, largest=largest_bytes, progress=tick)
+    if probed is not None:
+        today = datetime.now(UTC).date().isoformat()
+        api.write_topology(probed.inferred.topology, output, probe_comments(probed, today))
+        print_probed(probed, output, as_json)
+
+
+def print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
+    """The measurements, and the file written."""
+    from planner.reports.probe import class_table, probe_json, probe_lines, sums_table
+
     if as_json:
-        click.echo(json.dumps(probe_json(found, str(output))))
+        click.echo(json.dumps(probe_json(probed, str(output))))
         return
-    show(class_table(found))
-    if found.allreduces:
-        show(sums_table(found))
-    for line in probe_lines(found):
+    show(class_table(probed))
+    if probed.allreduces:
+        show(sums_table(probed))
+    for line in probe_lines(probed):
         click.echo(line)
     click.echo(f"wrote {output}; use it: planner solve --topology {shlex.quote(str(output))}")
 
@@ -107,7 +107,7 @@ def probe(
 @topology.command("show")
 @click.argument("name")
 @click.option("--gpus", type=click.IntRange(1), metavar="N",
-              help="Only the first N devices.  [default: all]")  # fmt: skip
+              help="Show only the first N devices.  [default: all]")  # fmt: skip
 @click.option("--svg", "picture", type=click.Path(path_type=Path), help="Write a picture.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bool) -> None:
@@ -118,52 +118,55 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
     planner topology show p3
     planner topology show cluster.yaml --gpus 12 --svg cluster.svg
     """
-    from planner.clusters.places import without_dead_ends
-    from planner.clusters.yaml.read import find_topology, read_topology
-    from planner.drawing.topology_svg import svg
-    from planner.drawing.tree import tree
-    from planner.files import write_atomically
-    from planner.reports import clusters as report
-    from planner.topology import take
+    from planner.reports.clusters import topology_json
 
-    path = find_topology(name)
-    found = read_topology(path, gpus)
-    found = found if gpus is None else without_dead_ends(take(found, gpus))
+    path = api.find_topology(name)
+    cluster = api.read_topology(path, gpus, pruned=True)
     if picture is not None:
         check_output([picture], {"topology": path})
-        write_atomically(picture, svg(found).encode())
+        api.write_svg(cluster, picture)
     if as_json:
-        plain = report.topology_json(found)
+        plain = topology_json(cluster)
         click.echo(json.dumps({**plain, "svg": None if picture is None else str(picture)}))
         return
-    show(report.devices_table(found))
-    click.echo(f"{tree(found)}\n")
-    if len(found.devices) > 1:
-        for table in (
-            report.bandwidth_table(found),
-            report.latency_table(found),
-            report.classes_table(found),
-            report.collectives_table(report.collectives(found)),
-        ):
-            show(table)
-    for note in found.notes:
-        click.echo(f"note: {note}")
+    print_cluster(cluster)
     if picture is not None:
         click.echo(f"wrote {picture}")
+
+
+def print_cluster(cluster: "Topology") -> None:
+    """Devices, the tree of links, and what transfers and all-reduces take."""
+    from planner.reports import clusters as report
+    from planner.reports.charts import cluster_tree
+
+    show(report.devices_table(cluster))
+    click.echo(f"{cluster_tree(cluster)}\n")
+    if len(cluster.devices) > 1:
+        for table in (
+            report.bandwidth_table(cluster),
+            report.latency_table(cluster),
+            report.classes_table(cluster),
+            report.collectives_table(report.collectives(cluster)),
+        ):
+            show(table)
+    for note in cluster.notes:
+        click.echo(f"note: {note}")
 
 
 @topology.command("import")
 @click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--from", "form", type=click.Choice(["nvidia-smi", "astra-sim", "hostfile"]),
               help="The format of FILE.  [default: by its content]")  # fmt: skip
-@click.option("--device", metavar="TYPE", help="The type of all devices.")
+@click.option("--device", metavar="TYPE", help="Type of all devices.")
 @click.option("--type", "types", multiple=True, metavar="NAME=TYPE",
-              help="The type of a host's devices (hostfile) or of a device (nvidia-smi).",
-              )  # fmt: skip
+              help="Type of the devices of a host (hostfile) or of a device (nvidia-smi); may be"
+              " repeated.")  # fmt: skip
 @click.option("--inside", type=RATE,
-              help='Of a hostfile: from a device to its host, such as "12 GB/s".')  # fmt: skip
+              help='hostfile: bandwidth from a device to its host, such as "12 GB/s".',
+              )  # fmt: skip
 @click.option("--between", type=RATE,
-              help='Of a hostfile: from a host to the network, such as "25 Gbps".')  # fmt: skip
+              help='hostfile: bandwidth from a host to the network, such as "25 Gbps".',
+              )  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
               help="Topology to write.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -187,27 +190,36 @@ def import_cluster(
     planner topology import hostfile --type worker-1=T4 --type worker-2=L4 \\
         --inside "12 GB/s" --between "25 Gbps" -o cluster.yaml
 
-    What the file does not say, bandwidths of NVLink and PCIe above all, comes from data sheets and
-    is said in the file that is written: look through it.
+    Figures that FILE leaves out, bandwidths of NVLink and PCIe above all, are taken from data
+    sheets. The file that is written names them: look through it.
     """
-    from planner.clusters.formats.importing import import_topology
-    from planner.clusters.yaml.write import write_topology
-
-    named = {}
-    for one in types:
-        name, equals, kind = one.partition("=")
-        if not (name and equals and kind):
-            raise OptionError(f"--type {one}: expected NAME=TYPE such as worker-1=T4")
-        if name in named:
-            raise OptionError(f"--type {one}: {name} is given more than once")
-        named[name] = kind
+    named = types_by_name(types)
     check_output([output], {"file": source})
-    found = import_topology(source, form, device, named, inside, between)
-    write_topology(found, output, [f"Imported from {source.name}.", *found.notes])
+    cluster = api.import_topology(
+        source, form=form, device=device, types=named, inside=inside, between=between
+    )
+    api.write_topology(cluster, output, [f"Imported from {source.name}.", *cluster.notes])
     if as_json:
-        plain = {"written": str(output), "num_devices": len(found.devices)}
-        click.echo(json.dumps({**plain, "notes": list(found.notes)}))
+        plain = {"written": str(output), "num_devices": len(cluster.devices)}
+        click.echo(json.dumps({**plain, "notes": list(cluster.notes)}))
         return
-    for note in found.notes:
+    for note in cluster.notes:
         click.echo(f"note: {note}")
     click.echo(f"wrote {output}; look at it: planner topology show {shlex.quote(str(output))}")
+
+
+def types_by_name(types: tuple[str, ...]) -> dict[str, str]:
+    """The values of --type, NAME=TYPE each, by name.
+
+    Raises:
+        OptionError: if one is of another form, or a name is given twice.
+    """
+    named: dict[str, str] = {}
+    for text in types:
+        name, equals, kind = text.partition("=")
+        if not (name and equals and kind):
+            raise OptionError(f"--type {text}: expected NAME=TYPE such as worker-1=T4")
+        if name in named:
+            raise OptionError(f"--type {text}: {name} is given more than once")
+        named[name] = kind
+    return named

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
+from planner.support.derived import derived
 from planner.topology import Table, Topology, table_of
 
 
 def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
-    """Time of one message between two devices on an idle network, in s:
+    """Time of one transfer between two devices on an idle network, in s:
 
         latency + size / bandwidth
 
@@ -35,16 +35,16 @@ def slowest_link(
     return float(latency[pairs].max(initial=0.0)), float(width[pairs].min(initial=np.inf))
 
 
-@lru_cache(maxsize=65536)
+@derived(kept=65536)
 def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, float]:
     """Latency in s and bandwidth in bytes/s with which `ring_allreduce_s` gives the time of an
-    all-reduce over a group of at least 2 devices; what searches use.
+    all-reduce over a group of at least 2 devices. Searches use it.
 
     Without measured times these are the largest latency and the smallest bandwidth between
     neighbours of the best ring through the devices (see `routes.chain`), and the form is exact.
     With measured times (`Topology.tables`) they stand for a straight line below these (see
-    `line_below`), so that what a search finds is a bound on what `allreduce_s` says; of one or
-    two times it runs through them.
+    `line_below`), so that the time in a search is a bound on that of `allreduce_s`. With one or two
+    measured times, the line runs through them.
     """
     table = table_of(topology, devices)
     if table is None:
@@ -114,7 +114,7 @@ def allreduce_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -
 _Points = tuple[tuple[float, float], ...]
 
 
-@lru_cache(maxsize=4096)
+@derived(kept=4096)
 def _measured(topology: Topology, devices: tuple[int, ...], table: Table) -> _Points:
     """The times of a table for a group, from 0 bytes on."""
     sizes, times = zip(*table.times, strict=True)

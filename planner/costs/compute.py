@@ -3,17 +3,16 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
-from planner.calibration import Calibration
-from planner.costs.calibration import calibrated_s
+from planner.calibration import Calibration, calibrated_s
 from planner.costs.pins import PENALTY, pinned
 from planner.errors import OptionError
 from planner.problem import Optimizer, Problem
 from planner.profiles import OperatorCost, Profile, Source
 from planner.support.arrays import Floats
+from planner.support.derived import derived
 from planner.topology import DeviceType, Topology, device_type
 
 
@@ -57,7 +56,7 @@ def rescaled(profile: Profile, topology: Topology) -> tuple[str, ...]:
     return tuple(k.name for k in topology.device_types if k.name != profile.device_type)
 
 
-@lru_cache(maxsize=64)
+@derived(kept=64)
 def operator_times(
     profile: Profile, kind: DeviceType, measured_on: DeviceType | None
 ) -> OperatorTimes:
@@ -77,7 +76,7 @@ def operator_times(
         return OperatorTimes(forward, backward)
     if measured_on is None:
         raise OptionError(
-            f"the profile was made on {profile.device_type!r}, of which no speed is known, so it"
+            f"the profile was made on {profile.device_type!r}, whose speed is not known, so it"
             f" cannot be rescaled to {kind.name}; describe it under `device_types` of the topology"
         )
     here = np.array([roofline_s(o, measured_on, profile.dtype) for o in profile.operators])
@@ -90,7 +89,7 @@ def operator_times(
             f" {name}, so their times cannot be rescaled from {profile.device_type} to"
             f" {kind.name}; use a topology of {profile.device_type} devices"
         )
-    # What does nothing forward is a view, whose backward pass moves bytes.
+    # An operator that does nothing forward is a view, whose backward pass moves bytes.
     slower = measured_on.memory_bandwidth_bytes_per_s / kind.memory_bandwidth_bytes_per_s
     ratio = np.divide(there, here, out=np.full_like(here, slower), where=here > 0)
     return OperatorTimes(forward * ratio, backward * ratio)
@@ -133,7 +132,7 @@ def _times_on(problem: Problem, device: int) -> OperatorTimes:
     return _calibrated_times(problem.profile, kind, problem.measured_on, problem.calibration)
 
 
-@lru_cache(maxsize=64)
+@derived(kept=64)
 def _calibrated_times(
     profile: Profile, kind: DeviceType, measured_on: DeviceType | None, calibration: Calibration
 ) -> OperatorTimes:

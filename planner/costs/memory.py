@@ -1,8 +1,14 @@
-"""Bytes on a device: what a stage takes, and the peak that an action list reaches."""
+"""Bytes on a device: the needs of a stage, and the peak that an action list reaches.
+
+`stage_memory` says how large each kind of thing is that a stage keeps for one microbatch;
+`holdings` puts together, over the actions of a list, for which reasons bytes are held.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,32 +29,32 @@ from planner.plan import MemoryParts
 from planner.problem import Optimizer, Problem
 from planner.profiles import Profile, storage_owner
 from planner.schedules.actions import Code, Kind, piece_bytes
-from planner.strategy import Strategy
-from planner.support.arrays import Ints
+from planner.strategy import Stage, Strategy, indices_of
+from planner.support.arrays import Bools, Ints
 from planner.topology import device_type, hosts_by_name
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What one replica of a stage needs.
+    """Memory that one replica of a stage needs.
 
     Attributes:
         parameter_bytes: weights, buffers and constants, each once.
         trainable_bytes: the trained part of them: the size of the gradients and of one moment.
-        kept_bytes: alive from the forward to the backward of one microbatch: what autograd
-            stashes, the stage's inputs and outputs, and what the loss keeps.
-        boundary_bytes: the stage's inputs and the outputs that others read: what is kept if the
-            forward is run again, because an output stays until it has been sent.
-        output_bytes: of those outputs, what is no input and no parameter, or a view of one.
+        kept_bytes: alive from the forward to the backward of one microbatch: tensors stashed by
+            autograd and by the loss, and the stage's inputs and outputs.
+        boundary_bytes: the stage's inputs and the outputs that others read. Only these are kept if
+            the forward is run again; an output stays until it has been sent.
+        output_bytes: those outputs that are no input, no parameter, and no view of one.
         returned_bytes: gradients that go back to earlier stages, until they have been sent.
         forward_workspace_bytes: most bytes above `kept_bytes` while its forward runs: activations
-            that live only inside the pass, and what kernels hold for themselves.
+            that live only inside the pass, and memory that kernels take for themselves.
         backward_workspace_bytes: the same of its backward, which lets go of the stash on its way
             and makes gradients.
         left_bytes: gradients that stay on the device after its backward, for an earlier stage that
             adds to them or uses them.
         taken_bytes: those that have waited for its backward and are gone after it.
-        copied_bytes: outputs that are parts of something larger, of which copies are sent.
+        copied_bytes: outputs that are parts of something larger: copies of them are sent.
     """
 
     parameter_bytes: int
@@ -64,15 +70,23 @@ class StageMemory:
     copied_bytes: int = 0
 
 
-def stage_memory(
-    profile: Profile, operators: Iterable[int], before: Iterable[int] = ()
-) -> StageMemory:
-    """What one replica of a stage with these operators needs.
+def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -> StageMemory:
+    """Memory that one replica of a stage needs.
 
     Args:
-        before: operators of earlier stages on the same device; parameters that they hold, and
-            tensors that they read or make, are there already.
+        before: earlier stages on the same device; parameters that they hold, and tensors that they
+            read or make, are there already.
     """
+    graph = profile.graph
+    return memory_of(
+        profile, indices_of(stage, graph), [v for one in before for v in indices_of(one, graph)]
+    )
+
+
+def memory_of(
+    profile: Profile, operators: Iterable[int], before: Iterable[int] = ()
+) -> StageMemory:
+    """The same for sets of operators, by their indices, as searches have them."""
     graph, inside = profile.graph, frozenset(operators)
     tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
     there = _touched(graph, before)
@@ -108,9 +122,9 @@ def stage_memory(
 def _storages_sent(
     profile: Profile, inside: Collection[int], made: Iterable[str]
 ) -> tuple[set[str], set[str]]:
-    """Of what a stage makes for others, the storages that wait until it has been sent, without
-    those of parameters, which are there anyway; and those of them that are copies, because a
-    tensor does not fill the storage that it lies in.
+    """The storages that wait until the tensors that a stage makes for others have been sent, and
+    those of them that are copies: of tensors that do not fill the storage that they lie in.
+    Storages of parameters are left out, because they are there anyway.
     """
     tensors, parameters = tensors_by_name(profile.graph), parameters_by_name(profile.graph)
     owners = {name: storage_owner(profile, name, inside) for name in made}
@@ -134,22 +148,22 @@ def _touched(graph: Graph, operators: Iterable[int]) -> set[str]:
     }  # fmt: skip
 
 
-def device_memory(
-    profile: Profile, stages: Mapping[int, Collection[int]]
-) -> Mapping[int, StageMemory]:
-    """What the stages of one device need; what several of them use counts with the first.
+def device_memory(profile: Profile, stages: Mapping[int, Stage]) -> Mapping[int, StageMemory]:
+    """The memory of the stages of one device; parameters and tensors that several of
+    them use count with the first.
 
     Args:
-        stages: the operators of each, by its index, ascending.
+        stages: by index, ascending.
     """
-    found: dict[int, StageMemory] = {}
-    left, taken = _waiting_bytes(profile.graph, stages)
+    needs: dict[int, StageMemory] = {}
+    inside = {s: indices_of(stage, profile.graph) for s, stage in stages.items()}
+    left, taken = _waiting_bytes(profile.graph, inside)
     before: list[int] = []
-    for s, inside in stages.items():
-        need = stage_memory(profile, inside, before)
-        found[s] = replace(need, left_bytes=left[s], taken_bytes=taken[s])
-        before += inside
-    return found
+    for s, operators in inside.items():
+        need = memory_of(profile, operators, before)
+        needs[s] = replace(need, left_bytes=left[s], taken_bytes=taken[s])
+        before += operators
+    return needs
 
 
 def _waiting_bytes(
@@ -191,15 +205,16 @@ def search_bytes(
     static: float, kept: float, entering: float, leaving: float, workspace: float, warmup: int,
     rounds: int,
 ) -> float:  # fmt: skip
-    """Peak of a stage without recomputation in closed form, for search: what is static, W
-    microbatches in flight with their inputs and outputs, one more set of inputs on its way, two of
-    the gradients of what leaves (one in use, one on its way), one of gradients that go back, and
-    the workspace. With a single microbatch nothing more is on its way. Compiled by the solver that
-    searches with it.
+    """Peak of a stage without recomputation in closed form, for search.
+
+    It has the static bytes, W microbatches in flight with their inputs and outputs, one more set of
+    inputs on its way, two of the gradients of leaving tensors (one in use, one on its way), one of
+    gradients that go back, and the workspace. With a single microbatch nothing more is on its way.
+    Compiled by the solver that searches with it.
 
     Args:
         entering: bytes of the tensors that come from earlier stages.
-        leaving: bytes of the gradients of what crosses the cut behind the stage.
+        leaving: bytes of the gradients of the tensors that cross the cut behind the stage.
         rounds: microbatches per replica.
     """
     coming = min(2, rounds)
@@ -214,8 +229,8 @@ def search_recompute_bytes(
     microbatch that is being run again.
 
     Args:
-        boundary: bytes of all inputs of the stage, of what crosses the cut behind it, and of the
-            model's outputs that it makes.
+        boundary: bytes of all inputs of the stage, of the tensors that cross the cut behind it,
+            and of the model's outputs that it makes.
     """
     coming = min(2, rounds)
     return static + warmup * boundary + kept + coming * (entering + leaving) + workspace
@@ -254,9 +269,9 @@ def peak_memory(
     Args:
         code: the lists of all devices.
         device: its position among them.
-        stages: what the stages on the device need, by index, together.
-        waits: whether what goes to others is there as long as it may have to wait, whatever links
-            and other devices do (`waiting.py`); else it is gone at once.
+        stages: by index, the needs of the stages on the device.
+        waits: whether outputs and gradients stay as long as they may have to wait until they are
+            sent, however slow links and other devices are (`waiting.py`); else they go at once.
     """
     base = standing_memory(problem, stages)
     kept, buffers, workspace = use_bytes(problem, strategy, code, device, stages, waits)
@@ -273,7 +288,7 @@ def peak_memory(
 
 
 def standing_memory(problem: Problem, stages: Mapping[int, StageMemory]) -> MemoryParts:
-    """What a device holds all the time.
+    """Memory that a device holds all the time.
 
     Args:
         stages: as of `peak_memory`.
@@ -287,6 +302,226 @@ def standing_memory(problem: Problem, stages: Mapping[int, StageMemory]) -> Memo
     )
 
 
+class Holding(StrEnum):
+    """Why a device holds bytes for a while; see `holdings`."""
+
+    STASH = "stash"
+    RERUN = "made again"
+    OUTPUTS = "outputs not sent"
+    RECEIVED = "received"
+    COPIES = "copies not sent"
+    GRADIENTS = "gradients not sent"
+    LEFT = "gradients for a stage here"
+    WORKSPACE = "workspace"
+
+
+IN_STASH = (Holding.STASH, Holding.RERUN, Holding.OUTPUTS)
+IN_BUFFERS = (Holding.RECEIVED, Holding.COPIES, Holding.GRADIENTS, Holding.LEFT)
+
+
+class Contribution(NamedTuple):
+    """How the bytes held for one reason change with each action of a list.
+
+    Attributes:
+        kind: the reason.
+        from_start: (n,) bytes more from the start of each action on.
+        from_end: (n,) bytes more from its end on.
+    """
+
+    kind: Holding
+    from_start: Ints
+    from_end: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One device and its list.
+
+    Attributes:
+        stages: by index, the needs of its stages.
+        forward: (n,) which actions are forwards.
+        back: (n,) which are backwards.
+        stage: (n,) of each computation.
+        waits: as of `peak_memory`.
+    """
+
+    strategy: Strategy
+    graph: Graph
+    stages: Mapping[int, StageMemory]
+    forward: Bools
+    back: Bools
+    stage: Ints
+    waits: bool
+
+    def of_stage(self, value: Callable[[StageMemory], int]) -> Ints:
+        """(n,) a figure of the stage of each computation, 0 at other actions."""
+        return self._spread({s: value(need) for s, need in self.stages.items()})
+
+    def of_recomputed(self, value: Callable[[StageMemory], int], *, again: bool = True) -> Ints:
+        """The same of stages that run their forward again, 0 of others; or the other way round."""
+        recompute = {s: self.strategy.stages[s].recompute for s in self.stages}
+        return self._spread(
+            {s: value(need) for s, need in self.stages.items() if recompute[s] is again}
+        )
+
+    def _spread(self, values: Mapping[int, int]) -> Ints:
+        table = np.zeros(int(self.stage.max(initial=0)) + 1, dtype=np.int64)
+        for s, value in values.items():
+            table[s] = value
+        return np.where(self.forward | self.back, table[self.stage], 0)
+
+    @property
+    def alone(self) -> int | None:
+        """The only stage of the device; None if there are several."""
+        return next(iter(self.stages)) if len(self.stages) == 1 else None
+
+
+def _stash(work: _Work) -> Contribution:
+    """From the start of a forward to the end of its backward. Outputs that have been sent are gone
+    after the forward if it is run again; elsewhere they stay. Of a device with several stages,
+    none is counted as sent.
+    """
+    kept = work.of_recomputed(lambda need: need.kept_bytes, again=False)
+    kept += work.of_recomputed(lambda need: need.boundary_bytes)
+    sent = np.zeros_like(kept)
+    if work.alone is not None:
+        sent = work.of_recomputed(lambda need: need.output_bytes)
+    freed = np.where(work.forward, sent, 0) + np.where(work.back, kept - sent, 0)
+    return Contribution(Holding.STASH, np.where(work.forward, kept, 0), -freed)
+
+
+def _rerun(work: _Work) -> Contribution:
+    """While a backward runs its forward again; the inputs are there already."""
+    made = work.of_recomputed(
+        lambda need: need.kept_bytes - need.boundary_bytes + need.output_bytes
+    )
+    made = np.where(work.back, made, 0)
+    return Contribution(Holding.RERUN, made, -made)
+
+
+def _outputs(work: _Work) -> Contribution:
+    """Outputs of a stage that runs its forward again, as long as they may have to wait."""
+    one = work.of_recomputed(lambda need: need.output_bytes).max(initial=0)
+    return _level(Holding.OUTPUTS, one * _num_waiting(work))
+
+
+def _copies(work: _Work) -> Contribution:
+    """Copies of outputs that are parts of something larger, as long as they may have to wait: on a
+    device with several stages, to the end of the backward.
+    """
+    copied = work.of_recomputed(lambda need: need.copied_bytes, again=False)
+    if work.alone is not None:
+        return _level(Holding.COPIES, copied.max(initial=0) * _num_waiting(work))
+    if not work.waits:
+        return _level(Holding.COPIES, np.zeros_like(copied))
+    made = np.where(work.forward, copied, 0) - np.where(work.back, copied, 0)
+    return Contribution(Holding.COPIES, np.zeros_like(made), made)
+
+
+def _num_waiting(work: _Work) -> Ints:
+    """(n,) forwards whose outputs may have to wait; none on a device with several stages."""
+    if work.alone is None or not work.waits:
+        return np.zeros(len(work.stage), dtype=np.int64)
+    return outputs_waiting(work.strategy, work.graph, work.alone, work.forward, work.back)
+
+
+def _received(work: _Work, came: Ints, used: Ints) -> Contribution:
+    """From the posting of a receive to the computation that it is for. A forward turns the tensors
+    into inputs, which its stash contains; a backward frees the gradients when it has ended.
+
+    Args:
+        came: (n,) bytes that each receive brings.
+        used: (n,) bytes that have come for each computation.
+    """
+    return Contribution(
+        Holding.RECEIVED,
+        came - np.where(work.forward, used, 0),
+        -np.where(work.back, used, 0),
+    )
+
+
+def _gradients(work: _Work) -> Contribution:
+    """Gradients that go back to earlier stages, as long as they may have to wait: on a device with
+    several stages, those of its latest backward.
+    """
+    nothing = np.zeros(len(work.stage), dtype=np.int64)
+    if not work.waits:
+        return _level(Holding.GRADIENTS, nothing)
+    if work.alone is not None:
+        waiting = gradients_waiting(work.strategy, work.graph, work.alone, work.forward, work.back)
+        return _level(Holding.GRADIENTS, waiting)
+    made = nothing.copy()
+    made[work.back] = np.diff(work.of_stage(lambda need: need.returned_bytes)[work.back], prepend=0)
+    return Contribution(Holding.GRADIENTS, nothing, made)
+
+
+def _left(work: _Work) -> Contribution:
+    """Gradients that a backward leaves to another stage of the device, until that one's ends."""
+    change = work.of_stage(lambda need: need.left_bytes - need.taken_bytes)
+    return Contribution(Holding.LEFT, np.zeros_like(change), np.where(work.back, change, 0))
+
+
+def _workspace(work: _Work) -> Contribution:
+    """While a computation runs. After a forward the copies of its outputs are made."""
+    copied = work.of_recomputed(lambda need: need.copied_bytes, again=False)
+    forward = np.maximum(work.of_stage(lambda need: need.forward_workspace_bytes), copied)
+    backward = work.of_stage(lambda need: need.backward_workspace_bytes)
+    size = np.where(work.back, backward, forward)
+    return Contribution(Holding.WORKSPACE, size, -size)
+
+
+def _level(kind: Holding, held: Ints) -> Contribution:
+    """The contribution that amounts to these bytes during each action."""
+    return Contribution(kind, np.diff(held, prepend=0), np.zeros_like(held))
+
+
+def holdings(
+    problem: Problem,
+    strategy: Strategy,
+    code: Code,
+    device: int,
+    stages: Mapping[int, StageMemory],
+    waits: bool = True,
+) -> Mapping[Holding, Ints]:
+    """By reason, (n,) bytes that a device holds during each action of its list, in addition to its
+    `standing_memory`. Arguments as of `peak_memory`.
+    """
+    graph, mine = problem.profile.graph, slice(code.start[device], code.start[device + 1])
+    computes, backward = code.kind[mine] == Kind.COMPUTE, code.backward[mine]
+    work = _Work(
+        strategy, graph, stages, computes & ~backward, computes & backward, code.stage[mine], waits
+    )
+    parts = (
+        _stash(work), _rerun(work), _outputs(work), _received(work, *_arrivals(code, mine, graph)),
+        _copies(work), _gradients(work), _left(work), _workspace(work),
+    )  # fmt: skip
+    # One column more: a change at the end of an action is seen by the next action.
+    changes = np.zeros((len(parts), len(computes) + 1), dtype=np.int64)
+    for row, part in zip(changes, parts, strict=True):
+        row[:-1] += part.from_start
+        row[1:] += part.from_end
+    held = np.cumsum(changes, axis=1)[:, :-1]
+    return {part.kind: row for part, row in zip(parts, held, strict=True)}
+
+
+def _arrivals(code: Code, mine: slice, graph: Graph) -> tuple[Ints, Ints]:
+    """(n,) bytes that each receive of a list brings, and those that came for each computation."""
+    tensors = tensors_by_name(graph)
+    size = np.array(
+        [piece_bytes(tensors[piece.tensor], piece.box) for piece in code.pieces], dtype=np.int64
+    )
+    receives, computes = code.kind[mine] == Kind.RECEIVE, code.kind[mine] == Kind.COMPUTE
+    came = np.zeros(len(receives), dtype=np.int64)
+    came[receives] = size[code.piece[mine][receives]]
+    # A receive and the computation that it is for have stage, direction and microbatch in common.
+    microbatch = code.microbatch[mine]
+    turn = (2 * code.stage[mine] + code.backward[mine]) * (int(microbatch.max(initial=0)) + 1)
+    _, number = np.unique(turn + microbatch, return_inverse=True)
+    used = np.zeros(len(came), dtype=np.int64)
+    np.add.at(used, number[receives], came[receives])
+    return came, np.where(computes, used[number], 0)
+
+
 def use_bytes(
     problem: Problem,
     strategy: Strategy,
@@ -298,73 +533,12 @@ def use_bytes(
     """(n,) stash, buffers and workspace of a device during each action of its list. Arguments as of
     `peak_memory`.
     """
-    mine = slice(code.start[device], code.start[device + 1])
-    kind, backward, stage = code.kind[mine], code.backward[mine], code.stage[mine]
-    tensors = tensors_by_name(problem.profile.graph)
-    size = np.array(
-        [piece_bytes(tensors[piece.tensor], piece.box) for piece in code.pieces], dtype=np.int64
-    )
-    receives, computes = kind == Kind.RECEIVE, kind == Kind.COMPUTE
-    forward, back = computes & ~backward, computes & backward
-
-    def of_stage(value: Callable[[int], int]) -> Ints:
-        """(n,) a figure of the stage of each computation, 0 elsewhere."""
-        table = np.zeros(int(stage.max(initial=0)) + 1, dtype=np.int64)
-        for s in stages:
-            table[s] = value(s)
-        return np.where(computes, table[stage], 0)
-
-    again = {s: strategy.stages[s].recompute for s in stages}
-    inflight = of_stage(lambda s: stages[s].boundary_bytes if again[s] else stages[s].kept_bytes)
-    # The inputs are there already when a forward is run again.
-    rerun = of_stage(
-        lambda s: stages[s].kept_bytes - stages[s].boundary_bytes + stages[s].output_bytes
-        if again[s] else 0
-    )  # fmt: skip
-    # Outputs that have been sent are gone where the forward is run again; elsewhere they stay, and
-    # copies of those that are parts wait beside them. Of several stages, none is counted as sent.
-    gone = np.zeros(len(kind), dtype=np.int64)
-    copied = of_stage(lambda s: 0 if again[s] else stages[s].copied_bytes)
-    copies = _before(np.where(forward, copied, 0) - np.where(back, copied, 0))
-    if len(stages) == 1:
-        ((s, only),) = stages.items()
-        ahead = np.cumsum(forward) - forward - np.cumsum(back)
-        waiting = np.zeros_like(ahead)
-        if waits:
-            waiting = outputs_waiting(strategy, problem.profile.graph, s, forward, back)
-        if again[s]:
-            gone = (ahead + back - waiting) * only.output_bytes
-        copies = waiting * (0 if again[s] else only.copied_bytes)
-    # After a forward the copies of its outputs are made.
-    forward_workspace = np.maximum(of_stage(lambda s: stages[s].forward_workspace_bytes), copied)
-    backward_workspace = of_stage(lambda s: stages[s].backward_workspace_bytes)
-    left = of_stage(lambda s: stages[s].left_bytes)
-    taken = of_stage(lambda s: stages[s].taken_bytes)
-    came = np.zeros(len(kind), dtype=np.int64)
-    came[receives] = size[code.piece[mine][receives]]
-    # What has come for a computation leaves the buffers with it.
-    turn = (2 * stage + backward) * (int(code.microbatch[mine].max(initial=0)) + 1)
-    _, number = np.unique(turn + code.microbatch[mine], return_inverse=True)
-    used = np.zeros(len(kind), dtype=np.int64)
-    np.add.at(used, number[receives], came[receives])
-    used = np.where(computes, used[number], 0)
-    # A forward turns what came into inputs that are kept; a backward frees it when it has ended.
-    buffers = np.cumsum(came - np.where(forward, used, 0)) - _before(np.where(back, used, 0))
-    kept = np.cumsum(np.where(forward, inflight, 0)) - _before(np.where(back, inflight, 0))
-    # So do gradients that go back; of several stages, those of the latest backward are counted.
-    if len(stages) == 1:
-        returned = gradients_waiting(strategy, problem.profile.graph, s, forward, back)
-    else:
-        latest = np.maximum.accumulate(np.where(back, np.arange(len(kind)), -1))
-        latest = np.concatenate([[-1], latest[:-1]])
-        returned = np.where(latest >= 0, of_stage(lambda s: stages[s].returned_bytes)[latest], 0)
-    if not waits:
-        copies, returned = np.zeros_like(copies), np.zeros_like(returned)
-    returned += _before(np.where(back, left - taken, 0))
-    workspace = np.where(back, backward_workspace, forward_workspace)
-    return kept - gone + np.where(back, rerun, 0), buffers + returned + copies, workspace
+    held = holdings(problem, strategy, code, device, stages, waits)
+    stash, buffers = (_sum(held, kinds) for kinds in (IN_STASH, IN_BUFFERS))
+    return stash, buffers, held[Holding.WORKSPACE]
 
 
-def _before(changes: Ints) -> Ints:
-    """(n,) the sum of all changes before each."""
-    return np.cumsum(changes) - changes
+def _sum(held: Mapping[Holding, Ints], kinds: Iterable[Holding]) -> Ints:
+    """(n,) bytes held for several reasons together."""
+    total: Ints = np.sum([held[kind] for kind in kinds], axis=0)
+    return total

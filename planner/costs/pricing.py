@@ -1,39 +1,93 @@
-"""What the actions of a strategy cost: stage by stage, then put together."""
+"""Times and sizes of the actions of a strategy: stage by stage (`stage_price`), then put together
+(`ActionCosts`), which is all that the simulator asks for.
+"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from planner.costs.actions import ActionCosts
 from planner.costs.collectives import allreduce_s
 from planner.costs.compute import slowdowns, step_s, times_on
+from planner.graph import Graph, parameters_by_name
 from planner.problem import Problem
-from planner.strategy import Crossing, GradientSum, Stage, Strategy, used_devices
+from planner.strategy import (
+    Crossing,
+    GradientSum,
+    Stage,
+    Strategy,
+    indices_of,
+    not_runnable,
+    used_devices,
+)
 from planner.topology import device_type
 
 # By device type: forward and backward of one microbatch and the optimizer's step, in s.
 StagePrice = Mapping[str, tuple[float, float, float]]
 
 
-def stage_price(
-    problem: Problem, stage: Stage, operators: Sequence[int], trainable_bytes: int
-) -> StagePrice:
-    """What a stage costs on each type of its devices, if a device has its host to itself.
+@dataclass(frozen=True, slots=True)
+class ActionCosts:
+    """Durations and sizes of the actions of one program.
+
+    Attributes:
+        forward_s: by (stage, device), time of the forward of one microbatch, in s.
+        backward_s: by (stage, device), time of its backward, recomputation included, in s.
+        tensor_bytes: by name, size of each tensor that crosses stages, for one microbatch; its
+            gradient has the same size.
+        sum_s: time of each all-reduce of the program, in s.
+        step_s: by device, time of the optimizer's step, in s.
+        launch_s: by device, time to start a computation, all-reduce or step, in s: none where times
+            were measured operator by operator, because those contain it.
+        post_s: by device, how long posting a send or a receive keeps it from its next action, in s.
+        copy_s_per_byte: by device, time that posting takes longer for each byte of the tensor, for
+            copies that its own processor makes.
+        wire: share of a tensor's bytes that moves over its route after it was posted.
+    """
+
+    forward_s: Mapping[tuple[int, int], float]
+    backward_s: Mapping[tuple[int, int], float]
+    tensor_bytes: Mapping[str, int]
+    sum_s: tuple[float, ...]
+    step_s: Mapping[int, float]
+    launch_s: Mapping[int, float] = field(default_factory=dict)
+    post_s: Mapping[int, float] = field(default_factory=dict)
+    copy_s_per_byte: Mapping[int, float] = field(default_factory=dict)
+    wire: float = 1.0
+
+
+def stage_price(problem: Problem, stage: Stage, trainable_bytes: int | None = None) -> StagePrice:
+    """The times of a stage on each type of its devices, if a device has its host to itself.
 
     Args:
-        operators: indices of the stage's operators, ascending.
-        trainable_bytes: of the parameters that it trains.
+        trainable_bytes: of the parameters that the optimizer steps through for this stage; None for
+            all that it trains. Parameters that another stage on the device has, too, are stepped
+            through once.
+
+    Raises:
+        ValueError: if the stage is split over the devices of a replica.
     """
-    topology = problem.topology
-    found: dict[str, tuple[float, float, float]] = {}
+    if obstacle := not_runnable(stage):
+        raise ValueError(f"a stage {obstacle}")
+    topology, operators = problem.topology, indices_of(stage, problem.profile.graph)
+    if trainable_bytes is None:
+        trainable_bytes = trained_bytes(problem.profile.graph, operators)
+    prices: dict[str, tuple[float, float, float]] = {}
     for device in stage.devices:
         kind = topology.devices[device].type
-        if kind not in found:
+        if kind not in prices:
             times = times_on(problem, device)
-            found[kind] = (
+            prices[kind] = (
                 float(times.forward_s[operators].sum()),
                 float(times.backward_s[operators].sum()),
                 step_s(problem.options.optimizer, trainable_bytes, device_type(topology, device)),
             )
-    return found
+    return prices
+
+
+def trained_bytes(graph: Graph, operators: Iterable[int]) -> int:
+    """Bytes of the parameters that some operators train."""
+    parameters = parameters_by_name(graph)
+    held = {name for v in operators for name in graph.operators[v].parameters}
+    return sum(parameters[name].bytes for name in held if parameters[name].trainable)
 
 
 def action_costs(
@@ -43,16 +97,16 @@ def action_costs(
     crossing: Sequence[Crossing],
     sums: Sequence[GradientSum],
 ) -> ActionCosts:
-    """What all actions cost.
+    """Times and sizes of all actions.
 
     Args:
         prices: of each stage.
         crossing: the tensors that cross stages.
         sums: of gradients.
     """
-    topology, found = problem.topology, problem.calibration
+    topology, calibration = problem.topology, problem.calibration
     slow = slowdowns(topology, used_devices(strategy))
-    own = [d for d in slow if topology.devices[d].type == found.device_type]
+    own = [d for d in slow if topology.devices[d].type == calibration.device_type]
     alike = len(own) == len(slow)  # transfers and sums between other types are left as they are
     forward, backward, step = {}, {}, dict.fromkeys(slow, 0.0)
     for s, stage in enumerate(strategy.stages):
@@ -66,12 +120,12 @@ def action_costs(
         backward_s=backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
         sum_s=tuple(
-            (found.sums if alike else 1.0) * allreduce_s(topology, one.devices, one.bytes)
+            (calibration.sums if alike else 1.0) * allreduce_s(topology, one.devices, one.bytes)
             for one in sums
         ),
-        step_s={d: (found.steps if d in own else 1.0) * time_s for d, time_s in step.items()},
-        wire=found.wire if alike else 1.0,
-        launch_s=dict.fromkeys(own, found.launch_s),
-        post_s=dict.fromkeys(own, found.post_s),
-        copy_s_per_byte=dict.fromkeys(own, found.copy_s_per_byte),
+        step_s={d: (calibration.steps if d in own else 1.0) * time_s for d, time_s in step.items()},
+        wire=calibration.wire if alike else 1.0,
+        launch_s=dict.fromkeys(own, calibration.launch_s),
+        post_s=dict.fromkeys(own, calibration.post_s),
+        copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),
     )

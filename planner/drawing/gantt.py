@@ -11,7 +11,7 @@ from planner.simulator.timeline import Timeline
 
 
 class Kind(StrEnum):
-    """What a device does, as one colour or sign."""
+    """The activities of a device that have a colour and a sign of their own."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -22,7 +22,7 @@ class Kind(StrEnum):
     IDLE = "idle"
 
 
-# What a cell is filled with behind the number of its microbatch.
+# The signs that fill a cell behind the number of its microbatch.
 SIGNS: Mapping[Kind, str] = {
     Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.SUM: "+", Kind.STEP: "o", Kind.POST: "'",
     Kind.TRANSFER: "~", Kind.IDLE: " ",
@@ -38,7 +38,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GanttRow:
     """One device.
 
     Attributes:
@@ -56,7 +56,7 @@ class Row:
 
 
 def kind_of(action: Action) -> Kind:
-    """What an action that occupies its device is shown as."""
+    """The kind of an action that occupies its device."""
     match action:
         case Compute(Direction.FORWARD):
             return Kind.FORWARD
@@ -70,17 +70,17 @@ def kind_of(action: Action) -> Kind:
             return Kind.POST
 
 
-# What a cell shows: the kind, and the stage and microbatch of a computation, else -1.
+# The content of a cell: the kind, and the stage and microbatch of a computation, else -1.
 _Shown = tuple[Kind, int, int]
 
 
-def gantt(timeline: Timeline, width: int) -> tuple[Row, ...]:
-    """The picture, by device. A cell shows what takes most of its time, a transfer only where the
-    device does nothing else. A computation bears the number of its microbatch where there is room,
-    behind that of its stage where the device runs several.
+def gantt(timeline: Timeline, width: int) -> tuple[GanttRow, ...]:
+    """The picture, by device. A cell shows the activity that takes most of its time, a transfer
+    only where the device does nothing else. A computation bears the number of its microbatch where
+    there is room, behind the number of its stage where the device runs several.
 
     Args:
-        width: how many cells a row has, at least 1.
+        width: the number of cells in a row, at least 1.
     """
     cell_s = timeline.iteration_s / width
     devices = {event.device for event in timeline.events}
@@ -106,15 +106,16 @@ def gantt(timeline: Timeline, width: int) -> tuple[Row, ...]:
         cells = zip(shares[device], moving[device], strict=True)
         shown = [_most(share, moved_s, cell_s) for share, moved_s in cells]
         several = len(stages[device]) > 1
-        runs = [(what, len(list(some))) for what, some in groupby(shown)]
-        rows.append(Row(device, tuple(_segment(what, length, several) for what, length in runs)))
+        runs = [(content, len(list(some))) for content, some in groupby(shown)]
+        segments = (_segment(content, length, several) for content, length in runs)
+        rows.append(GanttRow(device, tuple(segments)))
     return tuple(rows)
 
 
 def _cells(
     start_s: float, end_s: float, cell_s: float, width: int
 ) -> Iterator[tuple[int, float]]:  # fmt: skip
-    """The cells that a time touches, and how much of it is in each."""
+    """The cells that a time span touches, and its share in each, in s."""
     if cell_s <= 0.0:
         return
     first, last = int(start_s / cell_s), int(end_s / cell_s)
@@ -125,7 +126,7 @@ def _cells(
 
 
 def _most(shares: Mapping[_Shown, float], moving_s: float, cell_s: float) -> _Shown:
-    """What a cell shows: of equals, what comes first in it."""
+    """The content of a cell: of equally long activities, the first one."""
     idle_s = max(0.0, cell_s - sum(shares.values()))
     rest: _Shown = (Kind.TRANSFER if moving_s >= idle_s / 2 > 0.0 else Kind.IDLE, -1, -1)
     return max([*shares.items(), (rest, idle_s)], key=lambda one: one[1])[0]

@@ -1,12 +1,11 @@
 """A timeline as SVG: a lane of actions per device, a thin one of its transfers below, time to the
-right. What is narrower than half a pixel is drawn together with its neighbours of the same kind.
+right. Bars narrower than half a pixel are drawn together with their neighbours of the same kind.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from html import escape
 
 from planner.drawing.gantt import Kind, kind_of
-from planner.drawing.topology_layout import text_width
+from planner.drawing.svg import INK, PAPER, document, element, rectangle, text_width, words
 from planner.schedules.actions import Compute
 from planner.simulator.timeline import Timeline
 from planner.units import format_seconds
@@ -16,18 +15,16 @@ COLOURS: Mapping[Kind, str] = {
     Kind.FORWARD: "#56b4e9", Kind.BACKWARD: "#009e73", Kind.SUM: "#e69f00", Kind.STEP: "#cc79a7",
     Kind.POST: "#999999", Kind.TRANSFER: "#8c6d31",
 }  # fmt: skip
-INK, PAPER, LANE, LINE = "#1a1a1a", "#ffffff", "#f1f3f5", "#c9cfd6"
-FONT = "font-family='Helvetica, Arial, sans-serif'"
+LANE = "#f1f3f5"
 HEIGHT, THIN, GAP, MARGIN = 22.0, 5.0, 8.0, 12.0
 LETTERS = 10.0
 
-# (kind, left, right, label) in pixels.
-_Box = tuple[Kind, float, float, str]
+# (kind, left, right, label) in pixels from the left end of the lanes.
+_Bar = tuple[Kind, float, float, str]
 
 
 def gantt_svg(timeline: Timeline, names: Mapping[int, str], width: int = 1200) -> str:
-    """The picture: a whole SVG file, the same for the same timeline. All colours are its own, so
-    that it reads on light and on dark pages.
+    """The picture: a whole SVG file, the same for the same timeline.
 
     Args:
         names: of all devices in the timeline, by index.
@@ -41,28 +38,22 @@ def gantt_svg(timeline: Timeline, names: Mapping[int, str], width: int = 1200) -
     body = []
     for row, device in enumerate(devices):
         top = MARGIN + step * row
-        body.append(_rectangle(left, top, width, HEIGHT + THIN, LANE))
-        body.append(_words(names[device], left - GAP, top + HEIGHT / 2 + 4, "end"))
-        for box in _merged(_actions(timeline, device, scale)):
-            body += _drawn(box, left, top, HEIGHT - 1)
-        for box in _merged(_transfers(timeline, device, scale)):
-            body += _drawn(box, left, top + HEIGHT, THIN)
+        body.append(rectangle(left, top, width, HEIGHT + THIN, LANE))
+        body.append(words(names[device], left - GAP, top + HEIGHT / 2 + 4, LETTERS, "end"))
+        for bar in _merged(_actions(timeline, device, scale)):
+            body += _drawn(bar, left, top, HEIGHT - 1)
+        for bar in _merged(_transfers(timeline, device, scale)):
+            body += _drawn(bar, left, top + HEIGHT, THIN)
     body += _axis(timeline.iteration_s, left, axis, width)
     kinds = {kind_of(event.action) for event in timeline.events}
     kinds |= {Kind.TRANSFER} if timeline.flows else set()
     body += _legend(kinds, left, axis + 34)
-    whole, bottom = left + width + MARGIN + 30, axis + 50
     title = f"{len(devices)} devices, {format_seconds(timeline.iteration_s)} per iteration"
-    head = (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{whole:.0f}' height='{bottom:.0f}'"
-        f" viewBox='0 0 {whole:.0f} {bottom:.0f}' role='img' {FONT}>"
-    )
-    paper = _rectangle(0, 0, whole, bottom, PAPER)
-    return "\n".join([head, f"<title>{escape(title)}</title>", paper, *body, "</svg>"]) + "\n"
+    return document(title, left + width + MARGIN + 30, axis + 50, body)
 
 
-def _actions(timeline: Timeline, device: int, scale: float) -> Iterator[_Box]:
-    """What occupies a device."""
+def _actions(timeline: Timeline, device: int, scale: float) -> Iterator[_Bar]:
+    """The actions that occupy a device."""
     own = [event for event in timeline.events if event.device == device]
     stages = {event.action.stage for event in own if isinstance(event.action, Compute)}
     for event in sorted(own, key=lambda e: (e.start_s, e.end_s)):
@@ -73,8 +64,8 @@ def _actions(timeline: Timeline, device: int, scale: float) -> Iterator[_Box]:
         yield kind_of(event.action), event.start_s * scale, event.end_s * scale, label
 
 
-def _transfers(timeline: Timeline, device: int, scale: float) -> Iterator[_Box]:
-    """What goes to and from a device; what overlaps is drawn once."""
+def _transfers(timeline: Timeline, device: int, scale: float) -> Iterator[_Bar]:
+    """The transfers to and from a device; where some overlap, one bar."""
     reached = 0.0
     own = [flow for flow in timeline.flows if device in (flow.source, flow.target)]
     for start, end in sorted((flow.start_s * scale, flow.end_s * scale) for flow in own):
@@ -83,43 +74,47 @@ def _transfers(timeline: Timeline, device: int, scale: float) -> Iterator[_Box]:
             reached = end
 
 
-def _merged(boxes: Iterable[_Box]) -> Iterator[_Box]:
-    """Neighbours of the same kind together, where one of them or what is between is too narrow."""
-    last: _Box | None = None
-    for box in boxes:
+def _merged(bars: Iterable[_Bar]) -> Iterator[_Bar]:
+    """The bars with neighbours of one kind joined, where one of them is too narrow to be seen and
+    so is the gap between them.
+    """
+    last: _Bar | None = None
+    for bar in bars:
         if last is not None:
             kind, left, right, _ = last
-            narrow = min(box[2] - box[1], right - left) < 0.5
-            if kind is box[0] and box[1] - right < 0.5 and narrow:
-                last = kind, left, max(right, box[2]), ""
+            narrow = min(bar[2] - bar[1], right - left) < 0.5
+            if kind is bar[0] and bar[1] - right < 0.5 and narrow:
+                last = kind, left, max(right, bar[2]), ""
                 continue
             yield last
-        last = box
+        last = bar
     if last is not None:
         yield last
 
 
-def _drawn(box: _Box, left: float, top: float, height: float) -> Iterator[str]:
-    kind, start, end, label = box
-    yield _rectangle(left + start, top, max(end - start, 0.2), height, COLOURS[kind], PAPER)
+def _drawn(bar: _Bar, left: float, top: float, height: float) -> Iterator[str]:
+    kind, start, end, label = bar
+    outline: dict[str, float | str] = {"stroke": PAPER, "stroke_width": 0.5}
+    width = max(end - start, 0.2)
+    yield rectangle(left + start, top, width, height, COLOURS[kind], **outline)
     if label and text_width(label, LETTERS) + 3 < end - start:
-        yield _words(label, left + (start + end) / 2, top + height / 2 + 4, "middle")
+        yield words(label, left + (start + end) / 2, top + height / 2 + 4, LETTERS)
 
 
 def _axis(iteration_s: float, left: float, top: float, width: float) -> Iterator[str]:
     """Times below the lanes, at a round distance."""
-    yield f"<path d='M{left:.1f} {top:.1f}h{width:.1f}' stroke='{INK}'/>"
+    yield element("line", x1=left, y1=top, x2=left + width, y2=top, stroke=INK)
     if iteration_s <= 0:
         return
     tick_s = _round_step(iteration_s / 8)
     for i in range(int(iteration_s / tick_s) + 1):
         x = left + i * tick_s / iteration_s * width
-        yield f"<path d='M{x:.1f} {top:.1f}v4' stroke='{INK}'/>"
-        yield _words(format_seconds(i * tick_s) if i else "0", x, top + 15, "middle")
+        yield element("line", x1=x, y1=top, x2=x, y2=top + 4, stroke=INK)
+        yield words(format_seconds(i * tick_s) if i else "0", x, top + 15, LETTERS)
 
 
 def _round_step(least_s: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is no less.
+    """The smallest of 1, 2 and 5 times a power of ten that is at least this.
 
     >>> _round_step(0.3), _round_step(2.0)
     (0.5, 2.0)
@@ -136,22 +131,6 @@ def _legend(kinds: set[Kind], left: float, top: float) -> Iterator[str]:
     x = left
     for kind in Kind:
         if kind in kinds:
-            yield _rectangle(x, top - 9, 12, 10, COLOURS[kind])
-            yield _words(kind.value, x + 16, top, "start")
+            yield rectangle(x, top - 9, 12, 10, COLOURS[kind])
+            yield words(kind.value, x + 16, top, LETTERS, "start")
             x += 34 + text_width(kind.value, LETTERS)
-
-
-def _rectangle(
-    x: float, y: float, width: float, height: float, fill: str, stroke: str = "none"
-) -> str:
-    return (
-        f"<rect x='{x:.2f}' y='{y:.2f}' width='{width:.2f}' height='{height:.2f}' fill='{fill}'"
-        f" stroke='{stroke}' stroke-width='0.5'/>"
-    )
-
-
-def _words(text: str, x: float, y: float, anchor: str) -> str:
-    return (
-        f"<text x='{x:.1f}' y='{y:.1f}' font-size='{LETTERS:.0f}' fill='{INK}'"
-        f" text-anchor='{anchor}'>{escape(text)}</text>"
-    )

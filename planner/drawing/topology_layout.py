@@ -7,22 +7,21 @@ where some of them are linked to each other directly. Switches that join hosts s
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from planner.clusters.places import homes, neighbours
 from planner.clusters.routes import chain
+from planner.drawing.svg import text_width
 from planner.drawing.tree import heights, upward
+from planner.support.derived import derived
 from planner.topology import Host, Topology
 
-# Of devices in a host.
-MOST_IN_A_ROW = 8
+# Devices in a row of a host.
+MAX_IN_A_ROW = 8
 # Room between things, in a host and between hosts; the latter has lines in it.
 GAP, GUTTER = 16.0, 44.0
 DEVICE_HEIGHT, SWITCH_HEIGHT, HEADER = 36.0, 22.0, 24.0
 # Between a row and the next one, for the lines.
 STEP = 40.0
-# Width of a letter, as a share of the size of the font: somewhat more than most are.
-LETTER = 0.62
 ASPECT = 1.6
 
 
@@ -75,12 +74,12 @@ class Layout:
 
     Attributes:
         vertices: devices, switches and hosts, by name; a host is where its links meet.
-        frames: around a host and what stands in it, by the host's name.
+        frames: around a host and everything in it, by the host's name.
         round: the hosts whose devices stand on a circle.
         rows: by device, its row in the host, 0 for the upper one.
         lines: by host, the row of the grid.
-        width: of the picture.
-        height: likewise.
+        width: of the picture, in pixels.
+        height: of the picture, in pixels.
     """
 
     vertices: Mapping[str, Box]
@@ -90,11 +89,6 @@ class Layout:
     lines: Mapping[str, int]
     width: float
     height: float
-
-
-def text_width(text: str, size: float) -> float:
-    """Room that a line of text takes, in pixels, for a size of the font."""
-    return LETTER * size * len(text)
 
 
 def layout(topology: Topology) -> Layout:
@@ -128,18 +122,18 @@ def layout(topology: Topology) -> Layout:
 
 
 def _own(topology: Topology, host: Host) -> Sequence[str]:
-    """Its devices, those of one switch beside each other."""
+    """The devices of a host, those of one switch beside each other."""
     return _owned(topology)[host.name]
 
 
-@lru_cache(maxsize=8)
+@derived
 def _owned(topology: Topology) -> Mapping[str, Sequence[str]]:
     up = upward(topology)
     order = {switch: i for i, switch in enumerate(topology.switches)}
-    found: dict[str, list[str]] = {host.name: [] for host in topology.hosts}
+    owned: dict[str, list[str]] = {host.name: [] for host in topology.hosts}
     for device in topology.devices:
-        found[device.host].append(device.name)
-    return {h: sorted(own, key=lambda name: order.get(up[name], -1)) for h, own in found.items()}
+        owned[device.host].append(device.name)
+    return {h: sorted(own, key=lambda name: order.get(up[name], -1)) for h, own in owned.items()}
 
 
 def _is_round(topology: Topology, host: Host) -> bool:
@@ -149,11 +143,11 @@ def _is_round(topology: Topology, host: Host) -> bool:
 
 
 def _rows(topology: Topology, host: Host) -> dict[str, int]:
-    return {name: i // MOST_IN_A_ROW for i, name in enumerate(_own(topology, host))}
+    return {name: i // MAX_IN_A_ROW for i, name in enumerate(_own(topology, host))}
 
 
 def _inside(topology: Topology, host: Host) -> tuple[dict[str, Box], Box]:
-    """What stands in a host, from the upper left corner of its frame on, and the frame."""
+    """The vertices in a host, relative to the upper left corner of its frame, and the frame."""
     drawn = _circle if _is_round(topology, host) else _stack
     boxes = drawn(topology, host)
     width = max(box.right for box in boxes.values()) + GAP
@@ -175,7 +169,7 @@ def _switch_box(name: str) -> Box:
 
 
 def _inner(topology: Topology, host: Host) -> list[list[str]]:
-    """The switches in a host, by how far they are below it."""
+    """The switches in a host, by their depth below it in the tree."""
     up, home = upward(topology), homes(topology)
     rows: list[list[str]] = []
     for switch in topology.switches:
@@ -196,7 +190,7 @@ def _stack(topology: Topology, host: Host) -> dict[str, Box]:
     y = HEADER + STEP + len(above) * (SWITCH_HEIGHT + STEP) + DEVICE_HEIGHT / 2
     boxes = {}
     for i, name in enumerate(names):
-        row, column = divmod(i, MOST_IN_A_ROW)
+        row, column = divmod(i, MAX_IN_A_ROW)
         x = GAP + width / 2 + column * (width + GAP)
         boxes[name] = Box(x, y + row * (DEVICE_HEIGHT + GAP + 6), width, DEVICE_HEIGHT)
     for depth in reversed(range(len(above))):
@@ -208,23 +202,26 @@ def _stack(topology: Topology, host: Host) -> dict[str, Box]:
 def _spread(
     topology: Topology, switches: Sequence[str], below: Mapping[str, Box], y: float
 ) -> dict[str, Box]:
-    """Switches of one row, each over the middle of what hangs on it, side by side."""
+    """Switches of one row, side by side, each over the middle of the vertices that hang on it."""
     up, beside = upward(topology), neighbours(topology)
     middle = sum(box.x for box in below.values()) / max(1, len(below))
 
     def wanted(switch: str) -> float:
+        # The middle of its children in the tree; without any, of all that it is linked to.
         hanging = [box.x for name, box in below.items() if up.get(name) == switch]
         hanging = hanging or [below[name].x for name in beside[switch] if name in below]
         return sum(hanging) / len(hanging) if hanging else middle
 
-    found: dict[str, Box] = {}
+    # From left to right in the order of the wanted places, each as near to its own as the one
+    # before lets it: the row may grow to the right, and never overlaps.
+    placed: dict[str, Box] = {}
     left = GAP
     for switch in sorted(switches, key=wanted):
         box = _switch_box(switch)
         x = max(wanted(switch), left + box.width / 2)
-        found[switch] = box.at(x, y)
+        placed[switch] = box.at(x, y)
         left = x + box.width / 2 + GAP
-    return found
+    return placed
 
 
 def _circle(topology: Topology, host: Host) -> dict[str, Box]:
@@ -236,10 +233,12 @@ def _circle(topology: Topology, host: Host) -> dict[str, Box]:
     ring = chain(topology, tuple(sorted(index[name] for name in names)), closed=True)
     width = _device_width(topology, names)
     inner = _inner(topology, host)
+    # The circumference has room for all devices and three gaps after each.
     radius = max(170.0 if inner else 96.0, len(names) * (width + 3 * GAP) / (2 * math.pi))
     middle_x = middle_y = 2 * radius
     boxes = {}
     for i, d in enumerate(ring):
+        # Clockwise from the top, which is the middle between the last and the first device.
         angle = 2 * math.pi * (i + 0.5) / len(ring) - math.pi / 2
         boxes[topology.devices[d].name] = Box(
             middle_x + radius * math.cos(angle),
@@ -249,6 +248,8 @@ def _circle(topology: Topology, host: Host) -> dict[str, Box]:
         )
     up = upward(topology)
     for depth, switches in reversed(list(enumerate(inner))):
+        # The deeper a switch, the farther out it stands, up to about half of the radius, in the
+        # direction of its devices; spread evenly if these are all around.
         share = 0.3 + 0.12 * min(depth, 2)
         for i, switch in enumerate(switches):
             near = [boxes[name] for name in boxes if up.get(name) == switch]
@@ -257,6 +258,7 @@ def _circle(topology: Topology, host: Host) -> dict[str, Box]:
                 dx = sum(box.x for box in near) / len(near) - middle_x
                 dy = sum(box.y for box in near) / len(near) - middle_y
                 angle = math.atan2(dy, dx) if math.hypot(dx, dy) > 1 else angle
+            # Boxes are wider than high, so they need more room across.
             x = middle_x + 1.3 * share * radius * math.cos(angle)
             boxes[switch] = _switch_box(switch).at(x, middle_y + share * radius * math.sin(angle))
     boxes[host.name] = Box(middle_x, middle_y, text_width(host.name, 11) + 14, SWITCH_HEIGHT)
@@ -270,7 +272,7 @@ def _circle(topology: Topology, host: Host) -> dict[str, Box]:
 
 def _grid(topology: Topology, frames: Mapping[str, Box]) -> tuple[dict[str, Box], dict[str, int]]:
     """The frames of the hosts in rows, and the row of each. Where several switches have hosts, the
-    hosts of each are a column; else rows are as long as makes the picture wider than high.
+    hosts of each are a column; else the length of the rows makes the picture wider than high.
     """
     wide = max(frame.width for frame in frames.values()) + GUTTER
     high = max(frame.height for frame in frames.values()) + GUTTER
@@ -284,19 +286,20 @@ def _grid(topology: Topology, frames: Mapping[str, Box]) -> tuple[dict[str, Box]
         ]
     else:
         names, count = list[str | None](frames), len(frames)
+        # columns x wide = ASPECT x rows x high, with columns x rows = count.
         columns = max(1, math.ceil(math.sqrt(count * ASPECT * high / wide)))
-        # As many rows, as equal as can be.
+        # The same number of rows, with lengths as equal as possible.
         columns = math.ceil(count / math.ceil(count / columns))
         rows = [names[start : start + columns] for start in range(0, count, columns)]
-    found, lines = {}, {}
+    placed, lines = {}, {}
     y = 0.0
     for line, row in enumerate(rows):
         there = [(column, name) for column, name in enumerate(row) if name is not None]
         for column, name in there:
-            found[name] = frames[name].at(column * wide, y)
+            placed[name] = frames[name].at(column * wide, y)
             lines[name] = line
         y += max(frames[name].height for _, name in there) + GUTTER
-    return found, lines
+    return placed, lines
 
 
 def _switch_rows(topology: Topology) -> int:
@@ -306,13 +309,13 @@ def _switch_rows(topology: Topology) -> int:
 def _outer(
     topology: Topology, vertices: Mapping[str, Box], frames: Mapping[str, Box], top: float
 ) -> dict[str, Box]:
-    """The switches that join hosts, in rows by their height, each over what it joins."""
-    found: dict[str, Box] = {}
+    """The switches that join hosts, in rows by their height, each over the vertices it joins."""
+    placed: dict[str, Box] = {}
     height = heights(topology)
     home = homes(topology)
     places = {v: frames[home[v] or ""] for v in vertices}
     for level in range(1, _switch_rows(topology) + 1):
         row = [switch for switch in topology.switches if height.get(switch) == level]
         y = top - STEP - (level - 1) * (SWITCH_HEIGHT + STEP) - SWITCH_HEIGHT / 2
-        found |= _spread(topology, row, {**places, **found}, y)
-    return found
+        placed |= _spread(topology, row, {**places, **placed}, y)
+    return placed

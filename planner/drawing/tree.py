@@ -1,21 +1,21 @@
-"""A topology as its connections, and as a tree of text; `pictures_svg.py` draws it."""
+"""A topology as its connections, and as a tree of text; `topology_svg.py` draws it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 
 from planner.clusters.places import homes, neighbours
+from planner.support.derived import derived
 from planner.topology import Link, Topology
 from planner.units import format_bytes, format_rate, format_seconds
 
-# Of the names at the other ends of links, a line of the tree has so many.
-MOST_ENDS = 8
+# A line of the tree names at most this number of other ends of links.
+MAX_ENDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A connection of two vertices, both directions together.
+class Connection:
+    """Two vertices that are linked, both directions together.
 
     Attributes:
         a: the vertex that the first of its links starts at.
@@ -32,20 +32,20 @@ class Pair:
     bandwidth_bytes_per_s: float
 
 
-def pairs(topology: Topology) -> tuple[Pair, ...]:
+def connections(topology: Topology) -> tuple[Connection, ...]:
     """The connections, in the order of the links."""
-    found: dict[frozenset[str], list[Link]] = {}
+    between: dict[frozenset[str], list[Link]] = {}
     for link in topology.links:
-        found.setdefault(frozenset((link.source, link.target)), []).append(link)
+        between.setdefault(frozenset((link.source, link.target)), []).append(link)
     return tuple(
-        Pair(
+        Connection(
             links[0].source,
             links[0].target,
             " / ".join(dict.fromkeys(map(_figures, links))),
             " / ".join(dict.fromkeys(format_rate(x.bandwidth_bytes_per_s) for x in links)),
             max(link.bandwidth_bytes_per_s for link in links),
         )
-        for links in found.values()
+        for links in between.values()
     )
 
 
@@ -55,34 +55,34 @@ def _figures(link: Link) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
-    """A line of the tree and what hangs on it.
+class _TreeLine:
+    """A line of the tree and the lines below it.
 
     Attributes:
         name: of the vertex.
-        words: what follows it.
-        others: what it is linked to besides, by the figures of the link.
-        below: what hangs on it.
+        words: its type or memory, and the figures of its link up.
+        others: the ends of its further links, by their figures.
+        below: the vertices that hang on it.
     """
 
     name: str
     words: tuple[str, ...]
     others: tuple[tuple[str, tuple[str, ...]], ...]
-    below: tuple["_Node", ...]
+    below: tuple["_TreeLine", ...]
 
-    def all(self) -> Iterator["_Node"]:
-        """It and all that hangs on it."""
+    def all(self) -> Iterator["_TreeLine"]:
+        """The node and all nodes below it."""
         yield self
         for node in self.below:
             yield from node.all()
 
     @property
     def text(self) -> str:
-        """What follows the name, in one line."""
+        """The text behind the name."""
         parts = list(self.words)
         for figures, ends in self.others:
-            more = f" and {len(ends) - MOST_ENDS} more" if len(ends) > MOST_ENDS else ""
-            parts.append(f"to {' '.join(ends[:MOST_ENDS])}{more}: {figures}")
+            more = f" and {len(ends) - MAX_ENDS} more" if len(ends) > MAX_ENDS else ""
+            parts.append(f"to {' '.join(ends[:MAX_ENDS])}{more}: {figures}")
         return "; ".join(parts)
 
     @property
@@ -92,10 +92,12 @@ class _Node:
 
     @property
     def shape(self) -> object:
-        """What it has in common with nodes that are alike: all but the names."""
+        """Equal for nodes that are drawn together: everything but the names. Ends of links inside
+        the node are numbered, so that equal insides are equal.
+        """
         index = {node.name: str(i) for i, node in enumerate(self.all())}
 
-        def of(node: "_Node") -> object:
+        def of(node: "_TreeLine") -> object:
             ends = ((f, tuple(index.get(end, end) for end in ends)) for f, ends in node.others)
             return node.words, tuple(ends), tuple(map(of, node.below))
 
@@ -104,20 +106,20 @@ class _Node:
 
 def tree(topology: Topology) -> str:
     """Hosts, switches, devices and links as a tree of text. Switches that join hosts are at the
-    top; what a vertex is linked to besides stands behind it. Runs of neighbours that are alike are
-    drawn once.
+    top; the further links of a vertex stand behind it. Runs of neighbours that are alike are drawn
+    once.
     """
     up = upward(topology)
     below: dict[str | None, list[str]] = {}
     names = [host.name for host in topology.hosts]
     for vertex in (*topology.switches, *names, *(device.name for device in topology.devices)):
         below.setdefault(up.get(vertex), []).append(vertex)
-    label = {frozenset((pair.a, pair.b)): pair.label for pair in pairs(topology)}
+    label = {frozenset((one.a, one.b)): one.label for one in connections(topology)}
     devices = {device.name: device for device in topology.devices}
     hosts = {host.name: host for host in topology.hosts}
     rank = dict.fromkeys(names, 1) | dict.fromkeys(devices, 2)
 
-    def node(vertex: str) -> _Node:
+    def node(vertex: str) -> _TreeLine:
         words = [devices[vertex].type] if vertex in devices else []
         if vertex in hosts:
             cores, memory = hosts[vertex].cores, hosts[vertex].memory_bytes
@@ -131,7 +133,7 @@ def tree(topology: Topology) -> str:
             if other != parent and not told_there:
                 others.setdefault(label[frozenset((vertex, other))], []).append(other)
         ends = tuple((figures, tuple(names)) for figures, names in others.items())
-        return _Node(vertex, tuple(words), ends, tuple(map(node, below.get(vertex, ()))))
+        return _TreeLine(vertex, tuple(words), ends, tuple(map(node, below.get(vertex, ()))))
 
     count = len(topology.devices)
     lines = [f"{topology.name}: {count} device{'s' * (count > 1)}"]
@@ -139,9 +141,9 @@ def tree(topology: Topology) -> str:
     return "\n".join(lines)
 
 
-@lru_cache(maxsize=8)
+@derived
 def upward(topology: Topology) -> Mapping[str, str]:
-    """Per vertex, what it hangs on; nothing for those at the top.
+    """The vertex that each vertex hangs on; none for those at the top.
 
     A device hangs on the switch in its host that it is linked to, if there is one such switch, else
     on its host; a switch in a host on the one before it on the way to the host, else on the host;
@@ -149,25 +151,25 @@ def upward(topology: Topology) -> Mapping[str, str]:
     """
     home, beside = homes(topology), neighbours(topology)
     switches = set(topology.switches)
-    found: dict[str, str] = {}
+    up: dict[str, str] = {}
     for device in topology.devices:
         inner = [
             other
             for other in beside[device.name]
             if other in switches and home[other] == device.host
         ]
-        found[device.name] = inner[0] if len(inner) == 1 else device.host
+        up[device.name] = inner[0] if len(inner) == 1 else device.host
     for host in topology.hosts:
         ring = [host.name]
         for vertex in ring:
             inner = [o for o in beside[vertex] if o in switches and home[o] == host.name]
-            new = [other for other in inner if other not in found]
-            found |= dict.fromkeys(new, vertex)
+            new = [other for other in inner if other not in up]
+            up |= dict.fromkeys(new, vertex)
             ring += new
     for switch in topology.switches:
         own = home[switch]
-        if own is not None and switch not in found:
-            found[switch] = own
+        if own is not None and switch not in up:
+            up[switch] = own
     inside: dict[str | None, list[str]] = {}
     for vertex, own in home.items():
         inside.setdefault(own, []).append(vertex)
@@ -175,31 +177,31 @@ def upward(topology: Topology) -> Mapping[str, str]:
         ends = [host.name, *inside[host.name]]
         above = [other for vertex in ends for other in beside[vertex] if home[other] is None]
         if above:
-            found[host.name] = above[0]
+            up[host.name] = above[0]
     for switch, height in heights(topology).items():
         above = [o for o in beside[switch] if heights(topology).get(o, 0) == height + 1]
         if above:
-            found[switch] = above[0]
-    return found
+            up[switch] = above[0]
+    return up
 
 
-@lru_cache(maxsize=8)
+@derived
 def heights(topology: Topology) -> Mapping[str, int]:
-    """Per switch that joins hosts, how many links it is above them; 1 for the lowest."""
+    """Per switch that joins hosts, its distance from them in links; 1 for the lowest."""
     home, beside = homes(topology), neighbours(topology)
     outer = [switch for switch in topology.switches if home[switch] is None]
     ring = [s for s in outer if any(home[other] is not None for other in beside[s])]
-    found = dict.fromkeys(ring, 1)
+    height = dict.fromkeys(ring, 1)
     while ring:
         higher = dict.fromkeys(
-            o for s in ring for o in beside[s] if home[o] is None and o not in found
+            o for s in ring for o in beside[s] if home[o] is None and o not in height
         )
-        found |= dict.fromkeys(higher, max(found.values()) + 1)
+        height |= dict.fromkeys(higher, max(height.values()) + 1)
         ring = list(higher)
-    return found | {switch: 1 for switch in outer if switch not in found}
+    return height | {switch: 1 for switch in outer if switch not in height}
 
 
-def _drawn(nodes: Sequence[_Node], indent: str) -> list[str]:
+def _drawn(nodes: Sequence[_TreeLine], indent: str) -> list[str]:
     """The lines of some siblings."""
     lines = []
     runs = [list(some) for _, some in groupby(nodes, key=lambda one: (one.stem, one.shape))]

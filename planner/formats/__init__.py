@@ -1,9 +1,8 @@
 """Readers and writers of foreign formats, and the one entry that reads a profile from any of them.
 
-A file is recognised by what it holds, not by its name.
+A file is recognised by its content, not by its name.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from planner.files import (
     PROFILE_FORMAT,
     PROFILE_SET_FORMAT,
     STRATEGY_FORMAT,
+    STRATEGY_FORMATS,
+    json_of,
     read_profile,
     read_profile_set,
     read_text,
@@ -51,16 +52,17 @@ def detect(path: Path) -> str:
     if not text.lstrip().startswith(("{", "[")) and is_graph_txt(text):
         return GRAPH_TXT
     try:
-        plain = json.loads(text)
+        plain = json_of(text)
     except (ValueError, RecursionError) as error:
         is_json = text.lstrip().startswith(("{", "["))
         what = f"JSON that breaks off: {error}" if is_json else "neither JSON nor lines of nodes"
         raise FileError(f"{path}: expected a profile, got {what}; {_ADVICE}") from None
     if isinstance(plain, dict):
         if "format" in plain:
-            # Whose version is wrong is said by the reader of that format.
-            own = (STRATEGY_FORMAT, PROFILE_SET_FORMAT)
-            return plain["format"] if plain["format"] in own else PROFILE_FORMAT
+            # The reader of the format complains about a wrong version.
+            if plain["format"] in STRATEGY_FORMATS:
+                return STRATEGY_FORMAT
+            return PROFILE_SET_FORMAT if plain["format"] == PROFILE_SET_FORMAT else PROFILE_FORMAT
         for name, keys in _KEYS.items():
             if keys <= plain.keys():
                 return name
@@ -74,22 +76,13 @@ def read_any_profiles(path: Path) -> tuple[Profile, ...]:
     Raises:
         FileError: if it is missing, malformed, or no profile.
     """
-    found = detect(path)
-    if found == STRATEGY_FORMAT:
+    form = detect(path)
+    if form == STRATEGY_FORMAT:
         raise FileError(f"{path}: expected a profile, this is a strategy; {_ADVICE}")
-    if found == PROFILE_SET_FORMAT:
+    if form == PROFILE_SET_FORMAT:
         return read_profile_set(path).profiles
     try:
-        return (READERS[found](path),)
+        return (READERS[form](path),)
     except ValueError as error:
-        # What the file says makes no profile.
+        # The fields are sound one by one, and make no profile.
         raise FileError(f"{path}: {error}") from None
-
-
-def read_any_profile(path: Path) -> Profile:
-    """The profile in a file of any known format; of several that for the largest microbatch.
-
-    Raises:
-        FileError: if it is missing, malformed, or no profile.
-    """
-    return read_any_profiles(path)[-1]

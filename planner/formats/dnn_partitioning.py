@@ -28,7 +28,7 @@ FORM = "a dnn-partitioning graph (JSON)"
 
 MILLI = 1e-3
 Flag = bool | Literal[0, 1]
-# Of one node; a thousand of them stay within what a profile may say of one operator.
+# Limits for one node: a thousand nodes stay within the limits of a profile for one operator.
 Milliseconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Bytes = Annotated[float, Field(ge=0, le=MAX_BYTES / 1000)]
 
@@ -45,7 +45,7 @@ class DnnNode:
         supported: whether a device can run it.
         name: for people.
         color: nodes with the same one share a device; None for a node that is free.
-        size_bytes: what it occupies on its device.
+        size_bytes: memory that it occupies on its device.
         layer: an id of its layer, if the file has one.
     """
 
@@ -70,7 +70,7 @@ class DnnEdge:
         source: id of the node that makes it.
         dest: id of a node that reads it.
         cost_ms: to send it to another device; the same on every edge of the source.
-        size_bytes: of what is sent, where the file says it.
+        size_bytes: of the transfer, where the file says it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -168,8 +168,8 @@ def read_dnn_partitioning(path: Path) -> DnnGraph:
     Raises:
         FileError: if it is missing or malformed; with every problem of its fields.
     """
-    found: DnnGraph = read_strict(DnnGraph, path, FORM)
-    return found
+    graph: DnnGraph = read_strict(DnnGraph, path, FORM)
+    return graph
 
 
 def colors(graph: DnnGraph) -> list[int]:
@@ -209,14 +209,14 @@ def colocated(graph: DnnGraph) -> Blocks:
 
 
 def _members(color: Sequence[int]) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(max(color) + 1)]
+    members: list[list[int]] = [[] for _ in range(max(color) + 1)]
     for v, c in enumerate(color):
-        found[c].append(v)
-    return found
+        members[c].append(v)
+    return members
 
 
 def _condensed(order: "nx.DiGraph", members: Sequence[Sequence[int]]) -> Blocks:
-    """Cycles fused, the rest sorted; of what may come next, the block with the first node does."""
+    """Cycles fused, the rest sorted: the next block is the ready one with the first node."""
     import networkx as nx  # takes long to load
 
     dag = nx.condensation(order)
@@ -238,8 +238,8 @@ def dnn_partitioning_profile(graph: DnnGraph) -> Profile:
     Nodes that share a device become one operator, whose forward and backward times are the sums
     of its forward and backward nodes. A forward node's output is a tensor; a gradient comes back
     over it if its operator has backward nodes. The file does not say what the memory of a node
-    holds: what its forward nodes occupy beyond their outputs is taken as a parameter, trained
-    where there are backward nodes, and the outputs as what is kept for the backward pass.
+    holds: the memory of its forward nodes beyond their outputs is taken as a parameter, trained
+    where there are backward nodes, and the outputs as the stash for the backward pass.
     """
     blocks = colocated(graph)
     at = {node.id: v for v, node in enumerate(graph.nodes)}

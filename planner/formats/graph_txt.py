@@ -4,9 +4,9 @@
 activation_size=4096.0, parameter_size=[or a list: 1024.0; 64.0] -- stage_id=0
     <tab>node1 -- node2
 
-Times are in ms, sizes in bytes; a size may be a list, of which the sum counts. The last field is
-written by the optimizer. A file says neither how many samples its times are for nor on which
-device they were measured: `read_graph_txt` makes a profile of microbatch size 1 on the device type
+Times are in ms, sizes in bytes; a size may be a list, whose sum counts. The last field is written
+by the optimizer. A file says neither the number of samples that its times are for nor the device
+that they were measured on: `read_graph_txt` makes a profile of microbatch size 1 on the device type
 "imported", whose times hold on every device.
 
 Nodes called "Input..." that nothing feeds are the model's inputs: PipeDream takes them out before
@@ -56,7 +56,7 @@ _NODE_ID = re.compile(r"node\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TextNode:
     """A line of the file that describes a node.
 
     Attributes:
@@ -65,7 +65,7 @@ class Node:
         forward_ms: time of the forward pass.
         backward_ms: time of the backward pass.
         activation_bytes: of each of its outputs; fractions are kept.
-        parameter_bytes: likewise.
+        parameter_bytes: of each of its parameters; fractions are kept.
         stage: the stage that the file gives it, None where it gives none.
     """
 
@@ -80,14 +80,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class GraphText:
-    """All that a graph.txt says.
+    """The content of a graph.txt.
 
     Attributes:
         nodes: in the order of the file.
-        edges: (source, target), likewise.
+        edges: (source, target), in the order of the file.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[TextNode, ...]
     edges: tuple[tuple[str, str], ...]
 
 
@@ -106,10 +106,10 @@ def parse(text: str, path: Path) -> GraphText:
         path: where it comes from, for messages.
 
     Raises:
-        FileError: all that is wrong, with the numbers of the lines; edges that run in a circle, if
-            nothing else is.
+        FileError: for all mistakes at once, with the numbers of their lines; for edges that run in
+            a circle, if nothing else is wrong.
     """
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, TextNode] = {}
     edges: dict[tuple[str, str], int] = {}
     problems: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -117,11 +117,11 @@ def parse(text: str, path: Path) -> GraphText:
             continue
         node, edge = _NODE.fullmatch(line), _EDGE.fullmatch(line)
         if node is not None:
-            found, wrong = _node(node)
+            described, wrong = _node(node)
             problems += [(number, problem) for problem in wrong]
-            if found.name in nodes:
-                problems.append((number, f"expected each node once, got {found.name!r} again"))
-            nodes[found.name] = found
+            if described.name in nodes:
+                problems.append((number, f"expected each node once, got {described.name!r} again"))
+            nodes[described.name] = described
         elif edge is not None:
             edges.setdefault((edge["source"], edge["target"]), number)
         else:
@@ -142,7 +142,7 @@ def parse(text: str, path: Path) -> GraphText:
 
 
 def _circle(edges: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
-    """The line of the last edge of a circle, and what is wrong with it; nothing without a circle.
+    """The line of the last edge of a circle, and the message on it; empty without a circle.
 
     Args:
         edges: the line of each.
@@ -160,8 +160,8 @@ def _circle(edges: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
     return []
 
 
-def _node(match: re.Match[str]) -> tuple[Node, list[str]]:
-    """The node of a line, and what is wrong with it."""
+def _node(match: re.Match[str]) -> tuple[TextNode, list[str]]:
+    """The node of a line, and the mistakes in it."""
     wrong: list[str] = []
     given = [(one["field"], one["value"]) for one in _FIGURE.finditer(match["figures"])]
     for field, _ in given:
@@ -188,7 +188,7 @@ def _node(match: re.Match[str]) -> tuple[Node, list[str]]:
         wrong.append(f"stage_id: expected a number of at least 0, got {stage!r:.60}")
         stage = None
     forward, backward, activation, parameter = (figures[field] for field in _FIELDS)
-    node = Node(
+    node = TextNode(
         match["id"],
         match["description"],
         forward[0],
@@ -283,8 +283,10 @@ def to_profile(text: GraphText, path: Path) -> Profile:
     return imported_profile(graph, costs)
 
 
-def _in_order(nodes: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tuple[Node, ...]:
-    """The nodes in topological order; of those that are ready, the first of the file goes first."""
+def _in_order(
+    nodes: Sequence[TextNode], feeds: Mapping[str, Sequence[str]]
+) -> tuple[TextNode, ...]:
+    """The nodes in topological order; of all nodes that are ready, the first one of the file."""
     place = {node.name: i for i, node in enumerate(nodes)}
     left = {node.name: len(feeds[node.name]) for node in nodes}
     readers: dict[str, list[str]] = {node.name: [] for node in nodes}
@@ -304,11 +306,12 @@ def _in_order(nodes: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tupl
     return tuple(order)
 
 
-def _sinks(order: Sequence[Node], feeds: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """What nobody reads: first the node that most others lead to, of equals the last one, then the
-    rest in order.
+def _sinks(order: Sequence[TextNode], feeds: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The nodes that nobody reads: first the one that most others lead to, of equals the last one,
+    then the rest in order.
     """
     place = {node.name: i for i, node in enumerate(order)}
+    # Per node, the nodes that lead to it, as bits.
     before: list[int] = []
     for node in order:
         mask = 0
@@ -326,12 +329,12 @@ def _whole(sizes: Iterable[float]) -> int:
     return ceil(sum(sizes))
 
 
-def _parameter(node: Node) -> str:
+def _parameter(node: TextNode) -> str:
     return f"{node.name}.parameters"
 
 
 def _shape(size_bytes: int) -> tuple[tuple[int, ...], str]:
-    """So many bytes as float32 elements, or as plain bytes where they are no multiple of 4."""
+    """A size as float32 elements, or as plain bytes where it is no multiple of 4."""
     whole, rest = divmod(size_bytes, 4)
     return ((size_bytes,), "uint8") if rest else ((whole,), "float32")
 
@@ -344,8 +347,8 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
     stage 0. Nodes are called by their operators where those are called "node1", "node2", ...;
     otherwise they are numbered, and the operator's name stands in the description.
 
-    What the format cannot say is lost: shapes, FLOPs, the stash, and that operators share a
-    parameter. Only trained parameters count, as those are what PipeDream synchronises and stashes.
+    The format has no place for shapes, FLOPs, the stash and shared parameters, which are lost. Only
+    trained parameters count, because PipeDream synchronises and stashes parameters.
 
     Args:
         stages: per operator, the stage to write; None writes none.
@@ -361,7 +364,7 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
     input_ids = dict(zip(inputs, names, strict=False))
     ids = names[len(inputs) :]
     nodes = [
-        Node(input_ids[name], f"Input{i}", 0.0, 0.0, (float(tensors[name].bytes),), (0.0,),
+        TextNode(input_ids[name], f"Input{i}", 0.0, 0.0, (float(tensors[name].bytes),), (0.0,),
              None if stages is None else 0)
         for i, name in enumerate(inputs)
     ]  # fmt: skip
@@ -369,7 +372,7 @@ def from_profile(profile: Profile, stages: Mapping[str, int] | None = None) -> G
     for v, (operator, cost) in enumerate(zip(graph.operators, profile.operators, strict=True)):
         trained = [parameters[p].bytes for p in operator.parameters if parameters[p].trainable]
         nodes.append(
-            Node(
+            TextNode(
                 ids[v],
                 operator.type if own else f"{operator.type}({' '.join(operator.name.split())})",
                 cost.forward_s * 1000.0,
@@ -399,9 +402,9 @@ def _lines(graph: GraphText) -> Iterator[str]:
             _sizes(node.activation_bytes),
             _sizes(node.parameter_bytes),
         )
-        said = ", ".join(f"{field}={value}" for field, value in zip(_FIELDS, figures, strict=True))
+        text = ", ".join(f"{field}={value}" for field, value in zip(_FIELDS, figures, strict=True))
         stage = "" if node.stage is None else f" -- stage_id={node.stage}"
-        yield f"{node.name} -- {node.description} -- {said}{stage}"
+        yield f"{node.name} -- {node.description} -- {text}{stage}"
     yield from (f"\t{source} -- {target}" for source, target in graph.edges)
 
 

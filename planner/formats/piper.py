@@ -38,12 +38,12 @@ class Tmpc:
     Attributes:
         id: "vanilla", "activation recomp", or another name.
         time_s: forward and backward of one sample.
-        parameter_bytes: what data-parallel replicas sum, on each of the t devices.
+        parameter_bytes: summed by data-parallel replicas, on each of the t devices.
         memory_a_bytes: on each device, per sample in flight.
         memory_b_bytes: on each device, besides.
         sync_forward_bytes: per id of a layer that feeds it, what is sent besides the output if the
             two are in different stages.
-        sync_backward_bytes: likewise per id of a layer that it feeds.
+        sync_backward_bytes: the same per id of a layer that it feeds.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -156,14 +156,14 @@ class PiperGraph:
         for i, node in enumerate(self.nodes):
             for t, tmpcs in node.tmpcs.items():
                 for k, tmpc in enumerate(tmpcs):
-                    for field, found, due in (
+                    for field, given, due in (
                         ("syncTimeFw", tmpc.sync_forward_bytes, feeds[node.id]),
                         ("syncTimeBw", tmpc.sync_backward_bytes, fed[node.id]),
                     ):
-                        if set(found) != {str(x) for x in due}:
+                        if set(given) != {str(x) for x in due}:
                             yield (
                                 f"nodes[{i}].TMPCs.{t}[{k}].{field}: expected the neighbours"
-                                f" {sorted(due)}, got {sorted(found)}"
+                                f" {sorted(due)}, got {sorted(given)}"
                             )
 
     def _order(self) -> Iterator[str]:
@@ -174,7 +174,7 @@ class PiperGraph:
 
 
 def _neighbours(graph: PiperGraph) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-    """The layers that feed each layer and those that it feeds, by id."""
+    """The layers that feed each layer, and the layers that it feeds, by id."""
     feeds: dict[int, set[int]] = {node.id: set() for node in graph.nodes}
     fed: dict[int, set[int]] = {node.id: set() for node in graph.nodes}
     for edge in graph.edges:
@@ -189,12 +189,12 @@ def read_piper(path: Path) -> PiperGraph:
     Raises:
         FileError: if it is missing or malformed; with every problem of its fields.
     """
-    found: PiperGraph = read_strict(PiperGraph, path, FORM)
-    return found
+    graph: PiperGraph = read_strict(PiperGraph, path, FORM)
+    return graph
 
 
 def layer_predecessors(graph: PiperGraph) -> tuple[tuple[int, ...], ...]:
-    """Per layer, by its position in the file, those that feed it, ascending."""
+    """Per layer, the layers that feed it, ascending; by positions in the file."""
     at = {node.id: v for v, node in enumerate(graph.nodes)}
     feeds, _ = _neighbours(graph)
     return tuple(tuple(sorted(at[u] for u in feeds[node.id])) for node in graph.nodes)
@@ -208,8 +208,8 @@ def piper_profile(graph: PiperGraph) -> Profile:
     recomputation, one sample a microbatch.
 
     The file has one time for both passes; a third of it is taken as the forward pass, because a
-    backward pass is two products of matrices where the forward pass is one. Memory A is what a
-    sample keeps for its backward pass; parameters are trained, and memory B, which is made of
+    backward pass is two products of matrices where the forward pass is one. Memory A is
+    kept per sample for its backward pass; parameters are trained, and memory B, which is made of
     them, is the planner's own account of gradients and optimizer state.
 
     Raises:
@@ -261,7 +261,7 @@ def piper_profile(graph: PiperGraph) -> Profile:
 
 
 def one_device(node: PiperNode) -> Tmpc:
-    """How a layer runs on one device: vanilla, or what the file lists first.
+    """The configuration of a layer on one device: vanilla, or the first in the file.
 
     Raises:
         FileError: if it cannot.

@@ -23,7 +23,7 @@ def read_strict(kind: Any, path: Path, form: str) -> Any:
 
     Args:
         kind: the dataclass; a field's alias is its name in the file.
-        form: what the file should be, for messages.
+        form: a name of the format, for messages.
 
     Raises:
         FileError: if it is missing, no JSON, or malformed; with every problem of its fields.

@@ -19,16 +19,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from planner.graph import Graph, consumers, predecessors, producers
 from planner.graphs.contraction import Blocks, Merger, Rule, blocks_after, contract, crossing_bytes
-from planner.graphs.downsets import count_downsets, downsets
+from planner.graphs.downsets import count_downsets, downsets, waiting, widest
 from planner.graphs.repeats import Repeat, repeats, representatives
-from planner.graphs.windows import waiting, widest
 from planner.support.arrays import Floats
+from planner.support.derived import derived
 
 # From one try to the next, blocks are merged down to this share of their number.
 _FEWER = 0.7
@@ -129,7 +128,7 @@ def coarsen(
         num_blocks = int(_FEWER * len(blocks.members))
 
 
-@lru_cache(maxsize=4)
+@derived(kept=4)
 def _contraction(
     graph: Graph, times: tuple[float, ...], s_per_byte: float
 ) -> tuple[tuple[Repeat, ...], tuple[Merger, ...]]:
@@ -178,10 +177,11 @@ def _cuts(graph: Graph, times: Sequence[float], option: Coarsening) -> tuple[Flo
     """(n,) the time of every downset of blocks, in s, and (n,) the bytes that leave it."""
     block_s = [sum(times[v] for v in block) for block in option.blocks]
     sends, receives = _crossings(graph, option)
-    found = downsets(option.predecessors)
-    parent, added = np.zeros(len(found), dtype=np.int64), np.zeros(len(found), dtype=np.int64)
-    parent[found.cover] = np.repeat(np.arange(len(found)), np.diff(found.start))
-    added[found.cover] = found.added
+    subsets = downsets(option.predecessors)
+    count = len(subsets.masks)
+    parent, added = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    parent[subsets.cover] = np.repeat(np.arange(count), np.diff(subsets.start))
+    added[subsets.cover] = subsets.added
     inside, at_s, sent_bytes = [0], [0.0], [0]
     for before, block in zip(parent[1:].tolist(), added[1:].tolist(), strict=True):
         now = inside[before] | 1 << block

@@ -1,46 +1,47 @@
-"""Downsets and antichains of a DAG, as bitmasks of any length.
+"""Downsets of a DAG, as bitmasks of any length.
 
 A downset is a set of nodes that holds every predecessor of its members (the papers say ideal). A
-pipeline's stages are differences of nested downsets. Each downset is the down-closure of its
-maximal nodes, which form an antichain: there are as many of one as of the other.
+pipeline's stages are differences of nested downsets.
 
-Downsets ordered by inclusion form a lattice. Its covers, pairs that differ by one node, are found
-with the downsets themselves, so that whoever walks pairs of downsets can grow a stage node by node.
+Downsets ordered by inclusion form a lattice. Its covers, pairs that differ by one node, are
+enumerated with the downsets themselves, so that whoever walks pairs of downsets can grow a stage
+node by node.
+
+Symbols of the enumeration:
+
+    i, x   downsets, in the order of their discovery; 0 is the empty one
+    e      covers: downset i with one of its ready nodes added
+    u, v   nodes; a node is ready in a downset that holds its predecessors, but not the node
+    w      words of a mask
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from planner.support.arrays import Bools, Ints, Masks
-from planner.support.jit import njit
+from planner.support.arrays import Floats, Ints, Masks
+from planner.support.jit import inner, njit
 
 WORD_BITS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Downsets:
+class Downsets(NamedTuple):
     """Every downset of a DAG with N nodes, smaller ones first: an order in which a downset comes
-    after all of its subsets. The first is empty, the last has all nodes.
+    after all of its subsets. The first is empty, the last has all nodes. (A tuple, so that kernels
+    take it as it is; the number of downsets is the length of `masks`.)
 
     Attributes:
         masks: (n, ceil(N / 64)) uint64; node v is bit v mod 64 of word v div 64.
-        sizes: (n,) int64, the number of nodes in each.
         start: (n + 1,) int64; the covers of downset i are cover[start[i]:start[i + 1]].
         cover: (e,) int64, a downset with one node more.
         added: (e,) int64, that node; ascending for each i.
     """
 
     masks: Masks
-    sizes: Ints
     start: Ints
     cover: Ints
     added: Ints
-
-    def __len__(self) -> int:
-        return len(self.sizes)
 
 
 def csr(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
@@ -57,11 +58,11 @@ def csr(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
 
 def successors(predecessors: Sequence[Sequence[int]]) -> list[list[int]]:
     """Per node, those that it feeds, ascending."""
-    found: list[list[int]] = [[] for _ in predecessors]
+    fed: list[list[int]] = [[] for _ in predecessors]
     for v, feeds in enumerate(predecessors):
         for u in feeds:
-            found[u].append(v)
-    return found
+            fed[u].append(v)
+    return fed
 
 
 def downsets(predecessors: Sequence[Sequence[int]]) -> Downsets:
@@ -75,8 +76,8 @@ def downsets(predecessors: Sequence[Sequence[int]]) -> Downsets:
 
 def downsets_within(predecessors: Sequence[Sequence[int]], limit: int) -> Downsets | None:
     """All downsets of a DAG, or None if there are more than the limit; arguments as `downsets`."""
-    found = _enumerated(predecessors, limit)
-    return found if len(found) <= limit else None
+    subsets = _enumerated(predecessors, limit)
+    return subsets if len(subsets.masks) <= limit else None
 
 
 def count_downsets(predecessors: Sequence[Sequence[int]], limit: int | None = None) -> int:
@@ -86,43 +87,119 @@ def count_downsets(predecessors: Sequence[Sequence[int]], limit: int | None = No
     6
     """
     if limit is None:
-        return len(downsets(predecessors))
-    return min(len(_enumerated(predecessors, limit)), limit + 1)
+        return len(downsets(predecessors).masks)
+    return min(len(_enumerated(predecessors, limit).masks), limit + 1)
 
 
-def _enumerated(predecessors: Sequence[Sequence[int]], most: int) -> Downsets:
-    """All downsets, or more than `most` of them.
+def pack(members: Sequence[Sequence[int]], num_nodes: int) -> Masks:
+    """Sets of nodes as masks like those of `Downsets`: (len(members), ceil(N / 64)) uint64."""
+    masks = np.zeros((len(members), _num_words(num_nodes)), dtype=np.uint64)
+    for row, nodes in enumerate(members):
+        for v in nodes:
+            masks[row, v // WORD_BITS] |= np.uint64(1 << (v % WORD_BITS))
+    return masks
+
+
+def members(mask: Masks) -> list[int]:
+    """The nodes of one mask, ascending."""
+    bits = np.unpackbits(mask.astype("<u8").view(np.uint8), bitorder="little")
+    return [int(v) for v in np.flatnonzero(bits)]
+
+
+@njit
+def sums_over(subsets: Downsets, values: Floats) -> Floats:
+    """(n,) sum of a value per node, (N,), over the nodes of each downset."""
+    sums = np.zeros(subsets.masks.shape[0])
+    for i in range(sums.shape[0]):
+        for e in range(subsets.start[i], subsets.start[i + 1]):
+            sums[subsets.cover[e]] = sums[i] + values[subsets.added[e]]
+    return sums
+
+
+@njit
+def sums_behind(subsets: Downsets, values: Floats) -> Floats:
+    """(n,) sum of a value per node, (N,), over the nodes that are not in each downset."""
+    sums = np.zeros(subsets.masks.shape[0])
+    for i in range(sums.shape[0] - 2, -1, -1):
+        e = subsets.start[i]  # any cover will do
+        sums[i] = sums[subsets.cover[e]] + values[subsets.added[e]]
+    return sums
+
+
+def _num_words(num_nodes: int) -> int:
+    return max(1, -(-num_nodes // WORD_BITS))
+
+
+# ------------------------------------------------------------------------ the enumeration
+
+
+class _Graph(NamedTuple):
+    """A DAG as lists: the predecessors of v are feeds[feeds_start[v]:feeds_start[v + 1]], its
+    successors those of `fed`, ascending.
+    """
+
+    feeds_start: Ints
+    feeds: Ints
+    fed_start: Ints
+    fed: Ints
+
+
+class _Room(NamedTuple):
+    """Arrays that the enumeration fills: the fields of `Downsets`, and a hash table of the masks.
+
+    Attributes:
+        masks: (room, words).
+        hashes: (room,) of each mask.
+        start: (room + 1,).
+        cover: (width * room,).
+        added: likewise.
+        table: (slots,) the downset in each slot of the hash table, -1 for none.
+    """
+
+    masks: Masks
+    hashes: Masks
+    start: Ints
+    cover: Ints
+    added: Ints
+    table: Ints
+
+
+_ROOM, _WIDTH = 1024, 4
+# Returned by `_enumerate` where its arrays are too small.
+_TOO_FEW_ROWS, _TOO_FEW_COVERS = -1, -2
+
+
+def _enumerated(predecessors: Sequence[Sequence[int]], limit: int) -> Downsets:
+    """All downsets, or more than the limit of them.
 
     The arrays are allocated here, and larger ones where they do not suffice: compiling is quicker
     without.
     """
-    feeds, fed = csr(predecessors), csr(successors(predecessors))
-    words = max(1, -(-len(predecessors) // WORD_BITS))
-    room, width = _ROOM, 4
+    graph = _Graph(*csr(predecessors), *csr(successors(predecessors)))
+    words, rows, width = _num_words(len(predecessors)), _ROOM, _WIDTH
     while True:
-        masks = np.zeros((room, words), dtype=np.uint64)
-        hashes, sizes = np.zeros(room, dtype=np.uint64), np.zeros(room, dtype=np.int64)
-        start, cover = np.zeros(room + 1, dtype=np.int64), np.zeros(width * room, dtype=np.int64)
-        added, table = np.zeros_like(cover), np.full(4 * room, -1, dtype=np.int64)
-        count = _enumerate(*feeds, *fed, most, masks, hashes, sizes, start, cover, added, table)
+        room = _Room(
+            masks=np.zeros((rows, words), dtype=np.uint64),
+            hashes=np.zeros(rows, dtype=np.uint64),
+            start=np.zeros(rows + 1, dtype=np.int64),
+            cover=np.zeros(width * rows, dtype=np.int64),
+            added=np.zeros(width * rows, dtype=np.int64),
+            table=np.full(4 * rows, -1, dtype=np.int64),
+        )
+        count = _enumerate(graph, limit, room)
         if count > 0:
-            edges = int(start[count])
+            edges = int(room.start[count])
             return Downsets(
-                masks[:count].copy(), sizes[:count].copy(), start[: count + 1].copy(),
-                cover[:edges].copy(), added[:edges].copy(),
+                room.masks[:count].copy(), room.start[: count + 1].copy(),
+                room.cover[:edges].copy(), room.added[:edges].copy(),
             )  # fmt: skip
         if count == _TOO_FEW_ROWS:
-            room *= 4
+            rows *= 4
         else:
             width *= 4
 
 
-_ROOM = 1024
-# What `_enumerate` says where its arrays are too small.
-_TOO_FEW_ROWS, _TOO_FEW_COVERS = -1, -2
-
-
-@njit
+@inner
 def _key(node: int) -> np.uint64:
     """A number per node that looks random; a downset's hash is the xor of its nodes'. (The
     finalizer of splitmix64: Steele, Lea and Flood, OOPSLA 2014.)
@@ -133,308 +210,165 @@ def _key(node: int) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit
-def _enumerate(
-    feeds_start: Ints,
-    feeds: Ints,
-    fed_start: Ints,
-    fed: Ints,
-    most: int,
-    masks: Masks,
-    hashes: Masks,
-    sizes: Ints,
-    start: Ints,
-    cover: Ints,
-    added: Ints,
-    table: Ints,
-) -> int:
-    """Fills the fields of `Downsets`, and gives their number; more than `most` if there are more
-    than that.
+@inner
+def _word_with(room: _Room, i: int, v: int, w: int) -> np.uint64:
+    """Word w of downset i with node v added."""
+    word = room.masks[i, w]
+    if w == v // 64:
+        word |= np.uint64(1) << np.uint64(v % 64)
+    return np.uint64(word)
 
-    Breadth first: the covers of a downset are made by adding each node that is ready. Those that
-    were found before are looked up in a hash table with linear probing.
+
+@inner
+def _slot_of(room: _Room, i: int, v: int, code: np.uint64) -> int:
+    """The slot of downset i with node v added, whose hash is `code`: the one that it is in, or the
+    empty one where it belongs. (Linear probing. The table has four slots for each row, so an empty
+    one comes soon.)
     """
-    num_nodes, words = feeds_start.shape[0] - 1, masks.shape[1]
-    slots = np.uint64(table.shape[0])
+    slot = np.int64(code % np.uint64(room.table.shape[0]))
+    while room.table[slot] >= 0:
+        x = room.table[slot]
+        same = room.hashes[x] == code
+        for w in range(room.masks.shape[1]):
+            same = same and room.masks[x, w] == _word_with(room, i, v, w)
+        if same:
+            break
+        slot = (slot + 1) % room.table.shape[0]
+    return int(slot)
+
+
+@inner
+def _holds_predecessors(graph: _Graph, room: _Room, i: int, v: int) -> bool:
+    """Whether downset i holds every predecessor of a node."""
     one = np.uint64(1)
-    for v in range(num_nodes):
-        if feeds_start[v + 1] == feeds_start[v]:
-            if start[1] == cover.shape[0]:
+    holds = True
+    for y in range(graph.feeds_start[v], graph.feeds_start[v + 1]):
+        u = graph.feeds[y]
+        holds = holds and (room.masks[i, u // 64] >> np.uint64(u % 64)) & one == one
+    return holds
+
+
+@inner
+def _write_ready(graph: _Graph, room: _Room, i: int, e: int, new: int) -> int:
+    """Writes the nodes that are ready in downset `new`, which is i with the node of cover e: those
+    that were ready in i, and those that this node was the last to hold up; ascending.
+
+    Returns:
+        The place behind them in `added`.
+    """
+    first = top = room.start[new]
+    for y in range(room.start[i], room.start[i + 1]):
+        if y != e:
+            room.added[top] = room.added[y]
+            top += 1
+    v = room.added[e]
+    for y in range(graph.fed_start[v], graph.fed_start[v + 1]):
+        freed = graph.fed[y]
+        if _holds_predecessors(graph, room, new, freed):
+            place = top
+            while place > first and room.added[place - 1] > freed:
+                room.added[place] = room.added[place - 1]
+                place -= 1
+            room.added[place] = freed
+            top += 1
+    return int(top)
+
+
+@njit
+def _enumerate(graph: _Graph, limit: int, room: _Room) -> int:
+    """Fills the fields of `Downsets`, and gives their number; more than the limit if there are more
+    than that. Else one of the two codes for too little room.
+
+    Breadth first: the covers of a downset are made by adding each node that is ready, so a downset
+    of s nodes is made, before its own turn comes, from one of s - 1. The nodes to add stand in
+    `added` as soon as the downset is made; `cover` follows at its turn.
+    """
+    masks, hashes, start, added = room.masks, room.hashes, room.start, room.added
+    for v in range(graph.feeds_start.shape[0] - 1):
+        if graph.feeds_start[v + 1] == graph.feeds_start[v]:
+            if start[1] == added.shape[0]:
                 return _TOO_FEW_COVERS
             added[start[1]] = v
             start[1] += 1
     count, i = 1, 0
-    while i < count and count <= most:
+    while i < count and count <= limit:
         for e in range(start[i], start[i + 1]):
             v = added[e]
-            bit = one << np.uint64(v % 64)
             code = hashes[i] ^ _key(v)
-            slot = np.int64(code % slots)
-            while table[slot] >= 0:
-                x = table[slot]
-                same = hashes[x] == code
-                for w in range(words):
-                    expected = masks[i, w] | bit if w == v // 64 else masks[i, w]
-                    same = same and masks[x, w] == expected
-                if same:
-                    break
-                slot = (slot + 1) % table.shape[0]
-            if table[slot] >= 0:
-                cover[e] = table[slot]
-                continue
-            if count == masks.shape[0]:
-                return _TOO_FEW_ROWS
-            top = start[count]
-            if top + start[i + 1] - start[i] + fed_start[v + 1] - fed_start[v] > cover.shape[0]:
-                return _TOO_FEW_COVERS
-            cover[e] = table[slot] = count
-            hashes[count], sizes[count] = code, sizes[i] + 1
-            for w in range(words):
-                masks[count, w] = masks[i, w] | bit if w == v // 64 else masks[i, w]
-            # Ready are those that were, and what v was the last to hold up; ascending.
-            for y in range(start[i], start[i + 1]):
-                if y != e:
-                    added[top] = added[y]
-                    top += 1
-            for y in range(fed_start[v], fed_start[v + 1]):
-                ready = True
-                for z in range(feeds_start[fed[y]], feeds_start[fed[y] + 1]):
-                    u = feeds[z]
-                    ready = ready and (masks[count, u // 64] >> np.uint64(u % 64)) & one == one
-                if ready:
-                    place = top
-                    while place > start[count] and added[place - 1] > fed[y]:
-                        added[place] = added[place - 1]
-                        place -= 1
-                    added[place] = fed[y]
-                    top += 1
-            count += 1
-            start[count] = top
+            slot = _slot_of(room, i, v, code)
+            if room.table[slot] < 0:
+                if count == masks.shape[0]:
+                    return _TOO_FEW_ROWS
+                most_ready = start[i + 1] - start[i] + graph.fed_start[v + 1] - graph.fed_start[v]
+                if start[count] + most_ready > added.shape[0]:
+                    return _TOO_FEW_COVERS
+                room.table[slot] = count
+                hashes[count] = code
+                for w in range(masks.shape[1]):
+                    masks[count, w] = _word_with(room, i, v, w)
+                start[count + 1] = _write_ready(graph, room, i, e, count)
+                count += 1
+            room.cover[e] = room.table[slot]
         i += 1
     return count
 
 
-def pack(members: Sequence[Sequence[int]], num_nodes: int) -> Masks:
-    """Sets of nodes as masks like those of `Downsets`: (len(members), ceil(N / 64)) uint64."""
-    words = max(1, -(-num_nodes // WORD_BITS))
-    found = np.zeros((len(members), words), dtype=np.uint64)
-    for row, nodes in enumerate(members):
-        for v in nodes:
-            found[row, v // WORD_BITS] |= np.uint64(1 << (v % WORD_BITS))
-    return found
+# ------------------------------------------------------------- windows: fewer, without merging
+#
+# Far nodes wait for each other. In one topological order, every node waits for all that stand more
+# than a window of places before it. A window of 0 leaves that order alone, a wide one leaves
+# everything. Every downset that remains is one of the DAG's.
 
 
-def members(mask: Masks) -> list[int]:
-    """The nodes of one mask, ascending."""
-    bits = np.unpackbits(mask.astype("<u8").view(np.uint8), bitorder="little")
-    return [int(v) for v in np.flatnonzero(bits)]
-
-
-def antichain(mask: Masks, predecessors: Sequence[Sequence[int]]) -> list[int]:
-    """The maximal nodes of a downset, ascending."""
-    inside = members(mask)
-    feeding = {u for v in inside for u in predecessors[v]}
-    return [v for v in inside if v not in feeding]
-
-
-# -------------------------------------------------------------------- PipeDream's states
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """The states of PipeDream's optimizer, in its order: every one comes after its predecessors.
-
-    A state is an antichain, augmented by those nodes before it that feed something outside.
-
-    Attributes:
-        antichains: per state the augmented antichain, ascending.
-        downsets: per state the nodes at or before it, as a bitmask.
-        before: (n, n) whether state [j, k], that is k, is a strict predecessor of j.
-    """
-
-    antichains: tuple[tuple[int, ...], ...]
-    downsets: tuple[int, ...]
-    before: Bools
-
-    def __len__(self) -> int:
-        return len(self.downsets)
-
-
-def _bits(mask: int) -> Iterator[int]:
-    """The nodes of a bitmask, ascending."""
-    while mask:
-        low = mask & -mask
-        mask ^= low
-        yield low.bit_length() - 1
-
-
-def bit_matrix(masks: Sequence[int], num_nodes: int) -> Bools:
-    """(len(masks), N) whether a bitmask has a node.
-
-    >>> bit_matrix([0b01, 0b10], 2).tolist()
-    [[True, False], [False, True]]
-    """
-    width = max(1, -(-num_nodes // 8))
-    packed = b"".join(mask.to_bytes(width, "little") for mask in masks)
-    rows = np.frombuffer(packed, dtype=np.uint8).reshape(len(masks), width)
-    return np.unpackbits(rows, axis=1, bitorder="little")[:, :num_nodes].astype(np.bool_)
-
-
-@dataclass(frozen=True, slots=True)
-class _Relations:
-    """Who comes before and after whom, as bitmasks per node.
-
-    Attributes:
-        ancestors: all that come before it.
-        descendants: all that come after it.
-        feeds: those that it feeds.
-        forks: the nodes that feed more than one.
-    """
-
-    ancestors: tuple[int, ...]
-    descendants: tuple[int, ...]
-    feeds: tuple[int, ...]
-    forks: int
-
-
-def _relations(predecessors: Sequence[Sequence[int]]) -> _Relations:
-    """The relations of a DAG whose nodes are in topological order."""
-    after = successors(predecessors)
-    ancestors = [0] * len(predecessors)
-    for v, before in enumerate(predecessors):
-        for u in before:
-            ancestors[v] |= ancestors[u] | 1 << u
-    descendants = [0] * len(predecessors)
-    for v in reversed(range(len(predecessors))):
-        for w in after[v]:
-            descendants[v] |= descendants[w] | 1 << w
-    feeds = tuple(sum(1 << w for w in set(row)) for row in after)
-    forks = sum(1 << v for v, mask in enumerate(feeds) if mask & (mask - 1))
-    return _Relations(tuple(ancestors), tuple(descendants), feeds, forks)
-
-
-def _augmented(relations: _Relations, inside: int) -> int:
-    """An antichain and, for each member x, the nodes z before x that feed something that is neither
-    before x nor x itself.
-    """
-    found = inside
-    for x in _bits(inside):
-        behind = relations.ancestors[x] | 1 << x
-        for z in _bits(relations.ancestors[x] & relations.forks):
-            if relations.feeds[z] & ~behind:
-                found |= 1 << z
-    return found
-
-
-def augmented_antichain(
-    antichain: Sequence[int], predecessors: Sequence[Sequence[int]]
-) -> tuple[int, ...]:
-    """What of a downset is still to be sent on: its antichain and the nodes before one of its
-    members that feed something besides what leads to that member. The test is made for each
-    member, not for all together, so that it names more nodes than necessary.
+def windowed(
+    predecessors: Sequence[Sequence[int]], order: Sequence[int], limit: int | None
+) -> tuple[Downsets, bool]:
+    """The downsets of a DAG, or some of them if there are too many: those that the widest window
+    leaves within the limit.
 
     Args:
-        antichain: nodes of which none comes before another.
-        predecessors: per node, those that feed it, in topological order.
+        predecessors: per node, those that feed it.
+        order: the nodes in topological order.
+        limit: the most downsets, at least one more than nodes to be of use; None for no limit.
 
-    Source: PipeDream's optimizer (Narayanan et al., SOSP 2019), as its code computes.
-
-    >>> augmented_antichain([1], [[], [0], [0]])
-    (0, 1)
+    Returns:
+        The downsets, and whether they are all.
     """
-    return tuple(_bits(_augmented(_relations(predecessors), sum(1 << v for v in antichain))))
+    if limit is None:
+        return downsets(predecessors), True
+    everything = downsets_within(predecessors, limit)
+    if everything is not None:
+        return everything, True
+    return downsets(waiting(predecessors, order, widest(predecessors, order, limit))), False
 
 
-def _next(relations: _Relations, inside: int, augmented: int) -> Iterator[int]:
-    """The antichains that come next: one node more, that an augmented member feeds and after which
-    no augmented member comes, without those that are before another member then.
+def widest(predecessors: Sequence[Sequence[int]], order: Sequence[int], limit: int) -> int:
+    """The widest window that leaves at most `limit` downsets, of which there are more without; 0
+    if none does. Arguments as `windowed`.
     """
-    for u in _bits(augmented):
-        for o in _bits(relations.feeds[u] & ~inside):
-            if relations.descendants[o] & augmented:
-                continue
-            larger = inside | 1 << o
-            hidden = 0
-            for x in _bits(larger):
-                hidden |= relations.ancestors[x]
-            yield larger & ~hidden
-
-
-def next_antichains(
-    antichain: Sequence[int], predecessors: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], ...]:
-    """The antichains that PipeDream goes to from one, in the order in which it finds them.
-
-    >>> next_antichains([0], [[], [0], [0], [1, 2]])
-    ((1,), (2,))
-    """
-    relations = _relations(predecessors)
-    inside = sum(1 << v for v in antichain)
-    found = _next(relations, inside, _augmented(relations, inside))
-    return tuple(dict.fromkeys(tuple(_bits(mask)) for mask in found))
-
-
-def pipedream_states(predecessors: Sequence[Sequence[int]], limit: int) -> States | None:
-    """The states that PipeDream's optimizer walks through, from the first node without
-    predecessors on, in its depth-first topological order; None if there are more than the limit.
-
-    Nodes that no state comes to are in none of its downsets.
-
-    Args:
-        predecessors: per node of the DAG, those that feed it, in topological order.
-
-    >>> pipedream_states([[], [0], [0], [1, 2]], 10).antichains
-    ((0,), (0, 2), (0, 1), (0, 1, 2), (3,))
-    """
-    relations = _relations(predecessors)
-    augmented = {1: _augmented(relations, 1)}
-    edges: dict[int, list[int]] = {}
-    queue = deque([1])
-    while queue:
-        here = queue.popleft()
-        edges[here] = list(dict.fromkeys(_next(relations, here, augmented[here])))
-        for there in edges[here]:
-            if there not in augmented:
-                augmented[there] = _augmented(relations, there)
-                queue.append(there)
-        if len(augmented) > limit:
-            return None
-    order = _depth_first(edges)
-    index = {mask: j for j, mask in enumerate(order)}
-    before = [0] * len(order)
-    for k, mask in enumerate(order):
-        for there in edges[mask]:
-            before[index[there]] |= before[k] | 1 << k
-    return States(
-        antichains=tuple(tuple(_bits(augmented[mask])) for mask in order),
-        downsets=tuple(_closed(relations, augmented[mask]) for mask in order),
-        before=bit_matrix(before, len(order)),
-    )
-
-
-def _closed(relations: _Relations, inside: int) -> int:
-    """The members and all that comes before them."""
-    found = inside
-    for x in _bits(inside):
-        found |= relations.ancestors[x]
-    return found
-
-
-def _depth_first(edges: dict[int, list[int]]) -> list[int]:
-    """Topological order of the states by depth-first search from the first one: a state goes in
-    front of all that was finished before it.
-    """
-    finished: list[int] = []
-    first = next(iter(edges))
-    seen, path = {first}, [(first, iter(edges[first]))]
-    while path:
-        mask, ahead = path[-1]
-        for there in ahead:
-            if there not in seen:
-                seen.add(there)
-                path.append((there, iter(edges[there])))
-                break
+    fits, too_wide = 0, 1
+    while count_downsets(waiting(predecessors, order, too_wide), limit) <= limit:
+        fits, too_wide = too_wide, 2 * too_wide
+    while too_wide - fits > 1:
+        middle = (fits + too_wide) // 2
+        if count_downsets(waiting(predecessors, order, middle), limit) <= limit:
+            fits = middle
         else:
-            finished.append(mask)
-            path.pop()
-    return finished[::-1]
+            too_wide = middle
+    return fits
+
+
+def waiting(
+    predecessors: Sequence[Sequence[int]], order: Sequence[int], window: int
+) -> tuple[tuple[int, ...], ...]:
+    """Per node, those that feed it and those to wait for; of the latter the last ones, which wait
+    for the others themselves.
+
+    >>> waiting([[], [], [], []], [0, 1, 2, 3], 1)
+    ((), (), (0,), (0, 1))
+    """
+    sources: list[tuple[int, ...]] = [()] * len(order)
+    for i, v in enumerate(order):
+        before = order[max(0, i - 2 * window - 1) : max(0, i - window)]
+        sources[v] = tuple(sorted({*predecessors[v], *before}))
+    return tuple(sources)

@@ -1,11 +1,10 @@
-"""The judge: every strategy, whoever found it, is priced by the one evaluator and run by the one
-simulator.
+"""The judge: the one evaluator prices every strategy, whichever solver it is from, and the one
+simulator runs it.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 
-import planner
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.compute import fits_any_device, rescaled, slowdowns
@@ -19,30 +18,30 @@ from planner.schedules.program import program
 from planner.simulator.events import run
 from planner.simulator.timeline import Times, shares_s
 from planner.strategy import ScheduleName, Strategy, crossings, used_devices
+from planner.version import __version__
 
-# Variants of a solver's strategy are simulated up to so many actions together: some seconds.
-MOST_ACTIONS = 4_000_000
-
-
-def objective_s(plan: Plan) -> float:
-    """The figure of a plan that its objective minimises, in s."""
-    return _objective_s(plan.prediction, Objective(plan.certificate.objective))
+# Variants of a solver's strategy have at most this many actions together, which are simulated in
+# some seconds.
+MAX_ACTIONS = 4_000_000
 
 
-def samples_of(plan: Plan) -> int:
-    """What an objective is divided by to compare microbatches of different sizes: a bottleneck is
-    per microbatch, iterations have the same samples.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A strategy, priced and simulated.
+
+    Attributes:
+        strategy: the solver's, or a variant of it that is faster.
+        prediction: the simulator's figures.
+        notes: where the judge did less than usual, or accepted more.
     """
-    bottleneck = plan.certificate.objective == Objective.BOTTLENECK.value
-    return plan.microbatch_size if bottleneck else 1
+
+    strategy: Strategy
+    prediction: Prediction
+    notes: tuple[str, ...] = ()
 
 
-def comparable_s(plan: Plan) -> float:
-    """The objective of a plan, to compare it with plans of other sizes of the microbatch, in s."""
-    return objective_s(plan) / samples_of(plan)
-
-
-def _objective_s(prediction: Prediction, objective: Objective) -> float:
+def predicted_s(prediction: Prediction, objective: Objective) -> float:
+    """The figure that an objective minimises, in s."""
     match objective:
         case Objective.ITERATION:
             return prediction.iteration_s
@@ -51,32 +50,56 @@ def _objective_s(prediction: Prediction, objective: Objective) -> float:
     return prediction.latency_s
 
 
-def judge(
-    problem: Problem, solver: str, result: Result, bound_s: float
-) -> tuple[Plan | None, str | None]:
-    """The plan for a solver's strategy, or None and why it does not fit. Where the simulator finds
-    them faster, and they fit, another strategy of the solver is taken, or one more microbatch in
-    flight per stage than the default; no more of them than a budget of actions allows, which a
-    note says.
+def objective_s(plan: Plan) -> float:
+    """The figure of a plan that its objective minimises, in s."""
+    return predicted_s(plan.prediction, Objective(plan.certificate.objective))
+
+
+def samples_in(objective: Objective, microbatch_size: int) -> int:
+    """The samples that the figure of an objective is for, where microbatches of several sizes are
+    compared: a bottleneck is per microbatch, iterations have the same samples.
+    """
+    return microbatch_size if objective is Objective.BOTTLENECK else 1
+
+
+def comparable_s(plan: Plan) -> float:
+    """The objective of a plan, to compare it with plans of other sizes of the microbatch, in s."""
+    samples = samples_in(Objective(plan.certificate.objective), plan.microbatch_size)
+    return objective_s(plan) / samples
+
+
+def gap_to(bound_s: float, value_s: float, *, of_sizes: bool = False) -> float:
+    """The gap of a figure to its lower bound, relatively; 0 if the bound says nothing.
 
     Args:
-        bound_s: the lower bound for the problem's objective.
+        of_sizes: whether the bound is over microbatches of several sizes. The gap is then rounded
+            in another way: strategies keep the last digit that they always had.
+    """
+    if bound_s <= 0:
+        return 0.0
+    return value_s / bound_s - 1 if of_sizes else (value_s - bound_s) / bound_s
+
+
+def judge(problem: Problem, solver: str, result: Result) -> tuple[Verdict | None, str | None]:
+    """The verdict on a solver's strategy, or None and why it does not fit. Where the simulator
+    finds them faster, and they fit, another strategy of the solver is taken, or one more microbatch
+    in flight per stage than the default. Their actions are limited; a note counts the variants that
+    are left out.
 
     Raises:
         ValueError: if the strategy is wrong, which is the solver's mistake.
     """
-    strategy = result.strategy
-    if strategy is None:
+    if result.strategy is None:
         raise ValueError(f"{solver} has no strategy to judge")
     objective = problem.options.objective
-    verdicts: list[tuple[Strategy, Prediction]] = []
+    verdicts: list[Verdict] = []
     shortage = None
-    tried = (strategy, *result.others)
-    candidates = tuple(dict.fromkeys((*tried, *map(deeper, tried))))
+    tried = (result.strategy, *result.others)
+    candidates = tuple(dict.fromkeys((*tried, *map(one_more_in_flight, tried))))
     simulated = left_out = size = 0
     for candidate in candidates:
-        # They are about as long as the one before.
-        if verdicts and simulated + size > MOST_ACTIONS:
+        # Variants are about as long as the one before.
+        if verdicts and simulated + size > MAX_ACTIONS:
             left_out += 1
             continue
         evaluation = evaluate(problem, candidate)
@@ -84,64 +107,38 @@ def judge(
             size = len(evaluation.program.code)
             simulated += size
             times = run(evaluation.program, evaluation.costs, problem.topology)
-            verdicts.append((candidate, predict(problem, candidate, evaluation, times)))
+            verdicts.append(Verdict(candidate, predict(problem, candidate, evaluation, times)))
         else:
             shortage = shortage or evaluation.shortage
     if not verdicts:
         return None, shortage
-    strategy, prediction = min(verdicts, key=lambda one: _objective_s(one[1], objective))
-    certificate = certificate_of(problem, result, prediction, bound_s)
-    plan = as_plan(problem, solver, result, strategy, prediction, certificate)
-    if left_out:
-        note = (
-            f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated:"
-            f" an iteration has {size} actions"
-        )
-        plan = replace(plan, notes=(*plan.notes, note))
-    return plan, None
+    best = min(verdicts, key=lambda one: predicted_s(one.prediction, objective))
+    if not left_out:
+        return best, None
+    note = (
+        f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated:"
+        f" an iteration has {size} actions"
+    )
+    return replace(best, notes=(note,)), None
 
 
-def exactly(
-    problem: Problem, solver: str, result: Result, bound_s: float
-) -> tuple[Plan, Evaluation, Times]:
-    """The plan for a solver's strategy as it is, even if it does not fit by the planner's count,
-    which a note says; and what it was priced and timed at.
-
-    Args:
-        bound_s: the lower bound for the problem's objective.
+def judge_unchanged(problem: Problem, strategy: Strategy) -> tuple[Verdict, Times]:
+    """The verdict on a strategy and no variant of it, even if it does not fit by the planner's
+    count, which a note says; and its simulated iteration.
 
     Raises:
-        ValueError: if there is no strategy, or it is wrong.
+        ValueError: if the strategy is wrong.
     """
-    if result.strategy is None:
-        raise ValueError(f"{solver} has no strategy to judge")
-    evaluation = evaluate(problem, result.strategy)
+    evaluation = evaluate(problem, strategy)
     times = run(evaluation.program, evaluation.costs, problem.topology)
-    prediction = predict(problem, result.strategy, evaluation, times)
-    certificate = certificate_of(problem, result, prediction, bound_s)
-    plan = as_plan(problem, solver, result, result.strategy, prediction, certificate)
+    prediction = predict(problem, strategy, evaluation, times)
+    notes: tuple[str, ...] = ()
     if evaluation.shortage is not None:
-        note = f"it does not fit by the planner's count: {evaluation.shortage}"
-        plan = replace(plan, notes=(*plan.notes, note))
-    return plan, evaluation, times
+        notes = (f"it does not fit by the planner's count: {evaluation.shortage}",)
+    return Verdict(strategy, prediction, notes), times
 
 
-def certificate_of(
-    problem: Problem, result: Result, prediction: Prediction, bound_s: float
-) -> Certificate:
-    """What a prediction proves against the lower bound for the problem's objective, in s."""
-    objective = problem.options.objective
-    value = _objective_s(prediction, objective)
-    return Certificate(
-        objective=objective.value,
-        lower_bound_s=bound_s,
-        gap=(value - bound_s) / bound_s if bound_s > 0 else 0.0,
-        space_bound_s=result.bound_s,
-        space=result.space,
-    )
-
-
-def deeper(strategy: Strategy) -> Strategy:
+def one_more_in_flight(strategy: Strategy) -> Strategy:
     """The same stages, each with one more microbatch in flight than the default."""
     depths = default_warmups(
         [stage.num_replicas for stage in strategy.stages],
@@ -157,7 +154,7 @@ def deeper(strategy: Strategy) -> Strategy:
 def predict(
     problem: Problem, strategy: Strategy, evaluation: Evaluation, times: Times
 ) -> Prediction:
-    """What the simulator says of a strategy."""
+    """The simulator's figures of a strategy."""
     used = used_devices(strategy)
     devices = problem.topology.devices
     num_microbatches = strategy.num_microbatches
@@ -207,21 +204,35 @@ def as_plan(
     problem: Problem,
     solver: str,
     result: Result,
-    strategy: Strategy,
-    prediction: Prediction,
-    certificate: Certificate,
+    verdict: Verdict,
+    bound_s: float,
+    *,
+    of_sizes: bool = False,
 ) -> Plan:
-    """The artefact: a strategy with all that is said of it, and what it was made from."""
+    """The artefact: a strategy with its prediction, its certificate, its notes and its origins. All
+    but the paths is filled in here, and only here.
+
+    Args:
+        bound_s: the lower bound for the problem's objective.
+        of_sizes: whether that bound is over microbatches of several sizes.
+    """
     profile, topology, options = problem.profile, problem.topology, problem.options
+    value_s = predicted_s(verdict.prediction, options.objective)
     return Plan(
-        strategy=strategy,
-        prediction=prediction,
-        certificate=certificate,
+        strategy=verdict.strategy,
+        prediction=verdict.prediction,
+        certificate=Certificate(
+            objective=options.objective.value,
+            lower_bound_s=bound_s,
+            gap=gap_to(bound_s, value_s, of_sizes=of_sizes),
+            space_bound_s=result.bound_s,
+            space=result.space,
+        ),
         solver=solver,
         status=result.status.value,
         reproducible=result.reproducible,
-        ranks=host_order(topology, used_devices(strategy)),
-        crossings=crossings(strategy, profile.graph),
+        ranks=host_order(topology, used_devices(verdict.strategy)),
+        crossings=crossings(verdict.strategy, profile.graph),
         model_path=profile.model_path,
         model_hash=profile.model_hash,
         train=tuple(sorted(p.name for p in profile.graph.parameters if p.trainable)),
@@ -234,7 +245,7 @@ def as_plan(
         optimizer=options.optimizer.value,
         threads=profile.threads,
         seed=options.seed,
-        notes=_notes(problem, strategy),
+        notes=(*_notes(problem, verdict.strategy), *verdict.notes),
         versions=versions(),
         source=profile.source,
         engine=profile.engine,
@@ -243,7 +254,7 @@ def as_plan(
 
 
 def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What was approximated, for the user to know."""
+    """The approximations that the user has to know."""
     profile, topology = problem.profile, problem.topology
     used = used_devices(strategy)
     notes = list(topology.notes)
@@ -277,6 +288,6 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
 def versions() -> dict[str, str]:
     """The software that a plan depends on."""
     return {
-        "planner": planner.__version__,
+        "planner": __version__,
         **{name: metadata.version(name) for name in ("numba", "numpy")},
     }

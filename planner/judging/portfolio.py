@@ -1,9 +1,8 @@
-"""The portfolio: its solvers are asked, every answer is priced by the one evaluator and run by
-the one simulator, and the best that fits is the plan. So no plan is worse than plain data
-parallelism or any other row of the table.
+"""The portfolio: its solvers are asked, the judge prices and simulates every answer, and the best
+that fits is the plan. So no plan is worse than plain data parallelism or any other row of the
+table.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,42 +10,41 @@ from dataclasses import dataclass, replace
 from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
 from planner.costs.pins import broken, separated
 from planner.errors import OptionError
-from planner.judging.interpolate import interpolated
-from planner.judging.judge import comparable_s, exactly, judge, objective_s, samples_of
-from planner.plan import Plan
+from planner.judging.judge import (
+    Verdict,
+    as_plan,
+    gap_to,
+    judge,
+    judge_unchanged,
+    predicted_s,
+    samples_in,
+)
+from planner.plan import Plan, Prediction
 from planner.problem import Objective, Problem, Result, Status
-from planner.profiles import Profile, Source
-from planner.solvers import PORTFOLIO, SOLVERS
+from planner.profiles import Source
+from planner.solvers.registry import SOLVERS, portfolio
 from planner.support.jit import compile_clock
 from planner.units import format_seconds
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01
-# Solvers that take next to no time, whatever the limit.
-ALWAYS_ASKED = ("single", "data-parallel")
-# Whose strategies have no replicas: asked only where such a one may win.
-UNREPLICATED = ("netsplit",)
-# Of the time limit, for solvers that use all they are given: so much, whatever is left, so that
-# results repeat.
-SHARES = {"netsplit": 0.3}
-# Of microbatches between those profiled, so many sizes are planned for.
-MOST_BETWEEN = 4
-# Of a solver whose turn did not come.
+# The reason of a solver whose turn did not come.
 OUT_OF_TIME = "not asked: the time limit was reached"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What one solver came up with.
+class SolverRow:
+    """A solver's plan, or why it has none.
 
     Attributes:
         solver: its name.
         status: of its own space.
         plan: judged; None if it has none that fits.
         reason: why there is none.
-        solve_s: how long it took.
+        solve_s: time of the search and of the judge.
         microbatch_size: samples in a microbatch.
-        source: how the profile of that size was obtained.
+        source: origin of the profile of that size.
+        report: the solver's own figures, if it has some.
     """
 
     solver: str
@@ -56,35 +54,32 @@ class Row:
     solve_s: float
     microbatch_size: int
     source: Source
+    report: object | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SolverComparison:
     """The rows of all solvers that were asked.
 
     Attributes:
         rows: in the order of the asking.
         lower_bound_s: for the objective, over all strategies.
-        proved_infeasible: whether no strategy can fit, whoever looks for it.
+        proved_infeasible: whether no strategy of any solver can fit.
         notes: what was not asked, and why.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[SolverRow, ...]
     lower_bound_s: float
     proved_infeasible: bool
     notes: tuple[str, ...] = ()
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> SolverRow | None:
         """The row with the best plan; of equals the one with the shorter iteration, then one that
         is optimal in its space, then the earlier one.
         """
-        planned = [row for row in self.rows if row.plan is not None]
-        return min(
-            planned,
-            key=_rank,
-            default=None,
-        )
+        ranked = [(_rank_of(row.plan, row), row) for row in self.rows if row.plan is not None]
+        return min(ranked, key=lambda one: one[0])[1] if ranked else None
 
     @property
     def status(self) -> Status:
@@ -94,11 +89,65 @@ class Comparison:
         return Status.INFEASIBLE if self.proved_infeasible else Status.UNKNOWN
 
 
-def _rank(row: Row) -> tuple[float, float, bool]:
-    if row.plan is None:
-        raise ValueError(f"{row.solver} has no plan")
-    optimal = row.status is Status.OPTIMAL
-    return comparable_s(row.plan), row.plan.prediction.iteration_s, not optimal
+Rank = tuple[float, float, bool]
+
+
+def _rank_of(plan: Plan, row: SolverRow) -> Rank:
+    objective = Objective(plan.certificate.objective)
+    return _rank(plan.prediction, objective, row.microbatch_size, row.status)
+
+
+def _rank(prediction: Prediction, objective: Objective, size: int, status: Status) -> Rank:
+    """Smaller is better: objective per sample or iteration, then iteration, then optimality."""
+    value_s = predicted_s(prediction, objective) / samples_in(objective, size)
+    return value_s, prediction.iteration_s, status is not Status.OPTIMAL
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A solver's answer to one problem, before it is a plan.
+
+    Attributes:
+        solver: its name.
+        result: its answer.
+        verdict: the judge's; None if there is no strategy that fits.
+        solve_s: time of the search and of the judge.
+    """
+
+    solver: str
+    result: Result
+    verdict: Verdict | None = None
+    solve_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """One problem, and the answers of all solvers that were asked.
+
+    Attributes:
+        problem: without pins.
+        lower_bound_s: for its objective.
+        shortage: proof that nothing fits, or None.
+        of_solvers: in the order of the asking.
+    """
+
+    problem: Problem
+    lower_bound_s: float
+    shortage: str | None
+    of_solvers: tuple[Attempt, ...]
+
+    @property
+    def best_rank(self) -> Rank | None:
+        """Of the best attempt; None if there is none with a verdict."""
+        size, objective = self.problem.profile.microbatch_size, self.problem.options.objective
+        return min(
+            (
+                _rank(one.verdict.prediction, objective, size, one.result.status)
+                for one in self.of_solvers
+                if one.verdict is not None
+            ),
+            default=None,
+        )
 
 
 def compare(
@@ -108,8 +157,8 @@ def compare(
     progress: Callable[[str], None] = lambda solver: None,
     *,
     thorough: bool = False,
-) -> Comparison:
-    """Asks the solvers, `PORTFOLIO` unless named, and judges what they say.
+) -> SolverComparison:
+    """Asks the solvers, the portfolio unless named, and judges their strategies.
 
     Args:
         names: keys of `SOLVERS`.
@@ -120,207 +169,86 @@ def compare(
     Raises:
         OptionError: if a name is unknown.
     """
+    return comparison([attempts(problem, names, time_limit_s, progress, thorough=thorough)])
+
+
+def attempts(
+    problem: Problem,
+    names: Sequence[str] | None,
+    time_limit_s: float,
+    progress: Callable[[str], None],
+    *,
+    thorough: bool = False,
+) -> Attempts:
+    """The solvers' answers, each judged; arguments and errors as of `compare`."""
     unknown = [name for name in names or () if name not in SOLVERS]
     if unknown:
         raise OptionError(f"unknown solver {unknown[0]!r}; known: {', '.join(SOLVERS)}")
     asked = separated(problem)
-    problem = replace(problem, options=replace(problem.options, pins=()))
-    bound = lower_bound_s(problem)
-    shortage, profile = memory_shortage(problem), problem.profile
-    size, source = profile.microbatch_size, profile.source
-    rows: list[Row] = []
+    if problem.options.pins:
+        problem = replace(problem, options=replace(problem.options, pins=()))
+    bound_s, shortage = lower_bound_s(problem), memory_shortage(problem)
+    made: list[Attempt] = []
+    answers: dict[str, Result] = {}
     with compile_clock() as compiling_s:
         begin = time.monotonic()
-        for name in names or PORTFOLIO:
+        for name in names or portfolio():
             left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-            share_s = SHARES.get(name, 1.0) * time_limit_s
+            share = SOLVERS[name].time_share
+            share_s = share * time_limit_s
             allowed_s = time_limit_s if thorough else min(left_s, share_s)
-            reason = None if thorough else _not_asked(problem, name, rows, left_s)
+            reason = None if thorough else _not_asked(problem, name, made, left_s, bound_s)
             if shortage is not None:
-                rows.append(Row(name, Status.INFEASIBLE, None, shortage, 0.0, size, source))
+                made.append(Attempt(name, Result(Status.INFEASIBLE, None, reason=shortage)))
             elif reason is not None:
-                rows.append(Row(name, Status.UNKNOWN, None, reason, 0.0, size, source))
+                made.append(Attempt(name, Result(Status.UNKNOWN, None, reason=reason)))
             else:
                 progress(name)
-                known = tuple(row.plan.strategy for row in rows if row.plan is not None)
-                row = _row(problem, replace(asked, known=known), name, allowed_s, bound)
-                cut = not thorough and name in SHARES and allowed_s < share_s
-                rows.append(_not_reproducible(row) if cut else row)
-    if any(row.reason == OUT_OF_TIME for row in rows):
-        rows = [_not_reproducible(row) for row in rows]
-    return Comparison(tuple(rows), bound, shortage is not None)
+                known = tuple(one.verdict.strategy for one in made if one.verdict is not None)
+                start = time.monotonic()
+                if name not in answers:
+                    answers[name] = SOLVERS[name](asked, allowed_s, known, answers)
+                attempt = _judged(problem, asked, name, answers[name], start)
+                cut = not thorough and share < 1 and allowed_s < share_s
+                made.append(_not_reproducible(attempt) if cut else attempt)
+    return Attempts(problem, bound_s, shortage, tuple(made))
 
 
-def _not_asked(problem: Problem, name: str, rows: Sequence[Row], left_s: float) -> str | None:
+def _not_asked(
+    problem: Problem, name: str, made: Sequence[Attempt], left_s: float, bound_s: float
+) -> str | None:
     """Why a solver is not asked, or None. Plans are never worse than data parallelism, so it always
     is, as long as nothing better is there.
+
+    Args:
+        made: the attempts before it.
     """
-    if any(row.plan and row.plan.certificate.gap <= GOOD_ENOUGH for row in rows):
+    solver, objective = SOLVERS[name], problem.options.objective
+    values = [predicted_s(one.verdict.prediction, objective) for one in made if one.verdict]
+    if any(gap_to(bound_s, value_s) <= GOOD_ENOUGH for value_s in values):
         return f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
-    if name in UNREPLICATED and any(row.plan for row in rows):
+    if solver.unreplicated and values:
         least_s = unreplicated_s(problem)
-        if least_s >= min(objective_s(row.plan) for row in rows if row.plan):
+        if least_s >= min(values):
             return f"not asked: without replicas nothing is faster than {format_seconds(least_s)}"
-    return OUT_OF_TIME if left_s <= 0 and rows and name not in ALWAYS_ASKED else None
+    return OUT_OF_TIME if left_s <= 0 and made and not solver.always_asked else None
 
 
-def compare_sizes(
-    problems: Sequence[Problem],
-    names: Sequence[str] | None = None,
-    time_limit_s: float = 10.0,
-    progress: Callable[[str], None] = lambda solver: None,
-) -> Comparison:
-    """The same for microbatches of several sizes, of which the best is taken. The lower bound and
-    the gaps are over all of them.
-
-    Args:
-        problems: the same model, devices and samples per iteration, by size of the microbatch.
-        time_limit_s: for all together.
-    """
-    return _joined(problems, _compare_each(problems, names, time_limit_s, progress))
-
-
-def compare_between(
-    problems: Sequence[Problem],
-    profiles: Sequence[Profile],
-    names: Sequence[str] | None = None,
-    time_limit_s: float = 10.0,
-    progress: Callable[[str], None] = lambda solver: None,
-) -> tuple[Comparison, tuple[Problem, ...]]:
-    """`compare_sizes`, and then the same for sizes that were not profiled, interpolated: those next
-    to the best one, because a microbatch that is too small pays overheads and one that is too large
-    empties the pipeline or the memory, and the best is somewhere between. At most `MOST_BETWEEN`
-    are asked, powers of two and the nearest first; none whose lower bound is above what is there.
-
-    Args:
-        problems: as `compare_sizes` takes them.
-        profiles: all there are, ascending by size, also those of sizes that are no problem because
-            they do not divide the samples.
-
-    Returns:
-        The comparison, and all problems that were asked, ascending by size.
-    """
-    with compile_clock() as compiling_s:
-        begin = time.monotonic()
-        between = _sizes_between(problems, profiles)
-        share = len(problems) / (len(problems) + min(len(between), MOST_BETWEEN))
-        found = _compare_each(problems, names, time_limit_s * share, progress)
-        added, notes = _between(problems, profiles, between, _joined(problems, found))
-        left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-        found += _compare_each(added, names, left_s, progress)
-    pairs = sorted(
-        zip((*problems, *added), found, strict=True),
-        key=lambda pair: pair[0].profile.microbatch_size,
-    )
-    asked = tuple(problem for problem, _ in pairs)
-    joined = _joined(asked, [comparison for _, comparison in pairs])
-    return replace(joined, notes=notes), asked
-
-
-def _sizes_between(problems: Sequence[Problem], profiles: Sequence[Profile]) -> tuple[int, ...]:
-    """The sizes that divide the samples of an iteration and lie between those profiled."""
-    samples = problems[0].profile.microbatch_size * problems[0].options.num_microbatches
-    profiled = [profile.microbatch_size for profile in profiles]
-    sizes = range(profiled[0] + 1, profiled[-1])
-    return tuple(n for n in sizes if samples % n == 0 and n not in profiled)
-
-
-def _between(
-    problems: Sequence[Problem],
-    profiles: Sequence[Profile],
-    between: Sequence[int],
-    found: Comparison,
-) -> tuple[list[Problem], tuple[str, ...]]:
-    """Problems of interpolated sizes that may have a better plan than was found, and which sizes
-    have none and why.
-    """
-    best, sizes = found.best, [problem.profile.microbatch_size for problem in problems]
-    # Where nothing fits, only what is smaller may.
-    near = sizes[0] if best is None else best.microbatch_size
-    low = max((n for n in sizes if n < near), default=0)
-    high = min((n for n in sizes if n > near), default=math.inf) if best else near
-    candidates = [n for n in between if low < n < high]
-    candidates.sort(key=lambda n: (n.bit_count() > 1, abs(math.log(n / near)), n))
-    samples = sizes[0] * problems[0].options.num_microbatches
-    added, notes = [], []
-    for size in candidates[:MOST_BETWEEN]:
-        try:
-            profile = interpolated(profiles, size)
-        except OptionError as error:
-            notes.append(str(error))
-            continue
-        options = replace(problems[0].options, num_microbatches=samples // size)
-        problem = replace(problems[0], profile=profile, options=options)
-        if best is None or best.plan is None or _may_beat(problem, best.plan):
-            added.append(problem)
-    return sorted(added, key=lambda one: one.profile.microbatch_size), tuple(notes)
-
-
-def _may_beat(problem: Problem, plan: Plan) -> bool:
-    bottleneck = problem.options.objective is Objective.BOTTLENECK
-    samples = problem.profile.microbatch_size if bottleneck else 1
-    return lower_bound_s(problem) / samples < comparable_s(plan)
-
-
-def _compare_each(
-    problems: Sequence[Problem],
-    names: Sequence[str] | None,
-    time_limit_s: float,
-    progress: Callable[[str], None],
-) -> list[Comparison]:
-    """Each problem by itself, within a time for all together."""
-    found = []
-    with compile_clock() as compiling_s:
-        begin = time.monotonic()
-        for index, problem in enumerate(problems):
-            left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-            found.append(compare(problem, names, left_s / (len(problems) - index), progress))
-    return found
-
-
-def _joined(problems: Sequence[Problem], found: Sequence[Comparison]) -> Comparison:
-    """One comparison of those of several sizes."""
-    if len(found) == 1:
-        return found[0]
-    rows = tuple(row for one in found for row in one.rows)
-    if any(row.reason == OUT_OF_TIME for row in rows):
-        rows = tuple(_not_reproducible(row) for row in rows)
-    bottleneck = problems[0].options.objective is Objective.BOTTLENECK
-    samples = [p.profile.microbatch_size if bottleneck else 1 for p in problems]
-    bound_s = min(one.lower_bound_s / n for one, n in zip(found, samples, strict=True))
-    return Comparison(
-        tuple(_bounded(row, bound_s) for row in rows),
-        bound_s * min(samples),
-        all(one.proved_infeasible for one in found),
-    )
-
-
-def _bounded(row: Row, bound_s: float) -> Row:
-    """The row with a gap to a bound per sample or per iteration, as `samples_of` says."""
-    if row.plan is None:
-        return row
-    own_s = bound_s * samples_of(row.plan)
-    gap = objective_s(row.plan) / own_s - 1 if own_s > 0 else 0.0
-    certificate = replace(row.plan.certificate, lower_bound_s=own_s, gap=gap)
-    return replace(row, plan=replace(row.plan, certificate=certificate))
-
-
-def _row(problem: Problem, asked: Problem, name: str, time_limit_s: float, bound_s: float) -> Row:
+def _judged(problem: Problem, asked: Problem, name: str, result: Result, start: float) -> Attempt:
     """One solver's answer, judged.
 
     Args:
         problem: as it is.
         asked: as the solver sees it.
+        start: of the search, by the monotonic clock.
     """
-    start = time.monotonic()
-    result, plan = SOLVERS[name](asked, time_limit_s), None
+    verdict = None
     if result.strategy is not None:
         result, reason = _without_broken(asked, result)
         if result.strategy is not None:
-            plan, reason = judge(problem, name, result, bound_s)
-        result = result if plan else _without_plan(result, reason)
-    took_s, size = time.monotonic() - start, problem.profile.microbatch_size
-    return Row(name, result.status, plan, result.reason, took_s, size, problem.profile.source)
+            verdict, reason = judge(problem, name, result)
+        result = result if verdict else _without_strategy(result, reason)
+    return Attempt(name, result, verdict, time.monotonic() - start)
 
 
 def _without_broken(problem: Problem, result: Result) -> tuple[Result, str | None]:
@@ -330,30 +258,69 @@ def _without_broken(problem: Problem, result: Result) -> tuple[Result, str | Non
     reasons = {one: broken(problem, one) for one in (result.strategy, *result.others)}
     kept = [one for one, reason in reasons.items() if reason is None]
     if not kept:
-        return _without_plan(result, reasons[result.strategy]), reasons[result.strategy]
+        reason = reasons[result.strategy]
+        return _without_strategy(result, reason), reason
     return replace(result, strategy=kept[0], others=tuple(kept[1:])), None
 
 
-def _not_reproducible(row: Row) -> Row:
-    return row if row.plan is None else replace(row, plan=replace(row.plan, reproducible=False))
+def _not_reproducible(attempt: Attempt) -> Attempt:
+    return replace(attempt, result=replace(attempt.result, reproducible=False))
 
 
-def _without_plan(result: Result, reason: str | None) -> Result:
-    return Result(Status.UNKNOWN, None, space=result.space, reason=reason)
+def _without_strategy(result: Result, reason: str | None) -> Result:
+    return Result(Status.UNKNOWN, None, space=result.space, reason=reason, report=result.report)
 
 
-def under_pipedream(problem: Problem) -> Comparison:
+def comparison(of_sizes: Sequence[Attempts], notes: tuple[str, ...] = ()) -> SolverComparison:
+    """The rows of all attempts at one problem, or at the same problem with microbatches of several
+    sizes. Here plans are made: with the lower bound over all sizes, per sample for a bottleneck.
+    """
+    several = len(of_sizes) > 1
+    objective = of_sizes[0].problem.options.objective
+    samples = [
+        samples_in(objective, one.problem.profile.microbatch_size) if several else 1
+        for one in of_sizes
+    ]
+    bound_s = min(one.lower_bound_s / n for one, n in zip(of_sizes, samples, strict=True))
+    timely = not any(
+        attempt.result.reason == OUT_OF_TIME for one in of_sizes for attempt in one.of_solvers
+    )
+    rows = tuple(
+        _row(one.problem, attempt if timely else _not_reproducible(attempt), bound_s * n, several)
+        for one, n in zip(of_sizes, samples, strict=True)
+        for attempt in one.of_solvers
+    )
+    proved = all(one.shortage is not None for one in of_sizes)
+    return SolverComparison(rows, bound_s * min(samples), proved, notes)
+
+
+def _row(problem: Problem, attempt: Attempt, bound_s: float, of_sizes: bool) -> SolverRow:
+    result, verdict, plan = attempt.result, attempt.verdict, None
+    if verdict is not None:
+        plan = as_plan(problem, attempt.solver, result, verdict, bound_s, of_sizes=of_sizes)
+    return SolverRow(
+        solver=attempt.solver,
+        status=result.status,
+        plan=plan,
+        reason=result.reason,
+        solve_s=attempt.solve_s,
+        microbatch_size=problem.profile.microbatch_size,
+        source=problem.profile.source,
+        report=result.report,
+    )
+
+
+def under_pipedream(problem: Problem) -> SolverComparison:
     """PipeDream's plan alone, as its own cost model judges it. The plan is priced and simulated
     like every other one, but kept if it does not fit by the planner's count, which a note says.
     """
     from planner.solvers.pipedream.solve import solve_alone  # compiled: loaded when it is asked
 
-    start, bound_s = time.monotonic(), lower_bound_s(problem)
-    name, result, plan = "pipedream", solve_alone(problem), None
+    start, result, verdict = time.monotonic(), solve_alone(problem), None
     if result.strategy is not None:
-        plan, _, _ = exactly(problem, name, result, bound_s)
+        verdict, _ = judge_unchanged(problem, result.strategy)
         note = "chosen by PipeDream's cost model; the prediction is the planner's"
-        plan = replace(plan, notes=(*plan.notes, note))
-    took_s, size = time.monotonic() - start, problem.profile.microbatch_size
-    row = Row(name, result.status, plan, result.reason, took_s, size, problem.profile.source)
-    return Comparison((row,), bound_s, result.status is Status.INFEASIBLE)
+        verdict = replace(verdict, notes=(*verdict.notes, note))
+    attempt = Attempt("pipedream", result, verdict, time.monotonic() - start)
+    shortage = result.reason if result.status is Status.INFEASIBLE else None
+    return comparison([Attempts(problem, lower_bound_s(problem), shortage, (attempt,))])

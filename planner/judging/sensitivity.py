@@ -1,13 +1,13 @@
-"""What bounds a plan: each kind of link and each type of device is made twice as fast in turn, the
-plan stays as it is, and the simulator says what that brings.
+"""The bottlenecks of a plan: each kind of link and each type of device is made twice as fast in
+turn, the plan stays as it is, and the simulator gives its new iteration time.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.costs.actions import ActionCosts
 from planner.costs.collectives import allreduce_s
 from planner.costs.evaluate import Evaluation, evaluate
+from planner.costs.pricing import ActionCosts
 from planner.problem import Problem
 from planner.simulator.events import run
 from planner.strategy import Strategy
@@ -21,7 +21,7 @@ ALL_LINKS = "all links together"
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a resource that is twice as fast brings.
+    """The gain from a resource that is twice as fast.
 
     Attributes:
         kind: "links" or "device type".
@@ -41,8 +41,8 @@ class Gain:
 
 
 def sensitivity(problem: Problem, strategy: Strategy) -> tuple[Gain, ...]:
-    """What each resource brings that is twice as fast: links with twice the bandwidth and half
-    the latency, devices with half the time of forwards, backwards and steps. The most first;
+    """The gains from resources that are twice as fast: links with twice the bandwidth and half the
+    latency, devices with half the time of forwards, backwards and steps. The largest gain first;
     equals by kind and name.
 
     Links are taken together that have a name in common, or no name and the same figures. Measured
@@ -53,7 +53,7 @@ def sensitivity(problem: Problem, strategy: Strategy) -> tuple[Gain, ...]:
     """
     base, topology = evaluate(problem, strategy), problem.topology
     own_s = run(base.program, base.costs, topology).iteration_s
-    classes, found = dict(link_classes(topology)), []
+    classes, gains = dict(link_classes(topology)), []
     if len(classes) > 1:
         classes[ALL_LINKS] = frozenset(range(len(topology.links)))
     for name, members in classes.items():
@@ -62,27 +62,27 @@ def sensitivity(problem: Problem, strategy: Strategy) -> tuple[Gain, ...]:
         time_s = run(base.program, costs, there).iteration_s
         ends = {frozenset((topology.links[i].source, topology.links[i].target)) for i in members}
         change = time_s / own_s - 1
-        found.append(Gain("links", name, len(ends), time_s, change, name == ALL_LINKS))
+        gains.append(Gain("links", name, len(ends), time_s, change, name == ALL_LINKS))
     for kind in topology.device_types:
         devices = {d for d, device in enumerate(topology.devices) if device.type == kind.name}
         costs = _computing_faster(base.costs, devices)
         time_s = run(base.program, costs, topology).iteration_s
-        found.append(Gain("device type", kind.name, len(devices), time_s, time_s / own_s - 1))
-    return tuple(sorted(found, key=lambda gain: (gain.change, gain.kind, gain.name)))
+        gains.append(Gain("device type", kind.name, len(devices), time_s, time_s / own_s - 1))
+    return tuple(sorted(gains, key=lambda gain: (gain.change, gain.kind, gain.name)))
 
 
 def link_class(link: Link) -> str:
-    """What a link is counted with: its name, else its figures."""
+    """The class of a link: its name, else its figures."""
     figures = f"{format_rate(link.bandwidth_bytes_per_s)}, {format_seconds(link.latency_s)}"
     return link.name or figures
 
 
 def link_classes(topology: Topology) -> Mapping[str, frozenset[int]]:
     """The indices of the links of each class, in the order of the links."""
-    found: dict[str, list[int]] = {}
+    classes: dict[str, list[int]] = {}
     for i, link in enumerate(topology.links):
-        found.setdefault(link_class(link), []).append(i)
-    return {name: frozenset(members) for name, members in found.items()}
+        classes.setdefault(link_class(link), []).append(i)
+    return {name: frozenset(members) for name, members in classes.items()}
 
 
 def with_faster(topology: Topology, links: frozenset[int]) -> Topology:
@@ -105,11 +105,11 @@ def with_faster(topology: Topology, links: frozenset[int]) -> Topology:
 def _sums(base: Evaluation, before: Topology, after: Topology) -> tuple[float, ...]:
     """Times of the all-reduces on the links of `after`."""
     rings = [replace(topology, tables=()) for topology in (before, after)]
-    found = []
+    times_s = []
     for one, sum_s in zip(base.program.sums, base.costs.sum_s, strict=True):
         old_s, new_s = (allreduce_s(ring, one.devices, one.bytes) for ring in rings)
-        found.append(sum_s * (new_s / old_s) if old_s > 0 else sum_s)
-    return tuple(found)
+        times_s.append(sum_s * (new_s / old_s) if old_s > 0 else sum_s)
+    return tuple(times_s)
 
 
 def _computing_faster(costs: ActionCosts, devices: set[int]) -> ActionCosts:

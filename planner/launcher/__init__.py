@@ -2,12 +2,14 @@
 
     torchrun.py   starting the processes
     run.py        strategy.json -> this process's part, the steps, the report
-    world.py      who is who; process groups, transfers and sums between devices
+    world.py      ranks, process groups, transfers and all-reduces between devices
+    exchange.py   tensors sent with the order of their dimensions
     runtime.py    the loop over the actions
     gradients.py  flat gradient buffers, optimizers
     feed.py       losses; synthetic data and the user's own
+    clocks.py     times of all ranks on rank 0's clock
     report.py     predicted beside measured
-    probe.py      transfers and all-reduces of the cluster itself, measured
+    probe.py      measured transfers and all-reduces of the cluster itself
 
 `planner.launcher.run.launch` runs inside every process; `planner.launcher.torchrun.start_torchrun`
 starts them. This file imports neither, because torch takes a second to import.

@@ -1,38 +1,36 @@
-"""Clocks of ranks: each process has its own, and traces are told on rank 0's.
+"""Clocks of ranks: each process has its own; traces have the times of rank 0's.
 
-Rank 0 sends a message to rank r, which answers with the time that its clock shows; rank 0 reads its
-own clock before and after. If the ways there and back take equally long, the answer was written in
-the middle, so
+Rank 0 asks rank r, which answers with the time of its clock; rank 0 reads its own clock before and
+after. If the ways there and back take equally long, the answer was written in the middle, so
 
     offset = answer - (before + after) / 2
 
-The error is at most half of the round trip, so of many the shortest one counts (Cristian,
-Distributed Computing 3, 1989). This is done before and after the training, and offsets between are
-read off the straight line through both: clocks of different machines drift by microseconds a
-second.
+The error is at most half of the round trip, so the shortest of several round trips counts
+(Cristian, Distributed Computing 3, 1989). The offset is measured before and after the training, and
+interpolated linearly in between: clocks of different machines drift by microseconds per second.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Round trips per rank: the shortest of so many is hardly disturbed.
 EXCHANGES = 40
+"""Round trips per rank; the shortest of them is hardly disturbed."""
 
 
 def now_s() -> float:
-    """What this process's clock shows, in s; its zero means nothing."""
+    """The time of this process's clock, in s; its zero is arbitrary."""
     return time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one exchange tells.
+    """The result of one exchange.
 
     Attributes:
-        time_s: on the rank's own clock.
-        offset_s: the rank's clock minus rank 0's, at that time.
-        round_trip_s: twice the largest error of it.
+        time_s: time of the answer on the rank's own clock.
+        offset_s: the rank's clock minus rank 0's at that time.
+        round_trip_s: length of the exchange, twice the largest error of the offset.
     """
 
     time_s: float
@@ -46,19 +44,20 @@ class Clock:
 
     Attributes:
         before: a reading before the training.
-        after: one after it.
+        after: a reading after the training.
     """
 
     before: Reading
     after: Reading
 
     def on_rank_0(self, time_s: float) -> float:
-        """A time of this clock as rank 0's clock would show it, in s.
+        """The time of rank 0's clock at a time of this clock, in s.
 
         >>> Clock(Reading(10.0, 5.0, 0.0), Reading(20.0, 6.0, 0.0)).on_rank_0(15.0)
         9.5
         """
         length_s = self.after.time_s - self.before.time_s
+        # One reading twice has no drift.
         share = (time_s - self.before.time_s) / length_s if length_s > 0 else 0.0
         drift_s = self.after.offset_s - self.before.offset_s
         return time_s - self.before.offset_s - share * drift_s
@@ -68,13 +67,14 @@ def read_clock(ask: Callable[[], float], exchanges: int = EXCHANGES) -> Reading:
     """The offset of a rank's clock; rank 0 calls it.
 
     Args:
-        ask: gets an answer from the rank: the time that its clock shows, in s.
+        ask: asks the rank and returns its answer, the time of its clock in s.
+        exchanges: number of round trips.
     """
-    found = []
+    readings = []
     for _ in range(exchanges):
         before_s = now_s()
         answer_s = ask()
         after_s = now_s()
         offset_s = answer_s - (before_s + after_s) / 2
-        found.append(Reading(answer_s, offset_s, after_s - before_s))
-    return min(found, key=lambda reading: reading.round_trip_s)
+        readings.append(Reading(answer_s, offset_s, after_s - before_s))
+    return min(readings, key=lambda reading: reading.round_trip_s)

@@ -1,4 +1,4 @@
-"""What a microbatch brings from outside the model: graph inputs and the loss's target."""
+"""A microbatch's data from outside the model: graph inputs and the loss's target."""
 
 import importlib
 import sys
@@ -18,11 +18,11 @@ from planner.graph import Graph, producers, tensors_by_name
 from planner.model import Model
 from planner.operators import synthetic
 
-IGNORED_CLASS = -100  # which torch's losses leave out
+IGNORED_CLASS = -100  # torch's losses ignore elements of this class
 
 
 class LossName(StrEnum):
-    """What the first output of the model is compared with its target by."""
+    """The function that compares the model's first output with its target."""
 
     CROSS_ENTROPY = "cross-entropy"
     MSE = "mse"
@@ -33,10 +33,10 @@ class Loss:
     """The loss of one microbatch, a mean over its elements.
 
     Attributes:
-        name: what it is.
+        name: name of the function.
         output: the tensor of the graph that it is computed from.
-        operator: the type of the operator that makes it: after Softmax the cross-entropy takes
-            the logarithm, after LogSoftmax it does not normalise again.
+        operator: type of the operator that makes this tensor. After Softmax the cross-entropy takes
+            the logarithm; after LogSoftmax it does not normalise again.
     """
 
     name: LossName
@@ -44,7 +44,7 @@ class Loss:
     operator: str
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss, in float32 where the output is shorter."""
+        """The loss of an output; in float32 if the output has a shorter type."""
         if output.dtype in (torch.float16, torch.bfloat16):
             output = output.float()
         if self.name is LossName.MSE:
@@ -59,7 +59,7 @@ class Loss:
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """What a target looks like: as the output, for cross-entropy without its classes."""
+        """The shape of a target: that of the output, for cross-entropy without the classes."""
         shape = self.output.shape
         if self.name is LossName.MSE:
             return shape
@@ -68,20 +68,20 @@ class Loss:
 
     @property
     def num_classes(self) -> int:
-        """How many classes a cross-entropy tells apart."""
+        """The number of classes of a cross-entropy."""
         return self.output.shape[synthetic.class_dim(len(self.output.shape))]
 
     @property
     def target_dtype(self) -> torch.dtype:
-        """Class indices, or numbers such as the output's."""
+        """The type of a target: integers for class indices, else that of the output."""
         return torch.int64 if self.name is LossName.CROSS_ENTROPY else torch_dtype(self.output)
 
 
 def torch_dtype(tensor: graphs.Tensor) -> torch.dtype:
     """The torch dtype of a tensor of the graph."""
-    found = getattr(torch, tensor.dtype)
-    assert isinstance(found, torch.dtype)
-    return found
+    dtype = getattr(torch, tensor.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def choose_loss(graph: Graph, name: str) -> Loss:
@@ -123,7 +123,7 @@ def choose_loss(graph: Graph, name: str) -> Loss:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one process wants of each microbatch.
+    """The data of each microbatch that one process needs.
 
     Attributes:
         inputs: names of graph inputs.
@@ -136,18 +136,23 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One microbatch, as far as a process needs it, on its device."""
+    """The data of one microbatch that a process needs, on its device.
+
+    Attributes:
+        inputs: graph inputs, by name.
+        target: the loss's target; None where the process does not compute the loss.
+    """
 
     inputs: Mapping[str, Tensor]
     target: Tensor | None
 
 
 class Copies(Mapping[int, Batch]):
-    """Data that is copied when a microbatch asks for it, and gone when it is through with it: where
-    data waits before is the feed's matter.
+    """Microbatches whose data is copied at each access, so that it is freed after its last use, as
+    data of a real feed is. The originals stay in memory.
 
     Args:
-        batches: by microbatch.
+        batches: the originals, by microbatch.
     """
 
     def __init__(self, batches: Mapping[int, Batch]) -> None:
@@ -193,12 +198,16 @@ def user_feed(name: str, graph: Graph, loss: Loss, needs: Needs, device: str) ->
     """The user's own data.
 
     Args:
-        name: "module:function", looked for in the current folder first. It is called as
+        name: "module:function"; the module may be in the current folder. The function is called as
             `function(step, microbatch, {input: (shape, dtype)})` on every rank that needs the
-            microbatch, and gives the same everywhere: ({input: tensor}, target).
+            microbatch, and has to return the same everywhere: ({input: tensor}, target).
+        graph: the graph.
+        loss: the loss.
+        needs: the data that this process needs.
+        device: the device that the data is moved to, such as "cuda:0".
 
     Raises:
-        LaunchError: if it is not there; later, if it fails or gives something else.
+        LaunchError: if the function is not there; later, if it fails or returns something else.
     """
     function = import_data(name)
     tensors = tensors_by_name(graph)
@@ -215,14 +224,14 @@ def user_feed(name: str, graph: Graph, loss: Loss, needs: Needs, device: str) ->
                 f"{where}: expected ({{input: tensor}}, target), got {_described(made)}"
             )
         inputs, target = made
-        found = {
+        checked = {
             n: _checked(f"{where}: input {n!r}", inputs.get(n), *wanted[n])
             for n in sorted(needs.inputs)
         }
         goal = _checked(f"{where}: target", target, loss.target_shape, loss.target_dtype)
         if loss.name is LossName.CROSS_ENTROPY:
             _check_classes(f"{where}: target", goal, loss.num_classes)
-        return Batch({n: t.to(device) for n, t in found.items()}, goal.to(device))
+        return Batch({n: t.to(device) for n, t in checked.items()}, goal.to(device))
 
     return feed
 
@@ -240,12 +249,12 @@ def import_data(name: str) -> UserData:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module_name), function_name)
+        function: object = getattr(importlib.import_module(module_name), function_name)
     except Exception as error:
         raise LaunchError(f"--data {name}: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise LaunchError(f"--data {name}: expected a function, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    if not callable(function):
+        raise LaunchError(f"--data {name}: expected a function, got {type(function).__name__}")
+    return function
 
 
 def _checked(where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -262,12 +271,12 @@ def _check_classes(where: str, target: Tensor, num_classes: int) -> None:
     if wrong.numel():
         raise LaunchError(
             f"{where}: expected class indices from 0 to {num_classes - 1}, or {IGNORED_CLASS} for "
-            f"elements to be left out, got {wrong[0].item()}"
+            f"elements to ignore, got {wrong[0].item()}"
         )
 
 
 def _described(value: object) -> str:
-    """A value's type, for a pair those of its items."""
+    """The type of a value; for a pair the types of its items."""
     if isinstance(value, tuple | list):
         return f"({', '.join(type(item).__name__ for item in value)})"
     return type(value).__name__

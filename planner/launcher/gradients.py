@@ -17,13 +17,15 @@ DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {
 
 
 class Gradients:
-    """Every parameter's gradient is a view into one flat buffer per sum and dtype, so that
-    microbatches accumulate in place and a sum needs no copy.
+    """The gradients of a device's parameters, in one flat buffer per all-reduce and dtype.
+
+    Every parameter's gradient is a view into its buffer, so that microbatches accumulate in place
+    and an all-reduce needs no copy.
 
     Args:
         parameters: the device's trainable parameters, by name.
-        sums: of the whole program.
-        device: index into the topology; sums that it is not in are left out.
+        sums: all-reduces of the whole program; those of other devices are left out.
+        device: index of the device in the topology.
     """
 
     def __init__(
@@ -36,14 +38,15 @@ class Gradients:
             for name in one.parameters
         }
         self._buffers: dict[int | None, list[Tensor]] = {}
-        # All members of a sum lay out its buffers alike: by dtype, then by name.
+        # All members of an all-reduce lay out its buffers alike, by dtype and then by name, though
+        # each has parameters besides that the others do not have.
         kinds = sorted(parameters, key=lambda n: (sum_of.get(n, -1), str(parameters[n].dtype), n))
         for (index, _), names in groupby(kinds, key=lambda n: (sum_of.get(n), parameters[n].dtype)):
             buffer = _flat([parameters[name] for name in names])
             self._buffers.setdefault(index, []).append(buffer)
 
     def buffers(self, index: int) -> Sequence[Tensor]:
-        """What the members of a sum add up; one buffer per dtype, in one order everywhere."""
+        """The buffers of an all-reduce, one per dtype, in the same order on all its members."""
         return self._buffers[index]
 
     def everything(self) -> Iterator[Tensor]:
@@ -59,7 +62,7 @@ class Gradients:
 
 
 def _flat(parameters: Sequence[Tensor]) -> Tensor:
-    """A buffer of zeros that the gradients of the parameters become views of."""
+    """A buffer of zeros; the gradients of the parameters become views of it."""
     buffer = torch.zeros(
         sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
     )
@@ -73,11 +76,15 @@ def _flat(parameters: Sequence[Tensor]) -> Tensor:
 def make_optimizer(
     name: OptimizerName, parameters: Sequence[Tensor], learning_rate: float | None
 ) -> Optimizer | None:
-    """The optimizer of one device; None where it trains nothing. Adam's steps are fused, as they
-    take no memory then; else a parameter twice on a CPU, and all of them once on CUDA.
+    """The optimizer of one device; None if it trains nothing.
+
+    Adam's steps are fused, because these take no memory. Other steps of Adam take the memory of two
+    copies of a parameter on a CPU, and of one copy of all parameters on CUDA.
 
     Args:
-        learning_rate: None takes `DEFAULT_LEARNING_RATES`.
+        name: name of the optimizer.
+        parameters: the device's trainable parameters.
+        learning_rate: None takes that of `DEFAULT_LEARNING_RATES`.
     """
     if not parameters:
         return None

@@ -1,18 +1,18 @@
 """Measuring a cluster: every rank that torchrun starts calls `probe`, rank 0 gets the result.
 
-Clocks of different hosts are never compared. The source of a pair sends a message of n bytes, the
-target answers with one byte as soon as it has all of it, and the source takes the time T(n) of
-both. One byte is taken to need the same both ways, so that
+Clocks of different hosts are never compared. The source of a pair sends n bytes, the target answers
+with one byte as soon as all have come, and the source takes the time T(n) of both. One byte is
+assumed to take the same time both ways, so that
 
     one-way time of n bytes = T(n) - T(1) / 2
 
-Bandwidth is therefore measured for each direction, latency is half of a round trip. Each size is
-measured several times, after one time that does not count, and the median is taken; as no size is
-faster than one byte, T(1) is the least median there is. Pairs are measured one after the other, on
-an otherwise idle network; those whose times no latency and bandwidth explain are measured again.
+Bandwidth is therefore measured for each direction; latency is half of a round trip. Each size is
+measured several times, after one untimed transfer, and the median is taken. No size is faster than
+one byte, so T(1) is the smallest of all medians. Pairs are measured one after the other, on an
+otherwise idle network; those whose times do not fit any latency and bandwidth are measured again.
 All-reduces start together, and take as long as the slowest rank.
 
-On CPUs messages go by gloo, on GPUs by nccl.
+Transfers use gloo between CPUs and nccl between GPUs.
 """
 
 import socket
@@ -27,25 +27,32 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from planner.clusters.probing.infer import AllReduce, Found, Inferred, Together, experiments, infer
-from planner.clusters.probing.link_fit import Fit, Pair, Times, calmer, fit_all, suspects
+from planner.clusters.probing.infer import (
+    AllReduceTimes,
+    Inferred,
+    RankDevice,
+    SimultaneousTransfers,
+    experiments,
+    infer,
+)
+from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, fit_all, suspects
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
-from planner.errors import LaunchError, PlannerError
-from planner.launcher.world import TIMEOUT, Seat, Stopped, choose_device, contact, find_seat
+from planner.errors import LaunchError, PlannerError, Stopped
+from planner.launcher.world import TIMEOUT, Seat, choose_device, contact, find_seat
 from planner.topology import DeviceType
 
-# 1 KiB to 256 MiB, in steps of 4.
-SMALLEST_BYTES, LARGEST_BYTES, STEP = 1024, 256 * 1024**2, 4
-# No message is sent that would take longer.
-LONGEST_S = 1.0
-# One size is repeated for about so long, within these numbers.
-REPEATED_S, FEWEST, MOST = 0.25, 3, 300
-# A pair whose times make no sense is measured so often, all in all.
+# Sizes of transfers and all-reduces: 1 KiB to 256 MiB, each 4 times the one before.
+SMALLEST_BYTES, LARGEST_BYTES, GROWTH = 1024, 256 * 1024**2, 4
+# No transfer is started that is expected to take longer.
+MAX_TRANSFER_S = 1.0
+# Time for the repetitions of one size, and limits of their number.
+REPEATED_S, MIN_REPEATS, MAX_REPEATS = 0.25, 3, 300
+# Number of times that a pair whose times make no sense is measured.
 ATTEMPTS = 4
-# How long transfers at once take one by one, about.
+# Time that each of several simultaneous transfers would take alone.
 TOGETHER_S = 0.2
-# What drivers call what the table of device types has.
+# Names of the table of device types, by the drivers' names.
 DRIVER_NAMES = {"H100-80GB-HBM3": "H100-SXM", "H200": "H200-SXM", "P100-SXM2-16GB": "P100"}
 
 T = TypeVar("T")
@@ -53,21 +60,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What rank 0 finds out.
+    """The result of probing, on rank 0.
 
     Attributes:
         inferred: the topology.
-        times: of every ordered pair of ranks, by source, then target.
-        fits: likewise.
-        allreduces: by group.
-        backend: that moved the messages.
+        times: times of every ordered pair of ranks, by source, then target.
+        fits: latency and bandwidth of every ordered pair of ranks, by source, then target.
+        allreduces: times of all-reduces, by group.
+        backend: "gloo" or "nccl".
         torch: version of torch.
     """
 
     inferred: Inferred
-    times: tuple[Times, ...]
-    fits: tuple[Fit, ...]
-    allreduces: tuple[AllReduce, ...]
+    times: tuple[PairTimes, ...]
+    fits: tuple[PairFit, ...]
+    allreduces: tuple[AllReduceTimes, ...]
     backend: str
     torch: str
 
@@ -82,32 +89,32 @@ def probe(
     """Measures all pairs of ranks, and infers the topology.
 
     Args:
-        name: of the topology.
+        name: name of the topology.
         device: auto, cpu or cuda.
-        largest_bytes: of a message.
-        progress: on rank 0, gets the measurements done and those there are, after each.
+        largest_bytes: largest size of a transfer or all-reduce.
+        progress: on rank 0, called after each measurement with the number of those done and of all.
 
     Returns:
         The result on rank 0, None elsewhere.
 
     Raises:
-        LaunchError: if there are no ranks, or not a GPU for each that is to have one.
-        TopologyError: on rank 0, if what was measured is absurd.
+        LaunchError: if there are no ranks, or fewer GPUs than ranks on a host.
+        TopologyError: on rank 0, if the measured times are absurd.
         Stopped: on a rank that has lost another one, which has a message for the user.
     """
     seat = find_seat()
     if seat is None:
         raise LaunchError(
-            "probe measures between processes, and this is one alone; run one of\n"
+            "probe measures between processes, and this is a single one; run one of\n"
             "  planner topology probe --nproc N\n"
             "  torchrun --nproc-per-node N --no-python planner topology probe"
         )
     torch.set_num_threads(1)
     _meet(seat)
     with contact(seat.rank):
-        found, own_device = _look_around(seat, device)
+        devices, own_device = _gather_devices(seat, device)
         ranks = _Ranks(seat, own_device, largest_bytes)
-        result = _measure(ranks, name, found, progress)
+        result = _measure(ranks, name, devices, progress)
         dist.barrier()
     dist.destroy_process_group()
     return result
@@ -125,42 +132,45 @@ def _meet(seat: Seat) -> None:
         ) from error
 
 
-# ------------------------------------------------------------------------------ what is there
+# -------------------------------------------------------------------------- hosts and devices
 
 
-def _look_around(seat: Seat, name: str) -> tuple[list[Found], str]:
-    """What every rank has, and where this one computes, in torch's words."""
-    mine: tuple[str, str, Found | None, frozenset[int]]
+def _gather_devices(seat: Seat, name: str) -> tuple[list[RankDevice], str]:
+    """The device and host of every rank, and torch's name of this rank's own device.
+
+    A rank without a usable device takes part with its message, so that all ranks stop together and
+    rank 0 prints each message once.
+    """
+    mine: tuple[str, str, RankDevice | None, frozenset[int]]
     try:
         device = _choose(name, seat)
-        mine = _host_key(), device, _found(device), core_numbers()
+        mine = _host_key(), device, _described(device), core_numbers()
     except PlannerError as error:
         mine = "", str(error), None, frozenset()
     everyone = _gathered(mine)
-    wrong = dict.fromkeys(text for _, text, found, _ in everyone if found is None)
-    kinds = sorted({device.partition(":")[0] for _, device, _, _ in everyone})
-    if not wrong and len(kinds) > 1:
-        wrong = {
-            "some ranks have a GPU each and some have none; probe them with --device cpu": None
-        }
-    if wrong:
+    problems = [*dict.fromkeys(text for _, text, described, _ in everyone if described is None)]
+    kinds = {device.partition(":")[0] for _, device, _, _ in everyone}
+    if not problems and len(kinds) > 1:
+        problems = ["some ranks have a GPU each and some have none; probe them with --device cpu"]
+    if problems:
         if seat.rank > 0:
             raise Stopped(f"rank {seat.rank} stops because another rank has")
-        raise LaunchError("\n".join(wrong))
+        raise LaunchError("\n".join(problems))
     names = host_names([key for key, _, _, _ in everyone])
     # Ranks that are bound to cores of their own share them all.
     cores: dict[str, frozenset[int]] = {}
     for host, (_, _, _, own) in zip(names, everyone, strict=True):
         cores[host] = cores.get(host, frozenset()) | own
-    found = [
+    devices = [
         replace(one, host=host, host_cores=None if one.host_cores is None else len(cores[host]))
         for host, (_, _, one, _) in zip(names, everyone, strict=True)
         if one is not None
     ]
-    return found, mine[1]
+    return devices, mine[1]
 
 
 def _choose(name: str, seat: Seat) -> str:
+    """Torch's name of this rank's device."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name != "cpu" and 0 < num_gpus < seat.local_world_size:
         raise LaunchError(
@@ -172,13 +182,15 @@ def _choose(name: str, seat: Seat) -> str:
 
 
 def _host_key() -> str:
-    """The name of this host, and what tells it from others of the same name."""
+    """The name of this host, and the number of its last start, which differs between hosts of one
+    name.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.is_file() else ''}"
 
 
 def host_names(keys: Sequence[str]) -> list[str]:
-    """Names for hosts that differ: the second `node` is `node-2`.
+    """Different names for different hosts: the second `node` is `node-2`.
 
     >>> host_names(["node 12ab", "node 12ab", "node 34cd", "other 56ef"])
     ['node', 'node', 'node-2', 'other']
@@ -192,65 +204,68 @@ def host_names(keys: Sequence[str]) -> list[str]:
     return [chosen[key] for key in keys]
 
 
-def _found(device: str) -> Found:
+def _described(device: str) -> RankDevice:
+    """This rank's device, and its host's cores and memory; the host gets its name later."""
     if device == "cpu":
-        return Found("", device_table()["cpu"], available_cores(), available_bytes())
+        return RankDevice("", device_table()["cpu"], available_cores(), available_bytes())
     torch.cuda.set_device(device)
     properties = torch.cuda.get_device_properties(device)
     words = [word for word in properties.name.split() if word not in ("NVIDIA", "Tesla", "AMD")]
     name = "-".join(words)
     known = device_table().get(DRIVER_NAMES.get(name, name))
-    return Found("", known or _measured_type(name, properties.total_memory, device))
+    return RankDevice("", known or _measured_type(name, properties.total_memory, device))
 
 
 def _measured_type(name: str, memory_bytes: int, device: str) -> DeviceType:
-    """A type that the table does not have: speeds of a large matrix product and of a copy."""
+    """A type that is not in the table; its speeds are those of a large product and of a copy."""
     side, size_bytes = 4096, 256 * 1024**2
     flops = {}
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         a = torch.ones(side, side, dtype=dtype, device=device)
-        took_s = _timed(lambda a=a: a @ a)  # type: ignore[misc]
-        flops[str(dtype).removeprefix("torch.")] = float(f"{2 * side**3 / took_s:.3g}")
+        product_s = _timed(lambda a=a: a @ a)  # type: ignore[misc]
+        flops[str(dtype).removeprefix("torch.")] = float(f"{2 * side**3 / product_s:.3g}")
     source = torch.ones(size_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copied = 2 * size_bytes / _timed(lambda: target.copy_(source))
+    # A copy reads and writes each byte.
+    bandwidth_bytes_per_s = 2 * size_bytes / _timed(lambda: target.copy_(source))
     return DeviceType(
         name,
         memory_bytes,
         flops,
-        float(f"{copied:.3g}"),
+        float(f"{bandwidth_bytes_per_s:.3g}"),
         f"memory: driver; measured by planner topology probe: product of {side}-cubed, copy of"
         f" {size_bytes // 1024**2} MiB, bytes read and written together",
     )
 
 
 def _timed(run: Callable[[], object]) -> float:
-    took = []
+    """Median time on the GPU, in s, after one untimed run."""
+    times_s = []
     for _ in range(8):
         torch.cuda.synchronize()
-        start = time.perf_counter()
+        begin = time.perf_counter()
         run()
         torch.cuda.synchronize()
-        took.append(time.perf_counter() - start)
-    return median(took[1:])
+        times_s.append(time.perf_counter() - begin)
+    return median(times_s[1:])
 
 
-# ------------------------------------------------------------------------------- the messages
+# ------------------------------------------------------------------------------ the transfers
 
 
 class _Ranks:
-    """This rank's buffers and its ways to the others.
+    """This rank's buffers, and its transfers and all-reduces with the others.
 
     Args:
-        seat: of this process.
-        device: where it computes.
-        largest_bytes: of a message.
+        seat: rank and number of ranks.
+        device: torch's name of this rank's device.
+        largest_bytes: largest size of a transfer or all-reduce.
     """
 
     def __init__(self, seat: Seat, device: str, largest_bytes: int) -> None:
         self.seat = seat
         self.backend = "gloo" if device == "cpu" else "nccl"
-        self.sizes = tuple(message_sizes(largest_bytes))
+        self.sizes = tuple(transfer_sizes(largest_bytes))
         self._device = device
         self._buffer = torch.zeros(max(self.sizes), dtype=torch.uint8, device=device)
         self._byte = torch.zeros(1, dtype=torch.uint8, device=device)
@@ -265,24 +280,24 @@ class _Ranks:
         return time.perf_counter() - start
 
     def answer(self, source: int, size_bytes: int) -> None:
-        """The other end of `send_and_wait`."""
+        """The target's part in `send_and_wait`."""
         dist.recv(self._buffer[:size_bytes], source, group=self._group, tag=1)
         dist.send(self._byte, source, group=self._group, tag=2)
         self._settle()
 
-    def tell(self, target: int, size_bytes: int, repeats: int) -> None:
-        """Says what comes next; no bytes: nothing."""
+    def announce(self, target: int, size_bytes: int, repeats: int) -> None:
+        """Announces the size and the number of the next transfers; size 0 ends them."""
         dist.send(torch.tensor([size_bytes, repeats]), target, tag=0)
 
-    def told(self, source: int) -> tuple[int, int]:
-        """What comes next."""
-        message = torch.zeros(2, dtype=torch.int64)
-        dist.recv(message, source, tag=0)
-        size_bytes, repeats = message.tolist()
+    def announced(self, source: int) -> tuple[int, int]:
+        """The size and the number of the next transfers, as the source has announced them."""
+        announced = torch.zeros(2, dtype=torch.int64)
+        dist.recv(announced, source, tag=0)
+        size_bytes, repeats = announced.tolist()
         return size_bytes, repeats
 
-    def sum_up(self, group: dist.ProcessGroup, size_bytes: int) -> float:
-        """Time of an all-reduce that all members start at once, in s."""
+    def all_reduce(self, group: dist.ProcessGroup, size_bytes: int) -> float:
+        """Time of an all-reduce, in s; a small one before makes all members start at once."""
         dist.all_reduce(self._byte, group=group)
         self._settle()
         start = time.perf_counter()
@@ -295,49 +310,57 @@ class _Ranks:
             torch.cuda.synchronize()
 
     def group(self, count: int) -> dist.ProcessGroup:
-        """The first ranks; every rank has to ask for it."""
+        """The process group of the first ranks; every rank has to call this, in it or not."""
         members = list(range(count))
         return dist.new_group(members, backend=self.backend, timeout=TIMEOUT)  # type: ignore[no-any-return]
 
 
-def message_sizes(largest_bytes: int) -> Iterator[int]:
-    """The sizes that are measured.
+def transfer_sizes(largest_bytes: int) -> Iterator[int]:
+    """The sizes that are measured, in bytes.
 
-    >>> list(message_sizes(20_000))
+    >>> list(transfer_sizes(20_000))
     [1024, 4096, 16384]
     """
     size_bytes = SMALLEST_BYTES
     while size_bytes <= max(largest_bytes, SMALLEST_BYTES):
         yield size_bytes
-        size_bytes *= STEP
+        size_bytes *= GROWTH
 
 
 def _repeats(expected_s: float) -> int:
-    return int(min(MOST, max(FEWEST, REPEATED_S / expected_s)))
+    """Number of repetitions of a transfer that is expected to take some time."""
+    return int(min(MAX_REPEATS, max(MIN_REPEATS, REPEATED_S / expected_s)))
 
 
 def _gathered(value: T) -> list[T]:
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
+    """The values of all ranks, on every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _from_first(value: T) -> T:
-    """Rank 0's value."""
-    found: list[Any] = [value]
-    dist.broadcast_object_list(found)
-    return found[0]  # type: ignore[no-any-return]
+    """Rank 0's value, on every rank."""
+    values: list[Any] = [value]
+    dist.broadcast_object_list(values)
+    return values[0]  # type: ignore[no-any-return]
 
 
 # ----------------------------------------------------------------------------- the measurements
 
 
 def _measure(
-    ranks: _Ranks, name: str, found: Sequence[Found], progress: Callable[[int, int], None]
+    ranks: _Ranks, name: str, devices: Sequence[RankDevice], progress: Callable[[int, int], None]
 ) -> Probed | None:
+    """All measurements, and on rank 0 the topology.
+
+    Every rank walks through the same loops, so that they agree on the next measurement without a
+    message. What depends on results (which pairs are measured again, sizes of simultaneous
+    transfers) is decided by rank 0 and sent to all.
+    """
     rank, count = ranks.seat.rank, ranks.seat.world_size
     pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
-    crowds = experiments([one.host for one in found])
+    crowds = experiments([one.host for one in devices])
     groups = group_sizes(count)
     total, done = len(pairs) + len(crowds) + len(groups), 0
 
@@ -348,8 +371,8 @@ def _measure(
         if rank == 0:
             progress(done, total)
 
-    names = [f"rank {r} on {one.host}" for r, one in enumerate(found)]
-    times: dict[Pair, Times] = {}
+    names = [f"rank {r} on {one.host}" for r, one in enumerate(devices)]
+    times: dict[Pair, PairTimes] = {}
     todo = pairs
     for _ in range(ATTEMPTS):
         for one in _time_pairs(ranks, todo, step):
@@ -359,25 +382,26 @@ def _measure(
         if not todo:
             break
         total += len(todo)
-    # Refused before the rest is measured; the other ranks notice that rank 0 is gone.
+    # Absurd times are refused here, before the rest is measured: rank 0 raises, and the other ranks
+    # notice that it is gone.
     fits = fit_all(times.values(), names) if rank == 0 else {}
     together = []
     for crowd in crowds:
         together.append(_time_together(ranks, crowd, _from_first(_size_together(fits, crowd))))
         step()
-    sums = []
+    all_reduces = []
     for size in groups:
-        sums.append(_time_sums(ranks, size))
+        all_reduces.append(_time_all_reduces(ranks, size))
         step()
     if rank > 0:
         return None
-    inferred = infer(name, found, fits, together, sums)
+    inferred = infer(name, devices, fits, together, all_reduces)
     by_pair = tuple(times[pair] for pair in sorted(times)), tuple(fits[p] for p in sorted(fits))
-    return Probed(inferred, *by_pair, tuple(sums), ranks.backend, torch.__version__)
+    return Probed(inferred, *by_pair, tuple(all_reduces), ranks.backend, torch.__version__)
 
 
 def group_sizes(count: int) -> tuple[int, ...]:
-    """Powers of two, and all.
+    """Sizes of the groups of ranks whose all-reduces are measured: powers of two, and all ranks.
 
     >>> group_sizes(6), group_sizes(1)
     ((2, 4, 6), ())
@@ -386,8 +410,8 @@ def group_sizes(count: int) -> tuple[int, ...]:
     return (*powers, count) if count > 1 else ()
 
 
-def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) -> list[Times]:
-    """Times of pairs, one after the other, on every rank."""
+def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) -> list[PairTimes]:
+    """Times of some pairs, measured one after the other, on every rank."""
     own = []
     for p, q in pairs:
         if ranks.seat.rank == p:
@@ -398,47 +422,48 @@ def _time_pairs(ranks: _Ranks, pairs: Sequence[Pair], step: Callable[[], None]) 
     return [one for part in _gathered(own) for one in part]
 
 
-def _time_pair(ranks: _Ranks, target: int) -> Times:
-    """Times of messages to a rank; sizes end where one transfer would take too long."""
-    sizes, both_s, spreads = [], [], []
+def _time_pair(ranks: _Ranks, target: int) -> PairTimes:
+    """Times of transfers to a rank, in growing sizes until one would take too long."""
+    sizes, round_trips_s, spreads = [], [], []
     expected_s = 1e-3
     for size_bytes in (1, *ranks.sizes):
-        if expected_s > LONGEST_S:
+        if expected_s > MAX_TRANSFER_S:
             break
         repeats = _repeats(expected_s)
-        ranks.tell(target, size_bytes, repeats)
-        took = [ranks.send_and_wait(target, size_bytes) for _ in range(repeats + 1)][1:]
-        low, middle, high = np.quantile(took, (0.25, 0.5, 0.75)).tolist()
+        ranks.announce(target, size_bytes, repeats)
+        samples_s = [ranks.send_and_wait(target, size_bytes) for _ in range(repeats + 1)][1:]
+        low, middle, high = np.quantile(samples_s, (0.25, 0.5, 0.75)).tolist()
         sizes.append(size_bytes)
-        both_s.append(middle)
+        round_trips_s.append(middle)
         spreads.append((high - low) / middle)
-        expected_s = STEP * middle
-    ranks.tell(target, 0, 0)
-    # No size is faster than one byte; where one seems so, that byte was disturbed.
-    byte_s = min(both_s) / 2
-    times_s = tuple(time_s - byte_s for time_s in both_s[1:])
-    return Times(ranks.seat.rank, target, tuple(sizes[1:]), times_s, tuple(spreads[1:]))
+        expected_s = GROWTH * middle
+    ranks.announce(target, 0, 0)
+    # No size is faster than one byte; where one seems to be, the byte's transfer was disturbed.
+    byte_s = min(round_trips_s) / 2
+    times_s = tuple(time_s - byte_s for time_s in round_trips_s[1:])
+    return PairTimes(ranks.seat.rank, target, tuple(sizes[1:]), times_s, tuple(spreads[1:]))
 
 
 def _answer_pair(ranks: _Ranks, source: int) -> None:
-    size_bytes, repeats = ranks.told(source)
+    """The target's part in `_time_pair`."""
+    size_bytes, repeats = ranks.announced(source)
     while size_bytes:
         for _ in range(repeats + 1):
             ranks.answer(source, size_bytes)
-        size_bytes, repeats = ranks.told(source)
+        size_bytes, repeats = ranks.announced(source)
 
 
-def _size_together(fits: dict[Pair, Fit], crowd: Sequence[Pair]) -> int:
-    """A message that the slowest pair moves in `TOGETHER_S` when alone; on rank 0."""
+def _size_together(fits: dict[Pair, PairFit], crowd: Sequence[Pair]) -> int:
+    """The size of a transfer that the slowest pair moves in `TOGETHER_S` alone; on rank 0."""
     slowest = min((fits[pair].bandwidth_bytes_per_s for pair in crowd if pair in fits), default=0.0)
     return max(SMALLEST_BYTES, int(slowest * TOGETHER_S))
 
 
-def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Together:
-    """What pairs move at once; `FEWEST` times, after one that does not count."""
+def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> SimultaneousTransfers:
+    """The rate of simultaneous transfers: median of `MIN_REPEATS` after an untimed one."""
     size_bytes = min(size_bytes, max(ranks.sizes))
-    took_s = []
-    for _ in range(FEWEST + 1):
+    slowest_s = []
+    for _ in range(MIN_REPEATS + 1):
         dist.barrier()
         own_s = 0.0
         for source, target in crowd:
@@ -446,22 +471,24 @@ def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Tog
                 own_s = ranks.send_and_wait(target, size_bytes)
             elif ranks.seat.rank == target:
                 ranks.answer(source, size_bytes)
-        took_s.append(max(_gathered(own_s)))
-    return Together(tuple(crowd), len(crowd) * size_bytes / median(took_s[1:]))
+        slowest_s.append(max(_gathered(own_s)))
+    return SimultaneousTransfers(tuple(crowd), len(crowd) * size_bytes / median(slowest_s[1:]))
 
 
-def _time_sums(ranks: _Ranks, count: int) -> AllReduce:
+def _time_all_reduces(ranks: _Ranks, count: int) -> AllReduceTimes:
     """Times of all-reduces over the first ranks."""
     group = ranks.group(count)
     is_in = ranks.seat.rank < count
     sizes, times_s, expected_s = [], [], 1e-3
     for size_bytes in ranks.sizes:
-        if expected_s > LONGEST_S:
+        if expected_s > MAX_TRANSFER_S:
             break
         repeats = _repeats(expected_s)
-        took = [ranks.sum_up(group, size_bytes) for _ in range(repeats + 1)] if is_in else [0.0]
-        slowest_s = max(_gathered(median(took[1:] or took)))
+        own_s = 0.0
+        if is_in:
+            own_s = median([ranks.all_reduce(group, size_bytes) for _ in range(repeats + 1)][1:])
+        slowest_s = max(_gathered(own_s))
         sizes.append(size_bytes)
         times_s.append(slowest_s)
-        expected_s = STEP * slowest_s
-    return AllReduce(count, tuple(sizes), tuple(times_s))
+        expected_s = GROWTH * slowest_s
+    return AllReduceTimes(count, tuple(sizes), tuple(times_s))

@@ -1,4 +1,4 @@
-"""`LaunchReport`: what a launch measured, beside what the plan predicted."""
+"""`LaunchReport`: measured times and memory of a launch beside the plan's prediction."""
 
 import math
 from collections import defaultdict
@@ -16,13 +16,13 @@ from planner.simulator.timeline import Event, Flow, Timeline, communication_s, c
 
 
 @dataclass(frozen=True, slots=True)
-class StageReport:
-    """One stage, per microbatch on its slowest replica.
+class MeasuredStage:
+    """Times of one stage per microbatch, on its slowest replica.
 
     Attributes:
         devices: its replicas.
-        predicted: by the plan.
-        measured: medians over microbatches and steps.
+        predicted: times predicted by the plan.
+        measured: measured times, medians over microbatches and steps.
     """
 
     devices: tuple[int, ...]
@@ -31,19 +31,19 @@ class StageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReport:
+class MeasuredDevice:
     """One device during the median iteration, by the definitions of the prediction.
 
     Attributes:
-        rank: that ran it.
-        predicted: by the plan.
+        rank: the rank that ran it.
+        predicted: the plan's prediction.
         compute_s: measured time in which it computes.
-        communication_s: measured time in which it does not compute and a transfer or sum of its
-            own runs.
+        communication_s: measured time in which it does not compute, and a transfer or all-reduce of
+            its own runs.
         idle_s: the rest of the iteration.
-        peak_bytes: on CUDA what torch allocated, on a CPU the whole process.
-        live_bytes: the most that tensors took in the iteration in which memory was watched; None
-            where there was none.
+        peak_bytes: peak memory; on CUDA that of torch's allocator, on a CPU that of the process.
+        live_bytes: peak memory of tensors in an iteration in which memory was watched; None
+            without one.
     """
 
     rank: int
@@ -57,28 +57,28 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """A launch, as rank 0 tells it.
+    """The result of a launch, on rank 0.
 
     Attributes:
-        steps: optimizer steps.
-        loss: of each step, before its update.
-        measured_iteration_s: median without the first step; from when the first rank leaves a
-            barrier to the last rank's end.
-        predicted_iteration_s: by the plan.
-        stages: in their order.
-        devices: by rank.
-        timeline: of the median iteration.
-        comparable: whether prediction and measurement speak of the same type of device.
-        notes: what makes the figures differ, among them why they are not comparable.
-        times: where the operator times come from that the prediction is made of.
+        steps: number of optimizer steps.
+        loss: loss of each step, before its update.
+        measured_iteration_s: median time of an iteration without the first step, from when the
+            first rank leaves a barrier to the last rank's end.
+        predicted_iteration_s: time of an iteration predicted by the plan.
+        stages: the stages, in their order.
+        devices: the devices, by rank.
+        timeline: timeline of the median iteration.
+        comparable: whether prediction and measurement are about the same types of devices.
+        notes: reasons why the figures differ, among them why they are not comparable.
+        times: origin of the operator times in the prediction.
     """
 
     steps: int
     loss: tuple[float, ...]
     measured_iteration_s: float
     predicted_iteration_s: float
-    stages: tuple[StageReport, ...]
-    devices: tuple[DeviceReport, ...]
+    stages: tuple[MeasuredStage, ...]
+    devices: tuple[MeasuredDevice, ...]
     timeline: Timeline
     comparable: bool
     notes: tuple[str, ...]
@@ -86,25 +86,25 @@ class LaunchReport:
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """Per device, by rank."""
+        """Peak memory of each device, by rank."""
         return tuple(device.peak_bytes for device in self.devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What one rank measured.
+    """The measurements of one rank.
 
     Attributes:
-        device: index into the topology.
-        loss: its share of it, per step.
-        begun_s: when each step began, on the rank's clock.
-        iterations_s: how long each step took.
-        records: of the last steps.
-        peak_bytes: see `DeviceReport`.
-        peaks_bytes: of each event of an iteration in which memory was watched, see `Record`; None
-            where there was none.
-        type: what its device calls itself.
-        threads: of torch.
+        device: index of its device in the topology.
+        loss: its share of the loss, per step.
+        begun_s: start of each step, on the rank's clock.
+        iterations_s: length of each step.
+        records: the records of the last steps.
+        peak_bytes: as in `MeasuredDevice`.
+        peaks_bytes: peak memory at each event of an iteration in which memory was watched, as in
+            `Record`; None without one.
+        type: its device's own name for its type.
+        threads: number of torch's threads.
     """
 
     device: int
@@ -121,38 +121,48 @@ class Findings:
 def make_report(
     plan: Plan, graph: Graph, findings: Sequence[Findings], clocks: Sequence[Clock]
 ) -> LaunchReport:
-    """The report from what all ranks found, by rank, and from their clocks."""
+    """The report of a launch.
+
+    Args:
+        plan: the plan that was run.
+        graph: the model's graph.
+        findings: the measurements of all ranks, by rank.
+        clocks: the clocks of all ranks, by rank.
+    """
     steps = len(findings[0].loss)
-    # (steps, ranks) on rank 0's clock.
+    # (steps, ranks) start of each step on rank 0's clock, on which ranks can be compared.
     begun_s = [
-        [clock.on_rank_0(found.begun_s[i]) for found, clock in zip(findings, clocks, strict=True)]
+        [clock.on_rank_0(one.begun_s[i]) for one, clock in zip(findings, clocks, strict=True)]
         for i in range(steps)
     ]
     iterations_s = [
-        max(begun + f.iterations_s[i] for begun, f in zip(begun_s[i], findings, strict=True))
+        max(begun + one.iterations_s[i] for begun, one in zip(begun_s[i], findings, strict=True))
         - min(begun_s[i])
         for i in range(steps)
     ]
     measured_s = median(iterations_s[1:] or iterations_s)  # the first step warms up
-    # The records of the last steps, counted from the end; the first step's only if it is alone.
+    # Only the last steps have records, so these indices count from the end: -1 is the last step in
+    # `iterations_s` as well as in `records`. The first step is among them only if it is alone.
     kept = range(-min(len(findings[0].records), max(1, steps - 1)), 0)
+    # A real iteration, not a mean of several: in it times add up, and no transfer ends before its
+    # start.
     typical = min(kept, key=lambda i: (abs(iterations_s[i] - measured_s), i))
     late_s = [begun - min(begun_s[typical]) for begun in begun_s[typical]]
     timeline = measured_timeline(
         graph,
-        {f.device: f.records[typical] for f in findings},
-        {f.device: late for f, late in zip(findings, late_s, strict=True)},
+        {one.device: one.records[typical] for one in findings},
+        {one.device: late for one, late in zip(findings, late_s, strict=True)},
     )
     timeline = replace(timeline, memory=_memory(findings, typical, late_s))
     notes = _incomparable(plan, findings)
-    loss = tuple(sum(each) for each in zip(*(f.loss for f in findings), strict=True))
+    loss = tuple(sum(shares) for shares in zip(*(one.loss for one in findings), strict=True))
     return LaunchReport(
         steps=steps,
         loss=loss,
         measured_iteration_s=measured_s,
         predicted_iteration_s=plan.prediction.iteration_s,
         stages=tuple(_stage(plan, s, findings, kept) for s in range(len(plan.strategy.stages))),
-        devices=tuple(_device(plan, rank, f, timeline) for rank, f in enumerate(findings)),
+        devices=tuple(_device(plan, rank, one, timeline) for rank, one in enumerate(findings)),
         timeline=timeline,
         comparable=not notes,
         notes=(*notes, *_threads(plan, findings), *_short(steps), *_diverged(loss)),
@@ -160,7 +170,8 @@ def make_report(
     )
 
 
-def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> StageReport:
+def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> MeasuredStage:
+    """Predicted and measured times of a stage, from the records of the kept steps."""
     stage = plan.strategy.stages[s]
 
     def slowest_s(direction: Direction) -> float:
@@ -168,28 +179,29 @@ def _stage(plan: Plan, s: int, findings: Sequence[Findings], kept: range) -> Sta
             median(
                 end - start
                 for i in kept
-                for action, start, end in f.records[i].events
+                for action, start, end in one.records[i].events
                 if isinstance(action, Compute)
                 and (action.stage, action.direction) == (s, direction)
             )
-            for f in findings
-            if f.device in stage.devices
+            for one in findings
+            if one.device in stage.devices
         )
 
     measured = StagePrediction(slowest_s(Direction.FORWARD), slowest_s(Direction.BACKWARD))
-    return StageReport(stage.devices, plan.prediction.stages[s], measured)
+    return MeasuredStage(stage.devices, plan.prediction.stages[s], measured)
 
 
-def _device(plan: Plan, rank: int, found: Findings, timeline: Timeline) -> DeviceReport:
-    predicted = next(d for d in plan.prediction.devices if d.device == found.device)
-    return DeviceReport(
+def _device(plan: Plan, rank: int, own: Findings, timeline: Timeline) -> MeasuredDevice:
+    """Predicted and measured figures of a rank's device."""
+    predicted = next(d for d in plan.prediction.devices if d.device == own.device)
+    return MeasuredDevice(
         rank=rank,
         predicted=predicted,
-        compute_s=compute_s(timeline, found.device),
-        communication_s=communication_s(timeline, found.device),
-        idle_s=idle_s(timeline, found.device),
-        peak_bytes=found.peak_bytes,
-        live_bytes=None if found.peaks_bytes is None else max(found.peaks_bytes),
+        compute_s=compute_s(timeline, own.device),
+        communication_s=communication_s(timeline, own.device),
+        idle_s=idle_s(timeline, own.device),
+        peak_bytes=own.peak_bytes,
+        live_bytes=None if own.peaks_bytes is None else max(own.peaks_bytes),
     )
 
 
@@ -199,7 +211,9 @@ def measured_timeline(
     """One iteration of all devices, from when the first one leaves the barrier.
 
     Args:
-        late_s: by device, how much later it left the barrier than the first one.
+        graph: the model's graph.
+        records: the record of each device.
+        late_s: by device, the time from when the first one left the barrier to when it left.
     """
     events = [
         Event(device, action, late_s[device] + start, late_s[device] + end)
@@ -221,16 +235,20 @@ def measured_timeline(
 def _memory(
     findings: Sequence[Findings], typical: int, late_s: Sequence[float]
 ) -> dict[int, tuple[tuple[float, int], ...]]:
-    """What was in use during each action, at the times of an iteration that was not watched."""
+    """Memory in use during each action, by device.
+
+    The times are those of the typical iteration, which was not watched: watching slows an iteration
+    down, but its actions are the same in the same order.
+    """
     return {
-        found.device: tuple(
-            (late + start, peak)
-            for (_, start, _), peak in zip(
-                found.records[typical].events, found.peaks_bytes, strict=True
+        one.device: tuple(
+            (late + start, peak_bytes)
+            for (_, start, _), peak_bytes in zip(
+                one.records[typical].events, one.peaks_bytes, strict=True
             )
         )
-        for found, late in zip(findings, late_s, strict=True)
-        if found.peaks_bytes is not None
+        for one, late in zip(findings, late_s, strict=True)
+        if one.peaks_bytes is not None
     }
 
 
@@ -238,48 +256,54 @@ def _flows(
     graph: Graph, source: int, target: int, records: Mapping[int, Record],
     late_s: Mapping[int, float],
 ) -> list[Flow]:  # fmt: skip
-    """The transfers of one ordered pair: the k-th send meets the k-th receive."""
+    """The transfers of one ordered pair of devices: the k-th send belongs to the k-th receive.
+
+    Nobody sees a transfer start. It cannot before its send and its receive are posted, nor before
+    the transfer before it on this link has ended; the latest of these is taken.
+    """
     tensors = tensors_by_name(graph)
-    found = []
-    free_s = 0.0
+    flows = []
+    free_s = 0.0  # end of the transfer before
     pairs = zip(records[source].sends[target], records[target].receives[source], strict=True)
     for sent_s, (receive, posted_s, there_s) in pairs:
         end_s = there_s + late_s[target]
+        # Clocks may be some microseconds apart, so that the end may seem to come first.
         start_s = min(max(sent_s + late_s[source], posted_s + late_s[target], free_s), end_s)
         free_s = end_s
-        found.append(
+        flows.append(
             Flow(
                 source, target, receive.direction, receive.microbatch, receive.tensor,
                 start_s, end_s, tensors[receive.tensor].bytes,
             )
         )  # fmt: skip
-    return found
+    return flows
 
 
 def _incomparable(plan: Plan, findings: Sequence[Findings]) -> list[str]:
-    """Why prediction and measurement speak of different things; empty if they do not."""
+    """Notes on devices whose type is not the planned one, which makes times incomparable."""
     planned = {d.device: d.type for d in plan.prediction.devices}
     ranks: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank, found in enumerate(findings):
-        ranks[planned[found.device], found.type].append(rank)
+    for rank, one in enumerate(findings):
+        ranks[planned[one.device], one.type].append(rank)
     return [
-        f"not comparable: planned for {type_}, run on {found} (ranks {', '.join(map(str, which))})"
-        for (type_, found), which in ranks.items()
-        if not _same_type(type_, found)
+        f"not comparable: planned for {type_}, run on {name} (ranks {', '.join(map(str, which))})"
+        for (type_, name), which in ranks.items()
+        if not _same_type(type_, name)
     ]
 
 
-def _same_type(planned: str, found: str) -> bool:
-    """Whether a topology's type is what a device calls itself.
+def _same_type(planned: str, name: str) -> bool:
+    """Whether a device's own name is that of a topology's device type.
 
     >>> _same_type("V100-SXM2-16GB", "Tesla V100-SXM2-16GB"), _same_type("cpu", "NVIDIA H200")
     (True, False)
     """
-    short = ["".join(c for c in name.lower() if c.isalnum()) for name in (planned, found)]
+    short = ["".join(c for c in text.lower() if c.isalnum()) for text in (planned, name)]
     return short[0] == short[1] if "cpu" in short else short[0] in short[1]
 
 
 def _threads(plan: Plan, findings: Sequence[Findings]) -> list[str]:
+    """A note if the number of CPU threads is not that of the profile."""
     used = findings[0].threads
     if findings[0].type != "cpu" or plan.threads in (None, used):
         return []
@@ -288,8 +312,10 @@ def _threads(plan: Plan, findings: Sequence[Findings]) -> list[str]:
 
 
 def _diverged(loss: tuple[float, ...]) -> list[str]:
+    """A note if a loss is not finite."""
     return [] if all(map(math.isfinite, loss)) else ["the loss is not finite"]
 
 
 def _short(steps: int) -> list[str]:
+    """A note if there is only a single step."""
     return ["the only step warms up and is slower than the next would be"] if steps == 1 else []

@@ -1,6 +1,4 @@
-"""`planner launch --nproc N` and `planner topology probe --nproc N`: torchrun without its
-tracebacks.
-"""
+"""`planner launch --nproc N` and `planner topology probe --nproc N`: torchrun, no tracebacks."""
 
 import logging
 import os
@@ -11,17 +9,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import planner
 from planner.errors import LaunchError
 from planner.files import read_plan
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A checkout and an installed wheel both have cli.py beside the package.
-CLI = Path(planner.__file__).resolve().parents[1] / "cli.py"
+CLI = Path(__file__).resolve().parents[2] / "cli.py"
 
 
 def torchrun_command(strategy: Path, num_ranks: int) -> str:
-    """What starts the ranks of a strategy, to be shown to the user."""
+    """The command that starts the ranks of a strategy, to be shown to the user."""
     path = shlex.quote(str(strategy))
     return f"torchrun --nproc-per-node {num_ranks} --no-python planner launch {path}"
 
@@ -33,16 +30,16 @@ def start_torchrun(strategy: Path, nproc: int, arguments: Sequence[str] = ()) ->
 
     Args:
         strategy: path of strategy.json.
-        nproc: N, at least the strategy's devices.
+        nproc: N, at least the number of the strategy's devices.
         arguments: the other options, without --nproc.
 
     Returns:
-        The exit code: 0, or 1 where a rank has failed and said why, or 128 + the signal that
-        ended it all.
+        The exit code: 0, or 1 if a rank has failed and printed the reason, or 128 + the signal that
+        ended all.
 
     Raises:
         FileError: if the strategy cannot be read.
-        LaunchError: if there are too few processes, or a rank was killed and could not say why.
+        LaunchError: if there are too few processes, or a rank was killed.
     """
     needed = len(read_plan(strategy).ranks)
     if nproc < needed:
@@ -58,12 +55,16 @@ def start_ranks(command: Sequence[str], nproc: int) -> int:
 
     Ctrl-C ends all processes.
 
+    Args:
+        command: the command and its options, without --nproc.
+        nproc: N.
+
     Returns:
-        The exit code: 0, or 1 where a rank has failed and said why, or 128 + the signal that
-        ended it all.
+        The exit code: 0, or 1 if a rank has failed and printed the reason, or 128 + the signal that
+        ended all.
 
     Raises:
-        LaunchError: if a rank was killed and could not say why.
+        LaunchError: if a rank was killed.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -90,11 +91,11 @@ def _obituary(rank: int, number: int) -> str:
 
 @contextmanager
 def _quiet_torchrun() -> Iterator[None]:
-    """Silences what torchrun says about ranks that have spoken for themselves, and undoes what it
-    does to this process's signals and environment.
+    """Silences torchrun's messages about ranks, which print their own, and restores the signal
+    handlers and the environment that torchrun changes.
     """
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    disabled = logging.root.manager.disable
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    disabled_level = logging.root.manager.disable
     had_threads = "OMP_NUM_THREADS" in os.environ
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its warning
     logging.disable()  # its loggers have levels of their own
@@ -102,8 +103,8 @@ def _quiet_torchrun() -> Iterator[None]:
     try:
         yield
     finally:
-        logging.disable(disabled)
-        for number, handler in before.items():
+        logging.disable(disabled_level)
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         if not had_threads:
             os.environ.pop("OMP_NUM_THREADS", None)

@@ -20,16 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.errors import LaunchError
+from planner.errors import LaunchError, Stopped
 from planner.launcher import clocks
 from planner.launcher.clocks import EXCHANGES, Reading, read_clock
 from planner.schedules.actions import Program, Send
 
 TIMEOUT = timedelta(minutes=30)
-
-
-class Stopped(LaunchError):  # noqa: N818, no error of its own
-    """This rank stops without a message of its own: another one has failed and says why."""
 
 
 @contextmanager

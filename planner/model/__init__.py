@@ -1,4 +1,4 @@
-"""ONNX file -> `Model`: its `Graph`, and what converting and annotating it needs.
+"""ONNX file -> `Model`: its `Graph`, and everything that converting and annotating it needs.
 
 load.py       the way from the file to the graph
 canonical.py  functions inlined, nodes named; the content hash

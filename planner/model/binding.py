@@ -61,12 +61,12 @@ def _dims(value: ValueInfoProto) -> Iterator[tuple[str | None, int]]:
 
 def _uses(inputs: Sequence[ValueInfoProto]) -> dict[str, list[tuple[str, int]]]:
     """The (tensor, axis) pairs of each symbolic dimension."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    uses: dict[str, list[tuple[str, int]]] = {}
     for value in inputs:
         for axis, (name, _) in enumerate(_dims(value)):
             if name is not None:
-                found.setdefault(name, []).append((value.name, axis))
-    return found
+                uses.setdefault(name, []).append((value.name, axis))
+    return uses
 
 
 def _bound(

@@ -1,4 +1,4 @@
-"""The identity of an ONNX model: unique names for its nodes, and a hash of what it computes.
+"""The identity of an ONNX model: unique names for its nodes, and a hash of its computation.
 
 Annotations do not change the hash: device configurations, metadata, documentation, declared
 intermediate shapes, the IR version, and how an inline tensor is stored. Names do, because
@@ -46,7 +46,7 @@ def inlined(proto: ModelProto) -> ModelProto:
 
 
 def content_hash(proto: ModelProto) -> str:
-    """sha256 (hex) of what the model computes; equal for a model and its annotated copies.
+    """sha256 (hex) of the model's computation; equal for a model and its annotated copies.
 
     It covers the operator sets in use, types of inputs and outputs, nodes with their unique
     names and attributes, and initializers: inline ones by content, external ones by name,
@@ -124,10 +124,10 @@ def _node_pieces(node: NodeProto, name: str) -> Iterator[bytes]:
 
 
 def _without_trailing_gaps(names: Iterable[str]) -> list[str]:
-    found = list(names)
-    while found and not found[-1]:
-        found.pop()
-    return found
+    kept = list(names)
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept
 
 
 def _attribute_pieces(attribute: AttributeProto) -> Iterator[bytes]:

@@ -5,10 +5,10 @@ Every node is either known before the model runs, or it stays and its outputs ge
 1. Shape and Size of a tensor are constants, because its shape is static.
 2. A node that reads only constants is evaluated with onnx.reference, unless the result is large.
    Float initializers of rank 1 or more are no constants here: they may be trained.
-3. Every other node stays. ONNX's own inference, given the values of small constants, says what
-   it makes.
+3. Every other node stays. The types of its outputs come from ONNX's own inference, which gets the
+   values of small constants.
 
-Shapes that the file declares for its intermediate tensors are not looked at.
+Shapes that the file declares for its intermediate tensors are ignored.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,17 +37,17 @@ RANDOM_OPERATORS = frozenset({
 })  # fmt: skip
 
 SHAPE_KEEPING_OPERATORS = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
-"""Those for which ONNX 1.23 infers no shape: their output is like their first input."""
+"""Operators for which ONNX 1.23 infers no shape: their output is like their first input."""
 
 
 @dataclass(frozen=True)
 class Folded:
-    """What a pass over the nodes found.
+    """The result of a pass over the nodes.
 
     Attributes:
-        types: of inputs, initializers and everything that a node makes and another reads, or
+        types: of inputs, initializers and every tensor that a node makes and another one reads, or
             the graph returns; all static.
-        nodes: those that are no constants, sequences written as plain operators.
+        nodes: without those that became constants; sequences are written as plain operators.
     """
 
     types: Mapping[str, TypeProto]
@@ -80,12 +80,12 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
     users: dict[str, list[NodeProto]] = {}
     for node in nodes:
         users.setdefault(operator_type(node), []).append(node)
-    found = {kind: _schema(some_nodes[0], opsets) for kind, some_nodes in users.items()}
+    known = {kind: _schema(some_nodes[0], opsets) for kind, some_nodes in users.items()}
     problems = [
         f"{kind} version {opsets.get(domain_of(users[kind][0]), 'unknown')} is no operator that "
         f"ONNX {onnx.__version__} defines, used by {some([n.name for n in users[kind]])}; "
         "export the model with ONNX's own operators"
-        for kind, schema in found.items()
+        for kind, schema in known.items()
         if schema is None
     ]
     if problems:
@@ -96,7 +96,7 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
             f"expected a graph without branches and loops, got subgraphs (If, Loop, Scan) in "
             f"{some(branching)}; export the model with fixed control flow"
         )
-    return {kind: schema for kind, schema in found.items() if schema is not None}
+    return {kind: schema for kind, schema in known.items() if schema is not None}
 
 
 def _schema(node: NodeProto, opsets: Mapping[str, int]) -> OpSchema | None:
@@ -117,13 +117,13 @@ def fold(
     values: Values,
     trained: Collection[str] = (),
 ) -> Folded:
-    """Fold what is known before the model runs, and infer the type of everything else.
+    """Folds the nodes that are known before the model runs, and infers the types of all others.
 
     Args:
         model: with unique node names, without functions.
         inputs: static types of the graph's inputs.
         values: gets the folded constants.
-        trained: names that are no constants because the user wants them trained.
+        trained: names that are no constants, because the user wants them trained.
 
     Raises:
         ModelError: naming the node whose output has no static shape.
@@ -132,6 +132,16 @@ def fold(
 
 
 class _Pass:
+    """The state of a pass: a tensor has a type, or it is a sequence, from its node on.
+
+    Attributes:
+        read: names that a node reads or the graph returns; outputs beside them get no type.
+        types: of all tensors so far; static.
+        sequences: of all sequences so far.
+        kept: the nodes that stay, so far.
+        constants: names that later nodes may be folded with.
+    """
+
     def __init__(
         self,
         model: onnx.ModelProto,
@@ -152,7 +162,7 @@ class _Pass:
         self.types = dict(inputs)
         self.sequences: dict[str, TensorSequence] = {}
         self.kept: list[NodeProto] = []
-        self.constants: set[str] = set()  # names that later nodes may be folded with
+        self.constants: set[str] = set()
         for tensor in model.graph.initializer:
             type_ = helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
             self.types[tensor.name] = type_
@@ -160,6 +170,7 @@ class _Pass:
                 self.constants.add(tensor.name)
 
     def run(self) -> Folded:
+        """The whole pass."""
         for node in self.nodes:
             self.check_names(node)
             if self.fold(node):
@@ -177,6 +188,7 @@ class _Pass:
         return Folded(self.types, tuple(self.kept))
 
     def check_names(self, node: NodeProto) -> None:
+        """Refuses a node that reads something unknown, makes it twice, or reads a sequence."""
         known = self.types.keys() | self.sequences.keys()
         unknown = [name for name in node.input if name and name not in known]
         if unknown:
@@ -195,10 +207,14 @@ class _Pass:
             )
 
     def keep(self, node: NodeProto) -> None:
+        """Lets a node stay."""
         self.types |= self.static_outputs(node)
         self.kept.append(node)
 
     def split(self, node: NodeProto) -> None:
+        """SplitToSequence becomes a Split, whose outputs get their names by `pick`; or nothing, if
+        its parts lose the axis, which a Split's outputs have.
+        """
         known = {n: self.values[n] for n in node.input[1:] if n in self.constants}
         shape = shape_of(self.types[node.input[0]])
         sequence = read_sequence(node, shape, known, self.opsets[""])
@@ -208,6 +224,9 @@ class _Pass:
             self.kept.append(sequence.split)
 
     def pick(self, node: NodeProto) -> None:
+        """SequenceAt becomes an output of the Split, an Identity of one that has a name already, or
+        a Gather where there is no Split.
+        """
         name, position = node.input
         sequence = self.sequences[name]
         if position not in self.constants:
@@ -228,6 +247,7 @@ class _Pass:
         if taken:
             self.keep(identity(node, taken))
             return
+        # The Split stands in `kept` already; only now is the name of its output i known.
         sequence.split.output[i] = node.output[0]
         source = self.types[sequence.source]
         shape = list(shape_of(source))
@@ -236,6 +256,7 @@ class _Pass:
         self.types[node.output[0]] = helper.make_tensor_type_proto(elements, shape)
 
     def fold(self, node: NodeProto) -> bool:
+        """Whether the outputs of a node are constants now."""
         if domain_of(node) == "" and node.op_type in ("Shape", "Size"):
             results = [self.shape_or_size(node)]
         elif all(not name or name in self.constants for name in node.input):
@@ -248,6 +269,7 @@ class _Pass:
         return bool(results)
 
     def add_constant(self, name: str, value: np.ndarray) -> None:
+        """A folded tensor; one that is to be trained has a value, but nothing is folded with it."""
         self.values.add(name, value)
         if name not in self.trained:
             self.constants.add(name)
@@ -262,9 +284,12 @@ class _Pass:
         return np.array(shape[ends.get("start") : ends.get("end")], dtype=np.int64)
 
     def evaluated(self, node: NodeProto) -> list[np.ndarray]:
-        """What the node makes of its constants; nothing if that is large, random or fails."""
+        """The outputs of a node whose inputs are constants; empty if they are large or random, or
+        their computation fails.
+        """
         if node.op_type in RANDOM_OPERATORS:
             return []
+        # Before it is computed, as far as the shapes are known: it might not fit the memory.
         if any(size_bytes(type_) > MAX_FOLDED_BYTES for type_ in self.guess(node).values()):
             return []
         inputs = {name: self.values[name] for name in node.input if name}
@@ -277,6 +302,7 @@ class _Pass:
         return arrays if small and len(arrays) == len(results) else []
 
     def evaluator(self, node: NodeProto) -> ReferenceEvaluator:
+        """ONNX's reference for a model of this node alone."""
         names = [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(node.input) if name]
         outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
         graph = helper.make_graph([node], "node", names, outputs)
@@ -294,9 +320,15 @@ class _Pass:
         return {name: type_ for name, type_ in types.items() if _is_static(type_)}
 
     def static_outputs(self, node: NodeProto) -> dict[str, TypeProto]:
+        """Types of the outputs that are read.
+
+        Raises:
+            ModelError: if the node does not take its inputs, or a shape depends on data.
+        """
         names = [name for name in node.output if name in self.read]
         try:
             types = self.inferred(node, floats=False)
+            # Scales of Resize and such are float initializers, which are no constants otherwise.
             if not all(name in types and _is_static(types[name]) for name in names):
                 types = self.inferred(node, floats=True)
         except _REFUSED as error:
@@ -317,7 +349,7 @@ class _Pass:
         return {name: types[name] for name in names}
 
     def check_reshape(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
-        """ONNX's inference believes a constant shape without counting the elements."""
+        """Counts the elements, as ONNX's inference does not where the shape is a constant."""
         if operator_type(node) != "Reshape":
             return
         source, target = shape_of(self.types[node.input[0]]), shape_of(types[node.output[0]])
@@ -364,7 +396,7 @@ class _Pass:
 
 
 class GatherElements(OpRun):
-    """Instead of the reference's own, which fails on [1, 512] at [1, 32] (onnx 1.23)."""
+    """Replaces the reference's own operator, which fails on [1, 512] at [1, 32] (onnx 1.23)."""
 
     def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
         kept = [slice(n) for n in indices.shape]

@@ -1,7 +1,7 @@
-"""ONNX file -> `Model`: its `Graph`, and what converting and annotating it needs.
+"""ONNX file -> `Model`: its `Graph`, and everything that converting and annotating it needs.
 
     read -> inline functions, name nodes -> bind dimensions -> fold and infer shapes
-         -> drop dead operators -> decide what is trained -> Graph
+         -> drop dead operators -> choose the trained parameters -> Graph
 
 Weights in external data are not read. Each mistake in the file or the options is an error whose
 every line begins with the path.
@@ -48,7 +48,7 @@ class Node:
         version: of the domain's operator set that the model imports.
         inputs: in formal order; "" where an optional one is absent.
         outputs: in formal order; "" where one is absent or nobody reads it.
-        attributes: those that the node has, as int, float, str, tuples of these, or arrays.
+        attributes: of the node, as int, float, str, tuples of these, or arrays.
     """
 
     name: str
@@ -69,9 +69,9 @@ class Model:
         proto: the model with functions inlined and nodes named; dimensions as in the file,
             external data not loaded.
         hash: `content_hash` of it.
-        dimensions: what the symbolic dimensions of the inputs were bound to.
+        dimensions: sizes that the symbolic dimensions of the inputs were bound to.
         batch: samples per microbatch, the first dimension of the first input.
-        graph: what is left after folding. An output that is a constant is not in it.
+        graph: the operators that are left after folding. Outputs that are constants are not in it.
         nodes: one per operator of the graph, in its order.
         values: initializers and folded constants by name, read when asked for.
     """
@@ -94,7 +94,7 @@ def load(
     train: Collection[str] = (),
     freeze: Collection[str] = (),
 ) -> Model:
-    """Read a model, bind its dimensions, fold its constants and decide what is trained.
+    """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
 
     Args:
         path: of an ONNX file; external data is expected beside it, and not read.
@@ -161,7 +161,7 @@ def _model(
     folded = fold(proto, inputs, values, train)
     trainable.check_choices(train, freeze, values)
     kept = _live(folded.nodes, proto.graph)
-    flow = _Flow(proto.graph, kept, folded.types, values)
+    flow = _Dataflow(proto.graph, kept, folded.types, values)
     trained = flow.trained(train, freeze)
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     return Model(
@@ -179,18 +179,18 @@ def _model(
 def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
     """Copies of the nodes that the outputs of the graph need, without outputs that nobody reads."""
     needed = {output.name for output in graph.output}
-    found = []
+    kept = []
     for node in reversed(nodes):
         outputs = [name if name in needed else "" for name in node.output]
         if any(outputs):
             live = NodeProto()
             live.CopyFrom(node)
             live.output[:] = outputs
-            found.append(live)
+            kept.append(live)
             needed.update(name for name in node.input if name)
-    if not found:
+    if not kept:
         raise ModelError("expected operators that work on the inputs, got constants only")
-    return found[::-1]
+    return kept[::-1]
 
 
 def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
@@ -224,8 +224,8 @@ def _plain(value: object) -> object:
     return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
-class _Flow:
-    """Where the values and the gradients of the operators that are left flow."""
+class _Dataflow:
+    """The flow of values and gradients through the operators that are left after folding."""
 
     def __init__(
         self,
@@ -266,13 +266,13 @@ class _Flow:
             and name not in freeze
         ]
         matrices = [name for name in candidates if len(shape_of(self.types[name])) > 1]
-        found = {*candidates, *train} - trainable.masks(matrices, self.nodes, self.values)
-        if not found:
+        trained = {*candidates, *train} - trainable.masks(matrices, self.nodes, self.values)
+        if not trained:
             raise ModelError(
                 f"expected a trainable parameter (a float initializer of rank 1 or more that "
                 f"{self.loss!r} depends on differentiably), found none; name one with --train"
             )
-        return found
+        return trained
 
     def graph(self, inputs: Sequence[str], trained: Collection[str]) -> Graph:
         """The operators with their tensors and parameters."""
@@ -305,8 +305,8 @@ class _Flow:
     def is_static(self, node: NodeProto, position: int) -> bool:
         """Whether a constant configures the operator, as an attribute would.
 
-        So does an integer or boolean of at most 64 elements, a float of rank 0, and whatever
-        stands at a position in `STATIC_INPUTS`.
+        So does an integer or boolean of at most 64 elements, a float of rank 0, and every input at
+        a position in `STATIC_INPUTS`.
         """
         shape = shape_of(self.types[node.input[position]])
         if node.input[position] in self.floats:
@@ -338,13 +338,13 @@ def first_consumers(model: Model) -> Mapping[str, str]:
     order = {operator.name: i for i, operator in enumerate(model.graph.operators)}
     nodes = model.proto.graph.node
     needed_by: dict[str, int] = {}  # tensor -> the first operator that needs it
-    found = {}
+    consumer = {}
     for node in reversed(nodes):
         needs = [needed_by[name] for name in node.output if name in needed_by]
         first = order.get(node.name, min(needs, default=0))
         if node.name not in order:
-            found[node.name] = model.graph.operators[first].name
+            consumer[node.name] = model.graph.operators[first].name
         if node.name in order or needs:
             for name in node.input:
                 needed_by[name] = min(first, needed_by.get(name, first))
-    return dict(reversed(found.items()))
+    return dict(reversed(consumer.items()))

@@ -3,8 +3,8 @@
     SplitToSequence(x, sizes), SequenceAt(s, 0), SequenceAt(s, 1)   ->  Split(x, sizes)
     SplitToSequence(x), SequenceAt(s, 0), SequenceAt(s, 1)          ->  Gather(x, 0), Gather(x, 1)
 
-A Split has the name of the SplitToSequence and makes what the SequenceAt nodes make, which are
-then folded away; a Gather has the name of its SequenceAt, and the SplitToSequence is folded.
+A Split has the name of the SplitToSequence and the outputs of the SequenceAt nodes, which are then
+folded away; a Gather has the name of its SequenceAt, and the SplitToSequence is folded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from planner.errors import ModelError
 
 @dataclass(frozen=True)
 class TensorSequence:
-    """What a SplitToSequence makes.
+    """The output of a SplitToSequence.
 
     Attributes:
         source: the tensor that is split.
-        axis: where; not negative.
-        sizes: along the axis, of each part.
+        axis: along which it is split; not negative.
+        sizes: of each part along the axis.
         split: the operator that makes the parts, to be given outputs; None if each part is taken
             out with Gather, because it loses the axis.
     """
@@ -40,7 +40,7 @@ def read_sequence(
     values: Mapping[str, np.ndarray],
     opset: int,
 ) -> TensorSequence:
-    """What a SplitToSequence makes.
+    """The output of a SplitToSequence.
 
     Args:
         node: the SplitToSequence.
@@ -105,5 +105,5 @@ def gather(node: NodeProto, sequence: TensorSequence) -> NodeProto:
 
 
 def identity(node: NodeProto, tensor: str) -> NodeProto:
-    """A SequenceAt that repeats an earlier one, as an Identity of what that made."""
+    """A SequenceAt that repeats an earlier one, as an Identity of the tensor that it made."""
     return helper.make_node("Identity", [tensor], list(node.output), name=node.name)

@@ -61,22 +61,22 @@ def reaching(nodes: Sequence[NodeProto], loss: str, floats: Collection[str]) -> 
         loss: the tensor that the loss is computed from.
         floats: names of all float tensors.
     """
-    found = {loss}
+    reached = {loss}
     for node in reversed(nodes):
-        if not found.isdisjoint(node.output):
-            found.update(name for name in differentiable_inputs(node) if name in floats)
-    return found
+        if not reached.isdisjoint(node.output):
+            reached.update(name for name in differentiable_inputs(node) if name in floats)
+    return reached
 
 
 def depending(
     nodes: Iterable[NodeProto], sources: Collection[str], floats: Collection[str]
 ) -> set[str]:
     """The float tensors to which a differentiable path leads from one of `sources`, and these."""
-    found = set(sources)
+    reached = set(sources)
     for node in nodes:
-        if not found.isdisjoint(differentiable_inputs(node)):
-            found.update(name for name in node.output if name in floats)
-    return found
+        if not reached.isdisjoint(differentiable_inputs(node)):
+            reached.update(name for name in node.output if name in floats)
+    return reached
 
 
 def masks(

@@ -61,7 +61,9 @@ def _split(x: Tensor, heads: int) -> Tensor:
 
 
 def _precision(q: Tensor, asked: int | None) -> torch.dtype:
-    """Of the softmax; torch's fused function takes single precision for halves by itself."""
+    """The type that the softmax is computed in. Torch's fused function takes single precision for
+    half precision by itself, so asking for it changes nothing.
+    """
     if asked is None:
         return q.dtype
     name = helper.tensor_dtype_to_np_dtype(asked).name
@@ -77,7 +79,7 @@ def _mask(
     windows: tuple[int, int],
     lengths: Tensor | None,
 ) -> Tensor | None:
-    """What is added to the scores, or True where a key may be seen.
+    """The mask: added to the scores, or True where a key may be seen.
 
     Query i stands at position i + offset and sees keys from `left` before to `right` after it;
     -1 is no bound.

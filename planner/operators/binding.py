@@ -4,7 +4,7 @@ Inputs and attributes find the function's parameters by the names that ONNX's ow
 them, in lower case, so one function serves every opset version: `axes` is an attribute of Squeeze
 up to version 12 and an input from 13 on, and `def squeeze(data, axes)` never notices.
 
-What a parameter is annotated with decides what it gets:
+The annotation of a parameter decides on its argument:
 
     Tensor            a tensor, read while the module runs
     Tensor | float    a number where the input is a constant of rank 0, else a tensor
@@ -58,7 +58,7 @@ class Call:
         return tuple(dict.fromkeys(value.name for value in values if isinstance(value, Read)))
 
     def fill(self, tensors: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with every `Read` replaced by what `tensors` gives for its name."""
+        """The arguments with every `Read` replaced by the value of `tensors` for its name."""
 
         def filled(value: object) -> Any:
             return tensors(value.name) if isinstance(value, Read) else value
@@ -71,7 +71,7 @@ def bind(model: Model, node: Node, function: Callable[..., Any], device: str) ->
 
     Raises:
         OperatorError: if the node has an input, an output or an attribute that the function does
-            not know, or computes at run time what must be known before.
+            not know, or an input is computed at run time that must be known before.
     """
     schema = _schema(node.type, node.version, node.domain)
     parameters = _parameters(function)
@@ -125,12 +125,12 @@ def _parameters(function: Callable[..., Any]) -> Parameters | None:
 
 def _attributes(schema: defs.OpSchema, node: Node, parameters: Parameters) -> dict[str, object]:
     """Attributes by parameter name, the schema's defaults included."""
-    found = {}
+    defaults = {}
     for name, attribute in schema.attributes.items():
         if name.lower() in parameters and attribute.default_value.type:
-            found[name.lower()] = _plain(helper.get_attribute_value(attribute.default_value))
+            defaults[name.lower()] = _plain(helper.get_attribute_value(attribute.default_value))
     _known(node, parameters)
-    return found | {name.lower(): _plain(value) for name, value in node.attributes.items()}
+    return defaults | {name.lower(): _plain(value) for name, value in node.attributes.items()}
 
 
 def _known(node: Node, parameters: Parameters) -> None:

@@ -1,8 +1,8 @@
 """A set of operators of a model -> a `torch.fx.GraphModule` that computes them.
 
 Every ONNX operator becomes one fx node of the same name, whose target is its function in the
-table. Before that each call is tried on meta tensors, which have shapes and no numbers: what a
-function refuses, and what it would make other than the model says, is found before anything runs.
+table. Before that each call is tried on meta tensors, which have shapes and no numbers: so a call
+that a function refuses, or whose outputs are not those of the model, is known before anything runs.
 """
 
 import re
@@ -57,12 +57,12 @@ def _position(graph: Graph) -> Mapping[str, int]:
 def parameters(model: Model, names: Iterable[str], device: str = "cpu") -> dict[str, Tensor]:
     """The values by name, in memory of their own: `nn.Parameter`s where they are trained."""
     known = parameters_by_name(model.graph)
-    found = {}
+    tensors = {}
     for name in names:
         tensor = _tensor(name, model.values[name]).to(device)
         trainable = name in known and known[name].trainable
-        found[name] = nn.Parameter(tensor) if trainable else tensor
-    return found
+        tensors[name] = nn.Parameter(tensor) if trainable else tensor
+    return tensors
 
 
 def _tensor(name: str, value: NDArray[Any]) -> Tensor:
@@ -173,7 +173,7 @@ def _word(name: str) -> str:
 
 @lru_cache(maxsize=16)
 def _targets(model: Model) -> Mapping[str, str]:
-    """Where each parameter or constant of the model stands in a module.
+    """The place of each parameter or constant of the model in a module.
 
     Parts that would hide an attribute of the module, or stand for a tensor and a submodule at
     once, get an underscore at the end. Asking the whole model makes them the same in every stage.
@@ -185,16 +185,16 @@ def _targets(model: Model) -> Mapping[str, str]:
     }
     leaves: set[str] = set()
     folders: set[str] = set()
-    found = {}
+    targets = {}
     for name in names:
         *outer, leaf = (_part(part, reserved) for part in name.split("."))
         path = ""
         for part in outer:
             path = _free(path + part, leaves) + "."
             folders.add(path[:-1])
-        found[name] = _free(path + leaf, leaves | folders)
-        leaves.add(found[name])
-    return found
+        targets[name] = _free(path + leaf, leaves | folders)
+        leaves.add(targets[name])
+    return targets
 
 
 def _part(part: str, reserved: frozenset[str]) -> str:
@@ -224,12 +224,12 @@ def _root(tensors: Mapping[str, Tensor]) -> nn.Module:
     return root
 
 
-# ---- calls, and what is wrong with them
+# ---- calls, and the mistakes in them
 
 
 def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Call]:
     """The call of each operator, tried on meta tensors."""
-    found, problems = {}, []
+    calls, problems = {}, []
     unknown: dict[tuple[str, str, int], list[str]] = defaultdict(list)
     for i in operators:
         node = model.nodes[i]
@@ -238,8 +238,8 @@ def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Cal
             unknown[node.type, node.domain or "ai.onnx", node.version].append(node.name)
             continue
         try:
-            found[i] = bind(model, node, function, device)
-            _try(model, node, found[i])
+            calls[i] = bind(model, node, function, device)
+            _try(model, node, calls[i])
         except OperatorError as error:
             problems.append(f"{node.type} {node.name!r} (version {node.version}): {error}")
     lines = [
@@ -249,7 +249,7 @@ def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Cal
     if lines or problems:
         lines = [f"{model.path}: {line}" for line in (*lines, *problems)]
         raise OperatorError("\n".join((*lines, _HELP)))
-    return found
+    return calls
 
 
 def _some(names: Sequence[str]) -> str:
@@ -259,7 +259,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _try(model: Model, node: Node, call: Call) -> None:
-    """Calls the function on meta tensors and compares what it makes with what the model says."""
+    """Calls the function on meta tensors and compares its outputs with those of the model."""
     tensors = {name: _meta(model, name) for name in call.reads}
     if any(tensor.dtype in _RARE for tensor in tensors.values()):
         tensors = {n: torch.ones_like(t, device="cpu") for n, t in tensors.items()}
@@ -274,13 +274,13 @@ def _try(model: Model, node: Node, call: Call) -> None:
     for name, tensor in zip(node.outputs, made, strict=True):
         if not name:
             continue
-        said = tensors_by_name(model.graph)[name]
-        expected, got = _described(said.dtype, said.shape), _described(tensor.dtype, tensor.shape)
+        due = tensors_by_name(model.graph)[name]
+        expected, got = _described(due.dtype, due.shape), _described(tensor.dtype, tensor.shape)
         if got != expected:
             raise OperatorError(f"output {name!r}: the model says {expected}, torch makes {got}")
 
 
-# torch lacks most functions of these types, and tells nothing of it before it sees numbers
+# Torch lacks most functions for these types, and notices only when there are numbers.
 _RARE = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 

@@ -1,4 +1,4 @@
-"""Convolutions, matrix products and what comes with them.
+"""Convolutions and matrix products, with their pads.
 
 Pads are pairs (before, after) per spatial dimension. Torch knows equal ones only; the others are
 made first.
@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from planner.errors import OperatorError
+from planner.operators.shape import Integers
 
-Ints = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
 
 _CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -22,16 +22,21 @@ _CONV_TRANSPOSE = {
 
 
 def spatial_rank(x: Tensor) -> int:
-    """How many spatial dimensions there are: 1 to 3."""
+    """The number of spatial dimensions: 1 to 3."""
     if x.dim() not in (3, 4, 5):
         raise OperatorError(f"expected 1 to 3 spatial dimensions, got a tensor {tuple(x.shape)}")
     return x.dim() - 2
 
 
 def pairs(
-    auto_pad: str, pads: Ints | None, sizes: Ints, kernel: Ints, strides: Ints, dilations: Ints
+    auto_pad: str,
+    pads: Integers | None,
+    sizes: Integers,
+    kernel: Integers,
+    strides: Integers,
+    dilations: Integers,
 ) -> Pairs:
-    """The pads, written out or found by the rule of `auto_pad`.
+    """The pads, written out or computed by the rule of `auto_pad`.
 
     SAME makes ceil(size / stride) windows; of an odd pad the larger half is at the end for
     SAME_UPPER and at the beginning for SAME_LOWER.
@@ -67,11 +72,11 @@ def conv(
     w: Tensor,
     b: Tensor | None = None,
     auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
+    dilations: Integers | None = None,
     group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    kernel_shape: Integers | None = None,
+    pads: Integers | None = None,
+    strides: Integers | None = None,
 ) -> Tensor:
     """Convolution; the kernel's shape is the weight's."""
     rank, kernel = spatial_rank(x), tuple(w.shape[2:])
@@ -84,7 +89,7 @@ def conv(
     return _CONV[rank](padded(x, sides), w, b, strides, 0, dilations, group)
 
 
-def _same_kernel(kernel_shape: Ints | None, kernel: Ints) -> None:
+def _same_kernel(kernel_shape: Integers | None, kernel: Integers) -> None:
     if kernel_shape is not None and tuple(kernel_shape) != kernel:
         raise OperatorError(f"kernel_shape: expected the weight's {kernel}, got {kernel_shape}")
 
@@ -94,13 +99,13 @@ def conv_transpose(
     w: Tensor,
     b: Tensor | None = None,
     auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
+    dilations: Integers | None = None,
     group: int = 1,
-    kernel_shape: Ints | None = None,
-    output_padding: Ints | None = None,
-    output_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    kernel_shape: Integers | None = None,
+    output_padding: Integers | None = None,
+    output_shape: Integers | None = None,
+    pads: Integers | None = None,
+    strides: Integers | None = None,
 ) -> Tensor:
     """The transpose of Conv: made without pads, then cut (or grown) to its place."""
     rank, kernel = spatial_rank(x), tuple(w.shape[2:])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.operators.convolution import Ints, Pairs, padded, pairs, spatial_rank
+from planner.operators.convolution import Pairs, padded, pairs, spatial_rank
+from planner.operators.shape import Integers
 
 _MAX_POOL = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 _AVG_POOL = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
@@ -18,43 +19,49 @@ _CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
 def _grown(
-    sizes: Ints, sides: Pairs, kernel: Ints, strides: Ints, dilations: Ints, ceil_mode: int
+    sizes: Integers,
+    sides: Pairs,
+    kernel: Integers,
+    strides: Integers,
+    dilations: Integers,
+    ceil_mode: int,
 ) -> Pairs:
     """Pads such that the windows fill the input exactly.
 
     With `ceil_mode` a last, incomplete window counts if it starts before the pad at the end.
     """
-    found = []
+    grown = []
     for n, (before, after), k, s, d in zip(sizes, sides, kernel, strides, dilations, strict=True):
         reach = (k - 1) * d + 1
         steps, rest = divmod(n + before + after - reach, s)
         if ceil_mode and rest and (steps + 1) * s < n + before:
             steps += 1
-        found.append((before, steps * s + reach - n - before))
-    return tuple(found)
+        # The pad behind that the last window needs; negative where it starts before the end.
+        grown.append((before, steps * s + reach - n - before))
+    return tuple(grown)
 
 
-def _torch_can(sides: Pairs, kernel: Ints) -> bool:
+def _torch_can(sides: Pairs, kernel: Integers) -> bool:
     return all(a == b and 2 * a <= k for (a, b), k in zip(sides, kernel, strict=True))
 
 
 def max_pool(
     x: Tensor,
-    kernel_shape: Ints,
+    kernel_shape: Integers,
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
-    dilations: Ints | None = None,
-    pads: Ints | None = None,
+    dilations: Integers | None = None,
+    pads: Integers | None = None,
     storage_order: int = 0,
-    strides: Ints | None = None,
+    strides: Integers | None = None,
     *,
     num_outputs: int,
 ) -> Tensor | tuple[Tensor, ...]:
     """Largest number of each window, and its place in the whole tensor."""
     if not x.is_floating_point():  # 8-bit integers, which float32 holds exactly
         given = (kernel_shape, auto_pad, ceil_mode, dilations, pads, storage_order, strides)
-        found = max_pool(x.float(), *given, num_outputs=num_outputs)
-        return found.to(x.dtype) if isinstance(found, Tensor) else (found[0].to(x.dtype), found[1])
+        y = max_pool(x.float(), *given, num_outputs=num_outputs)
+        return y.to(x.dtype) if isinstance(y, Tensor) else (y[0].to(x.dtype), y[1])
     rank, sizes = spatial_rank(x), tuple(x.shape[2:])
     strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
     sides = pairs(auto_pad, pads, sizes, kernel_shape, strides, dilations)
@@ -69,8 +76,12 @@ def max_pool(
     return y, _place(index, tuple(wide.shape[2:]), sides, sizes, storage_order)
 
 
-def _place(index: Tensor, wide: Ints, sides: Pairs, sizes: Ints, storage_order: int) -> Tensor:
+def _place(
+    index: Tensor, wide: Integers, sides: Pairs, sizes: Integers, storage_order: int
+) -> Tensor:
     """Index in a padded plane -> index in the whole tensor; column major if storage_order."""
+    # The index is one number in mixed radix, the sizes of the padded plane: taken apart from the
+    # last axis on, and put together again in the sizes without pads.
     coordinates = []
     for size, (before, _) in reversed(list(zip(wide, sides, strict=True))):
         coordinates.append(index % size - before)
@@ -88,15 +99,17 @@ def _place(index: Tensor, wide: Ints, sides: Pairs, sizes: Ints, storage_order: 
 
 def average_pool(
     x: Tensor,
-    kernel_shape: Ints,
+    kernel_shape: Integers,
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
     count_include_pad: int = 0,
-    dilations: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    dilations: Integers | None = None,
+    pads: Integers | None = None,
+    strides: Integers | None = None,
 ) -> Tensor:
-    """Mean of each window; pads count with `count_include_pad`, what ceil_mode adds never."""
+    """Mean of each window; pads count with `count_include_pad`, positions that `ceil_mode` adds
+    never do.
+    """
     rank, sizes = spatial_rank(x), tuple(x.shape[2:])
     strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
     sides = pairs(auto_pad, pads, sizes, kernel_shape, strides, dilations)
@@ -105,6 +118,8 @@ def average_pool(
         counted = bool(count_include_pad)
         return _AVG_POOL[rank](x, kernel_shape, strides, padding, bool(ceil_mode), counted)
     wide = _grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
+    # The number of positions that count in each window is its sum over an image of ones; those
+    # beyond the given pads are zeros.
     ones = torch.ones_like(x[:1, :1])
     if count_include_pad:
         inside = tuple((b, min(a, w)) for (b, a), (_, w) in zip(sides, wide, strict=True))
@@ -116,7 +131,7 @@ def average_pool(
     return _window_sum(padded(x, wide), kernel_shape, strides, dilations) / count
 
 
-def _window_sum(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints) -> Tensor:
+def _window_sum(x: Tensor, kernel: Integers, strides: Integers, dilations: Integers) -> Tensor:
     """Sum over each window, plane by plane."""
     planes = x.reshape(-1, 1, *x.shape[2:])
     ones = torch.ones((1, 1, *kernel), dtype=x.dtype, device=x.device)
@@ -126,13 +141,13 @@ def _window_sum(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints) -> Tens
 
 def lp_pool(
     x: Tensor,
-    kernel_shape: Ints,
+    kernel_shape: Integers,
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
-    dilations: Ints | None = None,
+    dilations: Integers | None = None,
     p: float = 2,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    pads: Integers | None = None,
+    strides: Integers | None = None,
 ) -> Tensor:
     """p-norm of each window."""
     rank, sizes = spatial_rank(x), tuple(x.shape[2:])
@@ -143,7 +158,7 @@ def lp_pool(
     return _window_sum(powers, kernel_shape, strides, dilations) ** (1 / p)
 
 
-def _spatial(x: Tensor) -> Ints:
+def _spatial(x: Tensor) -> Integers:
     return tuple(range(2, x.dim()))
 
 

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from planner.errors import OperatorError
-
-Ints = tuple[int, ...]
+from planner.operators.shape import Integers
 
 
 def _reduce(
-    function: Callable[[Tensor, Ints], Tensor],
+    function: Callable[[Tensor, Integers], Tensor],
     data: Tensor,
-    axes: Ints | None,
+    axes: Integers | None,
     keepdims: int,
     noop: int,
 ) -> Tensor:
@@ -27,18 +26,18 @@ def _reduce(
     return reduced if keepdims else reduced.squeeze(axes)
 
 
-def _sum(data: Tensor, axes: Ints) -> Tensor:
+def _sum(data: Tensor, axes: Integers) -> Tensor:
     return torch.sum(data, axes, keepdim=True, dtype=data.dtype)
 
 
-def _prod(data: Tensor, axes: Ints) -> Tensor:
+def _prod(data: Tensor, axes: Integers) -> Tensor:
     for axis in axes:
         data = torch.prod(data, axis, keepdim=True, dtype=data.dtype)
     return data
 
 
-def _extreme(data: Tensor, axes: Ints, *, largest: bool) -> Tensor:
-    """Of nothing at all, the identity of max or min."""
+def _extreme(data: Tensor, axes: Integers, *, largest: bool) -> Tensor:
+    """The largest or the smallest number; of no numbers, the identity of max or min."""
     if data.numel():
         return (
             torch.amax(data, axes, keepdim=True)
@@ -55,14 +54,14 @@ def _extreme(data: Tensor, axes: Ints, *, largest: bool) -> Tensor:
 
 
 def reduce_sum(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Sum."""
     return _reduce(_sum, data, axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_mean(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Mean."""
     return _reduce(
@@ -75,39 +74,39 @@ def reduce_mean(
 
 
 def reduce_max(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """Largest."""
+    """Largest number."""
     return _reduce(
         lambda x, dims: _extreme(x, dims, largest=True), data, axes, keepdims, noop_with_empty_axes
     )
 
 
 def reduce_min(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """Smallest."""
+    """Smallest number."""
     return _reduce(
         lambda x, dims: _extreme(x, dims, largest=False), data, axes, keepdims, noop_with_empty_axes
     )
 
 
 def reduce_prod(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Product."""
     return _reduce(_prod, data, axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_l1(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Sum of magnitudes."""
     return reduce_sum(data.abs(), axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_l2(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Square root of the sum of squares."""
     if not data.is_floating_point():
@@ -119,21 +118,21 @@ def reduce_l2(
 
 
 def reduce_sum_square(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Sum of squares."""
     return reduce_sum(data * data, axes, keepdims, noop_with_empty_axes)
 
 
 def reduce_log_sum(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Logarithm of the sum."""
     return torch.log(reduce_sum(data, axes, keepdims, noop_with_empty_axes))
 
 
 def reduce_log_sum_exp(
-    data: Tensor, axes: Ints | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Logarithm of the sum of exponentials."""
     return _reduce(
@@ -145,19 +144,19 @@ def reduce_log_sum_exp(
 def _arg(
     function: Callable[..., Tensor], data: Tensor, axis: int, keepdims: int, last: int
 ) -> Tensor:
-    """Of equal numbers the first, or with `last` the last."""
+    """Index of the largest or smallest; of equal numbers the first, or with `last` the last one."""
     if last:
         return data.shape[axis] - 1 - _arg(function, data.flip(axis), axis, keepdims, last=0)
     return function(data, dim=axis, keepdim=bool(keepdims))
 
 
 def arg_max(data: Tensor, axis: int, keepdims: int, select_last_index: int = 0) -> Tensor:
-    """Index of the largest."""
+    """Index of the largest number."""
     return _arg(torch.argmax, data, axis, keepdims, select_last_index)
 
 
 def arg_min(data: Tensor, axis: int, keepdims: int, select_last_index: int = 0) -> Tensor:
-    """Index of the smallest."""
+    """Index of the smallest number."""
     return _arg(torch.argmin, data, axis, keepdims, select_last_index)
 
 
@@ -167,7 +166,7 @@ def cum_sum(x: Tensor, axis: int, exclusive: int, reverse: int) -> Tensor:
 
 
 def cum_prod(x: Tensor, axis: int, exclusive: int, reverse: int) -> Tensor:
-    """Running product, as CumSum."""
+    """Running product; see `cum_sum`."""
     return _running(torch.cumprod, x, axis, exclusive, reverse, identity=1)
 
 

@@ -1,32 +1,29 @@
 """Resize and Upsample.
 
-Each axis by itself is a weighted sum of a few source positions per output position (1 for
-nearest, 2 for linear, 4 for cubic, more with antialias), found once per geometry with numpy.
+Along each axis by itself, an output position is a weighted sum of a few source positions, its taps
+(1 for nearest, 2 for linear, 4 for cubic, more with antialias). Their indices and weights are
+computed once per geometry, with numpy.
 """
 
 from functools import lru_cache
 from math import ceil, floor
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from planner.errors import OperatorError
-from planner.operators.shape import positive
+from planner.operators.shape import Integers, Numbers, positive
+from planner.support.arrays import Bools, Floats, Ints
 
-Ints = tuple[int, ...]
-Floats = tuple[float, ...]
-Array = NDArray[np.float64]
-
-_MODES = {"nearest": 0, "linear": 1, "bilinear": 1, "trilinear": 1, "cubic": 2}  # taps per side
+# Taps on each side of an output position.
+_MODES = {"nearest": 0, "linear": 1, "bilinear": 1, "trilinear": 1, "cubic": 2}
 
 
 def upsample(
     x: Tensor,
-    scales: Floats | None = None,
+    scales: Numbers | None = None,
     height_scale: float | None = None,
     width_scale: float | None = None,
     *,
@@ -40,11 +37,11 @@ def upsample(
 
 def resize(
     x: Tensor,
-    roi: Floats | None = None,
-    scales: Floats | None = None,
-    sizes: Ints | None = None,
+    roi: Numbers | None = None,
+    scales: Numbers | None = None,
+    sizes: Integers | None = None,
     antialias: int = 0,
-    axes: Ints | None = None,
+    axes: Integers | None = None,
     coordinate_transformation_mode: str = "half_pixel",
     cubic_coeff_a: float = -0.75,
     exclude_outside: int = 0,
@@ -55,7 +52,7 @@ def resize(
     *,
     version: int,
 ) -> Tensor:
-    """To `sizes`, or by `scales`, of the axes given. Up to version 10 asymmetric and by floor."""
+    """The given axes at new sizes, or by scales. Up to version 10 asymmetric and by floor."""
     if mode not in _MODES:
         raise OperatorError(f"mode: expected one of {', '.join(_MODES)}, got {mode!r}")
     if version <= 10:
@@ -77,9 +74,11 @@ def resize(
 
 
 def _targets(
-    x: Tensor, axes: Ints, scales: Floats | None, sizes: Ints | None, policy: str
+    x: Tensor, axes: Integers, scales: Numbers | None, sizes: Integers | None, policy: str
 ) -> list[tuple[int, float]]:
-    """Per axis the new size and the scale that the coordinates use."""
+    """Per axis the new size, and the scale of its coordinates, which may be no quotient of sizes:
+    a scale of 1.3 makes 5 positions 6, still 1 / 1.3 apart.
+    """
     old = [x.shape[axis] for axis in axes]
     if scales:
         return [(floor(n * s), s) for n, s in zip(old, scales, strict=True)]
@@ -97,7 +96,7 @@ def _targets(
     )
 
 
-def _crops(transformation: str, roi: Floats | None, rank: int) -> list[tuple[float, float] | None]:
+def _crops(transformation: str, roi: Numbers | None, rank: int) -> list[tuple[float, float] | None]:
     if transformation != "tf_crop_and_resize":
         return [None] * rank
     if not roi:
@@ -106,9 +105,11 @@ def _crops(transformation: str, roi: Floats | None, rank: int) -> list[tuple[flo
 
 
 def _fused(
-    x: Tensor, axes: Ints, targets: list[tuple[int, float]], mode: str, how: str, nearest: str
+    x: Tensor, axes: Integers, targets: list[tuple[int, float]], mode: str, how: str, nearest: str
 ) -> Tensor | None:
-    """What torch's own interpolation gives, where it is the same: whole images, exact scales."""
+    """The result of torch's own interpolation where it is the same, for whole images and exact
+    scales; else None.
+    """
     goal = list(x.shape)
     for axis, (size, scale) in zip(axes, targets, strict=True):
         goal[axis] = size
@@ -137,12 +138,17 @@ def _whole(targets: list[tuple[int, float]]) -> bool:
 def _along(
     x: Tensor,
     axis: int,
-    index: NDArray[Any],
-    weight: NDArray[Any],
-    outside: NDArray[Any],
+    index: Ints,
+    weight: Floats,
+    outside: Bools,
     extrapolation: float,
 ) -> Tensor:
-    """The weighted sum of the taps along one axis."""
+    """The weighted sum of the taps along one axis.
+
+    Args:
+        index, weight, outside: see `_taps`.
+        extrapolation: the value outside the crop.
+    """
     shape = [-1 if i == axis else 1 for i in range(x.dim())]
     parts = []
     for row, share in zip(index, weight, strict=True):
@@ -165,8 +171,15 @@ def _along(
 def _taps(
     geometry: tuple[int, int, float, str, tuple[float, float] | None],
     kernel: tuple[str, str, float, int, int],
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Index and weight (taps, new size), and which positions lie outside a crop (new size)."""
+) -> tuple[Ints, Floats, Bools]:
+    """(taps, new size) source index and weight of each tap of each output position, and (new size,)
+    whether the position lies outside the crop.
+
+    Args:
+        geometry: old size, new size, scale, coordinate transformation, crop.
+        kernel: mode, nearest mode, the coefficient a of the cubic kernel, whether positions outside
+            the source are excluded, whether to antialias.
+    """
     old, new, scale, transformation, crop = geometry
     mode, nearest_mode, a, exclude_outside, antialias = kernel
     at = _coordinates(old, new, scale, transformation, crop)
@@ -174,6 +187,8 @@ def _taps(
     if mode == "nearest":
         index = np.clip(_nearest(at, nearest_mode), 0, old - 1)[None]
         return index.astype(int), np.ones_like(index), outside
+    # Antialiasing widens the kernel by as much as the axis shrinks, so that every source position
+    # is a tap somewhere.
     narrow = min(scale, 1.0) if antialias else 1.0
     reach = ceil(_MODES[mode] / narrow)
     offset = np.arange(1 - reach, reach + 1)[:, None]
@@ -183,13 +198,14 @@ def _taps(
     if exclude_outside:
         weight = np.where((position >= 0) & (position < old), weight, 0)
     weight = weight / weight.sum(axis=0)
+    # Taps beyond an edge read the edge, with their weights as they are.
     return np.clip(position, 0, old - 1).astype(int), weight, outside
 
 
 def _coordinates(
     old: int, new: int, scale: float, transformation: str, crop: tuple[float, float] | None
-) -> Array:
-    """Where each output position lies in the source, as the ONNX specification has it."""
+) -> Floats:
+    """The place of each output position in the source, by the formulas of ONNX's specification."""
     x = np.arange(new, dtype=float)
     match transformation:
         case "half_pixel":
@@ -211,7 +227,7 @@ def _coordinates(
     raise OperatorError(f"coordinate_transformation_mode: {transformation!r} is not supported")
 
 
-def _nearest(at: Array, how: str) -> Array:
+def _nearest(at: Floats, how: str) -> Floats:
     match how:
         case "round_prefer_floor":
             return np.ceil(at - 0.5)
@@ -224,7 +240,7 @@ def _nearest(at: Array, how: str) -> Array:
     raise OperatorError(f"nearest_mode: {how!r} is not supported")
 
 
-def _cubic(x: Array, a: float) -> Array:
+def _cubic(x: Floats, a: float) -> Floats:
     """Keys' kernel at distance x."""
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a

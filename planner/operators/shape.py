@@ -1,4 +1,4 @@
-"""Operators that move numbers without changing them, and those that make them from nothing."""
+"""Operators that move numbers without changing them, and operators that make numbers."""
 
 from math import prod
 
@@ -8,11 +8,12 @@ from torch.nn import functional
 
 from planner.errors import OperatorError
 
-Ints = tuple[int, ...]
+# Attributes, and inputs that are constants.
+Integers = tuple[int, ...]
 Numbers = tuple[float, ...]
 
 
-def positive(axes: Ints, rank: int) -> Ints:
+def positive(axes: Integers, rank: int) -> Integers:
     """Axes counted from the front."""
     return tuple(axis + rank if axis < 0 else axis for axis in axes)
 
@@ -22,8 +23,8 @@ def identity(input: Tensor) -> Tensor:
     return input
 
 
-def reshape(data: Tensor, shape: Ints, allowzero: int = 0) -> Tensor:
-    """0 keeps a dimension unless `allowzero`; -1 is what is left."""
+def reshape(data: Tensor, shape: Integers, allowzero: int = 0) -> Tensor:
+    """0 keeps a dimension unless `allowzero`; -1 takes the remaining elements."""
     if not allowzero:
         shape = tuple(data.shape[i] if dim == 0 else dim for i, dim in enumerate(shape))
     return data.reshape(shape)
@@ -35,12 +36,12 @@ def flatten(input: Tensor, axis: int) -> Tensor:
     return input.reshape(prod(input.shape[:axis]), prod(input.shape[axis:]))
 
 
-def transpose(data: Tensor, perm: Ints | None = None) -> Tensor:
+def transpose(data: Tensor, perm: Integers | None = None) -> Tensor:
     """Without `perm` the dimensions are reversed."""
     return data.permute(perm if perm is not None else tuple(reversed(range(data.dim()))))
 
 
-def squeeze(data: Tensor, axes: Ints | None = None) -> Tensor:
+def squeeze(data: Tensor, axes: Integers | None = None) -> Tensor:
     """Without `axes` every dimension of size 1 goes."""
     if axes is None:
         return data.squeeze()
@@ -52,7 +53,7 @@ def squeeze(data: Tensor, axes: Ints | None = None) -> Tensor:
     return data.squeeze(gone)
 
 
-def unsqueeze(data: Tensor, axes: Ints) -> Tensor:
+def unsqueeze(data: Tensor, axes: Integers) -> Tensor:
     """The axes are those of the result."""
     rank = data.dim() + len(axes)
     new = positive(axes, rank)
@@ -66,7 +67,7 @@ def concat(*inputs: Tensor, axis: int = 1) -> Tensor:
 
 
 def split(
-    input: Tensor, split: Ints | None = None, axis: int = 0, *, num_outputs: int
+    input: Tensor, split: Integers | None = None, axis: int = 0, *, num_outputs: int
 ) -> Tensor | tuple[Tensor, ...]:
     """Without sizes in equal parts, the last one smaller where it must be."""
     sizes = -(-input.shape[axis] // num_outputs) if split is None else list(split)
@@ -77,7 +78,11 @@ def split(
 
 
 def slice_(
-    data: Tensor, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None
+    data: Tensor,
+    starts: Integers,
+    ends: Integers,
+    axes: Integers | None = None,
+    steps: Integers | None = None,
 ) -> Tensor:
     """As numpy slices; torch has no negative steps, so those are flipped."""
     index, flipped = [slice(None)] * data.dim(), []
@@ -92,22 +97,22 @@ def slice_(
     return data.flip(flipped) if flipped else data
 
 
-def expand(input: Tensor, shape: Ints) -> Tensor:
+def expand(input: Tensor, shape: Integers) -> Tensor:
     """Broadcast with the shape; a larger dimension of the input stays."""
     goal = torch.broadcast_shapes(input.shape, shape)  # type: ignore[no-untyped-call]
     return torch.broadcast_to(input, goal)
 
 
-def tile(input: Tensor, repeats: Ints) -> Tensor:
+def tile(input: Tensor, repeats: Integers) -> Tensor:
     """Repeated along every dimension."""
     return input.repeat(repeats)
 
 
 def pad(
     data: Tensor,
-    pads: Ints,
+    pads: Integers,
     value: float | None = None,
-    axes: Ints | None = None,
+    axes: Integers | None = None,
     *,
     mode: str = "constant",
 ) -> Tensor:
@@ -170,7 +175,7 @@ def constant(
     value_float: float | None = None,
     value_floats: Numbers | None = None,
     value_int: int | None = None,
-    value_ints: Ints | None = None,
+    value_ints: Integers | None = None,
     *,
     dtype: torch.dtype,
     device: str,
@@ -182,7 +187,7 @@ def constant(
 
 
 def constant_of_shape(
-    input: Ints, value: Numbers = (0.0,), *, dtype: torch.dtype, device: str
+    input: Integers, value: Numbers = (0.0,), *, dtype: torch.dtype, device: str
 ) -> Tensor:
     """One number everywhere."""
     return torch.full(input, value[0], dtype=dtype, device=device)
@@ -194,7 +199,7 @@ def shape(data: Tensor, start: int = 0, end: int | None = None) -> Tensor:
 
 
 def size(data: Tensor) -> Tensor:
-    """How many numbers there are."""
+    """The number of elements."""
     return torch.tensor(data.numel(), device=data.device)
 
 

@@ -43,7 +43,7 @@ def inputs(model: Model, *, seed: int, microbatch: int, device: str = "cpu") -> 
 
 
 def target(model: Model, *, loss: str, seed: int, microbatch: int, device: str = "cpu") -> Tensor:
-    """What the model's first output is compared with.
+    """The target that the loss compares the model's first output with.
 
     For "cross-entropy" these are classes, which lie on `class_dim` of the output; for "mse"
     standard normal values of its shape.

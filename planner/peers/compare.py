@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from planner.costs.memory import own_limit_bytes
 from planner.errors import OptionError
@@ -22,9 +21,12 @@ from planner.peers.dnn_partitioning.solve import DEFAULT_MAX_DOWNSETS, DnnStage,
 from planner.peers.piper import costs as piper
 from planner.peers.piper.equal import equal_stages
 from planner.peers.piper.solve import PiperOptions, PiperPlan, plan
-from planner.problem import Engine, Problem, Recompute, Status
+from planner.problem import Problem, Recompute, Status
+from planner.solvers.engines.engine import Engine
 from planner.units import format_bytes, format_seconds
 
+# Of the time, for the contiguous split from which a search for other placements starts.
+SPLIT_SHARE = 0.2
 # Piper's files have one time for both passes; this share of it is shown as the forward pass.
 PIPER_FORWARD_SHARE = 1 / 3
 
@@ -49,7 +51,7 @@ class ForeignOptions:
         max_downsets: the most to look at; None leaves it to the solver.
         exact: whether to look at all.
         contiguous: whether stages must be differences of downsets; dnn-partitioning's.
-        time_limit_s: of the search for placements that are not contiguous.
+        time_limit_s: of all searches under dnn-partitioning's model together.
         seed: of that search; engine: who solves its programs, gurobi or else HiGHS.
     """
 
@@ -200,11 +202,23 @@ def _solve_dnn(graph: DnnGraph, options: ForeignOptions) -> ForeignComparison:
     known: list[DnnStage] = []
 
     def exact() -> ForeignRow:
-        found = split(graph, count, memory, most)
-        known.extend(found.stages)
-        stages = _dnn_stages(graph, found.stages, count)
-        reason = None if stages else _dnn_reason(graph, count, memory)
-        return ForeignRow("dnn-partitioning", found.status, stages, reason)
+        share = 1.0 if options.contiguous else SPLIT_SHARE
+        answer = split(graph, count, memory, most, share * options.time_limit_s)
+        known.extend(answer.stages)
+        stages = _dnn_stages(graph, answer.stages, count)
+        reason = None
+        if not stages:
+            reason = (
+                _late(options) if not answer.reproducible else _dnn_reason(graph, count, memory)
+            )
+        return ForeignRow(
+            "dnn-partitioning",
+            answer.status,
+            stages,
+            reason,
+            bound_s=None if answer.reproducible or not stages else answer.bound_s,
+            reproducible=answer.reproducible,
+        )
 
     def single() -> ForeignRow:
         everything = range(len(graph.nodes))
@@ -227,6 +241,13 @@ def _solve_dnn(graph: DnnGraph, options: ForeignOptions) -> ForeignComparison:
     )
 
 
+def _late(options: ForeignOptions) -> str:
+    return (
+        f"no split by the end of {format_seconds(options.time_limit_s)}; give a larger"
+        " --time-limit, or fewer --max-downsets"
+    )
+
+
 def _dnn_placement(
     graph: DnnGraph,
     count: int,
@@ -236,7 +257,8 @@ def _dnn_placement(
 ) -> tuple[ForeignRow, list[str]]:
     """The row of placements that need not be contiguous, and what to say of it."""
     begin = time.monotonic()
-    found = place(graph, count, memory, known, options.time_limit_s, options.seed, options.engine)
+    limit_s = (1 - SPLIT_SHARE) * options.time_limit_s
+    found = place(graph, count, memory, known, limit_s, options.seed, options.engine)
     stages, bound_s = _dnn_stages(graph, found.split.stages, count), found.bound_s
     row = ForeignRow(
         "netsplit",
@@ -392,59 +414,3 @@ def _piper_reason(graph: PiperGraph, options: PiperOptions) -> str:
         f"no way to cut the layers fits {options.num_devices} x {limit}; try more devices, more"
         " --device-memory, or --recompute auto"
     )
-
-
-# -------------------------------------------------------------------------------- for machines
-
-
-def foreign_json(comparison: ForeignComparison) -> dict[str, Any]:
-    """The object that `solve --json` prints under a foreign cost model."""
-    rows = [_row_json(row, comparison.num_devices) for row in comparison.rows]
-    shown = rows[comparison.rows.index(comparison.best)]
-    return {
-        **shown,
-        "cost_model": comparison.model.value,
-        "solve_s": sum(row.solve_s for row in comparison.rows),
-        "strategy": None,
-        "partition": None,
-        "compared": rows,
-    }
-
-
-def _row_json(row: ForeignRow, num_devices: int) -> dict[str, Any]:
-    peaks = {d: stage.memory_bytes for stage in row.stages for d in stage.devices}
-    planned = bool(row.stages)
-    return {
-        "solver": row.solver,
-        "status": row.status.value,
-        "reason": row.reason,
-        "solve_s": row.solve_s,
-        "bottleneck_s": row.bottleneck_s,
-        **dict.fromkeys(
-            (
-                "iteration_s",
-                "throughput",
-                "bubble_fraction",
-                "lower_bound_s",
-                "gap",
-            )
-        ),
-        "space_bound_s": row.bound_s,
-        "peak_bytes": [round(peaks.get(d, 0)) for d in range(num_devices)] if planned else None,
-        "num_stages": len(row.stages) if planned else None,
-        "stages": [
-            {
-                "devices": list(stage.devices),
-                "num_operators": len(stage.operators),
-                "forward_s": stage.forward_s,
-                "backward_s": stage.backward_s,
-                "communication_s": stage.communication_s,
-                "load_s": stage.load_s,
-                "how": stage.how,
-            }
-            for stage in row.stages
-        ]
-        if planned
-        else None,
-        "reproducible": row.reproducible if planned else None,
-    }

@@ -80,7 +80,7 @@ def _convert_strategy(
         raise OptionError(
             f"{target} is the profile itself, and would be overwritten; choose another name"
         )
-    profile = profile_of(plan, source, path)
+    profile = profile_of(plan, str(source), read_any_profiles(path), str(path))
     text = _with_stages(profile, path.read_text() if is_text else None, plan)
     write_atomically(target, text.encode())
     write_atomically(dot, to_dot(parse(text, target)).encode())

@@ -1,1 +1,1 @@
-"""Where the figures of a `Profile` come from."""
+"""The sources of a profile's figures: measured, computed, estimated."""

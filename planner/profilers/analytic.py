@@ -1,13 +1,13 @@
-"""`analytic`: a profile for a type of device that is not there, from what operators do and what
-such devices are known to reach. `rescale`: the same from a profile that was measured on another.
+"""`analytic`: a profile for a type of device that is not there, computed from the operators' work
+and the device's speeds. `rescale`: one from a profile that was measured on another type of device.
 
 Each kernel takes
 
     launch + max(flops / (compute share x peak), bytes / (memory share x memory bandwidth))
 
-with the shares of its kind of work (efficiencies.py); a pass of an operator is the sum over its
-kernels. A view takes nothing. What the model leaves out: a kernel that is too small to fill the
-device is slower than its share says, by more than the launch.
+with the shares of its kind of work (efficiencies.py); the time of an operator's pass is the sum
+over its kernels. A view takes no time. One effect is left out: a kernel that is too small to fill
+the device reaches less than its share.
 
 Source: the roofline of Williams, Waterman and Patterson, CACM 2009.
 """
@@ -31,8 +31,7 @@ from planner.graph import (
 )
 from planner.model import Model
 from planner.profilers.devices import autocast_dtype, versions
-from planner.profilers.efficiencies import Machine, machine
-from planner.profilers.works import Kernel
+from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
 from planner.profiles import OperatorCost, Profile, Source
 from planner.support.arrays import Floats
 from planner.topology import DeviceType
@@ -40,23 +39,21 @@ from planner.topology import DeviceType
 if TYPE_CHECKING:
     from planner.profilers.facts import Facts
 
-Array = Floats
-
 ENGINE = "roofline"
-LEAST_SHARE = 1e-3
-"""Of the step: operators that take less are left out where times are compared."""
+MIN_SHARE = 1e-3
+"""Operators that take less than this share of the step are left out where times are compared."""
 
 
 def analytic(
     model: Model, *, model_path: str | None, kind: DeviceType, dtype: str | None = None
 ) -> Profile:
-    """The profile of a model on a type of device, computed without it. No weights are read.
+    """The computed profile of a model on a type of device. No weights are read.
 
     Args:
-        model: with the batch of one microbatch.
-        model_path: written into the profile, as is.
+        model: the model, with the batch of one microbatch.
+        model_path: path that is written into the profile, as it is.
         kind: the type of device.
-        dtype: that the work is done in where autocast does it; without, the dtype of most
+        dtype: type of floating-point work where autocast allows it; None takes the dtype of most
             parameter bytes.
 
     Raises:
@@ -69,7 +66,7 @@ def analytic(
     dtype = shorter or main_dtype(model.graph)
     known_facts = facts(model, shorter)
     graph = retyped(model.graph, {n: d for one in known_facts for n, d in one.dtypes.items()})
-    assumed = machine(kind, dtype)
+    assumed = device_family(kind, dtype)
     rates = kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s
     forward_s = _Passes([one.kernels for one in known_facts], assumed).seconds(*rates)
     backward_s = _Passes([one.backward_kernels for one in known_facts], assumed).seconds(*rates)
@@ -97,7 +94,7 @@ def analytic(
 
 
 def _cost(
-    graph: Graph, operator: Operator, found: "Facts", forward_s: float, backward_s: float
+    graph: Graph, operator: Operator, fact: "Facts", forward_s: float, backward_s: float
 ) -> OperatorCost:
     tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
     return OperatorCost(
@@ -106,29 +103,31 @@ def _cost(
         backward_s=round(float(backward_s), 9),
         output_bytes=sum(tensors[name].bytes for name in operator.outputs),
         parameter_bytes=sum(parameters[name].bytes for name in operator.parameters),
-        flops=found.flops,
-        bytes_moved=found.bytes_moved,
-        stash_tensors=found.stash.tensors,
-        stash_private_bytes=found.stash.private_bytes,
+        flops=fact.flops,
+        bytes_moved=fact.bytes_moved,
+        stash_tensors=fact.stash.tensors,
+        stash_private_bytes=fact.stash.private_bytes,
     )
 
 
 def _warnings(kind: DeviceType, dtype: str) -> tuple[str, ...]:
     if dtype in kind.flops:
         return ()
-    return (f"no speed of {kind.name} in {dtype} is known; that of float32 was taken",)
+    return (f"no speed of {kind.name} in {dtype} is known; its speed in float32 was taken",)
 
 
 class _Passes:
     """The kernels of several passes as arrays.
 
     Attributes:
+        num_passes: number of passes.
+        launch_s: time of a kernel that does nothing.
         owner: (K,) the pass that kernel k belongs to.
         flops: (K,) floating-point operations over the share that its kind reaches.
         bytes: (K,) bytes over the share that its kind reaches.
     """
 
-    def __init__(self, passes: Sequence[Sequence[Kernel]], assumed: Machine) -> None:
+    def __init__(self, passes: Sequence[Sequence[Kernel]], assumed: DeviceFamily) -> None:
         kernels = [kernel for one in passes for kernel in one]
         shares = [assumed.efficiencies[kernel.work] for kernel in kernels]
         self.num_passes = len(passes)
@@ -137,8 +136,8 @@ class _Passes:
         self.flops = np.array([k.flops / s.compute for k, s in zip(kernels, shares, strict=True)])
         self.bytes = np.array([k.bytes / s.memory for k, s in zip(kernels, shares, strict=True)])
 
-    def seconds(self, peak_flops: float, bandwidth_bytes_per_s: float) -> Array:
-        """(number of passes,) time of each, in s, on a device of these two speeds."""
+    def seconds(self, peak_flops: float, bandwidth_bytes_per_s: float) -> Floats:
+        """(number of passes,) time of each pass, in s, on a device of these two speeds."""
         each = np.maximum(self.flops / peak_flops, self.bytes / bandwidth_bytes_per_s)
         total = np.bincount(self.owner, self.launch_s + each, self.num_passes)
         return total.astype(np.float64)
@@ -148,14 +147,16 @@ class _Passes:
 
 
 def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) -> Profile:
-    """The profile for another type of device: times by the ratio of the rooflines, as solve takes
-    them where a topology has other devices than the profile.
+    """The profile for another type of device: times are multiplied by the ratio of the rooflines.
+    `solve` does the same where a topology has other devices than the profile.
 
     Args:
+        profile: the profile.
+        kind: the type of device that is wanted.
         measured_on: the profile's own type of device, if it is known.
 
     Returns:
-        The profile as it is, if it is for that type already.
+        The profile itself, if it is for that type already.
 
     Raises:
         OptionError: if the profile says too little to be rescaled.
@@ -164,8 +165,8 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
         return profile
     if fits_any_device(profile):
         raise OptionError(
-            f"the profile does not say on which device it was made, so it cannot be rescaled to"
-            f" {kind.name}; solve takes its times as they are on every device"
+            f"the profile does not name the device that it was made on, so it cannot be rescaled"
+            f" to {kind.name}; solve takes its times as they are on every device"
         )
     times = operator_times(profile, kind, measured_on)
     costs = zip(profile.operators, times.forward_s, times.backward_s, strict=True)
@@ -188,16 +189,17 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class RooflineFit:
     """How well the roofline explains a measured profile, after its two constants are fitted.
 
     Attributes:
-        peak_flops: FLOP/s.
-        memory_bandwidth_bytes_per_s: the other constant.
-        num_operators: those above `LEAST_SHARE` of the measured step, which all figures are over.
+        peak_flops: the fitted peak, in FLOP/s.
+        memory_bandwidth_bytes_per_s: the fitted memory bandwidth.
+        num_operators: number of operators above `MIN_SHARE` of the measured step; the other figures
+            are about these.
         median_error: median of |log(predicted time / measured time)|.
-        p90_error: 90th percentile of the same.
-        rank_correlation: of predicted and measured times.
+        p90_error: 90th percentile of |log(predicted time / measured time)|.
+        rank_correlation: rank correlation of predicted and measured times.
     """
 
     peak_flops: float
@@ -208,46 +210,47 @@ class Fit:
     rank_correlation: float
 
 
-def fit_constants(found: "Sequence[Facts]", measured: Profile) -> Fit:
-    """Fit a device's peak FLOP/s and memory bandwidth to a measured profile.
+def fit_constants(facts: "Sequence[Facts]", measured: Profile) -> RooflineFit:
+    """The peak FLOP/s and the memory bandwidth of a device that explain a measured profile best.
 
     They minimize the mean of |log(predicted / measured)| over the operators' forward and backward
     times together: ratios, because times differ by orders of magnitude, and absolute values,
-    because a few operators are always disturbed. The minimum is looked for on a grid of
-    logarithms that gets finer around the best point.
+    because a few operators are always disturbed. The minimum is sought on a grid of logarithms
+    that gets finer around the best point.
 
     Args:
-        found: of the model, in the graph's order.
-        measured: its profile.
+        facts: the facts about the model's operators, in the graph's order.
+        measured: the model's profile.
 
     Raises:
         ValueError: if the two are of different models, or no operator has a kernel.
     """
-    if len(found) != len(measured.operators):
-        raise ValueError(f"{len(found)} facts, but {len(measured.operators)} operators")
+    if len(facts) != len(measured.operators):
+        raise ValueError(f"{len(facts)} facts, but {len(measured.operators)} operators")
     taken_s = np.array([one.forward_s + one.backward_s for one in measured.operators])
-    kernels = [(*one.kernels, *one.backward_kernels) for one in found]
-    chosen = [
-        i for i in range(len(found)) if kernels[i] and taken_s[i] > LEAST_SHARE * taken_s.sum()
-    ]
+    kernels = [(*one.kernels, *one.backward_kernels) for one in facts]
+    chosen = [i for i in range(len(facts)) if kernels[i] and taken_s[i] > MIN_SHARE * taken_s.sum()]
     if not chosen:
         raise ValueError("no operator has a kernel")
+    # Only the name and the types with a speed decide the family; the speeds are what is fitted.
     kind = DeviceType(measured.device_type, 1, {measured.dtype: 1.0, "float32": 1.0}, 1.0, "")
-    passes = _Passes([kernels[i] for i in chosen], machine(kind, measured.dtype))
+    passes = _Passes([kernels[i] for i in chosen], device_family(kind, measured.dtype))
     taken_s = taken_s[chosen]
 
-    def errors(point: Array) -> Array:
-        ratio: Array = np.log(passes.seconds(*np.exp(point)) / taken_s)
+    def errors(point: Floats) -> Floats:
+        ratio: Floats = np.log(passes.seconds(*np.exp(point)) / taken_s)
         return np.abs(ratio)
 
+    # The rates at which all FLOPs, and all bytes, would take the whole time.
     work = np.array([passes.flops.sum(), passes.bytes.sum()])
     best = np.log(np.maximum(work, 1.0) / taken_s.sum())
     for step in GRID_STEPS:
         around = np.arange(-GRID_HALF, GRID_HALF + 1) * step
         points = [best + np.array([a, b]) for a in around for b in around]
+        # Among equally good points the nearest: a rate that bounds no operator stays as it is.
         best = min(points, key=lambda point: (errors(point).mean(), *np.abs(point - best)))
     peak, bandwidth = np.exp(best)
-    return Fit(
+    return RooflineFit(
         peak_flops=float(peak),
         memory_bandwidth_bytes_per_s=float(bandwidth),
         num_operators=len(chosen),
@@ -260,12 +263,12 @@ def fit_constants(found: "Sequence[Facts]", measured: Profile) -> Fit:
 GRID_HALF = 8
 GRID_STEPS = (0.5, 0.1, 0.02, 0.004, 0.0008)
 """Logarithms. The first grid spans a factor of 50 each way from the rates at which all work would
-take the whole time; every other one, more than a step of the one before."""
+take the whole time; every other grid spans more than a step of the one before."""
 
 
 def rank_correlation(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
-    """Spearman's: the correlation of the ranks, equal values sharing the mean of their ranks. 1
-    where all values of both are equal, 0 where those of one are.
+    """Spearman's rank correlation; equal values share the mean of their ranks. It is 1 where all
+    values of both are equal, and 0 where all values of one are.
 
     Args:
         a: (N,) numbers.
@@ -282,8 +285,8 @@ def rank_correlation(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     return float(round(first @ second / norm, 12))
 
 
-def _ranks(values: Array) -> Array:
-    """(N,) the rank of each, from 1; equal ones share the mean."""
+def _ranks(values: Floats) -> Floats:
+    """(N,) the rank of each value, from 1; equal values share the mean of their ranks."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     return np.asarray((last - (count - 1) / 2)[place], dtype=np.float64)

@@ -1,7 +1,7 @@
-"""How long backward takes, from how long forward does.
+"""Backward times as multiples of forward times, for engines that run a model but do not train it.
 
-For what can run a model but not train it: the ratio of an operator's type is that of PyTorch, in
-the measured profiles that ship with the planner; else that of FLOPs or of bytes moved.
+The ratio of an operator type is PyTorch's, from the measured profiles that ship with the planner;
+for other types it is the ratio of FLOPs or of bytes moved.
 """
 
 from collections import defaultdict
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from planner.profilers.facts import Facts
 
 TORCH = ("", "torch")
-"""Engines of profiles that PyTorch was timed for; files without one are older than the field."""
+"""Engines of profiles in which PyTorch was timed; files without one are older than the field."""
 
 FLOPS_PER_BYTE = 5
-"""From which on FLOPs take longer than bytes: of the device type "cpu" in topologies/devices.yaml,
-90 GFLOP/s over 18 GB/s.
+"""An operator with more FLOPs per byte is bound by FLOPs. It is 90 GFLOP/s over 18 GB/s, the speeds
+of the device type "cpu" in topologies/devices.yaml.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Ratios:
-    """Backward over forward time.
+class BackwardRatios:
+    """Backward over forward time, by operator type.
 
     Attributes:
-        by_type: per operator type, of all operators that PyTorch computes something for.
-        files: names of the profiles that it is from.
+        by_type: ratio of all operators of a type in which PyTorch computes something.
+        files: names of the profiles that the ratios are from.
     """
 
     by_type: Mapping[str, float]
@@ -41,25 +41,25 @@ class Ratios:
 
 
 @lru_cache(maxsize=2)
-def shipped_ratios(on_cpu: bool) -> Ratios:
+def shipped_ratios(on_cpu: bool) -> BackwardRatios:
     """The ratios in the profiles that ship with the planner.
 
     Args:
-        on_cpu: whether those measured on CPUs count, or those on other devices; if there are none
-            of a kind, those of the other.
+        on_cpu: whether to take profiles measured on CPUs, or else those measured on other devices;
+            without any of the wanted kind, all are taken.
     """
-    found = {
+    by_file = {
         path.name: measured
         for path in sorted(shipped("profiles").glob("*.json"))
         if (measured := [p for p in read_any_profiles(path) if _is_measured(p)])
     }
     alike = {
         name: profiles
-        for name, profiles in found.items()
+        for name, profiles in by_file.items()
         if (profiles[0].device_type == "cpu") == on_cpu
-    } or found
+    } or by_file
     everything = [profile for profiles in alike.values() for profile in profiles]
-    return Ratios(ratios(everything), tuple(alike))
+    return BackwardRatios(ratios(everything), tuple(alike))
 
 
 def _is_measured(profile: Profile) -> bool:
@@ -67,10 +67,10 @@ def _is_measured(profile: Profile) -> bool:
 
 
 def ratios(profiles: Sequence[Profile]) -> dict[str, float]:
-    """Sum of backward over sum of forward times per operator type.
+    """Sum of backward times over sum of forward times, per operator type.
 
-    Left out are operators that no gradient reaches, and those that only make views: PyTorch does
-    nothing for them, which says nothing of an engine that copies.
+    Operators that no gradient reaches are left out. So are those that only make views: PyTorch does
+    no work for them, but another engine may copy.
     """
     forward_s: defaultdict[str, float] = defaultdict(float)
     backward_s: defaultdict[str, float] = defaultdict(float)
@@ -84,15 +84,15 @@ def ratios(profiles: Sequence[Profile]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
-    """Backward over forward of the operators of one graph.
+class BackwardEstimates:
+    """Backward over forward time of the operators of one graph.
 
     Attributes:
         ratios: one per operator; 0 where no gradient reaches it.
-        by_type: how many are from their type.
-        by_facts: how many are from FLOPs or bytes.
-        types: of the latter, each once.
-        files: the profiles that the former are from.
+        by_type: number of ratios that were taken from the operator's type.
+        by_facts: number of ratios that were taken from FLOPs or bytes.
+        types: types of the operators with ratios from FLOPs or bytes, each once.
+        files: names of the profiles that the ratios of types are from.
     """
 
     ratios: tuple[float, ...]
@@ -102,27 +102,28 @@ class Estimates:
     files: tuple[str, ...]
 
 
-def estimates(graph: Graph, facts: "Sequence[Facts]", known: Ratios) -> Estimates:
-    """What backward takes for each operator, as a multiple of its forward time.
+def estimates(graph: Graph, facts: "Sequence[Facts]", known: BackwardRatios) -> BackwardEstimates:
+    """The backward time of each operator, as a multiple of its forward time.
 
     Args:
+        graph: the graph.
         facts: one per operator.
-        known: of the types that were measured.
+        known: ratios of the types that were measured.
     """
     tensors = tensors_by_name(graph)
-    found, by_type, by_facts = [], 0, []
+    own_ratios, by_type, by_facts = [], 0, []
     for operator, fact in zip(graph.operators, facts, strict=True):
         views = {view.tensor for view in fact.stash.views}
         if not any(tensors[name].gradient for name in operator.outputs):
-            found.append(0.0)
+            own_ratios.append(0.0)
         elif operator.type in known.by_type and not views.issuperset(operator.outputs):
-            found.append(known.by_type[operator.type])
+            own_ratios.append(known.by_type[operator.type])
             by_type += 1
         else:
-            found.append(_by_facts(fact))
+            own_ratios.append(_by_facts(fact))
             by_facts.append(operator.type)
-    return Estimates(
-        ratios=tuple(found),
+    return BackwardEstimates(
+        ratios=tuple(own_ratios),
         by_type=by_type,
         by_facts=len(by_facts),
         types=tuple(sorted(set(by_facts))),
@@ -131,8 +132,8 @@ def estimates(graph: Graph, facts: "Sequence[Facts]", known: Ratios) -> Estimate
 
 
 def _by_facts(fact: "Facts") -> float:
-    """By FLOPs where these take the time, else by bytes; 1 for a view, because an engine that
-    copies it copies its gradient back.
+    """The ratio of FLOPs where the operator is bound by them, else of bytes. It is 1 for a view: an
+    engine that copies it also copies its gradient back.
     """
     if not fact.bytes_moved:
         return 1.0

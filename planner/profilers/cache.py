@@ -1,45 +1,46 @@
-"""What was measured of operators before, in the user's cache folder.
+"""Earlier measurements of operators, in the user's cache folder.
 
-An entry is found by its content: the class of the operator (classes.py), the machine, PyTorch and
-the sources of the conversion. So an entry is never wrong, only no longer asked for; the folder may
-be deleted at any time.
+The key of an entry is a hash of everything that it depends on: the class of the operator
+(classes.py), the machine, PyTorch and the sources of the conversion. So an entry never becomes
+wrong, only unused; the folder may be deleted at any time.
 """
 
 import hashlib
 import json
-import os
 import platform
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from planner.errors import FileError
 from planner.files import write_atomically
-from planner.profilers.classes import Flow
+from planner.profilers.classes import TensorLayout
 
 METHOD = 3
-"""Of measuring; a new one makes all entries stale."""
+"""Number of the way to measure; a new one makes all entries unused."""
 
 _CONVERSION = Path(__file__).resolve().parent.parent / "operators"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What was found out about a class of operators. Names are places in the list of an operator's
-    inputs, outputs and parameters, one after the other, as its `Operator` lists them.
+class MeasuredClass:
+    """The measurement of a class of operators. Tensors and parameters are given by place: their
+    index in the list of an operator's inputs, outputs and parameters, one after the other.
 
     Attributes:
         forward_s: median time of a forward pass, in s.
-        backward_s: the same for a backward pass.
+        backward_s: median time of a backward pass, in s.
         interval: as `OperatorCost.interval`.
         spread: (slowest - fastest) / median of forward and backward together.
         repetitions: number of times that it was timed.
-        flops: of a forward pass.
+        flops: floating-point operations of a forward pass.
         workspace_bytes: as `OperatorCost.workspace_bytes`.
         kept: places of the tensors that autograd keeps.
-        private_bytes: what it keeps besides.
-        views: pairs of places: a tensor, and what it is a view of.
-        outputs: its outputs in order, as they arrive at others.
+        private_bytes: bytes that autograd keeps besides these tensors.
+        views: pairs of places: a view, and the tensor that it is a view of.
+        outputs: layouts of its outputs, in order.
     """
 
     forward_s: float
@@ -52,7 +53,7 @@ class Measured:
     kept: tuple[int, ...]
     private_bytes: int
     views: tuple[tuple[int, int], ...]
-    outputs: tuple[Flow, ...]
+    outputs: tuple[TensorLayout, ...]
 
 
 @dataclass
@@ -60,15 +61,15 @@ class Cache:
     """Entries for one machine and one way to measure, on disk.
 
     Attributes:
-        folder: of the entries; None keeps nothing.
-        problem: why nothing could be written; None while all is well.
+        folder: folder of the entries; None keeps nothing.
+        problem: the reason if an entry could not be written, else None.
     """
 
     folder: Path | None
     problem: str | None = field(default=None, init=False)
 
-    def get(self, name: str) -> Measured | None:
-        """What is known of a class.
+    def get(self, name: str) -> MeasuredClass | None:
+        """The measurement of a class; None if there is none.
 
         Raises:
             FileError: if an entry is damaged.
@@ -83,16 +84,16 @@ class Cache:
         except ValueError as error:
             raise FileError(f"{path}: expected JSON: {error}; delete the file") from None
         outputs = tuple(
-            Flow(**{**one, "shape": tuple(one["shape"]), "stride": tuple(one["stride"])})
+            TensorLayout(**{**one, "shape": tuple(one["shape"]), "stride": tuple(one["stride"])})
             for one in plain["outputs"]
         )
         views = tuple((tensor, base) for tensor, base in plain["views"])
-        return Measured(
+        return MeasuredClass(
             **{**plain, "kept": tuple(plain["kept"]), "views": views, "outputs": outputs}
         )
 
-    def put(self, name: str, measured: Measured) -> None:
-        """Keep what was found; where the folder cannot be written, `problem` says why."""
+    def put(self, name: str, measured: MeasuredClass) -> None:
+        """Stores a measurement; if the folder cannot be written, `problem` has the reason."""
         if self.folder is None or self.problem:
             return
         content = json.dumps(asdict(measured), sort_keys=True).encode()
@@ -111,14 +112,13 @@ def cache_for(device_name: str, threads: int | None, dtype: str, torch_version: 
 
     Args:
         device_name: the processor's or the GPU's own name, see `processor`.
-        threads: of the CPU, None elsewhere.
-        dtype: that operators compute in.
-        torch_version: such as "2.13.0+cpu".
+        threads: number of CPU threads; None on other devices.
+        dtype: the type that operators compute in.
+        torch_version: version of PyTorch, such as "2.13.0+cpu".
     """
     conditions = [METHOD, device_name, threads, dtype, torch_version, _conversion()]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Cache(Path(base) / "planner" / "operators" / digest)
+    return Cache(user_cache_path("planner", appauthor=False) / "operators" / digest)
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Operators that cost the same: one type, attributes, shapes, layouts and surroundings.
+"""Classes of operators that cost the same: one type, attributes, shapes, layouts, surroundings.
 
-Of each class one operator is measured, and all share what was found. A class has a name that says
-all that its cost depends on, so that it can be found again in another model (cache.py).
+One operator of each class is measured, and all share its figures. The name of a class is a hash of
+everything that the cost depends on, so the class is found again in another model (cache.py).
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from planner.graph import Graph, consumers, parameters_by_name, tensors_by_name
 from planner.model import Model
 
 MAX_CONSTANT_ELEMENTS = 1024
-"""Larger constants of integers are tables and masks, whose values cost the same whatever they are;
-so do floats, but for single ones such as an exponent."""
+"""Larger constants of integers are tables and masks, whose values do not change the cost; nor do
+those of floats, except single ones such as an exponent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class TensorLayout:
     """A tensor as it arrives at an operator.
 
     Attributes:
-        shape: its sizes.
-        dtype: torch's name of its elements, such as "float32".
-        stride: elements from one index to the next, by dimension.
-        requires_grad: whether autograd follows it.
+        shape: size of each dimension.
+        dtype: torch's name of the element type, such as "float32".
+        stride: distance from one index to the next in elements, by dimension.
+        requires_grad: whether autograd follows the tensor.
     """
 
     shape: tuple[int, ...]
@@ -37,28 +37,27 @@ class Flow:
     requires_grad: bool
 
 
-def contiguous(shape: tuple[int, ...], dtype: str, *, requires_grad: bool = False) -> Flow:
-    """A tensor with its elements in order.
+def contiguous(shape: tuple[int, ...], dtype: str, *, requires_grad: bool = False) -> TensorLayout:
+    """The layout of a tensor whose elements lie in order.
 
     >>> contiguous((2, 3, 4), "float32").stride
     (12, 4, 1)
     """
     stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-    return Flow(shape, dtype, stride, requires_grad)
+    return TensorLayout(shape, dtype, stride, requires_grad)
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the backward pass of an operator finds, and what it has to do with what it makes.
+    """The gradients that the backward pass of an operator finds, and those that it has to sum.
 
     Attributes:
         reached: outputs at which a gradient arrives.
-        summed: inputs and trained parameters for which another operator's gradient is there
-            already, to which it is added.
-        complete: trained parameters that no operator before it reads: their gradient is added to
-            that of the microbatches before.
-        arriving: by output, how the gradient lies that arrives there: elements from one index to
-            the next, by dimension; as the output itself where nothing is said.
+        summed: inputs and trained parameters that have a gradient from another operator already;
+            the new one is added to it.
+        complete: trained parameters that no earlier operator reads; their gradient is complete here
+            and is added to that of the microbatches before.
+        arriving: strides of the gradient that arrives at an output; without, those of the output.
     """
 
     reached: frozenset[str]
@@ -68,7 +67,7 @@ class Surroundings:
 
 
 def surroundings(graph: Graph) -> tuple[Surroundings, ...]:
-    """Of every operator of a graph, in its order."""
+    """The surroundings of every operator of a graph, in its order."""
     tensors, read_by = tensors_by_name(graph), consumers(graph)
     readers: dict[str, list[int]] = {}
     for v, operator in enumerate(graph.operators):
@@ -79,40 +78,43 @@ def surroundings(graph: Graph) -> tuple[Surroundings, ...]:
         frozenset(n for n in o.outputs if tensors[n].gradient or n == graph.outputs[0])
         for o in graph.operators
     ]
-    found = []
+    around = []
     for v, operator in enumerate(graph.operators):
         weights = [n for n in operator.parameters if n in trained]
+        # Backward runs from the end, so a later reader has left its gradient before.
         later = {n: [w for w in readers[n] if w > v] for n in weights} | {
             n: [w for w in read_by[n] if w > v] for n in operator.inputs if tensors[n].gradient
         }
-        found.append(
+        around.append(
             Surroundings(
                 reached=reached[v],
                 summed=frozenset(n for n, users in later.items() if any(reached[w] for w in users)),
                 complete=frozenset(n for n in weights if readers[n][0] == v),
             )
         )
-    return tuple(found)
+    return tuple(around)
 
 
-def class_name(model: Model, operator: int, flows: Mapping[str, Flow], around: Surroundings) -> str:
-    """The content hash of all that the cost of an operator depends on, besides the machine.
+def class_name(
+    model: Model, operator: int, layouts: Mapping[str, TensorLayout], around: Surroundings
+) -> str:
+    """The hash of everything that the cost of an operator depends on, except the machine.
 
     Args:
-        operator: its index.
-        flows: its inputs by name, among others.
-        around: of the operator.
+        model: the model.
+        operator: index of the operator.
+        layouts: layouts of tensors by name; those of the operator's inputs are among them.
+        around: the operator's surroundings.
     """
     node, parameters = model.nodes[operator], parameters_by_name(model.graph)
-    tensors, first = (
-        tensors_by_name(model.graph),
-        {n: i for i, n in reversed([*enumerate(node.inputs)])},
-    )
+    tensors = tensors_by_name(model.graph)
+    # In place of names, which differ between models: x * x and x * y are different classes.
+    first = {n: i for i, n in reversed([*enumerate(node.inputs)])}
 
     def described(name: str) -> object:
         marks = [name in part for part in (around.reached, around.summed, around.complete)]
-        if name in flows:
-            return [first[name], asdict(flows[name]), marks]
+        if name in layouts:
+            return [first[name], asdict(layouts[name]), marks]
         if name in parameters:
             held = parameters[name]
             value = _constant(model.values[name]) if not held.trainable else None
@@ -139,14 +141,14 @@ def class_name(model: Model, operator: int, flows: Mapping[str, Flow], around: S
 
 
 def _constant(value: np.ndarray) -> object:
-    """A constant by its value where that decides what is computed, else by its shape."""
+    """A constant by its value if that has an influence on the work, else by its shape."""
     small = value.size <= (MAX_CONSTANT_ELEMENTS if value.dtype.kind in "biu" else 1)
     digest = hashlib.sha256(value.tobytes()).hexdigest() if small else None
     return [list(value.shape), value.dtype.name, digest]
 
 
 def _plain(value: object) -> object:
-    """An attribute as JSON can hold it."""
+    """An attribute as a value that JSON can hold."""
     if isinstance(value, np.ndarray):
         return [list(value.shape), value.dtype.name, hashlib.sha256(value.tobytes()).hexdigest()]
     if isinstance(value, bytes):

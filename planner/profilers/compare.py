@@ -1,6 +1,6 @@
-"""Forward times of one model by several engines side by side, as a check on each other.
+"""Forward times of one model by several engines side by side, as checks on each other.
 
-Engines differ for reasons, too: where PyTorch makes a view, ONNX Runtime may copy.
+Some differences have a reason: where PyTorch makes a view, ONNX Runtime may copy.
 """
 
 from collections import defaultdict
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from planner.profiles import Profile
 
-SMALL = 0.001
-"""Of the forward time of the model; operators that take less are not ranked."""
+SMALL_SHARE = 0.001
+"""Operators that take less than this share of the model's forward time are not ranked."""
 
-MOST_WORST = 5
+MAX_WORST = 5
+"""Number of operators that are listed as furthest apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,10 @@ class EngineRow:
 
     Attributes:
         type: the ONNX operator type.
-        count: operators of it.
+        count: number of its operators.
         torch_s: sum of their forward times by PyTorch.
-        onnxruntime_s: the same by ONNX Runtime.
-        analytic_s: the same by the roofline; None where that was not asked.
+        onnxruntime_s: sum of their forward times by ONNX Runtime.
+        analytic_s: sum of their forward times by the roofline; None where it was not asked for.
     """
 
     type: str
@@ -35,19 +36,19 @@ class EngineRow:
 
     @property
     def ratio(self) -> float | None:
-        """ONNX Runtime over PyTorch; None where that takes no time."""
+        """Time by ONNX Runtime over time by PyTorch; None where PyTorch takes no time."""
         return self.onnxruntime_s / self.torch_s if self.torch_s else None
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """An operator whose forward time is not the same by both engines.
+    """An operator whose forward times by the two engines differ.
 
     Attributes:
-        name: the operator's.
-        type: its type.
+        name: name of the operator.
+        type: its ONNX type.
         torch_s: its forward time by PyTorch.
-        onnxruntime_s: the same by ONNX Runtime.
+        onnxruntime_s: its forward time by ONNX Runtime.
     """
 
     name: str
@@ -61,13 +62,15 @@ class EngineComparison:
     """Forward times by PyTorch, ONNX Runtime and perhaps the roofline.
 
     Attributes:
-        rows: the type that takes longest by PyTorch first, ties by name.
+        rows: one per type, longest time by PyTorch first, ties by name.
         total: all operators.
-        num_ranked: operators above 0.1 % of PyTorch's forward time.
-        rank_correlation: of PyTorch and ONNX Runtime over these, -1 to 1; None of fewer than two.
-        analytic_rank_correlation: of PyTorch and the roofline, likewise.
-        worst: the operators whose times are furthest apart, in s, first.
-        engine: what ONNX Runtime ran on.
+        num_ranked: number of operators above 0.1 % of PyTorch's forward time.
+        rank_correlation: of the times of these by PyTorch and by ONNX Runtime, -1 to 1; None for
+            fewer than two.
+        analytic_rank_correlation: of their times by PyTorch and by the roofline; None without one,
+            or for fewer than two.
+        worst: the operators whose times differ most, in s, largest difference first.
+        engine: the engine of ONNX Runtime's profile, with its execution providers.
     """
 
     rows: tuple[EngineRow, ...]
@@ -83,6 +86,11 @@ def compare_engines(
     by_torch: Profile, by_onnxruntime: Profile, analytic: Profile | None = None
 ) -> EngineComparison:
     """Forward times side by side, per operator type and for the operators that differ most.
+
+    Args:
+        by_torch: the profile by PyTorch.
+        by_onnxruntime: the profile by ONNX Runtime.
+        analytic: the profile by the roofline, if there is one.
 
     Raises:
         ValueError: if the profiles are not of one model and microbatch.
@@ -110,7 +118,7 @@ def compare_engines(
         )
 
     rows = [row(type_, chosen) for type_, chosen in of_type.items()]
-    ranked = [i for i, time_s in enumerate(torch_s) if time_s > SMALL * sum(torch_s)]
+    ranked = [i for i, time_s in enumerate(torch_s) if time_s > SMALL_SHARE * sum(torch_s)]
     furthest = sorted(range(len(operators)), key=lambda i: (-abs(torch_s[i] - runtime_s[i]), i))
     return EngineComparison(
         rows=tuple(sorted(rows, key=lambda one: (-one.torch_s, one.type))),
@@ -120,7 +128,7 @@ def compare_engines(
         analytic_rank_correlation=_correlation(torch_s, analytic_s, ranked),
         worst=tuple(
             Disagreement(operators[i].name, operators[i].type, torch_s[i], runtime_s[i])
-            for i in furthest[:MOST_WORST]
+            for i in furthest[:MAX_WORST]
         ),
         engine=by_onnxruntime.engine,
     )

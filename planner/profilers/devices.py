@@ -1,4 +1,4 @@
-"""Devices that are here, by the names that PyTorch and topologies have for them."""
+"""The devices of this machine: their names in PyTorch and in topologies, and checks."""
 
 import platform
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ TYPES: Mapping[str, str] = {
     "Tesla T4": "T4",
     "Tesla V100-SXM2-16GB": "V100-SXM2-16GB",
 }
-"""What CUDA calls a device, and what topologies call it."""
+"""Names of device types in topologies, by CUDA's names."""
 
 
 def device_type(device: str) -> str:
-    """What topologies call a device that is here.
+    """The name in topologies of the type of a device of this machine.
 
     Args:
         device: "cpu", "cuda" or "cuda:N".
@@ -39,14 +39,16 @@ def check_measuring(
     repetitions: int,
     install: str = "install PyTorch for your CUDA driver",
 ) -> None:
-    """Whether the device is here, and there is something to do on it.
+    """Checks that the device is there and that the numbers are positive.
 
     Args:
         device: "cpu", "cuda" or "cuda:N".
-        install: what to do where CUDA should be there, and is not.
+        threads: number of CPU threads.
+        repetitions: number of timed runs.
+        install: advice where CUDA is missing.
 
     Raises:
-        OptionError: otherwise.
+        OptionError: if the device is not there or a number is below 1.
     """
     for option, value in (("--threads", threads), ("--repetitions", repetitions)):
         if value < 1:
@@ -70,7 +72,8 @@ SHORTER = ("bfloat16", "float16")
 
 
 def autocast_dtype(graph: Graph, dtype: str | None) -> str | None:
-    """What autocast has to compute in so that a model is trained in a type; None for its own.
+    """The type that autocast has to compute in, so that a model is trained in `dtype`; None if that
+    is the model's own type.
 
     Raises:
         OptionError: if autocast does not compute in that type.
@@ -87,10 +90,11 @@ def autocast_dtype(graph: Graph, dtype: str | None) -> str | None:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Of the software that makes profiles.
+    """Versions of the software that makes profiles.
 
     Args:
         more: packages besides those that every profile is made with.
     """
-    found = {n: str(import_module(n).__version__) for n in ("onnx", "planner", "torch", *more)}
-    return {**found, "python": platform.python_version()}
+    packages = ("onnx", "planner", "torch", *more)
+    known = {name: str(import_module(name).__version__) for name in packages}
+    return {**known, "python": platform.python_version()}

@@ -1,8 +1,8 @@
-"""What share of a device's peaks each kind of kernel reaches, and where that is known from.
+"""Kinds of kernels, and the share of a device's peaks that each kind reaches, with its source.
 
 Sources:
     measured      by the one named, on the device named
-    fitted        to measured times, where, when and on what is said
+    fitted        to measured times; place, time and machine are given
     from memory   not checked against a source; do so before you rely on it
 
 Peaks are those of the device table (topologies/devices.yaml): FLOP/s of a dtype, and bytes per s
@@ -12,19 +12,56 @@ where the table's figure is itself a measured one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from planner.profilers.works import Work
 from planner.topology import DeviceType
+
+
+class Work(StrEnum):
+    """Kinds of kernels, by what bounds them and how well they are tuned."""
+
+    PRODUCT = "product"
+    CONVOLUTION = "convolution"
+    SMALL_WINDOW = "convolution with a window of 3 or 5 and stride 1"
+    FEW_CHANNELS = "convolution with less than 32 channels per group"
+    ATTENTION = "attention"
+    ELEMENTWISE = "elementwise"
+    UPDATE = "elementwise in place"
+    TRANSCENDENTAL = "transcendental"
+    COPY = "copy"
+    REDUCTION = "reduction"
+    NORMALIZATION = "normalization"
+    MAX_POOLING = "pooling of maxima"
+    MEAN_POOLING = "pooling of means, resizing"
+    GATHER = "gather"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One call of an elementary function.
+
+    Attributes:
+        work: its kind.
+        flops: floating-point operations, as torch counts them. Where torch counts none: one per
+            element of every window of a pooling (one per window in the backward pass of maxima),
+            one per element that a reduction or normalization reads, and one per element that all
+            other kernels make.
+        bytes: bytes that it reads and writes.
+    """
+
+    work: Work
+    flops: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What kernels of one kind reach.
+    """The speeds that kernels of one kind reach.
 
     Attributes:
         compute: FLOP/s over the device's peak.
         memory: bytes per s over the device's memory bandwidth.
-        source: where the two are from.
+        source: origin of the two figures.
     """
 
     compute: float
@@ -33,13 +70,13 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What is assumed of a family of devices.
+class DeviceFamily:
+    """Devices on which kernels reach the same shares of the peaks.
 
     Attributes:
         launch_s: time of a kernel that does nothing.
-        launch_source: where that is from.
-        efficiencies: by kind of kernel.
+        launch_source: origin of that figure.
+        efficiencies: the shares, by kind of kernel.
     """
 
     launch_s: float
@@ -65,7 +102,7 @@ _STREAMING: Mapping[Work, Efficiency] = {
     Work.GATHER: Efficiency(0.05, 0.5, "from memory: rows of a table, in any order"),
 }  # fmt: skip
 
-SINGLE = Machine(
+SINGLE = DeviceFamily(
     launch_s=5e-6,
     launch_source=_LAUNCH,
     efficiencies={
@@ -85,7 +122,7 @@ SINGLE = Machine(
 )  # fmt: skip
 """GPUs in single and double precision, without tensor cores."""
 
-HALF = Machine(
+HALF = DeviceFamily(
     launch_s=5e-6,
     launch_source=_LAUNCH,
     efficiencies={
@@ -108,7 +145,7 @@ _FITTED = (
     " 100 GFLOP/s and 18 GB/s"
 )
 
-CPU = Machine(
+CPU = DeviceFamily(
     launch_s=5e-6,
     launch_source="measured there: median of 897 views forward, which compute nothing, 4.7 us",
     efficiencies={
@@ -128,13 +165,13 @@ CPU = Machine(
         Work.GATHER: Efficiency(1.0, 0.26, _FITTED),
     },
 )
-"""One core of a CPU. What streams is bound by memory alone (compute 1.0); the memory shares of
-convolutions stand for what they move beyond their inputs and outputs."""
+"""One core of a CPU. Streaming kernels are bound by memory alone (compute 1.0). The memory shares
+of convolutions are low because they move more bytes than those of their inputs and outputs."""
 
 
-def machine(kind: DeviceType, dtype: str) -> Machine:
-    """What is assumed of a type of device that works in a dtype. Whatever is no CPU is taken for a
-    GPU, and one without a speed for halves of its own for one without tensor cores.
+def device_family(kind: DeviceType, dtype: str) -> DeviceFamily:
+    """The family of a device type that works in a dtype. A device that is no CPU counts as a GPU; a
+    GPU without a speed of its own for half precision counts as one without tensor cores.
     """
     if kind.name == "cpu":
         return CPU

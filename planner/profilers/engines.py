@@ -1,7 +1,7 @@
-"""Which engine makes a profile: measuring here, or what is known of a device that is not here.
+"""The engines that make profiles.
 
-torch        forward and backward of each operator, measured
-onnxruntime  forward measured, backward estimated
+torch        forward and backward of each operator, measured on this machine
+onnxruntime  forward measured on this machine, backward estimated
 analytic     both computed from FLOPs and bytes, for any type in the device table
 """
 
@@ -18,12 +18,12 @@ from planner.profilers.measured import Effort, measure
 from planner.profiles import Profile
 
 if TYPE_CHECKING:
-    from planner.profilers.analytic import Fit
+    from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison
 
 
-class Engine(StrEnum):
-    """What the times of a profile come from."""
+class ProfileEngine(StrEnum):
+    """The origin of a profile's times."""
 
     TORCH = "torch"
     ONNXRUNTIME = "onnxruntime"
@@ -32,15 +32,15 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """How to measure; the analytic engine needs none of it but the dtype.
+    """How to measure; the analytic engine takes only the dtype from it.
 
     Attributes:
-        threads: of the CPU.
-        dtype: that floating-point work is done in; the model's own without.
-        repetitions: at least so many per operator; the engine's own number without.
+        threads: number of CPU threads.
+        dtype: type of floating-point work; None takes the model's own.
+        repetitions: minimum number of timed runs per operator; None takes the engine's own.
         budget_s: time for each different operator.
-        seed: of the synthetic inputs.
-        cached: whether to take what was measured before.
+        seed: seed of the synthetic inputs.
+        cached: whether to reuse measurements made on this machine, and to store new ones.
     """
 
     threads: int = 1
@@ -51,53 +51,61 @@ class Measuring:
     cached: bool = True
 
 
-def engine_for(device: str, engine: str | None) -> Engine:
-    """The engine that was asked for, or the one that fits the device: a type in the device table is
-    not here, and computed.
+def engine_for(device: str, engine: str | None) -> ProfileEngine:
+    """The engine for a device.
+
+    Args:
+        device: "cpu", "cuda", "cuda:N", or a type in the device table, which is not on this machine
+            and so is computed.
+        engine: name of the engine that the user asked for; None takes the one that fits the device.
 
     Raises:
         OptionError: if engine and device do not go together; an unknown type lists the known ones.
     """
     here = device == "cpu" or device.partition(":")[0] == "cuda"
-    found = Engine(engine) if engine else Engine.TORCH if here else Engine.ANALYTIC
-    if found is Engine.ANALYTIC:
+    usual = ProfileEngine.TORCH if here else ProfileEngine.ANALYTIC
+    chosen = ProfileEngine(engine) if engine else usual
+    if chosen is ProfileEngine.ANALYTIC:
         shipped_device_type(device)
     elif not here:
         raise OptionError(
-            f"--engine {found.value}: expected --device cpu, cuda or cuda:N, which can be measured"
-            f" here, got {device!r}; leave --engine away to compute a profile for a type of device"
+            f"--engine {chosen.value}: expected --device cpu, cuda or cuda:N, which can be measured"
+            f" here, got {device!r}; omit --engine to compute a profile for a type of device"
         )
-    return found
+    return chosen
 
 
 def profile_with(
-    engine: Engine,
+    engine: ProfileEngine,
     model: Model,
     model_path: str,
     device: str,
     how: Measuring,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    effort: Callable[[Effort], None] = lambda found: None,
+    effort: Callable[[Effort], None] = lambda effort: None,
 ) -> Profile:
     """A profile of the model by the engine.
 
     Args:
-        model_path: written into the profile, as is.
+        engine: the engine.
+        model: the model, with the batch of one microbatch.
+        model_path: path that is written into the profile, as it is.
         device: "cpu", "cuda", "cuda:N", or a type in the device table.
-        progress: called with what is done and to do.
-        effort: called with what measuring took, where the engine knows.
+        how: how to measure.
+        progress: called with the number of measurements done and of all.
+        effort: called with the time that measuring took, by the engine torch.
 
     Raises:
         OptionError: if an option does not fit the engine or the device is not there.
         OperatorError: if an operator has no conversion.
     """
-    if engine is Engine.ANALYTIC:
+    if engine is ProfileEngine.ANALYTIC:
         from planner.profilers.analytic import analytic
 
         kind = shipped_device_type(device)
         return analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
     repetitions = {} if how.repetitions is None else {"repetitions": how.repetitions}
-    if engine is Engine.ONNXRUNTIME:
+    if engine is ProfileEngine.ONNXRUNTIME:
         from planner.profilers.onnxruntime import measure_onnxruntime
 
         if how.dtype is not None:
@@ -135,14 +143,16 @@ def compare_with_others(
     *,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> "tuple[EngineComparison, Fit]":
-    """Forward times of a model, measured by PyTorch on this CPU, beside ONNX Runtime's and computed
-    ones, for which the CPU's speeds are fitted to what was measured.
+) -> "tuple[EngineComparison, RooflineFit]":
+    """Forward times by PyTorch on this CPU beside those by ONNX Runtime and by the roofline.
+
+    The CPU's speeds in the roofline are fitted to PyTorch's times.
 
     Args:
-        by_torch: the model's profile.
-        seed: of the synthetic inputs.
-        progress: called with runs done and to do.
+        model: the model.
+        by_torch: its profile by PyTorch.
+        seed: seed of the synthetic inputs.
+        progress: called with the number of runs done and of all.
     """
     from planner.profilers.analytic import analytic, fit_constants
     from planner.profilers.compare import compare_engines
@@ -170,7 +180,7 @@ def rescaled_profiles(path: Path, device: str) -> tuple[Profile, ...]:
     """The profiles of a file, for another type of device.
 
     Raises:
-        OptionError: if the type is unknown, or nothing is known of the type that they were made on.
+        OptionError: if the type is unknown, or the type that they were made on.
         FileError: if the file is no profile.
     """
     from planner.formats import read_any_profiles

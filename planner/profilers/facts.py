@@ -1,11 +1,10 @@
-"""What is known of every operator of a model without running it: what autograd keeps, FLOPs, and
-the bytes that its kernels move.
+"""Facts about every operator of a model that need no run of it: stash, FLOPs, bytes moved.
 
-Each operator's torch code runs once, forward and backward, on fake tensors: tensors without
-numbers (torch's meta device) that pass for tensors of the CPU, so that torch chooses the functions
-that it would choose there. Only shapes, strides and storages flow. No weights are read, and
-nothing is allocated, so a model may be larger than this machine. Operators of the same class (the
-same call on tensors of the same layout) run once for all of them.
+Each operator's torch code runs once, forward and backward, on fake tensors. They have no numbers
+(they are on torch's meta device) but pass for tensors of the CPU, so that torch chooses the same
+functions as there. Only shapes, strides and storages are passed on. No weights are read and nothing
+is allocated, so a model may be larger than this machine. Operators of one class (the same call on
+tensors of the same layouts) share one run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,32 +21,30 @@ from planner.operators import input_names, output_names, to_torch
 from planner.operators.binding import Call, Read, bind
 from planner.operators.precision import autocast
 from planner.operators.table import OPERATORS
+from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import Kernels, listed
 from planner.profilers.stash import Stash, address, observe
 from planner.profilers.unit import Unit
-from planner.profilers.works import Kernel
 from planner.profiles import View
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one operator does for one microbatch.
+    """The work of one operator on one microbatch.
 
     Attributes:
-        stash: what autograd keeps of it, and which of its outputs are views.
-        flops: floating-point operations of the forward pass: what torch counts of products,
-            convolutions and attention, else one per element that is made.
-        backward_flops: the same of the backward pass; 0 where no gradient arrives.
-        bytes_moved: that the kernels of the forward pass read and write: inputs, parameters and
-            outputs. A view moves nothing; what picks by index moves what it picks.
-        backward_bytes: the same of the backward pass: arriving gradients, what was kept, gradients
-            made, and the sums of gradients of one tensor or parameter.
-        kernels: of the forward pass.
-        backward_kernels: of the backward pass.
-        arriving: by output, how the gradient lies that arrives there: elements from one index to
-            the next, by dimension.
-        gradient_views: inputs whose gradient lies in the storage of that of an output.
-        dtypes: types of the elements of its outputs, which are not the model's under autocast.
+        stash: the tensors that autograd keeps for it, and those of its outputs that are views.
+        flops: floating-point operations of the forward pass, as `Kernel` counts them.
+        backward_flops: floating-point operations of the backward pass; 0 where no gradient arrives.
+        bytes_moved: bytes that the kernels of the forward pass read and write: inputs, parameters
+            and outputs. A view moves nothing; picking by index moves the picked elements.
+        backward_bytes: bytes that the kernels of the backward pass read and write: arriving
+            gradients, stash, new gradients, and the sums of gradients of one tensor or parameter.
+        kernels: kernels of the forward pass.
+        backward_kernels: kernels of the backward pass.
+        arriving: strides of the gradient that arrives at each output.
+        gradient_views: inputs whose gradient lies in the storage of an output's gradient.
+        dtypes: element type of each output; under autocast it is not the model's.
     """
 
     stash: Stash
@@ -63,19 +60,20 @@ class Facts:
 
 
 def facts(model: Model, dtype: str | None = None) -> tuple[Facts, ...]:
-    """What is known of each operator, in the graph's order.
+    """The facts about each operator, in the graph's order.
 
     The backward pass is that of a step whose loss is computed from the graph's first output.
 
     Args:
-        dtype: that autocast computes in, as it does on a CPU; None computes in the model's types.
+        dtype: the type that autocast computes in, as it does on a CPU; None computes in the model's
+            types.
 
     Raises:
         OperatorError: if an operator has no conversion, or cannot run without numbers.
     """
-    walk = _Walk(model, dtype)
-    forwards = walk.forwards()
-    backwards = walk.backwards(forwards)
+    step = _FakeStep(model, dtype)
+    forwards = step.forwards()
+    backwards = step.backwards(forwards)
     return tuple(
         Facts(
             stash=one.stash,
@@ -101,13 +99,13 @@ class _Forward:
     """An operator after its forward pass.
 
     Attributes:
-        unit: it, or another of its class.
-        names: its tensors and parameters by the names of those of the unit.
+        unit: the first operator of its class, which ran for all of them.
+        names: the operator's own name of each tensor and parameter of the unit.
         key: its class.
-        inputs: of the unit's forward pass.
-        outputs: of the unit, in its order.
-        stash: in the operator's own names.
-        kernels: of the forward pass.
+        inputs: inputs of the unit.
+        outputs: outputs of the unit, in its order.
+        stash: the stash, in the operator's own names.
+        kernels: kernels of the forward pass.
     """
 
     unit: Unit
@@ -124,9 +122,10 @@ class _Backward:
     """The backward pass of a class of operators.
 
     Attributes:
-        kernels: without sums with gradients from elsewhere.
-        leaving: gradients of inputs and weights, by the names of the unit.
-        views: inputs and weights whose gradient lies in the storage of that of an output, with it.
+        kernels: its kernels, without sums with gradients from other operators.
+        leaving: gradients of inputs and weights, by the unit's names.
+        views: each input or weight whose gradient lies in the storage of an output's gradient, with
+            that output.
     """
 
     kernels: tuple[Kernel, ...]
@@ -134,7 +133,7 @@ class _Backward:
     views: Mapping[str, str]
 
 
-NOTHING = _Backward((), {}, {})
+NO_BACKWARD = _Backward((), {}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ class _OwnBackward:
     """The backward pass of one operator.
 
     Attributes:
-        kernels: with sums with gradients from elsewhere.
+        kernels: its kernels, with sums with gradients from other operators.
         arriving: as `Facts.arriving`.
         views: as `Facts.gradient_views`.
     """
@@ -153,14 +152,16 @@ class _OwnBackward:
 
 
 @dataclass
-class _Walk:
+class _FakeStep:
     """A training step of a model on fake tensors.
 
     Attributes:
-        dtype: of autocast.
-        fake: what makes tensors that have no numbers.
-        forward_of: the first operator of each class, with the tensors in its own names.
-        backward_of: by class and the gradients that arrive.
+        model: the model.
+        dtype: the type of autocast.
+        fake: the mode in which torch makes tensors without numbers.
+        forward_of: by class, the forward pass of its first operator, and the names of the tensors
+            and parameters there, in the order in which the class lists them.
+        backward_of: backward passes by class and by the layouts of the arriving gradients.
     """
 
     model: Model
@@ -177,18 +178,19 @@ class _Walk:
         for name, one in parameters.items():
             made = self.tensor(one.shape, one.dtype)
             values[name] = nn.Parameter(made) if one.trainable else made
-        found = []
+        forwards = []
         for i in range(len(graph.operators)):
-            found.append(self.forward(i, values))
-            for name, output in zip(found[-1].unit.outputs, found[-1].outputs, strict=True):
-                values[found[-1].names[name]] = output
-        return found
+            forward = self.forward(i, values)
+            for name, output in zip(forward.unit.outputs, forward.outputs, strict=True):
+                values[forward.names[name]] = output
+            forwards.append(forward)
+        return forwards
 
     def forward(self, operator: int, values: dict[str, Tensor]) -> _Forward:
-        """One operator's forward pass; of another one of its class if there was one.
+        """One operator's forward pass, shared with the operators of its class.
 
         Args:
-            values: tensors and parameters by name; constants that it reads are added.
+            values: tensors and parameters by name; constants that the operator reads are added.
         """
         call = self.call(operator)
         for name in call.reads:
@@ -196,14 +198,18 @@ class _Walk:
                 value = self.model.values[name]
                 values[name] = self.tensor(value.shape, value.dtype.name)
         node, own = self.model.nodes[operator], self.model.graph.operators[operator]
-        said = tensors_by_name(self.model.graph)
+        declared = tensors_by_name(self.model.graph)
         names = (*call.reads, *filter(None, node.outputs))
+        # Everything that the run of an operator depends on but the names of its tensors. The last
+        # three say what a value is here (a trained parameter, a tensor of the graph, a parameter at
+        # all): from it follow the gradients, the stash, and the unit's inputs and parameters. Names
+        # are left out, and correspond by their place in `names`.
         key = (
             _identity(call),
             tuple(_layout(values[name]) for name in call.reads),
-            tuple((said[n].shape, said[n].dtype) if n else None for n in node.outputs),
+            tuple((declared[n].shape, declared[n].dtype) if n else None for n in node.outputs),
             tuple(isinstance(values[name], nn.Parameter) for name in call.reads),
-            tuple(name in said for name in call.reads),
+            tuple(name in declared for name in call.reads),
             tuple(name in own.parameters for name in call.reads),
         )
         if key not in self.forward_of:
@@ -223,7 +229,7 @@ class _Walk:
         """The call that the operator becomes."""
         node, kind = self.model.nodes[operator], self.model.graph.operators[operator].type
         if kind not in OPERATORS:
-            to_torch(self.model, [operator])  # raises, and says what is missing
+            to_torch(self.model, [operator])  # raises, and names what is missing
         return bind(self.model, node, OPERATORS[kind], "cpu")
 
     def run(self, operator: int, key: object, values: Mapping[str, Tensor]) -> _Forward:
@@ -241,11 +247,12 @@ class _Walk:
                 outputs, stash = observe(replace(unit, forward=forward), values)
         except RuntimeError as error:
             raise self.needs_numbers(operator, error) from error
+        # Without their graph: backward runs the unit again, once for each way gradients may lie.
         outputs = tuple(one.detach().requires_grad_(one.requires_grad) for one in outputs)
         return _Forward(unit, {}, key, inputs, outputs, stash, tuple(kernels.seen))
 
     def unit(self, operator: int, values: Mapping[str, Tensor]) -> Unit:
-        """The operator as a torch function on fake tensors, which are the parameters too."""
+        """The operator as a torch function on fake tensors; its parameters are fake, too."""
         graph = self.model.graph
         module = to_torch(self.model, [operator], values)
         held = {name: values[name] for name in graph.operators[operator].parameters}
@@ -265,9 +272,11 @@ class _Walk:
         )
 
     def backwards(self, forwards: Sequence[_Forward]) -> list[_OwnBackward]:
-        """Every operator's backward pass, in the graph's order, with the sums that belong to it: a
-        gradient is added to what arrived before for the same tensor, and that of a weight, once
-        complete, to the one of the microbatches before.
+        """Every operator's backward pass, in the graph's order, with the sums that it makes.
+
+        A gradient is added to the one that arrived before for the same tensor. A weight's gradient
+        is complete at the first operator that reads the weight, because backward runs from the end;
+        there it is added to the gradient of the microbatches before.
         """
         first_use = {
             one.names[name]: i
@@ -281,8 +290,9 @@ class _Walk:
             for name, tensor in zip(one.unit.outputs, one.outputs, strict=True)
             if one.names[name] == output
         )
+        # Gradients that have arrived and that no operator has taken yet, by tensor or weight.
         arriving = {output: self.tensor(made.shape, str(made.dtype).removeprefix("torch."))}
-        found = []
+        backwards = []
         for i, one in reversed(list(enumerate(forwards))):
             backward = self.backward(i, one, arriving)
             sums = Kernels()
@@ -292,28 +302,31 @@ class _Walk:
                     total = arriving[own] + new if own in arriving else new
                     arriving[own] = total
                     if first_use.get(own) == i:
+                        # The empty tensor stands for the gradient of the microbatches before.
                         torch.empty_like(total).add_(total)
             own_outputs = [one.names[name] for name in one.unit.outputs]
-            lying = {n: arriving.pop(n).stride() for n in own_outputs if n in arriving}
+            strides = {n: arriving.pop(n).stride() for n in own_outputs if n in arriving}
             views = tuple(
                 View(one.names[name], one.names[backward.views[name]])
                 for name in one.unit.inputs
                 if name in backward.views
             )
-            found.append(_OwnBackward((*backward.kernels, *sums.seen), lying, views))
-        return found[::-1]
+            backwards.append(_OwnBackward((*backward.kernels, *sums.seen), strides, views))
+        return backwards[::-1]
 
     def backward(
         self, operator: int, forward: _Forward, arriving: Mapping[str, Tensor]
     ) -> _Backward:
-        """One operator's backward pass; of another one of its class if there was one."""
+        """One operator's backward pass, shared with operators of its class at which gradients of
+        the same layouts arrive.
+        """
         gradients = {
             name: arriving[forward.names[name]]
             for name, output in zip(forward.unit.outputs, forward.outputs, strict=True)
             if output.requires_grad and forward.names[name] in arriving
         }
         if not gradients:
-            return NOTHING
+            return NO_BACKWARD
         layouts = tuple((name, _layout(value)) for name, value in gradients.items())
         key = (forward.key, layouts)
         if key not in self.backward_of:
@@ -325,11 +338,12 @@ class _Walk:
         return self.backward_of[key]
 
     def needs_numbers(self, operator: int, error: RuntimeError) -> OperatorError:
+        """The error for an operator that torch cannot run on fake tensors."""
         node = self.model.nodes[operator]
         return OperatorError(
             f"{self.model.path}: {node.type} {node.name!r} (version {node.version}): expected an"
-            " operator whose shapes do not depend on numbers, but torch cannot run it without:"
-            f" {str(error).splitlines()[0]}; measure the model on a device that is there"
+            " operator whose shapes do not depend on numbers, but torch cannot run it without"
+            f" them: {str(error).splitlines()[0]}; measure the model on a device of this machine"
         )
 
 
@@ -337,17 +351,17 @@ def _differentiated(forward: _Forward, gradients: Mapping[str, Tensor]) -> _Back
     """The backward pass of a unit.
 
     Args:
-        gradients: that arrive, by output.
+        gradients: the arriving gradients, by output.
     """
     unit = forward.unit
     leaves = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in forward.inputs]
     outputs = dict(zip(unit.outputs, unit.forward(*leaves), strict=True))
     wanted = {n: leaf for n, leaf in zip(unit.inputs, leaves, strict=True) if leaf.requires_grad}
     wanted |= unit.weights
-    found: list[Tensor | None] = []
+    made: list[Tensor | None] = []
 
     def run() -> None:
-        found.extend(
+        made.extend(
             torch.autograd.grad(
                 [outputs[name] for name in gradients],
                 list(wanted.values()),
@@ -357,14 +371,15 @@ def _differentiated(forward: _Forward, gradients: Mapping[str, Tensor]) -> _Back
         )
 
     kernels = listed(run)
-    leaving = {n: one for n, one in zip(wanted, found, strict=True) if one is not None}
+    leaving = {n: one for n, one in zip(wanted, made, strict=True) if one is not None}
+    # A gradient in the storage of an arriving one (that of a Reshape, of a sum) took no memory.
     given = {address(one): name for name, one in gradients.items()}
     views = {n: given[address(one)] for n, one in leaving.items() if address(one) in given}
     return _Backward(kernels, leaving, views)
 
 
 def _in_order(stash: Stash, names: Mapping[str, str], order: Sequence[str]) -> Stash:
-    """The stash in other names, in their order."""
+    """The stash in other names, sorted by their place in `order`."""
     return Stash(
         tensors=tuple(sorted((names[name] for name in stash.tensors), key=order.index)),
         private_bytes=stash.private_bytes,
@@ -373,7 +388,7 @@ def _in_order(stash: Stash, names: Mapping[str, str], order: Sequence[str]) -> S
 
 
 def _identity(call: Call) -> object:
-    """What makes two calls the same, but for the tensors that they read."""
+    """A call without the names of the tensors that it reads; equal for calls that do the same."""
     places = {name: i for i, name in enumerate(call.reads)}
 
     def plain(values: Iterable[object]) -> tuple[object, ...]:
@@ -383,6 +398,7 @@ def _identity(call: Call) -> object:
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
+    """How a tensor lies in its storage, its type, and whether autograd follows it."""
     return (
         tuple(tensor.shape),
         tensor.stride(),

@@ -1,9 +1,8 @@
-"""The kernels that torch starts while some code runs: what kind of work each does, its FLOPs and
-the bytes that it reads and writes.
+"""The kernels that torch starts while some code runs: kind of work, FLOPs and bytes of each.
 
-Below autograd torch is a sequence of calls of elementary functions, each of which is one kernel or
-a few. They are seen by a dispatch mode, on tensors with or without numbers. A call whose results
-lie in the storage of what it was given, and which changes nothing, is a view and no kernel.
+Below autograd, torch calls elementary functions; each call is one kernel or a few. A dispatch mode
+sees these calls, on tensors with or without numbers. A call that changes nothing and whose results
+lie in the storage of its arguments is a view, not a kernel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from planner.profilers.works import Kernel, Work
+from planner.profilers.efficiencies import Kernel, Work
 
 KINDS: Mapping[Work, frozenset[str]] = {
     Work.PRODUCT: frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "addbmm"}),
@@ -57,26 +56,26 @@ KINDS: Mapping[Work, frozenset[str]] = {
         "scatter_reduce",
     }),
 }  # fmt: skip
-"""Names of torch's elementary functions by the work that they do; all others are elementwise."""
+"""Names of torch's elementary functions by kind of work; all others are elementwise."""
 
 _WORK = {name: work for work, names in KINDS.items() for name in names}
 _READ_BY_INDEX = frozenset({"embedding", "gather", "index", "index_select"})
-"""They read of their first input what they return, and no more."""
+"""These read only as much of their first input as they return."""
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_"})
-"""They do not read what they write to."""
+"""These do not read the tensor that they write to."""
 _ALLOCATING = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 })  # fmt: skip
 _ENOUGH_CHANNELS = 32
 _MATRIX_TIMES_VECTOR = {"mv": 0, "addmv": 1, "dot": 0}
-"""Position of the matrix (the first vector) of products that torch's table of FLOPs lacks."""
+"""Position of the matrix (or the first vector) in products that torch's table of FLOPs lacks."""
 
 
 class Kernels(TorchDispatchMode):
     """While it is active, lists the kernels that torch starts.
 
     Attributes:
-        seen: in the order of their start.
+        seen: the kernels, in the order of their start.
     """
 
     def __init__(self) -> None:
@@ -90,7 +89,7 @@ class Kernels(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Calls the function and notes what it does."""
+        """Calls the function and lists its kernel."""
         result = func(*args, **(kwargs or {}))
         self.seen.extend(_kernels(func, args, kwargs or {}, result))
         return result
@@ -106,16 +105,16 @@ def listed(run: Callable[[], object]) -> tuple[Kernel, ...]:
 def _kernels(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
 ) -> Iterator[Kernel]:
-    """The kernel that a call is; none if it is a view, an allocation or no work on tensors."""
+    """The kernel of a call; none if it is a view, an allocation or no work on tensors."""
     name = func.overloadpacket.__name__
     read, written = list(_tensors((*args, *kwargs.values()))), list(_tensors((result,)))
     if not written or name in _ALLOCATING:
         return
     storages = {_storage(tensor) for tensor in read}
     if not func._schema.is_mutable and all(_storage(tensor) in storages for tensor in written):
-        return
+        return  # a view
     if name in _OVERWRITING or name in _READ_BY_INDEX:
-        read = read[1:]
+        read = read[1:]  # the first argument is not read, or only at the indices
     if name in _READ_BY_INDEX:
         read += written
     num_bytes = sum(map(_touched_bytes, (*read, *written)))
@@ -133,8 +132,8 @@ def _work(func: Any, name: str, args: tuple[Any, ...]) -> Work:
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: object, stride: Sequence[int], *_: Any) -> Work:
-    """What libraries have for it: few channels per group do not fill the tiles of a product, and
-    Winograd's algorithm serves small windows that move by 1.
+    """The kind of algorithm that libraries have for a convolution. Few channels per group do not
+    fill the tiles of a product; Winograd's algorithm serves small windows that move by 1.
     """
     if weight.shape[1] < _ENOUGH_CHANNELS:
         return Work.FEW_CHANNELS
@@ -164,8 +163,8 @@ def _flops(
 
 
 def _pooling_flops(name: str, args: tuple[Any, ...], made: int) -> int:
-    """One per element of every window, of the gradients of maxima one per window; one per element
-    that is read or made where no window is said.
+    """FLOPs of a pooling: one per element of every window; in the backward pass of maxima one per
+    window. Where the call has no window: one per element that is read or made.
     """
     given = [tensor.numel() for tensor in _tensors(args)]
     backward = "backward" in name
@@ -178,8 +177,8 @@ def _pooling_flops(name: str, args: tuple[Any, ...], made: int) -> int:
 
 
 def _convolution_backward_flops(gradient: Tensor, x: Tensor, weight: Tensor, *options: Any) -> int:
-    """As many as forward for each of the gradients of input and weight; torch's own count is too
-    high where there are groups (2.13).
+    """The FLOPs of the forward pass, once for the gradient of the input and once for that of the
+    weight, if they are asked for. Torch's own count is too high where there are groups (2.13).
     """
     transposed, made = options[4], options[7]
     positions = x.numel() if transposed else gradient.numel()
@@ -187,8 +186,8 @@ def _convolution_backward_flops(gradient: Tensor, x: Tensor, weight: Tensor, *op
 
 
 def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
-    """Two products of queries and keys, values and scores; five such in the backward pass, which
-    makes the scores again. For the CPU's function, which torch's table lacks.
+    """FLOPs of the CPU's attention, which torch's table lacks. Forward multiplies queries with keys
+    and scores with values; backward has five such products, because it makes the scores again.
     """
     query, key, value = args[1:4] if "backward" in name else args[:3]
     pairs = prod(query.shape[:-1]) * key.shape[-2]
@@ -210,7 +209,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _touched_bytes(tensor: Tensor) -> int:
-    """Bytes of the elements, those that are shown several times (strides of 0) counted once."""
+    """Bytes of the elements of a tensor; an element that is repeated (stride 0) counts once."""
     if tensor.layout != torch.strided:
         return tensor.numel() * tensor.element_size()
     sizes = zip(tensor.shape, tensor.stride(), strict=True)

@@ -1,10 +1,10 @@
-"""`measure`: a profile of what PyTorch really does on this machine.
+"""`measure`: a profile of a model, measured with PyTorch on this machine.
 
 1. Time the whole model, forward and backward, in one piece.
-2. Go through the operators in order. Those that cost the same form a class (classes.py). The first
-   one of each class is observed (stash, views, FLOPs) and timed alone (timing.py), unless the cache
-   has it (cache.py); the others share its figures.
-3. Time the whole model again, because a drift says that the machine was busy.
+2. Go through the operators in order. Operators that cost the same form a class (classes.py). The
+   first one of each class is observed (stash, views, FLOPs) and timed alone (timing.py), unless the
+   cache has its class (cache.py); the others share its figures.
+3. Time the whole model again: a drift means that the machine was busy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,19 +16,25 @@ from typing import TYPE_CHECKING
 from planner.errors import OperatorError
 from planner.graph import Graph, main_dtype, parameters_by_name, retyped, tensors_by_name
 from planner.model import Model
-from planner.profilers.cache import Cache, Measured, cache_for, processor
-from planner.profilers.classes import Flow, Surroundings, class_name, contiguous, surroundings
+from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
+from planner.profilers.classes import (
+    Surroundings,
+    TensorLayout,
+    class_name,
+    contiguous,
+    surroundings,
+)
 from planner.profilers.devices import (
     autocast_dtype,
     check_measuring,
     device_type,
     versions,
 )
-from planner.profilers.statistics import interval
 from planner.profilers.trust import (
     Conditions,
     busy,
     free_bytes,
+    interval,
     training_bytes,
     warnings,
 )
@@ -41,21 +47,21 @@ if TYPE_CHECKING:
     from planner.profilers.timing import Trial
 
 PRECISION = 0.03
-"""An operator is timed until the confidence interval of its median is that narrow."""
+"""An operator is timed until the confidence interval of its median is as narrow as this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a measurement took.
+    """The time that measuring took, and the share of the cache in it.
 
     Attributes:
-        whole_s: time that the whole model was timed in, both times.
-        operators_s: time that operators were observed and timed in.
-        num_timed: operators that were timed.
-        num_cached: classes of operators that the cache had.
-        num_classes: classes altogether.
-        kept: whether what was found is in the cache now.
-        cache_problem: why not, if it could not be written.
+        whole_s: time spent on timing the whole model, before and after.
+        operators_s: time spent on observing and timing operators.
+        num_timed: number of operators that were timed.
+        num_cached: number of operator classes that the cache had.
+        num_classes: number of all operator classes.
+        kept: whether the measurements are in the cache now.
+        cache_problem: the reason if the cache could not be written, else None.
     """
 
     whole_s: float
@@ -79,23 +85,24 @@ def measure(
     seed: int = 0,
     cached: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    effort: Callable[[Effort], None] = lambda found: None,
+    effort: Callable[[Effort], None] = lambda effort: None,
 ) -> Profile:
-    """Time every operator's forward and backward alone, and find out what it keeps.
+    """The profile of a model: every operator's forward and backward timed alone, and its stash.
 
     Args:
-        model: with the batch of one microbatch.
-        model_path: written into the profile, as is.
+        model: the model, with the batch of one microbatch.
+        model_path: path that is written into the profile, as it is.
         device: "cpu", "cuda" or "cuda:N".
-        threads: of the CPU; says nothing elsewhere.
-        dtype: that floating-point work is done in where autocast allows it; the model's without.
-        repetitions: least number of times that an operator is timed. One that takes less than
+        threads: number of CPU threads; ignored on other devices.
+        dtype: type of floating-point work where autocast allows it; None takes the model's.
+        repetitions: minimum number of timed runs per operator. An operator that takes less than
             0.5 ms is called several times in each.
-        budget_s: time for each class of operators, after which it is left as uncertain as it is.
-        seed: of the synthetic inputs.
-        cached: whether to take what was measured before, and keep what is found.
-        progress: called with operators done and to do.
-        effort: called with what it took.
+        budget_s: time for each class of operators; when it is spent, the class keeps its
+            uncertainty.
+        seed: seed of the synthetic inputs.
+        cached: whether to reuse measurements made on this machine, and to store new ones.
+        progress: called with the number of operators done and of all.
+        effort: called with the time that measuring took.
 
     Raises:
         OptionError: if the device is not there, a number is below 1, or the dtype is unknown.
@@ -105,56 +112,65 @@ def measure(
 
     check_measuring(device, threads, repetitions)
     on_cpu = device == "cpu"
-    name = processor() if on_cpu else torch.cuda.get_device_name(device)
-    main = main_dtype(model.graph)
-    amp = autocast_dtype(model.graph, dtype)
+    machine = processor() if on_cpu else torch.cuda.get_device_name(device)
+    shorter = autocast_dtype(model.graph, dtype)
+    main = shorter or main_dtype(model.graph)
     held_threads = threads if on_cpu else None
-    store = cache_for(name, held_threads, amp or main, torch.__version__) if cached else Cache(None)
-    with_model = _Walk(model, device, amp, seed, (repetitions, budget_s), store)
-    found = with_model.run(held_threads, progress)
-    steps = [measured.repetitions for measured in found.operators]
-    conditions = found.conditions
+    store = cache_for(machine, held_threads, main, torch.__version__) if cached else Cache(None)
+    timer = _ModelTimer(model, device, shorter, seed, (repetitions, budget_s), store)
+    measured = timer.run(held_threads, progress)
     profile = Profile(
-        graph=found.graph,
-        operators=tuple(map(_cost, [found.graph] * len(steps), range(len(steps)), found.operators)),
-        views=_views(model.graph, found.operators),
-        gradient_views=found.gradient_views,
+        graph=measured.graph,
+        operators=tuple(_cost(measured.graph, i, one) for i, one in enumerate(measured.operators)),
+        views=_views(model.graph, measured.operators),
+        gradient_views=measured.gradient_views,
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
         microbatch_size=model.batch,
-        dtype=amp or main,
+        dtype=main,
         device_type=device_type(device),
         source=Source.MEASURED,
         threads=held_threads,
-        repetitions=round(median(steps)),
-        spread=round(median(measured.spread for measured in found.operators), 4),
-        whole_step=found.whole_step,
+        repetitions=round(median(one.repetitions for one in measured.operators)),
+        spread=round(median(one.spread for one in measured.operators), 4),
+        whole_step=measured.whole_step,
         versions=versions(),
         engine="torch",
     )
-    quiet_enough = not busy(profile, conditions)
+    # An entry of the cache outlives this run, so times of a busy machine must not get into it.
+    quiet_enough = not busy(profile, measured.conditions)
     if quiet_enough:
-        for key, measured in found.new.items():
-            store.put(key, measured)
-    effort(replace(found.effort, kept=quiet_enough and cached, cache_problem=store.problem))
-    return replace(profile, warnings=warnings(profile, conditions))
+        for name, one in measured.new.items():
+            store.put(name, one)
+    effort(replace(measured.effort, kept=quiet_enough and cached, cache_problem=store.problem))
+    return replace(profile, warnings=warnings(profile, measured.conditions))
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """All that a walk finds out; `new` has the classes that the cache did not."""
+class _MeasuredModel:
+    """All measurements of one model.
+
+    Attributes:
+        graph: the graph, with the element types that its tensors have under autocast.
+        operators: the measured class of each operator.
+        gradient_views: as `Profile.gradient_views`.
+        new: the classes that the cache did not have, by name.
+        whole_step: times of the whole model; None if it was too large to be timed.
+        conditions: the state of the machine meanwhile.
+        effort: the time that measuring took.
+    """
 
     graph: Graph
-    operators: list[Measured]
+    operators: list[MeasuredClass]
     gradient_views: tuple[View, ...]
-    new: dict[str, Measured]
+    new: dict[str, MeasuredClass]
     whole_step: WholeStep | None
     conditions: Conditions
     effort: Effort
 
 
-class _Walk:
+class _ModelTimer:
     """The three steps of this module, over one model."""
 
     def __init__(
@@ -178,51 +194,52 @@ class _Walk:
         self.watch: Stopwatch = Stopwatch(device)
         size = CACHES_BYTES[device.partition(":")[0]] // 4
         self.scratch: Tensor = torch.zeros(size, device=device)
-        # The parameters, where the whole model fits; else each operator reads its own.
+        # The parameters, if the whole model fits into memory; else each operator reads its own.
         self.held: dict[str, Tensor] | None = None
-        # Values of the tensors that operators from `self.next` on read.
+        # Values of the tensors that operators from `self.next` on read, and of no others: memory
+        # is that of a forward pass without a stash. Operators that share a class with an earlier
+        # one are skipped, so `self.next` lags behind until a new class needs its inputs.
         self.alive: dict[str, Tensor] = synthetic.inputs(
             model, seed=seed, microbatch=0, device=device
         )
         self.next = 0
         self.last_use = {n: i for i, o in enumerate(model.graph.operators) for n in o.inputs}
 
-    def run(self, threads: int | None, progress: Callable[[int, int], None]) -> _Found:
-        """Everything, on so many threads."""
+    def run(self, threads: int | None, progress: Callable[[int, int], None]) -> _MeasuredModel:
+        """Measures everything on a number of CPU threads; None leaves it as it is."""
         from planner.profilers.timing import quiet
 
         begin = perf_counter()
         with quiet(threads):
-            whole, whole_s = self._whole(), []
-            if whole:
-                whole_s.append(whole())
-            timed = perf_counter()
+            time_whole, whole_s = self._whole(), []
+            if time_whole:
+                whole_s.append(time_whole())
+            operators_begin = perf_counter()
             known = self._facts()
             operators, new, num_classes = self._operators(known, progress)
-            operators_s = perf_counter() - timed
-            if whole:
-                whole_s.append(whole())
-        took_s = perf_counter() - begin
-        made = zip(self.model.graph.operators, operators, strict=True)
+            operators_s = perf_counter() - operators_begin
+            if time_whole:
+                whole_s.append(time_whole())
+        all_s = perf_counter() - begin
         dtypes = {
-            name: flow.dtype
-            for operator, measured in made
-            for name, flow in zip(operator.outputs, measured.outputs, strict=True)
+            name: layout.dtype
+            for operator, measured in zip(self.model.graph.operators, operators, strict=True)
+            for name, layout in zip(operator.outputs, measured.outputs, strict=True)
         }
         graph = retyped(self.model.graph, dtypes)
-        return _Found(
+        return _MeasuredModel(
             graph=graph,
             operators=operators,
             gradient_views=tuple(view for one in known for view in one.gradient_views),
             new=new,
             whole_step=WholeStep(*(round(s, 9) for s in whole_s)) if whole_s else None,
-            conditions=Conditions(threads, self.watch.wall_s, self.watch.cpu_s, whole is None),
+            conditions=Conditions(threads, self.watch.wall_s, self.watch.cpu_s, time_whole is None),
             effort=Effort(
-                took_s - operators_s,
-                operators_s,
-                len(new),
-                num_classes - len(new),
-                num_classes,
+                whole_s=all_s - operators_s,
+                operators_s=operators_s,
+                num_timed=len(new),
+                num_cached=num_classes - len(new),
+                num_classes=num_classes,
                 kept=False,
                 cache_problem=None,
             ),
@@ -247,6 +264,7 @@ class _Walk:
             return None
         self.held = parameters(self.model, [p.name for p in graph.parameters], device)
         module = to_torch(self.model, values=self.held, device=device)
+        # As in every step but the first, gradients are added to those that are there.
         for weight in module.parameters():
             weight.grad = torch.zeros_like(weight)
         everything = range(len(graph.operators))
@@ -268,7 +286,7 @@ class _Walk:
         return whole
 
     def _facts(self) -> tuple["Facts", ...]:
-        """What is known of operators beforehand; nothing where numbers decide what torch does."""
+        """The facts about the operators; none if the shapes of one depend on numbers."""
         from planner.profilers.facts import facts
 
         try:
@@ -278,17 +296,18 @@ class _Walk:
 
     def _operators(
         self, facts: Sequence["Facts"], progress: Callable[[int, int], None]
-    ) -> tuple[list[Measured], dict[str, Measured], int]:
-        """What is found out about each operator, what of it is new, by class, and how many classes.
+    ) -> tuple[list[MeasuredClass], dict[str, MeasuredClass], int]:
+        """The measured class of each operator, the new classes by name, and the number of classes.
 
         Args:
-            facts: of the operators, or nothing: gradients then lie as their tensors.
+            facts: the facts about the operators; without, a gradient lies as its tensor does.
+            progress: called with the number of operators done and of all.
         """
         graph = self.model.graph
         tensors = tensors_by_name(graph)
-        flows = {n: contiguous(tensors[n].shape, tensors[n].dtype) for n in graph.inputs}
-        known: dict[str, Measured] = {}
-        new: dict[str, Measured] = {}
+        layouts = {n: contiguous(tensors[n].shape, tensors[n].dtype) for n in graph.inputs}
+        known: dict[str, MeasuredClass] = {}
+        new: dict[str, MeasuredClass] = {}
         operators = []
         around = surroundings(graph)
         if facts:
@@ -297,19 +316,21 @@ class _Walk:
                 for one, fact in zip(around, facts, strict=True)
             )
         for i, own in enumerate(around):
-            name = class_name(self.model, i, flows, own)
+            name = class_name(self.model, i, layouts, own)
             if name not in known:
-                had = self.cache.get(name)
-                if had is None:
-                    had = new[name] = self._measured(i, own)
-                known[name] = had
+                cached = self.cache.get(name)
+                if cached is None:
+                    cached = new[name] = self._measured(i, own)
+                known[name] = cached
             operators.append(known[name])
-            flows.update(zip(graph.operators[i].outputs, known[name].outputs, strict=True))
+            # The class tells how the outputs lie, so that the classes of the operators that read
+            # them are known without running anything.
+            layouts.update(zip(graph.operators[i].outputs, known[name].outputs, strict=True))
             progress(i + 1, len(graph.operators))
         return operators, new, len(known)
 
-    def _measured(self, operator: int, around: Surroundings) -> Measured:
-        """Observe and time an operator, with the values that it gets."""
+    def _measured(self, operator: int, around: Surroundings) -> MeasuredClass:
+        """Observes and times an operator, with the values that it reads."""
         from planner.operators.precision import autocast
         from planner.profilers.stash import observe
         from planner.profilers.timing import Trial
@@ -329,7 +350,7 @@ class _Walk:
         self._leave(operator, made)
         totals = [forward_s + backward_s for forward_s, backward_s in samples]
         places = _places(self.model.graph, operator)
-        return Measured(
+        return MeasuredClass(
             forward_s=round(median(forward_s for forward_s, _ in samples), 9),
             backward_s=round(median(backward_s for _, backward_s in samples), 9),
             interval=interval(totals),
@@ -341,12 +362,12 @@ class _Walk:
             private_bytes=stash.private_bytes,
             views=tuple((places.index(v.tensor), places.index(v.base)) for v in stash.views),
             outputs=tuple(
-                _flow(made[name]) for name in self.model.graph.operators[operator].outputs
+                _layout(made[name]) for name in self.model.graph.operators[operator].outputs
             ),
         )
 
     def _advance(self, operator: int) -> None:
-        """Compute the values that the operator gets."""
+        """Runs the operators before this one that have not run yet, forward only."""
         from planner.operators.precision import autocast
         from planner.profilers.unit import unit
 
@@ -357,7 +378,7 @@ class _Walk:
             self._leave(self.next, dict(zip(one.outputs, outputs, strict=True)))
 
     def _leave(self, operator: int, made: "Mapping[str, Tensor]") -> None:
-        """Keep what an operator has made for those that read it, and nothing else."""
+        """Keeps the outputs of an operator until their last reader has run, and drops the rest."""
         one = self.model.graph.operators[operator]
         for name, value in made.items():
             self.alive[name] = value.detach().requires_grad_(value.requires_grad)
@@ -368,7 +389,7 @@ class _Walk:
 
 
 def _samples(trial: "Trial", least: int, budget_s: float) -> list[tuple[float, float]]:
-    """Times of forward and backward until their median is sure or the budget is spent."""
+    """Times of forward and backward, until their median is precise or the budget is spent."""
     calls = trial.calls()
     begin = perf_counter()
     samples = [trial.sample(calls) for _ in range(least)]
@@ -389,19 +410,19 @@ def _flops(run: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def _flow(value: "Tensor") -> Flow:
+def _layout(value: "Tensor") -> TensorLayout:
     dtype = str(value.dtype).removeprefix("torch.")
-    return Flow(tuple(value.shape), dtype, tuple(value.stride()), value.requires_grad)
+    return TensorLayout(tuple(value.shape), dtype, tuple(value.stride()), value.requires_grad)
 
 
 def _places(graph: Graph, operator: int) -> tuple[str, ...]:
-    """What places in a `Measured` stand for."""
+    """The tensors and parameters that places in a `MeasuredClass` stand for."""
     one = graph.operators[operator]
     return (*one.inputs, *one.outputs, *one.parameters)
 
 
-def _cost(graph: Graph, index: int, measured: Measured) -> OperatorCost:
-    """Figures of one operator."""
+def _cost(graph: Graph, index: int, measured: MeasuredClass) -> OperatorCost:
+    """The costs of one operator."""
     operator, places = graph.operators[index], _places(graph, index)
     tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
     output_bytes = sum(tensors[name].bytes for name in operator.outputs)
@@ -423,7 +444,7 @@ def _cost(graph: Graph, index: int, measured: Measured) -> OperatorCost:
     )
 
 
-def _views(graph: Graph, operators: list[Measured]) -> tuple[View, ...]:
+def _views(graph: Graph, operators: list[MeasuredClass]) -> tuple[View, ...]:
     return tuple(
         View(places[tensor], places[base])
         for i, measured in enumerate(operators)

@@ -1,8 +1,8 @@
-"""`measure_onnxruntime`: a profile of how ONNX Runtime runs a model on this machine.
+"""`measure_onnxruntime`: a profile of a model that is run by ONNX Runtime on this machine.
 
-Forward times are measured, by its profiler. It does not train, so backward times are estimated
-from them, and the profile says from what. What autograd keeps is PyTorch's, because PyTorch is what
-trains.
+Its profiler measures forward times. ONNX Runtime does not train, so backward times are estimated
+from them, and the profile names the sources of the estimates. The stash is that of PyTorch, because
+PyTorch trains.
 """
 
 import os
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
 from planner.model import Model
-from planner.profilers.backward import Estimates, estimates, shipped_ratios
+from planner.profilers.backward import BackwardEstimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions
-from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, Runs, place_of, run
-from planner.profilers.statistics import interval
+from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
+from planner.profilers.trust import interval
 from planner.profiles import OperatorCost, Profile, Source
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from planner.profilers.facts import Facts
 
 LARGE_DIFFERENCE = 0.15
-"""Between the sum of the kernels and the whole model in one piece, from which on it is said."""
+"""A larger difference between the sum of the kernels and a run in one piece is reported."""
 
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 """An environment variable of CUDA; with 1, a launch lasts until its kernel is done."""
 
-_MOST_TYPES = 6
+_MAX_TYPES = 6
 
 
 def measure_onnxruntime(
@@ -44,16 +44,17 @@ def measure_onnxruntime(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profile:
-    """Time every operator's forward pass within runs of the whole model, and estimate backward.
+    """The profile of a model: forward times of operators within runs of the whole model, backward
+    times estimated.
 
     Args:
-        model: with the batch of one microbatch.
-        model_path: written into the profile, as is.
+        model: the model, with the batch of one microbatch.
+        model_path: path that is written into the profile, as it is.
         provider: "cpu", "cuda" or "cuda:N".
-        threads: of the CPU, within an operator; says nothing elsewhere.
-        repetitions: timed runs, of which the median counts.
-        seed: of the synthetic inputs.
-        progress: called with runs done and to do.
+        threads: number of CPU threads within an operator; ignored on other devices.
+        repetitions: number of timed runs; their median counts.
+        seed: seed of the synthetic inputs.
+        progress: called with the number of runs done and of all.
 
     Raises:
         OptionError: if the device is not there, or a number is below 1.
@@ -70,7 +71,7 @@ def measure_onnxruntime(
     )
     known = facts(model)
     inputs = synthetic.inputs(model, seed=seed, microbatch=0)
-    found = run(
+    runs = run(
         model,
         {name: _array(value) for name, value in inputs.items()},
         device=provider,
@@ -79,12 +80,12 @@ def measure_onnxruntime(
         progress=progress,
     )
     graph = model.graph
-    guessed = estimates(graph, known, shipped_ratios(on_cpu))
+    estimated = estimates(graph, known, shipped_ratios(on_cpu))
     return Profile(
         graph=graph,
         operators=tuple(
             _cost(graph, *parts)
-            for parts in zip(graph.operators, known, found.samples, guessed.ratios, strict=True)
+            for parts in zip(graph.operators, known, runs.samples, estimated.ratios, strict=True)
         ),
         views=tuple(view for fact in known for view in fact.stash.views),
         gradient_views=tuple(view for fact in known for view in fact.gradient_views),
@@ -97,18 +98,18 @@ def measure_onnxruntime(
         source=Source.MEASURED,
         threads=threads if on_cpu else None,
         repetitions=repetitions,
-        spread=round(median(map(_spread, filter(any, found.samples))), 4),
+        spread=round(median(map(_spread, filter(any, runs.samples))), 4),
         whole_step=None,
         versions=versions("onnxruntime"),
-        engine=f"onnxruntime ({_who_ran(found.providers)})",
-        warnings=(*_run_warnings(found, provider), _backward_warning(guessed)),
+        engine=f"onnxruntime ({_who_ran(runs.providers)})",
+        warnings=(*_run_warnings(runs, provider), _backward_warning(estimated)),
     )
 
 
 def _cost(
     graph: Graph, operator: Operator, fact: "Facts", samples: tuple[float, ...], ratio: float
 ) -> OperatorCost:
-    """Figures of one operator; `ratio` is backward over forward."""
+    """The costs of one operator; `ratio` is backward over forward time."""
     tensors, parameters = tensors_by_name(graph), parameters_by_name(graph)
     forward_s = median(samples)
     return OperatorCost(
@@ -126,8 +127,8 @@ def _cost(
 
 
 def _check_cuda_unused(device: str) -> None:
-    """Has CUDA wait for every kernel: the profiler reads the host's clock, so a launch must last
-    until its kernel is done.
+    """Makes CUDA wait for every kernel: the profiler reads the host's clock, so a launch has to
+    last until its kernel is done.
     """
     import torch
 
@@ -135,7 +136,7 @@ def _check_cuda_unused(device: str) -> None:
     if started and os.environ.get(BLOCKING) != "1":
         raise OptionError(
             f"--engine onnxruntime --device {device}: expected to run before PyTorch uses CUDA,"
-            f" which reads {BLOCKING} only when it starts; use a command of its own, or set"
+            f" because CUDA reads {BLOCKING} only when it starts; use a command of its own, or set"
             f" {BLOCKING}=1"
         )
     os.environ[BLOCKING] = "1"
@@ -155,8 +156,8 @@ def _spread(samples: tuple[float, ...]) -> float:
 
 
 def _interval(samples: tuple[float, ...]) -> float:
-    """Half the width of the confidence interval, over the median, at least what the profiler
-    resolves.
+    """Half the width of the confidence interval over the median, but at least the resolution of the
+    profiler.
 
     >>> _interval((2.5e-6,) * 9)
     0.2
@@ -166,7 +167,7 @@ def _interval(samples: tuple[float, ...]) -> float:
 
 
 def _who_ran(providers: Mapping[str, int]) -> str:
-    """The execution providers that ran operators, those with most first.
+    """The execution providers that ran operators, the one with most operators first.
 
     >>> _who_ran({"CPUExecutionProvider": 7})
     'CPUExecutionProvider'
@@ -180,36 +181,36 @@ def _who_ran(providers: Mapping[str, int]) -> str:
     return ", ".join((f"{count} operators {name}", *(f"{n} {other}" for other, n in others)))
 
 
-def _run_warnings(found: Runs, device: str) -> Iterator[str]:
-    """Why the forward times may be wrong."""
+def _run_warnings(runs: TimedRuns, device: str) -> Iterator[str]:
+    """Reasons why the forward times may be wrong."""
     wanted = PROVIDERS[place_of(device)[0]]
-    elsewhere = sum(n for name, n in found.providers.items() if name != wanted)
+    elsewhere = sum(n for name, n in runs.providers.items() if name != wanted)
     if elsewhere:
         yield (
             f"{elsewhere} operators ran on another provider than {wanted}, which has no kernel for"
-            " them; copies to them and back are counted as theirs"
+            " them; their times include the copies to that provider and back"
         )
-    if abs(found.parts_per_whole - 1) > LARGE_DIFFERENCE:
+    if abs(runs.parts_per_whole - 1) > LARGE_DIFFERENCE:
         yield (
-            "forward times of the operators sum up to"
-            f" {found.parts_per_whole:.2f} of the time of the whole model in one piece: the machine"
+            "the forward times of the operators sum up to"
+            f" {runs.parts_per_whole:.2f} of the time of the whole model in one piece: the machine"
             " was busy, or the operators are too short for ONNX Runtime's profiler, which counts"
             " microseconds"
         )
 
 
-def _backward_warning(guessed: Estimates) -> str:
+def _backward_warning(estimated: BackwardEstimates) -> str:
     text = (
-        f"backward times are estimates, because ONNX Runtime does not train: {guessed.by_type}"
-        " operators by the ratio to forward that PyTorch has for their type in"
-        f" {', '.join(guessed.files) or 'no profile'}"
+        f"backward times are estimates, because ONNX Runtime does not train: {estimated.by_type}"
+        " operators by PyTorch's ratio of backward to forward for their type in"
+        f" {', '.join(estimated.files) or 'no profile'}"
     )
-    if guessed.by_facts:
-        text += f", {guessed.by_facts} by FLOPs or bytes moved ({_some(guessed.types)})"
+    if estimated.by_facts:
+        text += f", {estimated.by_facts} by FLOPs or bytes moved ({_some(estimated.types)})"
     return text
 
 
 def _some(names: tuple[str, ...]) -> str:
-    more = len(names) - _MOST_TYPES
-    shown = ", ".join(names[:_MOST_TYPES])
+    more = len(names) - _MAX_TYPES
+    shown = ", ".join(names[:_MAX_TYPES])
     return f"{shown} and {more} more types" if more > 0 else shown

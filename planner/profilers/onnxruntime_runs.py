@@ -1,13 +1,14 @@
-"""What ONNX Runtime's profiler says of a model, operator by operator.
+"""Runs of a model under ONNX Runtime's profiler, and the times of its operators in them.
 
-1. The graph's operators become an ONNX model again: nothing that was folded is in it, shapes are
-   static, and every weight is an input, as in training, where it changes from step to step. So no
-   weight is packed in advance, copied, or too large for a file.
-2. A session without any optimization still replaces operators that ONNX Runtime has no kernel for
-   by their definition, and puts casts and copies between kernels. So it writes out what it made of
-   the model: each of its nodes belongs to the operator whose output it makes, or helps to make.
-3. A second session runs what the first one made, with numbers as names, under the profiler; in
-   turn with the first one, which runs in one piece.
+1. The graph's operators become an ONNX model again. It has static shapes, and nothing that was
+   folded. Every weight is an input, because in training it changes from step to step; so no weight
+   is packed in advance, copied, or too large for a file.
+2. Even without any optimization, a session replaces operators that ONNX Runtime has no kernel for
+   by their definitions, and puts casts and copies between kernels. So the session writes out the
+   model that it made; each node of it belongs to the operator whose output it makes or helps to
+   make.
+3. A second session runs this model, with numbers as names, under the profiler. It takes turns with
+   the first session, which runs without.
 """
 
 import json
@@ -34,31 +35,30 @@ if TYPE_CHECKING:
 
 PROVIDERS: Mapping[str, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 WARM_UPS = 2
-"""Runs of each session that are left out: the first ones allocate, and touch weights on disk."""
+"""Untimed runs of each session: the first runs allocate memory, and read weights from disk."""
 
 IR_VERSION = 10
 TRUNCATED_S = 0.5e-6
-"""The profiler cuts times down to whole microseconds, which takes half of one on average."""
+"""The profiler rounds times down to whole microseconds; this is the mean of what it cuts off."""
 
 _KERNEL = "_kernel_time"
 _ONNX_NAMES = {"float32": "FLOAT", "float64": "DOUBLE"}
-_QUIET = 4  # severity of ONNX Runtime's log from which on it speaks
-_USUAL = 2
+_QUIET, _USUAL = 4, 2  # the lowest severities that ONNX Runtime logs
 
-Event = Mapping[str, Any]
-"""Of the profiler, as Chrome's traces have them; times in us."""
+ProfilerEvent = Mapping[str, Any]
+"""An event of the profiler, in the format of Chrome's traces; times in us."""
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """What was measured.
+class TimedRuns:
+    """Times of a number of runs.
 
     Attributes:
-        samples: per operator of the graph the time of its forward pass in each run, in s; zeros
+        samples: per operator of the graph, the time of its forward pass in each run, in s; zeros
             where no kernel ran for it.
-        providers: how many operators ran on each execution provider, by its name.
-        parts_per_whole: sum over all kernels of a run over the time of a run in one piece, without
-            the profiler, right before; median over the runs.
+        providers: number of operators that ran on each execution provider, by its name.
+        parts_per_whole: sum over all kernels of a run, over the time of the run without profiler
+            right before; median over the runs.
     """
 
     samples: tuple[tuple[float, ...], ...]
@@ -74,16 +74,19 @@ def run(
     threads: int,
     repetitions: int,
     progress: Callable[[int, int], None],
-) -> Runs:
-    """Run the model in one piece and with the profiler, `repetitions` times each.
+) -> TimedRuns:
+    """Runs the model without and with the profiler, in turn, `repetitions` times each.
 
     Args:
+        model: the model.
         values: inputs of the graph by name.
         device: "cpu", "cuda" or "cuda:N".
-        progress: called with runs done and to do.
+        threads: number of CPU threads within an operator.
+        repetitions: number of timed runs.
+        progress: called with the number of runs done and of all.
 
     Raises:
-        OptionError: if the provider cannot be had, or the profiler misses kernels.
+        OptionError: if the provider is not available, or the profiler drops kernels.
         OperatorError: if ONNX Runtime has no kernel for an operator.
     """
     held = dict(values) | {p.name: model.values[p.name] for p in model.graph.parameters}
@@ -101,7 +104,7 @@ def run(
         watched = _session(model, made, options, device)
         bindings = [_binding(one, held, model.graph, device) for one in (plain, watched)]
         whole_s = []
-        # In turn, so that a machine that is busy for a while is so for both.
+        # In turn, so that a machine that is busy for a while slows both.
         for done in range(WARM_UPS + repetitions):
             start = perf_counter()
             plain.run_with_iobinding(bindings[0])
@@ -119,8 +122,8 @@ def run(
 def runnable(model: Model) -> ModelProto:
     """The operators of the graph as an ONNX model whose parameters are inputs.
 
-    Constants that only configure an operator stay in it. Batch normalization and dropout are those
-    of inference, as everywhere in the planner.
+    Constants that only configure an operator stay constants. Batch normalization and dropout work
+    as in inference, as everywhere in the planner.
     """
     graph = model.graph
     tensors = tensors_by_name(graph)
@@ -142,7 +145,7 @@ def runnable(model: Model) -> ModelProto:
 
 
 def _element_type(dtype: str) -> int:
-    """ONNX's number of a type.
+    """ONNX's number of an element type.
 
     >>> _element_type("float32"), _element_type("bfloat16")
     (1, 16)
@@ -155,7 +158,7 @@ def _declared(one: Tensor | Parameter) -> onnx.ValueInfoProto:
 
 
 def _node(node: Node) -> NodeProto:
-    """The node with names for outputs that nobody reads and ONNX wants all the same."""
+    """The node in ONNX, with a name for each required output, even if no operator reads it."""
     schema = _schema(node)
     outputs = [
         name or ("" if schema is None or _is_optional(schema, i) else f"{node.name}:{i}")
@@ -186,7 +189,9 @@ def _is_optional(schema: OpSchema, position: int) -> bool:
 
 
 def _attribute(name: str, value: object, schema: OpSchema | None) -> AttributeProto:
-    """The type comes from the operator's definition, because an empty list shows none."""
+    """An attribute of a node. Its type comes from the operator's definition, because an empty list
+    has none.
+    """
     kind = None
     if schema is not None and name in schema.attributes:
         kind = int(schema.attributes[name].type)  # type: ignore[call-overload] # it is an IntEnum
@@ -223,7 +228,7 @@ def _options(threads: int) -> "SessionOptions":
 def _session(
     model: Model, proto: ModelProto, options: "SessionOptions", device: str
 ) -> "InferenceSession":
-    """A session on the device; the CPU takes what that has no kernel for."""
+    """A session on the device; operators that it has no kernel for run on the CPU."""
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
@@ -254,7 +259,9 @@ def _session(
 def _binding(
     session: "InferenceSession", held: Mapping[str, np.ndarray], graph: Graph, device: str
 ) -> "IOBinding":
-    """Inputs and parameters on the device once, and outputs that stay there."""
+    """A binding of inputs and parameters that are copied to the device once, and of outputs that
+    stay there.
+    """
     import onnxruntime
 
     binding, (kind, index) = session.io_binding(), place_of(device)
@@ -277,71 +284,76 @@ def _binding(
 
 def _runs(
     owners: Sequence[int],
-    runs: Sequence[Sequence[Event]],
+    runs: Sequence[Sequence[ProfilerEvent]],
     num_operators: int,
     whole_s: Sequence[float],
-) -> Runs:
-    """The times of kernels, given to operators.
+) -> TimedRuns:
+    """The times of operators, from those of kernels.
 
     Args:
         owners: the operator of each kernel.
-        runs: the kernels in their order.
-        whole_s: the run in one piece before each of these.
+        runs: the kernels of each run, in the order of the nodes.
+        num_operators: number of operators in the graph.
+        whole_s: the time of the run without profiler before each of these runs.
     """
     times = np.array([[kernel["dur"] for kernel in run] for run in runs]) * 1e-6 + TRUNCATED_S
     by_operator = np.zeros((num_operators, len(runs)))
     np.add.at(by_operator, list(owners), times.T)
     placed = dict(zip(owners, (kernel["args"]["provider"] for kernel in runs[0]), strict=True))
-    return Runs(
+    return TimedRuns(
         samples=tuple(tuple(row.tolist()) for row in by_operator),
         providers=Counter(placed.values()),
         parts_per_whole=float(np.median(times.sum(axis=1) / whole_s)),
     )
 
 
-def _position(kernel: Event) -> int:
-    """Of the node in the model that was run; -1 for one that was not in it."""
+def _position(kernel: ProfilerEvent) -> int:
+    """Index of a kernel's node in the model that was run; -1 if it is not in it."""
     name = kernel["name"].removesuffix(_KERNEL)
     return int(name) if name.isdecimal() else -1
 
 
-def _kernels(events: Sequence[Event], num_nodes: int, num_runs: int) -> list[list[Event]]:
+def _kernels(
+    events: Sequence[ProfilerEvent], num_nodes: int, num_runs: int
+) -> list[list[ProfilerEvent]]:
     """The kernels of each run, in the order of the nodes.
 
     Raises:
         OptionError: if they are not one per node; the profiler drops events when it has too many.
     """
-    runs: list[list[Event]] = [[]]
+    runs: list[list[ProfilerEvent]] = [[]]
     for event in events:
         if event["cat"] == "Node" and event["name"].endswith(_KERNEL):
             runs[-1].append(event)
         elif event["name"] == "model_run":  # the last event of a run
             runs.append([])
-    found = [sorted(run, key=_position) for run in runs[:-1]]
-    if [[*map(_position, run)] for run in found] != [[*range(num_nodes)]] * num_runs:
+    ordered = [sorted(run, key=_position) for run in runs[:-1]]
+    if [[*map(_position, run)] for run in ordered] != [[*range(num_nodes)]] * num_runs:
         raise OptionError(
             f"--engine onnxruntime: expected {num_nodes} kernels in each of {num_runs} runs, its"
-            " profiler tells of others; use fewer --repetitions, or --engine torch"
+            " profiler reports others; use fewer --repetitions, or --engine torch"
         )
-    return found
+    return ordered
 
 
 def _owners(nodes: Sequence[NodeProto], graph: Graph) -> list[int]:
-    """For each node the operator that it belongs to.
+    """The operator that each node belongs to.
 
-    That is the one whose output it makes, or the one of its name; of what ONNX Runtime put in, the
-    first that needs it.
+    This is the operator whose output the node makes, or else the operator of its name. A node that
+    ONNX Runtime has inserted belongs to the first operator that needs it.
     """
     made_by = producers(graph)
     named = {(o.name, o.type): i for i, o in enumerate(graph.operators)}
+    # By tensor, the first operator that needs it. Nodes are in topological order, so from the end
+    # every reader of a node's outputs has its owner before the node asks.
     needed_by: dict[str, int] = {}
-    found = []
+    owners = []
     for node in reversed(nodes):
         makes = [made_by[output] for output in node.output if output in made_by]
         helps = [needed_by[output] for output in node.output if output in needed_by]
         own = named.get((node.name, operator_type(node)), min(helps, default=0))
         owner = makes[0] if makes else own
-        found.append(owner)
+        owners.append(owner)
         for read in node.input:
             needed_by[read] = min(owner, needed_by.get(read, owner))
-    return found[::-1]
+    return owners[::-1]

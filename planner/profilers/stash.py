@@ -1,9 +1,9 @@
-"""What autograd keeps of one operator, seen through its saved-tensor hooks.
+"""The tensors that autograd keeps for one operator, seen through its saved-tensor hooks.
 
-A saved tensor is known by its storage: that of an input or an output has a name, that of a
-parameter is on the device anyway, and every other one is private to the operator. Each input is
-given a storage of its own, strides and all, because two inputs that share one here (slices of one
-tensor) are two copies where another device sends them.
+A saved tensor is recognised by its storage: that of an input or an output has a name, that of a
+parameter is on the device anyway, and every other one is private to the operator. Each input gets
+a storage of its own with the same strides: two inputs that share a storage here (slices of one
+tensor) are two copies if they come from another device.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """What an operator keeps, and what of its outputs it did not have to make.
+    """The tensors that autograd keeps for an operator, and those of its outputs that are views.
 
     Attributes:
         tensors: inputs and outputs that autograd keeps.
-        private_bytes: of the storages that it keeps besides, parameters left out.
+        private_bytes: bytes of the other storages that it keeps, without parameters.
         views: outputs that lie in the storage of an input or of a parameter.
     """
 
@@ -35,22 +35,27 @@ class Stash:
 
 
 def observe(unit: Unit, values: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], Stash]:
-    """Run the operator once; its outputs and its stash.
+    """The outputs and the stash of an operator, from one run of it.
 
     Args:
-        values: its inputs by name, among others.
+        unit: the operator.
+        values: tensors by name; the operator's inputs are among them.
     """
     inputs = [_in_own_storage(leaf) for leaf in unit.leaves(values)]
     outputs, kept = _keeping(lambda: unit.forward(*inputs))
     named_inputs = list(zip(unit.inputs, inputs, strict=True))
     named_outputs = list(zip(unit.outputs, outputs, strict=True))
-    bases = _byaddress((*named_inputs, *unit.parameters.items()))
-    names = _byaddress((*named_inputs, *named_outputs))
+    # Inputs come before outputs, so a storage that both lie in has the name of the input: an output
+    # that is a view is kept as its base.
+    bases = _name_by_address((*named_inputs, *unit.parameters.items()))
+    names = _name_by_address((*named_inputs, *named_outputs))
     elsewhere = {address(value) for value in (*unit.parameters.values(), *unit.constants)}
     return outputs, Stash(
         tensors=tuple(name for address, name in names.items() if address in kept),
         private_bytes=sum(
-            b for address, b in kept.items() if address not in names.keys() | elsewhere
+            size_bytes
+            for address, size_bytes in kept.items()
+            if address not in names.keys() | elsewhere
         ),
         views=tuple(
             View(name, bases[address(output)])
@@ -61,20 +66,21 @@ def observe(unit: Unit, values: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...
 
 
 def address(tensor: Tensor) -> int:
-    """Of the storage itself, not of its bytes, which a tensor without numbers does not have."""
+    """The address of a tensor's storage: of the object, as a fake tensor has no bytes."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def _byaddress(named: Iterable[tuple[str, Tensor]]) -> dict[int, str]:
-    """The first name of each storage, in order."""
-    found: dict[int, str] = {}
+def _name_by_address(named: Iterable[tuple[str, Tensor]]) -> dict[int, str]:
+    """The first name of each storage that is not empty, in order."""
+    names: dict[int, str] = {}
     for name, tensor in named:
         if tensor.untyped_storage().nbytes():
-            found.setdefault(address(tensor), name)
-    return found
+            names.setdefault(address(tensor), name)
+    return names
 
 
 def _in_own_storage(tensor: Tensor) -> Tensor:
+    """A copy with the same strides and offset, in a copy of the whole storage."""
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
     copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -82,8 +88,8 @@ def _in_own_storage(tensor: Tensor) -> Tensor:
 
 
 def _keeping(run: Callable[[], T]) -> tuple[T, dict[int, int]]:
-    """What `run` returns, and the bytes of every storage that autograd keeps for it, by address."""
-    packed: list[Tensor] = []  # holds them, so that no address is used twice
+    """The result of `run`, and the bytes of each storage that autograd keeps for it, by address."""
+    packed: list[Tensor] = []  # keeps the tensors alive, so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
         packed.append(tensor)

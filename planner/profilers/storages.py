@@ -1,5 +1,5 @@
-"""Live bytes of tensors. On CUDA the allocator knows them. On a CPU storages are tracked, which
-slows everything down, so it is done where no time is taken.
+"""Live bytes of tensors. On CUDA the allocator counts them. On a CPU a tracker counts storages; it
+slows everything down, so nothing is timed meanwhile.
 """
 
 import weakref
@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 
 class Watch(Protocol):
-    """Knows how much memory is in use."""
+    """Knows the memory in use."""
 
     def peak_bytes(self) -> int:
-        """The most bytes that tensors took since this was asked before."""
+        """The most bytes that tensors took since the last call; starts a new peak."""
 
     def now_bytes(self) -> int:
-        """What they take now."""
+        """The bytes that tensors take now."""
 
 
 @contextmanager
@@ -28,8 +28,8 @@ def watching(device: str, there: Iterable[Tensor]) -> Iterator[Watch]:
     """A context in which memory is watched.
 
     Args:
-        device: in torch's words.
-        there: the tensors that there are already.
+        device: "cpu", "cuda" or "cuda:N".
+        there: the tensors that exist already.
     """
     if device != "cpu":
         yield CudaMemory(device)
@@ -39,10 +39,10 @@ def watching(device: str, there: Iterable[Tensor]) -> Iterator[Watch]:
 
 
 class CudaMemory:
-    """What PyTorch's allocator for CUDA has given out.
+    """Memory that PyTorch's allocator for CUDA has given out.
 
     Args:
-        device: in torch's words.
+        device: "cuda" or "cuda:N".
     """
 
     def __init__(self, device: str) -> None:
@@ -50,24 +50,25 @@ class CudaMemory:
         self.peak_bytes()
 
     def peak_bytes(self) -> int:
-        """The most bytes since this was asked before."""
+        """The most bytes given out since the last call; starts a new peak."""
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         return peak
 
     def now_bytes(self) -> int:
-        """What is given out now."""
+        """The bytes given out now."""
         return torch.cuda.memory_allocated(self._device)
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the storages of tensors while it is entered: a storage counts from the
-    operator that made it until nothing refers to it any more. What kernels take for themselves
-    while they run is not seen.
+    """Counts the bytes of the storages of tensors while it is entered.
+
+    A storage counts from the operator that made it until nothing refers to it any more. Buffers
+    that kernels take and free while they run are not seen.
 
     Args:
-        there: tensors that there are already.
+        there: the tensors that exist already.
     """
 
     def __init__(self, there: Iterable[Tensor] = ()) -> None:
@@ -80,7 +81,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Runs an operator and counts what it made."""
+        """Runs an operator and counts the storages that it made."""
         made = func(*args, **(kwargs or {}))
         for one in tree_leaves(made):
             if isinstance(one, Tensor):
@@ -88,25 +89,27 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def peak_bytes(self) -> int:
-        """The most bytes that storages took since this was asked before."""
+        """The most bytes that storages took since the last call; starts a new peak."""
         peak, self._peak_bytes = self._peak_bytes, self._bytes
         return peak
 
     def now_bytes(self) -> int:
-        """What storages take now."""
+        """The bytes that storages take now."""
         return self._bytes
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        # A storage that ends gives its address free, and says so before.
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._alive:
+        # The address of a storage is unique while it lives. A new one may get the same address, but
+        # only after the finalizer of the old one has run, which takes the address out of the set.
+        # The finalizer holds no storage: it knows the address and the size only.
+        address, size_bytes = storage._cdata, storage.nbytes()
+        if address in self._alive:
             return
-        self._alive.add(key)
-        self._bytes += size
+        self._alive.add(address)
+        self._bytes += size_bytes
         self._peak_bytes = max(self._peak_bytes, self._bytes)
-        weakref.finalize(storage, self._forget, key, size).atexit = False
+        weakref.finalize(storage, self._forget, address, size_bytes).atexit = False
 
-    def _forget(self, key: int, size: int) -> None:
-        self._alive.discard(key)
-        self._bytes -= size
+    def _forget(self, address: int, size_bytes: int) -> None:
+        self._alive.discard(address)
+        self._bytes -= size_bytes

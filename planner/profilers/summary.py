@@ -1,5 +1,5 @@
-"""What a profile says at a glance: time per operator type, whether the parts make the whole, and
-how large the tensors are that a cut would have to send.
+"""A profile at a glance: time per operator type, the sum of the operators beside the whole step,
+and the sizes of the tensors that a cut would have to send.
 """
 
 from collections import defaultdict
@@ -15,11 +15,11 @@ class TypeRow:
 
     Attributes:
         type: the ONNX operator type.
-        count: operators of it.
+        count: number of its operators.
         forward_s: sum of their forward times.
         backward_s: sum of their backward times.
-        forward_share: of the forward time of the model, 0 to 1.
-        backward_share: of the backward time of the model, 0 to 1.
+        forward_share: share of the model's forward time, 0 to 1.
+        backward_share: share of the model's backward time, 0 to 1.
     """
 
     type: str
@@ -31,12 +31,12 @@ class TypeRow:
 
     @property
     def time_s(self) -> float:
-        """Forward and backward."""
+        """Forward and backward time."""
         return self.forward_s + self.backward_s
 
     @property
     def backward_per_forward(self) -> float | None:
-        """How many times longer backward takes; None where forward takes no time."""
+        """Backward time over forward time; None where forward takes no time."""
         return self.backward_s / self.forward_s if self.forward_s else None
 
 
@@ -45,10 +45,12 @@ class Summary:
     """A profile at a glance.
 
     Attributes:
-        rows: the type that takes longest first, ties by name.
-        sum_s: forward and backward of all operators.
-        whole_s: the whole step in one piece, mean of before and after; None if not measured.
-        drift: the whole step after over before the operators were timed, less 1; None likewise.
+        rows: one per type, longest time first, ties by name.
+        sum_s: forward and backward time of all operators.
+        whole_s: time of the whole step in one piece, mean of before and after; None if it was not
+            measured.
+        drift: time of the whole step after the operators were timed over that before, less 1; None
+            if it was not measured.
     """
 
     rows: tuple[TypeRow, ...]
@@ -58,19 +60,19 @@ class Summary:
 
     @property
     def sum_per_whole(self) -> float | None:
-        """Sum of the parts over the whole; near 1 on a quiet machine."""
+        """Sum of the operators over the whole step; near 1 on a quiet machine."""
         return self.sum_s / self.whole_s if self.whole_s else None
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeSizes:
-    """Tensors that operators make for others.
+    """Sizes of the tensors that operators make for other operators.
 
     Attributes:
-        count: number of them.
-        total_bytes: all together.
-        quantiles: bytes below which no more than a tenth, half and nine tenths of them lie.
-        largest: name of the largest; the first of several.
+        count: number of tensors.
+        total_bytes: sum of their sizes.
+        quantiles: sizes in bytes that a tenth, half and nine tenths of them do not exceed.
+        largest: name of the largest tensor; the first of several.
         largest_bytes: its size.
     """
 
@@ -82,7 +84,7 @@ class EdgeSizes:
 
 
 def edge_sizes(profile: Profile) -> EdgeSizes | None:
-    """How the bytes of a profile's edges are distributed; None for a model without edges."""
+    """The sizes of the tensors on a profile's edges; None for a model without edges."""
     graph = profile.graph
     made, read_by = producers(graph), consumers(graph)
     between = [tensor for tensor in graph.tensors if tensor.name in made and read_by[tensor.name]]
@@ -95,7 +97,7 @@ def edge_sizes(profile: Profile) -> EdgeSizes | None:
 
 
 def summary(profile: Profile) -> Summary:
-    """Time per operator type, and the sum of the parts beside the whole step."""
+    """Time per operator type, and the sum of the operators beside the whole step."""
     by_type: defaultdict[str, list[OperatorCost]] = defaultdict(list)
     for operator, cost in zip(profile.graph.operators, profile.operators, strict=True):
         by_type[operator.type].append(cost)

@@ -1,13 +1,13 @@
 """How long one operator takes, forward and backward, under the conditions of a real step.
 
-In a step an operator finds its inputs where the operator before it left them, in the caches, and
-its weights where the step before left them, in memory. So before each measurement a buffer larger
-than the caches is written, and the inputs are read: repeating an operator without that measures it
-with its weights in the cache. Backward finds the arriving gradient in the caches and the stash in
+In a step an operator finds its inputs in the caches, where the operator before it left them, and
+its weights in memory, where the step before left them. So before each measurement a buffer larger
+than the caches is written, and then the inputs are read. Without that, a repeated operator would
+find its weights in the cache. Backward finds the arriving gradient in the caches and the stash in
 memory.
 
-Backward uses autograd.grad and adds what belongs to parameters itself. autograd.backward would
-copy gradients into the inputs, which are leaves here and are none in a real step.
+Backward calls autograd.grad; gradients of parameters are accumulated here. autograd.backward would
+also copy gradients into the inputs, which are leaves here but not in a real step.
 """
 
 import gc
@@ -32,19 +32,22 @@ T = TypeVar("T")
 
 ENOUGH_S = 0.5e-3
 """An operator that takes less is called several times per measurement. Clock, lambda and the entry
-into autograd cost 5 to 15 us (torch 2.13, CPU), 3 % of this."""
+into autograd cost 5 to 15 us (torch 2.13, CPU), which is 3 % of this."""
 MAX_CALLS = 20
+"""Calls per measurement."""
 LARGE_BYTES = 2**20
+"""An operator with more bytes of weights is called once per measurement of its backward pass."""
 WHOLE_STEPS, WHOLE_S = 5, 10.0
-"""The whole model is timed so often, or so many seconds, but at least twice."""
+"""Number of steps of the whole model that are timed, and the time after which no other one starts;
+two are always timed."""
 CACHES_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
-"""What is written so that caches hold nothing else: more than a core's share of a CPU's last cache,
-and than the 50 MB of an H100's."""
+"""Size of the buffer whose writing clears the caches. It is larger than a core's share of a CPU's
+last cache, and than the 50 MB of an H100's."""
 
 
 @contextmanager
 def quiet(threads: int | None) -> Iterator[None]:
-    """Set the number of CPU threads, and keep Python's garbage collector out."""
+    """Sets the number of CPU threads and disables Python's garbage collector, and undoes both."""
     before, collecting = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(threads or before)
     gc.disable()
@@ -62,8 +65,8 @@ class Stopwatch:
 
     Attributes:
         device: "cpu", "cuda" or "cuda:N".
-        wall_s: all that it timed, together.
-        cpu_s: time that the process had a core meanwhile; less where others had it.
+        wall_s: sum of all times that it took on a CPU.
+        cpu_s: CPU time of the process meanwhile; less than `wall_s` where others had the core.
     """
 
     device: str
@@ -71,14 +74,14 @@ class Stopwatch:
     cpu_s: float = field(default=0.0, init=False)
 
     def seconds(self, run: Callable[[], T]) -> tuple[float, T]:
-        """The time that `run` takes on the device, and what it returns."""
+        """The time that `run` takes on the device, in s, and its result."""
         if self.device == "cpu":
-            had, start = process_time(), perf_counter()
+            cpu_before_s, before_s = process_time(), perf_counter()
             result = run()
-            took_s = perf_counter() - start
-            self.wall_s += took_s
-            self.cpu_s += process_time() - had
-            return took_s, result
+            time_s = perf_counter() - before_s
+            self.wall_s += time_s
+            self.cpu_s += process_time() - cpu_before_s
+            return time_s, result
         with torch.cuda.device(self.device):
             begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -94,10 +97,11 @@ def whole_step_s(run: Callable[[], Tensor], gradient: Tensor, watch: Stopwatch) 
     """Median time of forward and backward of a whole model, after one warm-up.
 
     Args:
-        run: forward; returns the output that the loss is computed from.
-        gradient: of that output.
+        run: the forward pass; returns the output that the loss is computed from.
+        gradient: the gradient of that output.
+        watch: the stopwatch of the device.
     """
-    taken_s: list[float] = []
+    times_s: list[float] = []
 
     def step() -> None:
         output = run()
@@ -105,14 +109,14 @@ def whole_step_s(run: Callable[[], Tensor], gradient: Tensor, watch: Stopwatch) 
             torch.autograd.backward(output, gradient)
 
     watch.seconds(step)
-    while len(taken_s) < WHOLE_STEPS and (len(taken_s) < 2 or sum(taken_s) < WHOLE_S):
-        taken_s.append(watch.seconds(step)[0])
-    return median(taken_s)
+    while len(times_s) < WHOLE_STEPS and (len(times_s) < 2 or sum(times_s) < WHOLE_S):
+        times_s.append(watch.seconds(step)[0])
+    return median(times_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How often an operator is called per measurement, forward and backward."""
+    """Calls of an operator per measurement, forward and backward."""
 
     forward: int
     backward: int
@@ -124,10 +128,12 @@ class Trial:
     Attributes:
         unit: the operator.
         inputs: its leaves, in the order of `unit.inputs`.
-        around: what its backward pass finds.
-        watch: takes the times.
-        dtype: of autocast.
-        scratch: what is written to clear the caches.
+        watch: the stopwatch of the device.
+        dtype: the type of autocast.
+        scratch: the buffer that is written to clear the caches.
+        arriving: the gradients that arrive at its outputs, by name.
+        summands: gradients that other operators have left at its inputs and weights, by name.
+        totals: gradients of the microbatches before, of the weights whose gradient is complete.
     """
 
     def __init__(
@@ -139,7 +145,7 @@ class Trial:
         dtype: str | None,
         scratch: Tensor,
     ) -> None:
-        self.unit, self.inputs, self.around = unit, inputs, around
+        self.unit, self.inputs = unit, inputs
         self.watch, self.dtype, self.scratch = watch, dtype, scratch
         outputs = self._run(inputs)
         self.arriving = {
@@ -148,41 +154,42 @@ class Trial:
             if name in around.reached and output.requires_grad
         }
         leaves = {**dict(zip(unit.inputs, inputs, strict=True)), **unit.weights}
-        there = {n: leaf for n, leaf in leaves.items() if leaf.requires_grad}
+        followed = {n: leaf for n, leaf in leaves.items() if leaf.requires_grad}
         self.summands = {
             n: torch.randn_like(t, requires_grad=False)
-            for n, t in there.items()
+            for n, t in followed.items()
             if n in around.summed
         }
         self.totals = {
             n: torch.zeros_like(t, requires_grad=False) if t.grad is None else t.grad
-            for n, t in there.items()
+            for n, t in followed.items()
             if n in around.complete
         }
 
     def calls(self) -> Calls:
-        """How often to call it per measurement, from a first look at it."""
+        """The number of calls per measurement, from one measurement of each pass."""
         forward_s, outputs = self._forward(1)
         backward_s = self._backward(outputs, 1)
-        weights = sum(weight.nbytes for weight in self.unit.weights.values())
-        if weights > LARGE_BYTES:  # calls at once would sum their gradients, too
+        weight_bytes = sum(weight.nbytes for weight in self.unit.weights.values())
+        if weight_bytes > LARGE_BYTES:  # several calls at once would also sum their gradients
             return Calls(_calls(forward_s), 1)
         if 0 < backward_s < 10 * ENOUGH_S:  # the first one pays for choosing kernels
             backward_s = self._backward(None, 1)
         return Calls(_calls(forward_s), _calls(backward_s))
 
     def sample(self, calls: Calls) -> tuple[float, float]:
-        """Time of one forward and of one backward pass, in s."""
+        """Times of one forward and of one backward pass, in s."""
         forward_s, outputs = self._forward(calls.forward)
         once = calls.backward == 1
         return forward_s, self._backward(outputs if once else None, calls.backward)
 
     def workspace_bytes(self) -> int:
-        """Most that a pass takes besides what was there before and what it leaves. On a CPU these
-        are tensors between the operators of torch that one of ONNX becomes; on a CUDA device also
-        what the kernels hold for themselves.
+        """The most memory that a pass takes besides the tensors from before and those it leaves.
+
+        On a CPU this is the memory of tensors between the torch functions of one ONNX operator; on
+        a CUDA device it includes the buffers of the kernels.
         """
-        there = [
+        before = [
             *self.inputs,
             *self.unit.weights.values(),
             *self.arriving.values(),
@@ -190,18 +197,21 @@ class Trial:
             *self.totals.values(),
         ]
 
-        with watching(self.watch.device, there) as memory:
+        with watching(self.watch.device, before) as memory:
             outputs = self._run(self.inputs)
+            # Asked for at once: `peak_bytes` starts a new peak for the backward pass.
             peak_bytes, kept_bytes = memory.peak_bytes(), memory.now_bytes()
             gradients = self._gradients([self.inputs], [outputs])
-            forward = peak_bytes - kept_bytes
+            forward_bytes = peak_bytes - kept_bytes
             if gradients is None:
-                return forward
+                return forward_bytes
             made = gradients()
-            # What was kept counts until the operator has ended, and its gradients anyway.
-            new = _storage_bytes(made) - _storage_bytes([*there, *outputs])
-            backward = memory.peak_bytes() - kept_bytes - sum(new.values())
-            return max(forward, backward)
+            # The stash counts until the operator has ended, so it is no workspace; nor are the
+            # gradients that the pass leaves, unless they lie in a storage from before, which
+            # `kept_bytes` has. Counters subtract only down to 0.
+            new = _storage_bytes(made) - _storage_bytes([*before, *outputs])
+            backward_bytes = memory.peak_bytes() - kept_bytes - sum(new.values())
+            return max(forward_bytes, backward_bytes)
 
     def _run(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         with autocast(self.watch.device, self.dtype):
@@ -216,11 +226,12 @@ class Trial:
         return time_s / calls, results[-1]
 
     def _backward(self, outputs: tuple[Tensor, ...] | None, calls: int) -> float:
-        """The time of one backward pass. An operator that no gradient reaches takes no time.
+        """The time of one backward pass, in s; 0 for an operator that no gradient reaches.
 
         Args:
-            outputs: with their graph; None runs the operator again for every call, because one
-                graph is not enough.
+            outputs: the outputs of a forward pass; None runs one for every call, because backward
+                uses up autograd's graph.
+            calls: the number of calls.
         """
         copies = [self.inputs] if outputs else [_copy(self.inputs) for _ in range(calls)]
         gradients = self._gradients(copies, [outputs or self._run(copy) for copy in copies])
@@ -233,8 +244,14 @@ class Trial:
     def _gradients(
         self, copies: Sequence[tuple[Tensor, ...]], results: Sequence[tuple[Tensor, ...]]
     ) -> Callable[[], list[Tensor | None]] | None:
-        """A function that computes the gradients that leave the operator, summed with what had
-        arrived there and added to the totals where they are complete; None where there are none.
+        """A function that computes the gradients that leave the operator; None if none leaves it.
+
+        It does all work of a real step: it sums each gradient with the one that has arrived there
+        before, and adds a complete one to that of the microbatches before.
+
+        Args:
+            copies: the leaves of each call.
+            results: the outputs of each call.
         """
         unit = self.unit
         pairs = [
@@ -257,12 +274,12 @@ class Trial:
         complete = [(at, self.totals[n]) for at, n in enumerate(names) if n in self.totals]
 
         def run() -> list[Tensor | None]:
-            found = torch.autograd.grad(outputs, wanted, arriving, allow_unused=True)
+            made = torch.autograd.grad(outputs, wanted, arriving, allow_unused=True)
             sums = [
-                _sum(old, new, (*arriving, *found))
-                for old, new in zip(summands, found, strict=True)
+                _sum(old, new, (*arriving, *made)) for old, new in zip(summands, made, strict=True)
             ]
-            del found
+            # No name may hold a gradient longer than a step would: the peak of memory is watched.
+            del made
             for at, total in complete:
                 last, sums[at] = sums[at], None
                 if last is not None:
@@ -272,20 +289,20 @@ class Trial:
         return run
 
     def _clear_caches(self, fresh: Sequence[Tensor]) -> None:
-        """Nothing is in the caches but the tensors that the operator before has just made."""
+        """Leaves nothing in the caches but the tensors that the operator before has just made."""
         self.scratch.add_(1)
         for tensor in fresh:
             tensor.detach().sum()
 
 
 def _storage_bytes(tensors: Iterable[Tensor | None]) -> Counter[int]:
-    """The bytes of each storage, by its address."""
+    """The bytes of each storage, by its address; tensors in one storage count once."""
     storages = [one.untyped_storage() for one in tensors if one is not None]
     return Counter({storage.data_ptr(): storage.nbytes() for storage in storages})
 
 
 def _gradient(output: Tensor, stride: tuple[int, ...] | None) -> Tensor:
-    """Some gradient of a tensor that lies as it is said; a step of 0 repeats elements."""
+    """A random gradient of a tensor, with the given strides; a stride of 0 repeats elements."""
     if stride is None or not output.numel():
         return torch.randn_like(output)
     last = sum((size - 1) * step for size, step in zip(output.shape, stride, strict=True))
@@ -302,11 +319,13 @@ def _copy(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _sum(old: Tensor | None, new: Tensor | None, others: Sequence[Tensor | None]) -> Tensor | None:
-    """The sum of two gradients of one tensor, in place where autograd does it in place: not if the
-    one that was there first is a view (as the gradient of a transposed weight is).
+    """The sum of two gradients of one tensor, in place where autograd adds in place.
+
+    Autograd makes a new tensor if the older gradient is a view (as that of a transposed weight is),
+    or if another gradient lies in the storage of the new one.
 
     Args:
-        others: every gradient in sight, `new` too; none may share its storage.
+        others: all gradients of the operator, `new` among them.
     """
     if old is None or new is None:
         return old if new is None else new

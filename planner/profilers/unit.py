@@ -1,4 +1,4 @@
-"""`Unit`: one operator of a model as a torch function, cut off from its neighbours."""
+"""`Unit`: one operator of a model as a torch function that can run alone."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class Unit:
     """One operator that can run alone.
 
     Attributes:
-        forward: the code that torch.fx generated, without the hooks of a module's `__call__`,
-            which the operator does not pay for as a line of the whole model.
+        forward: the code that torch.fx generated. It is not the module's `__call__`, whose hooks
+            cost time that the operator does not take inside a whole model.
         inputs: names of the tensors that `forward` takes.
         outputs: names of the tensors that it returns.
-        parameters: those of the graph by name, which `forward` reads itself.
-        weights: the trained ones of them.
+        parameters: the graph's parameters that `forward` reads itself, by name.
+        weights: the trained ones among the parameters, by name.
         constants: all other values that it reads, and the parameters that are not trained.
     """
 
@@ -31,18 +31,9 @@ class Unit:
     constants: tuple[Tensor, ...]
 
     def leaves(self, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Its inputs, detached from what made them; they get a gradient where that would."""
-        found = (values[name] for name in self.inputs)
-        return tuple(v.detach().requires_grad_(v.requires_grad) for v in found)
-
-
-def units(model: Model, values: Mapping[str, Tensor], device: str) -> tuple[Unit, ...]:
-    """One unit per operator of the graph, in its order; the weights are shared.
-
-    Args:
-        values: the parameters by name, on the device.
-    """
-    return tuple(unit(model, i, device, values) for i in range(len(model.graph.operators)))
+        """Its inputs, detached from the operators before; autograd follows the same ones."""
+        inputs = (values[name] for name in self.inputs)
+        return tuple(v.detach().requires_grad_(v.requires_grad) for v in inputs)
 
 
 def unit(
@@ -51,7 +42,10 @@ def unit(
     """One operator of the model.
 
     Args:
-        values: its parameters by name, on the device, among others; None reads them.
+        model: the model.
+        operator: index of the operator.
+        device: "cpu", "cuda" or "cuda:N".
+        values: parameters by name, on the device, the operator's among them; None reads them.
 
     Raises:
         OperatorError: if it has no conversion.

@@ -1,4 +1,4 @@
-"""What a calibration found, for people and machines."""
+"""A calibration and its errors, as a table, as lines of text and as JSON."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,15 +6,15 @@ from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from planner.traces.calibrate import Fitted
+    from planner.traces.calibrate import CheckedCalibration
 
 SHOWN_DEVIATION = 0.05
 
 
-def calibrate_table(found: "Fitted") -> Table:
-    """Every run, before and after."""
+def calibrate_table(result: "CheckedCalibration") -> Table:
+    """The iteration time of every run: measured, predicted before and predicted after."""
     return Table(
-        f"Iterations; after: fitted without the {found.left_out}",
+        f"Iteration times; after: by a calibration without this {result.left_out}",
         ("run", ">measured", ">before", ">error", ">after", ">error"),
         tuple(
             (
@@ -25,15 +25,15 @@ def calibrate_table(found: "Fitted") -> Table:
                 format_seconds(one.after_s),
                 f"{100 * (one.after_s / one.measured_s - 1):+.1f} %",
             )
-            for one in found.checked
+            for one in result.checked
         ),
     )
 
 
-def calibrate_lines(found: "Fitted") -> tuple[str, ...]:
-    """The fit in words."""
-    known = found.calibration
-    copied = 1 / known.copy_s_per_byte if known.copy_s_per_byte > 0 else None
+def calibrate_lines(result: "CheckedCalibration") -> tuple[str, ...]:
+    """The calibration in words."""
+    known = result.calibration
+    copied_bytes_per_s = 1 / known.copy_s_per_byte if known.copy_s_per_byte > 0 else None
     special = [
         f"{one.type} {one.forward:+.2f} / {one.backward:+.2f}"
         for one in known.deviations
@@ -41,29 +41,34 @@ def calibrate_lines(found: "Fitted") -> tuple[str, ...]:
     ]
     return (
         f"{count(known.runs, 'run')} of {count(known.models, 'model')}, mean error"
-        f" {percent(found.error_before)} before, {percent(found.error_after)} after, of runs whose"
-        f" {found.left_out} was left out",
-        f"operators take {known.forward:.2f} forward and {known.backward:.2f} backward of their"
+        f" {percent(result.error_before)} before, {percent(result.error_after)} after; each run"
+        f" was predicted by a calibration without this {result.left_out}",
+        f"operators take {known.forward:.2f} (forward) and {known.backward:.2f} (backward) of their"
         f" times{' in the whole step' if known.whole else ''}"
-        + (f"; besides: {', '.join(special)}" if special else ""),
+        + (f"; added for single types: {', '.join(special)}" if special else ""),
         f"the loss takes {format_seconds(known.loss_forward_s_per_byte * 1e6)} forward and"
         f" {format_seconds(known.loss_backward_s_per_byte * 1e6)} backward per"
-        f" {format_bytes(1e6)} of its input; a computation {format_seconds(known.launch_s)} more",
+        f" {format_bytes(1e6)} of its input; each computation takes"
+        f" {format_seconds(known.launch_s)} more",
         f"posting a transfer takes {format_seconds(known.post_s)}"
-        + (f" and copies at {format_rate(copied)}" if copied else "")
+        + (
+            f" and copies its bytes at {format_rate(copied_bytes_per_s)}"
+            if copied_bytes_per_s
+            else ""
+        )
         + f"; {percent(known.wire)} of its bytes are left for the link",
-        f"sums take {known.sums:.2f} and steps {known.steps:.2f} of what was predicted",
+        f"all-reduces take {known.sums:.2f} and steps {known.steps:.2f} of their predicted times",
     )
 
 
-def calibrate_json(found: "Fitted", written: list[str]) -> dict[str, Any]:
+def calibrate_json(result: "CheckedCalibration", written: list[str]) -> dict[str, Any]:
     """The object that `calibrate --json` prints."""
     from planner.files import to_plain
 
     return {
-        "error_before": found.error_before,
-        "error_after": found.error_after,
-        "left_out": found.left_out,
+        "error_before": result.error_before,
+        "error_after": result.error_after,
+        "left_out": result.left_out,
         "runs": [
             {
                 "name": one.name,
@@ -71,8 +76,8 @@ def calibrate_json(found: "Fitted", written: list[str]) -> dict[str, Any]:
                 "before_s": one.before_s,
                 "after_s": one.after_s,
             }
-            for one in found.checked
+            for one in result.checked
         ],
-        "calibration": to_plain(found.calibration),
+        "calibration": to_plain(result.calibration),
         "written": written,
     }

@@ -1,5 +1,5 @@
-"""Clusters as rows of plain text: what ships, what one consists of, how wide its links are, and
-what bounds its collectives.
+"""Clusters as rows of plain text: the presets; the devices of one, the width of its links, and the
+links that bound its collectives.
 """
 
 import re
@@ -19,10 +19,10 @@ from planner.support.arrays import Floats
 from planner.topology import Topology, device_type, table_of
 from planner.units import format_bytes, format_rate, format_seconds
 
-# Collectives are timed with.
+# Size of the all-reduces that are shown.
 SHOWN_BYTES = 100_000_000
-# Of a matrix: devices, or hosts where there are more devices.
-MOST_DEVICES, MOST_HOSTS = 16, 8
+# Rows of a matrix: devices, or hosts where there are more devices.
+MAX_DEVICES, MAX_HOSTS = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Preset:
 
     Attributes:
         name: as `--topology` takes it.
-        num_devices: of which one per core stands for `count: auto`.
+        num_devices: all; where the file says `count: auto`, one per core of this machine.
         num_hosts: the machines.
-        device_types: how many devices there are of each type, by name.
+        device_types: number of devices by the name of their type.
         description: the first sentence of the file.
     """
 
@@ -50,13 +50,13 @@ def presets() -> tuple[Preset, ...]:
     Raises:
         FileError: if one is malformed.
     """
-    found = []
+    shipping = []
     for path in sorted(shipped("topologies").glob("*.yaml")):
         if path.stem == "devices":
             continue
         topology = read_topology(path)
         kinds = Counter(device.type for device in topology.devices)
-        found.append(
+        shipping.append(
             Preset(
                 path.stem,
                 len(topology.devices),
@@ -65,11 +65,11 @@ def presets() -> tuple[Preset, ...]:
                 first_sentence(path.read_text()),
             )
         )
-    return tuple(found)
+    return tuple(shipping)
 
 
 def first_sentence(text: str) -> str:
-    r"""What a file's leading comment begins with; empty where it has none.
+    r"""The first sentence of a file's leading comment; empty without a comment.
 
     >>> first_sentence("# Two cards of\n# unequal size. Made up.\nformat: x")
     'Two cards of unequal size.'
@@ -83,7 +83,7 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s", " ".join(lines), maxsplit=1)[0]
 
 
-def presets_table(found: tuple[Preset, ...]) -> Table:
+def presets_table(shipping: tuple[Preset, ...]) -> Table:
     """The presets for people."""
     return Table(
         "Topologies that ship with the planner",
@@ -96,7 +96,7 @@ def presets_table(found: tuple[Preset, ...]) -> Table:
                 ", ".join(f"{n} x {kind}" for kind, n in one.device_types.items()),
                 one.description,
             )
-            for one in found
+            for one in shipping
         ),
         optional=("types",),
     )
@@ -156,15 +156,15 @@ def latency_table(topology: Topology) -> Table:
 
 
 def _matrix(topology: Topology, figures: Floats, title: str) -> Table:
-    """Figures between devices, or where these are many, between hosts, from the least to the most.
-    Of still more the first ones.
+    """Figures between devices; between hosts, from the least to the most, where there are many
+    devices; between the first hosts where there are many hosts.
     """
     count = len(topology.devices)
-    if count <= MOST_DEVICES or len(topology.hosts) == 1:
+    if count <= MAX_DEVICES or len(topology.hosts) == 1:
         names = [device.name for device in topology.devices]
-        groups, most, what = [[d] for d in range(count)], MOST_DEVICES, "devices"
+        groups, most, what = [[d] for d in range(count)], MAX_DEVICES, "devices"
     else:
-        names, most, what = [host.name for host in topology.hosts], MOST_HOSTS, "hosts"
+        names, most, what = [host.name for host in topology.hosts], MAX_HOSTS, "hosts"
         groups = [
             [d for d, device in enumerate(topology.devices) if device.host == name]
             for name in names
@@ -179,14 +179,14 @@ def _matrix(topology: Topology, figures: Floats, title: str) -> Table:
 
 
 def _cell(figures: Floats, rows: list[int], columns: list[int]) -> str:
-    found = figures[np.ix_(rows, columns)][np.not_equal.outer(rows, columns)]
-    if not found.size:
+    there = figures[np.ix_(rows, columns)][np.not_equal.outer(rows, columns)]
+    if not there.size:
         return "-"
-    return " - ".join(dict.fromkeys(f"{value:.4g}" for value in (found.min(), found.max())))
+    return " - ".join(dict.fromkeys(f"{value:.4g}" for value in (there.min(), there.max())))
 
 
 def classes_table(topology: Topology) -> Table:
-    """How many ordered pairs of devices have the same bandwidth and latency, the widest first."""
+    """The number of ordered pairs of devices for each bandwidth and latency, the widest first."""
     latency, width = pair_widths(topology)
     apart = ~np.eye(len(latency), dtype=bool)
     widths, of_width = np.unique(width[apart], return_inverse=True)
@@ -205,10 +205,10 @@ def classes_table(topology: Topology) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An all-reduce of `SHOWN_BYTES` and what bounds it.
+    """An all-reduce of `SHOWN_BYTES` and the link that bounds it.
 
     Attributes:
-        group: what its devices have in common.
+        group: its devices in words: all, or those of a host or a type.
         devices: in the order of the ring.
         slowest_link: the narrowest link on the way between neighbours, of several the farthest.
         bandwidth_bytes_per_s: of that link.
@@ -233,12 +233,12 @@ def collectives(topology: Topology) -> tuple[Collective, ...]:
             members.setdefault(getattr(device, of), []).append(d)
         groups |= {f"{name}{key}": tuple(group) for key, group in members.items()}
     known: set[tuple[int, ...]] = set()
-    found = []
+    rows = []
     for group, devices in groups.items():
         if len(devices) > 1 and devices not in known:
             known.add(devices)
-            found.append(_collective(topology, group, devices))
-    return tuple(found)
+            rows.append(_collective(topology, group, devices))
+    return tuple(rows)
 
 
 def _collective(topology: Topology, group: str, devices: tuple[int, ...]) -> Collective:
@@ -258,10 +258,10 @@ def _collective(topology: Topology, group: str, devices: tuple[int, ...]) -> Col
     )
 
 
-def collectives_table(found: Sequence[Collective]) -> Table:
+def collectives_table(shown: Sequence[Collective]) -> Table:
     """The all-reduces; of neighbours that are alike, one."""
     runs: list[list[Collective]] = []
-    for one in found:
+    for one in shown:
         alike = runs and _figures(runs[-1][0]) == _figures(one)
         if alike:
             runs[-1].append(one)

@@ -5,7 +5,7 @@ import io
 
 from planner.drawing.bars import bars
 from planner.judging.judge import comparable_s, objective_s
-from planner.judging.portfolio import Comparison
+from planner.judging.portfolio import SolverComparison
 from planner.reports.tables import percent
 from planner.units import format_seconds
 
@@ -13,8 +13,8 @@ from planner.units import format_seconds
 NOTICEABLE = 5e-4
 
 
-def compare_bars(comparison: Comparison, width: int) -> tuple[str, ...]:
-    """What each solver's plan takes, the best first, with a mark at the lower bound.
+def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
+    """The time of each solver's plan, the best first, with a mark at the lower bound.
 
     Args:
         width: of the longest bar, in columns.
@@ -34,7 +34,7 @@ def compare_bars(comparison: Comparison, width: int) -> tuple[str, ...]:
     return (f"{objective}; the mark is the lower bound, {format_seconds(bound_s)}", *drawn)
 
 
-def compare_csv(comparison: Comparison) -> str:
+def compare_csv(comparison: SolverComparison) -> str:
     """A line per solver; times in s, sizes in bytes, empty where there is no plan."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -58,7 +58,7 @@ def compare_csv(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def winner_line(comparison: Comparison) -> str:
+def winner_line(comparison: SolverComparison) -> str:
     """Which solver won, and by how much over plain data parallelism; empty without a plan."""
     best = comparison.best
     if best is None or best.plan is None:

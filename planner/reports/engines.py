@@ -1,4 +1,4 @@
-"""What engines say of the same operators, beside each other."""
+"""Forward times of the same operators by several engines, as tables, lines of text and JSON."""
 
 import math
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from planner.reports.tables import Table, count
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from planner.profilers.analytic import Fit
+    from planner.profilers.analytic import RooflineFit
     from planner.profilers.compare import EngineComparison, EngineRow
 
 
@@ -38,7 +38,7 @@ def _compare_cells(row: "EngineRow") -> tuple[str, ...]:
 
 
 def compare_lines(comparison: "EngineComparison") -> tuple[str, ...]:
-    """How far engines agree, and where they do not."""
+    """The rank correlations of the engines, and the operators on which they differ most."""
     ranks = [
         f"{text} {value:.3f}"
         for text, value in (
@@ -59,17 +59,17 @@ def compare_lines(comparison: "EngineComparison") -> tuple[str, ...]:
     return tuple(lines)
 
 
-def fit_line(fit: "Fit") -> str:
-    """How well computed times explain measured ones."""
+def fit_line(fit: "RooflineFit") -> str:
+    """The speeds that were fitted to measured times, and the errors of the computed times."""
     return (
         f"the roofline was fitted to this model: {fit.peak_flops / 1e9:.3g} GFLOP/s and"
-        f" {fit.memory_bandwidth_bytes_per_s / 1e9:.3g} GB/s; of the whole step its rank"
-        f" correlation is {fit.rank_correlation:.3f}, half the operators are off by up to"
+        f" {fit.memory_bandwidth_bytes_per_s / 1e9:.3g} GB/s; for forward and backward together the"
+        f" rank correlation is {fit.rank_correlation:.3f}, half of the operators are off by up to"
         f" {math.expm1(fit.median_error):.0%}, nine tenths by up to {math.expm1(fit.p90_error):.0%}"
     )
 
 
-def compare_json(comparison: "EngineComparison", fit: "Fit") -> dict[str, Any]:
+def compare_json(comparison: "EngineComparison", fit: "RooflineFit") -> dict[str, Any]:
     """The object `compared` of `profile --json`."""
     return {
         "engine": comparison.engine,

@@ -1,12 +1,12 @@
 """Plans under other planners' cost models."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.reports.tables import Table, device_runs
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.peers.compare import ForeignComparison
+    from planner.peers.compare import ForeignComparison, ForeignRow
 
 
 def foreign_table(comparison: "ForeignComparison") -> Table:
@@ -54,3 +54,56 @@ def foreign_lines(comparison: "ForeignComparison") -> tuple[str, ...]:
         *(f"{row.solver}: {row.reason}" for row in comparison.rows if row.reason),
         *(f"note: {note}" for note in comparison.notes),
     )
+
+
+def foreign_json(comparison: "ForeignComparison") -> dict[str, Any]:
+    """The object that `solve --json` prints under a foreign cost model."""
+    rows = [_row_json(row, comparison.num_devices) for row in comparison.rows]
+    shown = rows[comparison.rows.index(comparison.best)]
+    return {
+        **shown,
+        "cost_model": comparison.model.value,
+        "solve_s": sum(row.solve_s for row in comparison.rows),
+        "strategy": None,
+        "partition": None,
+        "compared": rows,
+    }
+
+
+def _row_json(row: "ForeignRow", num_devices: int) -> dict[str, Any]:
+    peaks = {d: stage.memory_bytes for stage in row.stages for d in stage.devices}
+    planned = bool(row.stages)
+    return {
+        "solver": row.solver,
+        "status": row.status.value,
+        "reason": row.reason,
+        "solve_s": row.solve_s,
+        "bottleneck_s": row.bottleneck_s,
+        **dict.fromkeys(
+            (
+                "iteration_s",
+                "throughput",
+                "bubble_fraction",
+                "lower_bound_s",
+                "gap",
+            )
+        ),
+        "space_bound_s": row.bound_s,
+        "peak_bytes": [round(peaks.get(d, 0)) for d in range(num_devices)] if planned else None,
+        "num_stages": len(row.stages) if planned else None,
+        "stages": [
+            {
+                "devices": list(stage.devices),
+                "num_operators": len(stage.operators),
+                "forward_s": stage.forward_s,
+                "backward_s": stage.backward_s,
+                "communication_s": stage.communication_s,
+                "load_s": stage.load_s,
+                "how": stage.how,
+            }
+            for stage in row.stages
+        ]
+        if planned
+        else None,
+        "reproducible": row.reproducible if planned else None,
+    }

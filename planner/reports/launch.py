@@ -1,14 +1,17 @@
-"""What a launch measured beside what was predicted."""
+"""Measured figures of a launch beside the predicted ones, as tables and as JSON."""
 
 import math
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.launcher.torchrun import torchrun_command
 from planner.plan import MemoryParts, StagePrediction
 from planner.reports.tables import Table, count
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.launcher.report import LaunchReport
+    from planner.launcher.report import LaunchReport, MeasuredDevice
 
 
 PEAK_MEMORY = ">peak memory (without reserve / of the process)"
@@ -16,54 +19,54 @@ LIVE_MEMORY = ">peak memory (without reserve / of tensors / of the process)"
 
 
 def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
-    """Predicted beside measured: the iteration, each stage, each device."""
-    predicted, measured = report.predicted_iteration_s, report.measured_iteration_s
-    stages = [
-        (f"stage {s} {what}", *_versus(before, after, report.comparable))
-        for s, stage in enumerate(report.stages)
-        for what, before, after in _directions(stage.predicted, stage.measured)
+    """Predicted and measured times of the iteration, of each stage and of each device."""
+    times = [
+        ("iteration", report.predicted_iteration_s, report.measured_iteration_s),
+        *(
+            (f"stage {s} {what}", predicted_s, measured_s)
+            for s, stage in enumerate(report.stages)
+            for what, predicted_s, measured_s in _directions(stage.predicted, stage.measured)
+        ),
     ]
-    iteration = ("iteration", *_versus(predicted, measured, report.comparable))
     watched = any(device.live_bytes is not None for device in report.devices)
-    devices = [
-        (
-            f"rank {device.rank} on {device.predicted.name}",
-            *(
-                f"{format_seconds(before)} / {format_seconds(after)}"
-                for before, after in (
-                    (device.predicted.compute_s, device.compute_s),
-                    (device.predicted.communication_s, device.communication_s),
-                    (device.predicted.idle_s, device.idle_s),
-                )
-            ),
-            " / ".join(
-                format_bytes(size)
-                for size in (
-                    without_reserve(device.predicted.memory),
-                    *(() if device.live_bytes is None else (device.live_bytes,)),
-                    device.peak_bytes,
-                )
-            ),
-        )
-        for device in report.devices
-    ]
     return (
         Table(
             f"Predicted and measured; operator times: {report.times}",
             ("", ">predicted", ">measured", ">predicted/measured"),
-            (iteration, *stages),
+            tuple(
+                (what, *_time_cells(predicted_s, measured_s, report.comparable))
+                for what, predicted_s, measured_s in times
+            ),
         ),
         Table(
-            "Per iteration, predicted / measured",
+            "Devices, per iteration: predicted / measured",
             ("", ">compute", ">communication", ">idle", LIVE_MEMORY if watched else PEAK_MEMORY),
-            tuple(devices),
+            tuple(map(_device_cells, report.devices)),
             optional=(">idle", ">communication"),
         ),
     )
 
 
+def _device_cells(device: "MeasuredDevice") -> tuple[str, ...]:
+    times = (
+        (device.predicted.compute_s, device.compute_s),
+        (device.predicted.communication_s, device.communication_s),
+        (device.predicted.idle_s, device.idle_s),
+    )
+    sizes_bytes = (
+        without_reserve(device.predicted.memory),
+        *(() if device.live_bytes is None else (device.live_bytes,)),
+        device.peak_bytes,
+    )
+    return (
+        f"rank {device.rank} on {device.predicted.name}",
+        *(" / ".join(map(format_seconds, pair)) for pair in times),
+        " / ".join(map(format_bytes, sizes_bytes)),
+    )
+
+
 def without_reserve(memory: MemoryParts) -> int:
-    """What was planned with; measured peaks know of no reserve."""
+    """Planned memory without the reserve, which is no part of a measured peak."""
     return memory.total_bytes - memory.reserve_bytes
 
 
@@ -76,13 +79,13 @@ def _directions(
     )
 
 
-def _versus(predicted: float, measured: float, comparable: bool) -> tuple[str, str, str]:
-    ratio = f"{predicted / measured:.3f}" if comparable and measured else "not comparable"
-    return format_seconds(predicted), format_seconds(measured), ratio
+def _time_cells(predicted_s: float, measured_s: float, comparable: bool) -> tuple[str, str, str]:
+    ratio = f"{predicted_s / measured_s:.3f}" if comparable and measured_s else "not comparable"
+    return format_seconds(predicted_s), format_seconds(measured_s), ratio
 
 
 def loss_line(report: "LaunchReport") -> str:
-    """First and last loss."""
+    """The number of steps, and the first and last loss."""
     return f"{count(report.steps, 'step')}, loss {report.loss[0]:.4f} -> {report.loss[-1]:.4f}"
 
 
@@ -112,3 +115,14 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
             for stage in report.stages
         ],
     }
+
+
+def run_lines(strategy: Path, num_ranks: int) -> tuple[str, ...]:
+    """The commands that run a strategy, for people."""
+    alone = f"planner launch {shlex.quote(str(strategy))}"
+    if num_ranks == 1:
+        return (f"run it: {alone}",)
+    return (
+        f"run it: {torchrun_command(strategy, num_ranks)}",
+        f"    or: {alone} --nproc {num_ranks}",
+    )

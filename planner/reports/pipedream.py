@@ -1,7 +1,9 @@
-"""What PipeDream's optimizer says of its plan."""
+"""The plan of PipeDream's optimizer by its own cost model, as a table, lines of text and JSON."""
 
 from typing import TYPE_CHECKING, Any
 
+from planner.judging.portfolio import SolverComparison
+from planner.plan import Plan
 from planner.reports.tables import Table, count, device_runs
 from planner.units import format_seconds
 
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pipedream_table(report: "PipeDreamReport") -> Table:
-    """The stages as PipeDream's cost model sees them."""
+    """The stages, with their times by PipeDream's cost model."""
     rows = tuple(
         (
             str(s),
@@ -46,9 +48,29 @@ def pipedream_lines(report: "PipeDreamReport") -> tuple[str, ...]:
     )
 
 
-def pipedream_json(report: "PipeDreamReport") -> dict[str, Any]:
-    """The object `pipedream` of `solve --json`."""
+def launched_line(plan: Plan) -> str:
+    """The time of PipeDream's strategy as the planner launches it."""
+    iteration_s, num_microbatches = plan.prediction.iteration_s, plan.strategy.num_microbatches
+    return (
+        f"as launched, synchronously: an iteration of {num_microbatches} minibatches takes"
+        f" {format_seconds(iteration_s)}, {format_seconds(iteration_s / num_microbatches)} per"
+        " minibatch; PipeDream's figure is of asynchronous training"
+    )
+
+
+def plan_of(report: "PipeDreamReport", comparison: SolverComparison) -> Plan | None:
+    """The plan that a report is of; None if it is no strategy, or does not fit."""
+    return next((row.plan for row in comparison.rows if row.report is report), None)
+
+
+def pipedream_json(report: "PipeDreamReport", plan: Plan | None) -> dict[str, Any]:
+    """The object `pipedream` of `solve --json`.
+
+    Args:
+        plan: the same strategy as it is launched; None if there is none.
+    """
     return {
+        "launched_iteration_s": None if plan is None else plan.prediction.iteration_s,
         "objective_s": report.objective_s,
         "single_s": report.single_s,
         "data_parallel_s": report.data_parallel_s,
@@ -74,17 +96,18 @@ def pipedream_json(report: "PipeDreamReport") -> dict[str, Any]:
     }
 
 
-# What only the planner's own cost model knows.
-_FOREIGN_NULLS = ("iteration_s", "throughput", "bubble_fraction", "gap", "lower_bound_s",
-                  "space_bound_s")  # fmt: skip
+# Keys of figures that only the planner's own cost model has.
+_FOREIGN_NULLS = ("iteration_s", "latency_s", "throughput", "bubble_fraction", "gap",
+                  "lower_bound_s", "space_bound_s")  # fmt: skip
 
 
 def under_foreign_model(plain: dict[str, Any], objective_s: float | None) -> dict[str, Any]:
-    """The object of `solve --json` under a foreign cost model: `bottleneck_s` is its objective,
-    and what it does not know is null.
+    """The object of `solve --json` under a foreign cost model: `bottleneck_s` is the model's
+    objective, and figures that it does not have are null.
 
     Args:
-        plain: as `comparison_json` makes it, of one row.
+        plain: the object that `comparison_json` makes for one row.
+        objective_s: the model's objective; None without a plan.
     """
     changed = {**dict.fromkeys(_FOREIGN_NULLS), "bottleneck_s": objective_s}
     rows = [{**row, **changed} for row in plain["compared"]]

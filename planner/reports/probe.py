@@ -1,4 +1,4 @@
-"""What a probe found, as rows of plain text, as the machine's JSON and as comments of the file."""
+"""The result of a probe as rows of plain text, as JSON, and as comments of the file."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,8 +13,8 @@ from planner.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from planner.launcher.probe import Probed
 
-# Lines of a table of pairs or groups.
-MOST_ROWS = 24
+# Lines of a table of groups.
+MAX_ROWS = 24
 
 
 def class_table(probed: "Probed") -> Table:
@@ -45,18 +45,18 @@ def pairs_text(pairs: Sequence[Pair], names: Sequence[str], most: int = 4) -> st
     >>> pairs_text([(0, 1), (1, 0), (1, 2)], ["a", "b", "c"])
     'a - b, b -> c'
     """
-    there, found = set(pairs), []
+    both, shown = set(pairs), []
     for p, q in pairs:
-        if (q, p) not in there:
-            found.append(f"{names[p]} -> {names[q]}")
+        if (q, p) not in both:
+            shown.append(f"{names[p]} -> {names[q]}")
         elif p < q:
-            found.append(f"{names[p]} - {names[q]}")
-    more = len(found) - most
-    return ", ".join([*found[:most], *([f"{more} more"] if more > 0 else [])])
+            shown.append(f"{names[p]} - {names[q]}")
+    more = len(shown) - most
+    return ", ".join([*shown[:most], *([f"{more} more"] if more > 0 else [])])
 
 
 def sums_table(probed: "Probed") -> Table:
-    """All-reduces as measured, beside what the links alone say."""
+    """Measured all-reduces beside those computed from the links alone."""
     links = replace(probed.inferred.topology, tables=())
     rows = []
     for one in probed.allreduces:
@@ -73,12 +73,12 @@ def sums_table(probed: "Probed") -> Table:
     return Table(
         "All-reduces over the first ranks, largest sizes",
         (">ranks", ">size", ">measured", ">ring over the links"),
-        tuple(rows[:MOST_ROWS]),
+        tuple(rows[:MAX_ROWS]),
     )
 
 
 def probe_lines(probed: "Probed") -> tuple[str, ...]:
-    """What the topology consists of, and how far it is from the measurements."""
+    """The parts of the topology, and its distance from the measurements."""
     topology = probed.inferred.topology
     return (
         f"{len(topology.devices)} devices, {len(topology.hosts)} hosts, {len(topology.switches)}"
@@ -89,7 +89,7 @@ def probe_lines(probed: "Probed") -> tuple[str, ...]:
 
 
 def probe_comments(probed: "Probed", when: str) -> tuple[str, ...]:
-    """Lines for the head of the file: when, how and what.
+    """Lines for the head of the file: date, method and result.
 
     Args:
         probed: the result.

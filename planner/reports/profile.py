@@ -1,10 +1,10 @@
-"""Profiles as rows of plain text and as the machine's JSON."""
+"""Profiles as tables, as lines of text and as JSON."""
 
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.profilers.summary import EdgeSizes, Summary
+from planner.profilers.summary import edge_sizes, summary
 from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_seconds
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from planner.profiles import Profile
 
 
-def profile_table(summary: Summary) -> Table:
+def profile_table(profile: "Profile") -> Table:
     """Time per operator type."""
     rows = tuple(
         (
@@ -24,16 +24,16 @@ def profile_table(summary: Summary) -> Table:
             percent(row.backward_share),
             "" if row.backward_per_forward is None else f"{row.backward_per_forward:.2f}",
         )
-        for row in summary.rows
+        for row in summary(profile).rows
     )
     columns = ("operator", ">count", ">time", ">of forward", ">of backward", ">backward/forward")
     optional = (">backward/forward", ">count")
     return Table("Time per operator type, one microbatch", columns, rows, optional=optional)
 
 
-def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
-    """What a profile holds and how far it can be trusted."""
-    parameters = profile.graph.parameters
+def profile_lines(profile: "Profile") -> tuple[str, ...]:
+    """The contents of a profile, and the signs of how far it can be trusted."""
+    parameters, times = profile.graph.parameters, summary(profile)
     trained = [p for p in parameters if p.trainable]
     frozen = [p.name for p in parameters if not p.trainable]
     lines = [
@@ -41,15 +41,15 @@ def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
         f" {format_bytes(sum(p.bytes for p in trained))} in"
         f" {count(len(trained), 'trainable parameter')}, microbatch of {profile.microbatch_size},"
         f" {profile.dtype}, {profile.source.value} on {profile.device_type} by"
-        f" {profile.engine or 'an engine that is not said'}",
+        f" {profile.engine or 'an unknown engine'}",
         f"trainable: {_patterns([p.name for p in trained])}",
         f"not trainable: {_patterns(frozen) or 'none'}",
     ]
-    if summary.whole_s is not None and summary.sum_per_whole and summary.drift is not None:
+    if times.whole_s is not None and times.sum_per_whole and times.drift is not None:
         lines.append(
-            f"operators one by one take {format_seconds(summary.sum_s)}, the whole step"
-            f" {format_seconds(summary.whole_s)}: ratio {summary.sum_per_whole:.3f};"
-            f" drift from before to after {100 * summary.drift:+.1f} %;"
+            f"operators one by one take {format_seconds(times.sum_s)}, the whole step"
+            f" {format_seconds(times.whole_s)}: ratio {times.sum_per_whole:.3f};"
+            f" drift of the whole step from before to after {100 * times.drift:+.1f} %;"
             f" {count(profile.repetitions, 'repetition')} per operator, which differ by"
             f" {percent(profile.spread)}"
         )
@@ -57,7 +57,7 @@ def profile_lines(profile: "Profile", summary: Summary) -> tuple[str, ...]:
 
 
 def _patterns(names: Sequence[str]) -> str:
-    """Names, those that differ only in numbers together.
+    """Names as text; those that differ only in numbers become one pattern.
 
     >>> _patterns(["h.0.weight", "h.1.weight", "wte"])
     'h.*.weight (2), wte'
@@ -71,34 +71,35 @@ def _patterns(names: Sequence[str]) -> str:
     )
 
 
-def edges_line(sizes: "EdgeSizes | None") -> str:
-    """How much a cut would have to send, depending on where it is."""
+def edges_line(profile: "Profile") -> str:
+    """The sizes of the tensors that a cut would have to send."""
+    sizes = edge_sizes(profile)
     if sizes is None:
         return "edges: none"
     tenth, half, most = map(format_bytes, sizes.quantiles)
     return (
         f"edges: {count(sizes.count, 'tensor')} between operators,"
-        f" {format_bytes(sizes.total_bytes)} together; a tenth are up to {tenth}, half up to"
-        f" {half}, nine tenths up to {most}, the largest is {format_bytes(sizes.largest_bytes)}"
+        f" {format_bytes(sizes.total_bytes)} together; a tenth have up to {tenth}, half up to"
+        f" {half}, nine tenths up to {most}; the largest has {format_bytes(sizes.largest_bytes)}"
         f" ({sizes.largest})"
     )
 
 
 def effort_line(effort: "Effort") -> str:
-    """What measuring took, and how much of it the cache saved."""
-    shared = (
+    """The time that measuring took, and the number of operators that the cache had."""
+    line = (
         f"{count(effort.num_classes, 'different operator')}: {effort.num_timed} timed in"
         f" {format_seconds(effort.operators_s)}, {effort.num_cached} known from earlier profiles;"
         f" the whole model: {format_seconds(effort.whole_s)}"
     )
     if effort.cache_problem is not None:
-        return f"{shared}; not kept for later: {effort.cache_problem}"
-    return shared if effort.kept or not effort.num_timed else f"{shared}; not kept for later"
+        return f"{line}; not kept for later: {effort.cache_problem}"
+    return line if effort.kept or not effort.num_timed else f"{line}; not kept for later"
 
 
-def profile_json(profile: "Profile", summary: Summary, path: str) -> dict[str, Any]:
+def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
     """The object that `profile --json` prints."""
-    parameters = profile.graph.parameters
+    parameters, times = profile.graph.parameters, summary(profile)
     return {
         "profile": path,
         "model_hash": profile.model_hash,
@@ -108,8 +109,8 @@ def profile_json(profile: "Profile", summary: Summary, path: str) -> dict[str, A
         "device_type": profile.device_type,
         "forward_s": sum(o.forward_s for o in profile.operators),
         "backward_s": sum(o.backward_s for o in profile.operators),
-        "whole_s": summary.whole_s,
-        "drift": summary.drift,
+        "whole_s": times.whole_s,
+        "drift": times.drift,
         "spread": profile.spread,
         "source": profile.source.value,
         "engine": profile.engine,

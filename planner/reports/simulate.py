@@ -1,4 +1,4 @@
-"""One simulated iteration as rows of plain text and as the machine's JSON."""
+"""One simulated iteration as tables and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from planner.simulator.critical_path import PathStep
 from planner.simulator.idle import Cause, Wait
 from planner.units import format_bytes, format_seconds
 
-# Lines of the table of the critical path.
-MOST_PARTS = 12
+MAX_PARTS = 12
+"""Number of lines in the table of the critical path."""
 
 HEADS: Mapping[Cause, str] = {
     Cause.WARM_UP: "warm-up", Cause.OUTPUT: "for outputs", Cause.GRADIENT: "for gradients",
@@ -23,11 +23,11 @@ HEADS: Mapping[Cause, str] = {
 
 
 def device_table(plan: Plan) -> Table:
-    """What each device does during an iteration."""
+    """Compute, communication and idle time of each device in an iteration, and its memory."""
     whole_s = plan.prediction.iteration_s
     return Table(
         f"Devices, in an iteration of {format_seconds(whole_s)}",
-        ("device", "type", ">computes", ">communicates", ">idles", ">busy", ">peak memory"),
+        ("device", "type", ">compute", ">communication", ">idle", ">busy", ">peak memory"),
         tuple(
             (
                 one.name,
@@ -45,11 +45,11 @@ def device_table(plan: Plan) -> Table:
 
 
 def idle_table(idle: Mapping[int, Mapping[Wait, float]], names: Mapping[int, str]) -> Table:
-    """What each device waits for, of an iteration.
+    """Idle time of each device in an iteration, by cause.
 
     Args:
-        idle: per device, seconds by cause, the longest first.
-        names: of the devices.
+        idle: idle time in s of each device, by cause, the longest first.
+        names: names of the devices.
     """
     rows = []
     for device, waits in idle.items():
@@ -57,29 +57,27 @@ def idle_table(idle: Mapping[int, Mapping[Wait, float]], names: Mapping[int, str
         for wait, time_s in waits.items():
             by_cause[wait.cause] += time_s
         longest = next((wait for wait in waits if wait.stage is not None), None)
-        told = "" if longest is None else f"stage {longest.stage} ({waits_s(waits[longest])})"
-        rows.append((names[device], *map(waits_s, by_cause.values()), told))
-    columns = ("device", *(f">{HEADS[cause]}" for cause in Cause), "longest for")
-    return Table("Why devices idle", columns, tuple(rows), optional=("longest for", ">own"))
+        wait_cell = "" if longest is None else f"stage {longest.stage} ({_cell(waits[longest])})"
+        rows.append((names[device], *map(_cell, by_cause.values()), wait_cell))
+    columns = ("device", *(f">{HEADS[cause]}" for cause in Cause), "longest wait")
+    return Table("Idle time by cause", columns, tuple(rows), optional=("longest wait", ">own"))
 
 
-def waits_s(time_s: float) -> str:
-    """A time of waiting, empty for none."""
+def _cell(time_s: float) -> str:
+    """A time as text; empty for 0."""
     return format_seconds(time_s) if time_s > 0 else ""
 
 
 def path_table(path: Sequence[PathStep], names: Mapping[int, str]) -> Table:
-    """What the length of the iteration is made of: the actions of the critical path by what they
-    do and where.
-    """
+    """The parts of the iteration's length: actions of the critical path, by kind and place."""
     parts: dict[tuple[str, str], list[float]] = {}
     for step in path:
-        parts.setdefault(_said(step, names), []).append(step.end_s - step.start_s)
+        parts.setdefault(_kind_and_place(step, names), []).append(step.end_s - step.start_s)
     whole_s = path[-1].end_s if path else 0.0
     shown = sorted(parts.items(), key=lambda part: -sum(part[1]))
     return Table(
         f"The critical path, {count(len(path), 'action')}",
-        ("what", "where", ">times", ">together", ">of the iteration"),
+        ("action", "place", ">count", ">time", ">of the iteration"),
         tuple(
             (
                 what,
@@ -88,14 +86,13 @@ def path_table(path: Sequence[PathStep], names: Mapping[int, str]) -> Table:
                 format_seconds(sum(times_s)),
                 percent(sum(times_s) / whole_s),
             )
-            for (what, where), times_s in shown[:MOST_PARTS]
+            for (what, where), times_s in shown[:MAX_PARTS]
             if sum(times_s) > 0
         ),
     )
 
 
-def _said(step: PathStep, names: Mapping[int, str]) -> tuple[str, str]:
-    """What a step does, and where."""
+def _kind_and_place(step: PathStep, names: Mapping[int, str]) -> tuple[str, str]:
     where = names[step.device]
     match step.action:
         case Compute(direction, stage):
@@ -129,9 +126,10 @@ def simulation_json(
     """The object that `simulate --json` prints.
 
     Args:
-        account: None where there are too many actions for one.
-        num_devices: of the topology; `peak_bytes` has one entry for each.
-        trace, svg: paths of the trace and of the picture, None if none was written.
+        plan: the plan.
+        account: causes of idle time and critical path; None where there are too many actions.
+        num_devices: number of devices in the topology; `peak_bytes` has one entry for each.
+        trace, svg: paths of the trace and of the picture; None if none was written.
     """
     return {
         "solver": plan.solver,

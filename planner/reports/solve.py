@@ -1,26 +1,31 @@
-"""What solvers came up with, as rows of plain text and as the machine's JSON."""
+"""The solvers' plans, as rows of plain text and as the machine's JSON."""
 
 from dataclasses import replace
 from typing import Any
 
-from planner.judging.portfolio import Comparison, Row
+from planner.judging.judge import predicted_s
+from planner.judging.portfolio import SolverComparison, SolverRow
 from planner.plan import Plan, Prediction, said_times
-from planner.problem import Status
+from planner.problem import Objective, Status
 from planner.profiles import Source
 from planner.reports.tables import Table, device_runs, percent
 from planner.units import format_bytes, format_seconds
 
-# Of a table of stages.
-MOST_ROWS = 24
+# Rows of a table of stages.
+MAX_ROWS = 24
+# The objectives that have a column of their own, beside the iteration.
+_OBJECTIVES = {Objective.BOTTLENECK: ">bottleneck", Objective.LATENCY: ">latency"}
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """What all solvers came up with."""
+def comparison_table(comparison: SolverComparison) -> Table:
+    """A row for every solver."""
     best = comparison.best
     sizes = {row.microbatch_size for row in comparison.rows}
     profiled = all(row.source is not Source.INTERPOLATED for row in comparison.rows)
-    columns = ("solver", ">microbatch", ">stages", ">devices", ">iteration", ">samples/s",
-               ">bubble", ">gap", ">peak memory", ">closed form", ">took", "")  # fmt: skip
+    columns = ("solver", ">microbatch", ">stages", ">devices", *_OBJECTIVES.values(), ">iteration",
+               ">samples/s", ">bubble", ">gap", ">peak memory", ">closed form", ">took",
+               "")  # fmt: skip
+    objectives = {row.plan.certificate.objective for row in comparison.rows if row.plan}
     table = Table(
         "Strategies, judged by the simulator",
         columns,
@@ -28,14 +33,17 @@ def comparison_table(comparison: Comparison) -> Table:
         marked=None if best is None else comparison.rows.index(best),
         optional=(">closed form", ">took", ">bubble", ">gap", ">devices", ">peak memory"),
     )
+    # The gap is the objective's, so the objective has a column.
+    for objective, column in _OBJECTIVES.items():
+        table = table if objective in objectives else table.without(column)
     return table.without(">microbatch") if len(sizes) == 1 and profiled else table
 
 
-def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
+def _row_cells(row: SolverRow, best: bool) -> tuple[str, ...]:
     took = format_seconds(row.solve_s)
     if row.plan is None:
         short = "does not fit" if row.status is Status.INFEASIBLE else "no plan"
-        return (row.solver, _size(row), *[""] * 8, took, short)
+        return (row.solver, _size(row), *[""] * (8 + len(_OBJECTIVES)), took, short)
     prediction = row.plan.prediction
     off = prediction.closed_form_s / prediction.iteration_s - 1
     return (
@@ -43,6 +51,7 @@ def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
         _size(row),
         str(len(row.plan.strategy.stages)),
         str(len(prediction.devices)),
+        *(format_seconds(predicted_s(prediction, objective)) for objective in _OBJECTIVES),
         format_seconds(prediction.iteration_s),
         _throughput(prediction.throughput),
         percent(prediction.bubble_fraction),
@@ -54,7 +63,7 @@ def _row_cells(row: Row, best: bool) -> tuple[str, ...]:
     )
 
 
-def _size(row: Row) -> str:
+def _size(row: SolverRow) -> str:
     """Of the microbatch; one that was not profiled is marked."""
     between = row.source is Source.INTERPOLATED
     return f"{row.microbatch_size}{' interpolated' if between else ''}"
@@ -97,8 +106,8 @@ def stage_table(plan: Plan) -> Table:
                "recompute", ">peak memory", "from .. to")  # fmt: skip
     optional = ("from .. to", "recompute", ">in flight", ">operators")
     title = "Stages, per microbatch"
-    if len(rows) > MOST_ROWS:
-        ends = MOST_ROWS // 2
+    if len(rows) > MAX_ROWS:
+        ends = MAX_ROWS // 2
         title += f" (the first and the last {ends} of {len(rows)}; the strategy file has all)"
         rows = [*rows[:ends], ("..", *[""] * (len(columns) - 1)), *rows[-ends:]]
     return Table(title, columns, tuple(rows), optional=optional)
@@ -119,14 +128,14 @@ def certificate_lines(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def row_json(row: Row, lower_bound_s: float, num_devices: int) -> dict[str, Any]:
+def row_json(row: SolverRow, lower_bound_s: float, num_devices: int) -> dict[str, Any]:
     """One solver's fields of `solve --json`.
 
     Args:
         num_devices: of the topology; `peak_bytes` has one entry for each.
     """
     plan = row.plan
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "solver": row.solver,
         "status": row.status.value,
         "reason": row.reason,
@@ -136,18 +145,18 @@ def row_json(row: Row, lower_bound_s: float, num_devices: int) -> dict[str, Any]
         "engine": None if plan is None else plan.engine,
         "profiled_on": None if plan is None else plan.profiled_on,
         "lower_bound_s": lower_bound_s,
-        "iteration_s": None, "bottleneck_s": None, "throughput": None, "bubble_fraction": None,
-        "gap": None, "space_bound_s": None, "peak_bytes": None, "num_stages": None,
-        "stages": None, "reproducible": None,
+        "iteration_s": None, "bottleneck_s": None, "latency_s": None, "throughput": None,
+        "bubble_fraction": None, "gap": None, "space_bound_s": None, "peak_bytes": None,
+        "num_stages": None, "stages": None, "reproducible": None,
     }  # fmt: skip
     if plan is None:
-        return found
-    found["lower_bound_s"] = plan.certificate.lower_bound_s
-    return found | plan_json(plan, num_devices)
+        return fields
+    fields["lower_bound_s"] = plan.certificate.lower_bound_s
+    return fields | plan_json(plan, num_devices)
 
 
 def plan_json(plan: Plan, num_devices: int) -> dict[str, Any]:
-    """What the judge says of a plan, in the fields of `solve --json`.
+    """The judge's figures of a plan, in the fields of `solve --json`.
 
     Args:
         num_devices: of the topology; `peak_bytes` has one entry for each.
@@ -157,6 +166,7 @@ def plan_json(plan: Plan, num_devices: int) -> dict[str, Any]:
     return {
         "iteration_s": prediction.iteration_s,
         "bottleneck_s": prediction.bottleneck_s,
+        "latency_s": prediction.latency_s,
         "throughput": prediction.throughput,
         "bubble_fraction": prediction.bubble_fraction,
         "gap": plan.certificate.gap,
@@ -177,13 +187,13 @@ def plan_json(plan: Plan, num_devices: int) -> dict[str, Any]:
 
 
 def comparison_json(
-    comparison: Comparison, num_devices: int, strategy: str | None, partition: str | None
+    comparison: SolverComparison, num_devices: int, strategy: str | None, partition: str | None
 ) -> dict[str, Any]:
     """The object that `solve --json` prints.
 
     Args:
         strategy: path of the strategy file, None if none was written.
-        partition: path of the annotated model, None likewise.
+        partition: path of the annotated model, None if none was written.
     """
     rows = [row_json(row, comparison.lower_bound_s, num_devices) for row in comparison.rows]
     best = comparison.best
@@ -197,7 +207,7 @@ def comparison_json(
     }
 
 
-def _nothing(comparison: Comparison, num_devices: int) -> dict[str, Any]:
+def _nothing(comparison: SolverComparison, num_devices: int) -> dict[str, Any]:
     last = comparison.rows[-1]
     row = replace(
         last,
@@ -210,13 +220,13 @@ def _nothing(comparison: Comparison, num_devices: int) -> dict[str, Any]:
     return row_json(row, comparison.lower_bound_s, num_devices)
 
 
-def shortage(comparison: Comparison) -> str:
+def shortage(comparison: SolverComparison) -> str:
     """Why there is no plan: the reason of the solver that searches most, else of the last."""
     reasons = {row.solver: row.reason for row in comparison.rows if row.reason}
     return reasons.get("antichain") or [Status.UNKNOWN.value, *reasons.values()][-1]
 
 
-def reason_lines(comparison: Comparison) -> tuple[str, ...]:
+def reason_lines(comparison: SolverComparison) -> tuple[str, ...]:
     """Why some solvers have no plan; each reason once, after the solvers that gave it."""
     solvers: dict[str, dict[str, None]] = {}
     for row in comparison.rows:
@@ -225,7 +235,7 @@ def reason_lines(comparison: Comparison) -> tuple[str, ...]:
     return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
 
 
-def no_plan_lines(comparison: Comparison) -> tuple[str, ...]:
+def no_plan_lines(comparison: SolverComparison) -> tuple[str, ...]:
     """Why there is no plan at all, and what the user can change."""
     reasons = reason_lines(comparison)
     if len(reasons) == 1:

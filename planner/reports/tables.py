@@ -1,4 +1,4 @@
-"""`Table`: what people see, as plain text; and how figures are written in one."""
+"""`Table`: a table of plain text for people; and figures as text."""
 
 from dataclasses import dataclass, replace
 
@@ -8,12 +8,11 @@ class Table:
     """A table for people.
 
     Attributes:
-        title: above it.
-        columns: the heads; those of numbers start with ">" and are set to the right.
-        rows: as many cells as columns, each.
-        marked: index of a row to stand out, or None.
-        optional: heads of columns that may be left out where there is no room, the first one
-            first.
+        title: the line above the table.
+        columns: heads of the columns; a head that starts with ">" aligns its column to the right.
+        rows: the rows, each with one cell per column.
+        marked: index of a row that is highlighted, or None.
+        optional: heads of columns that are left out where there is no room, in this order.
     """
 
     title: str
@@ -51,7 +50,7 @@ def count(number: int, what: str) -> str:
 
 
 def device_runs(devices: tuple[int, ...]) -> str:
-    """Indices with runs shortened.
+    """Indices of devices as text, with runs shortened.
 
     >>> device_runs((0, 1, 2, 5))
     '0-2 5'

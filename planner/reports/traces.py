@@ -1,4 +1,4 @@
-"""Two traces side by side, for people and machines."""
+"""Two traces side by side, as tables and as JSON."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,25 +6,28 @@ from planner.reports.tables import Table
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.traces.comparison import TraceComparison, Versus
+    from planner.traces.comparison import ComparedTime, TraceComparison
 
 
-def trace_tables(found: "TraceComparison") -> tuple[Table, ...]:
-    """Times of actions and of devices."""
-    actions = (found.iteration, *found.stages, *found.sums, *found.steps)
+def trace_tables(comparison: "TraceComparison") -> tuple[Table, ...]:
+    """Mean times of actions, of transfers and of devices."""
+    actions = (
+        comparison.iteration, *comparison.stages, *comparison.sums, *comparison.steps
+    )  # fmt: skip
     head = ("", ">count", ">predicted", ">measured", ">error")
     tables = [Table("Mean times, predicted and measured", head, tuple(map(_row, actions)))]
-    if found.links:
+    if comparison.links:
         links = tuple(
-            (*_row(one)[:2], format_bytes(one.bytes or 0), *_row(one)[2:]) for one in found.links
+            (*_row(one)[:2], format_bytes(one.bytes or 0), *_row(one)[2:])
+            for one in comparison.links
         )
         heads = ("", ">count", ">bytes", ">predicted", ">measured", ">error")
         tables.append(Table("Mean times of transfers", heads, links))
-    rows = tuple((_row(one)[0], *_row(one)[2:]) for one in found.devices)
+    rows = tuple((_row(one)[0], *_row(one)[2:]) for one in comparison.devices)
     return (*tables, Table("Devices, per iteration", (head[0], *head[2:]), rows))
 
 
-def _row(one: "Versus") -> tuple[str, ...]:
+def _row(one: "ComparedTime") -> tuple[str, ...]:
     return (
         one.what,
         str(one.count),
@@ -34,10 +37,10 @@ def _row(one: "Versus") -> tuple[str, ...]:
     )
 
 
-def trace_json(found: "TraceComparison", overlay: str | None) -> dict[str, Any]:
+def trace_json(comparison: "TraceComparison", overlay: str | None) -> dict[str, Any]:
     """The object that `compare-trace --json` prints."""
 
-    def plain(one: "Versus") -> dict[str, Any]:
+    def plain(one: "ComparedTime") -> dict[str, Any]:
         more = {} if one.bytes is None else {"bytes": one.bytes}
         return {
             "what": one.what,
@@ -48,10 +51,10 @@ def trace_json(found: "TraceComparison", overlay: str | None) -> dict[str, Any]:
         }
 
     return {
-        "predicted_iteration_s": found.iteration.predicted_s,
-        "measured_iteration_s": found.iteration.measured_s,
+        "predicted_iteration_s": comparison.iteration.predicted_s,
+        "measured_iteration_s": comparison.iteration.measured_s,
         **{
-            name: [plain(one) for one in getattr(found, name)]
+            name: [plain(one) for one in getattr(comparison, name)]
             for name in ("stages", "links", "sums", "steps", "devices")
         },
         "overlay": overlay,

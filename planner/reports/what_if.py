@@ -1,10 +1,10 @@
-"""What changes of a cluster bring, and what bounds a plan, as rows of text and as JSON."""
+"""The gain from changes of a cluster, and the bounds of a plan, as rows of text and as JSON."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from planner.costs.compute import fits_any_device
-from planner.judging.portfolio import Comparison
+from planner.judging.portfolio import SolverComparison
 from planner.judging.sensitivity import Gain
 from planner.plan import Plan
 from planner.problem import Problem
@@ -12,7 +12,7 @@ from planner.reports.solve import comparison_json
 from planner.reports.tables import Table
 from planner.units import format_bytes, format_seconds
 
-# A change that is smaller is none.
+# Smaller changes are shown as none.
 NOTICEABLE = 5e-4
 
 
@@ -26,7 +26,9 @@ def _shift(before: float, after: float) -> str:
     return "none" if abs(change) < NOTICEABLE else f"{100 * change:+.1f} %"
 
 
-def what_if_table(before: Comparison, after: Comparison, num_devices: Sequence[int]) -> Table:
+def what_if_table(
+    before: SolverComparison, after: SolverComparison, num_devices: Sequence[int]
+) -> Table:
     """The best plans before and after.
 
     Args:
@@ -35,8 +37,8 @@ def what_if_table(before: Comparison, after: Comparison, num_devices: Sequence[i
     plans = [None if one.best is None else one.best.plan for one in (before, after)]
     rows = [("devices", *map(str, num_devices), "")]
     if None in plans:
-        said = ("no plan fits" if plan is None else "fits" for plan in plans)
-        rows.append(("plan", *said, ""))
+        fits = ("no plan fits" if plan is None else "fits" for plan in plans)
+        rows.append(("plan", *fits, ""))
     for what, figure, shown in _FIGURES:
         values = [figure(plan) for plan in plans if plan is not None]
         shift = _shift(*values) if len(values) == 2 else ""
@@ -54,7 +56,7 @@ def _peak_bytes(plan: Plan) -> float:
     return max(device.memory.total_bytes for device in plan.prediction.devices)
 
 
-# What is compared of two plans, and how it is written.
+# The figures of two plans that are compared: name, value, text.
 _FIGURES: tuple[tuple[str, Callable[[Plan], float], Callable[[float], str]], ...] = (
     ("iteration", lambda plan: plan.prediction.iteration_s, format_seconds),
     ("samples/s", lambda plan: plan.prediction.throughput, "{:.4g}".format),
@@ -62,23 +64,25 @@ _FIGURES: tuple[tuple[str, Callable[[Plan], float], Callable[[float], str]], ...
 )
 
 
-def what_if_json(said: Sequence[str], before: Comparison, num_devices: int) -> dict[str, Any]:
+def what_if_json(
+    changes: Sequence[str], before: SolverComparison, num_devices: int
+) -> dict[str, Any]:
     """The field `what_if` of `solve --json`, whose other fields are those after the changes.
 
     Args:
-        said: the changes.
+        changes: of the topology, in words.
         num_devices: before them.
     """
     plain = comparison_json(before, num_devices, None, None)
     without = ("strategy", "partition", "compared")
     return {
-        "changes": list(said),
+        "changes": list(changes),
         "before": {name: value for name, value in plain.items() if name not in without},
     }
 
 
 def sensitivity_table(gains: Sequence[Gain]) -> Table:
-    """What each resource brings that is twice as fast, the most first."""
+    """The gain from each resource that is twice as fast, the largest first."""
     bounding = 0 if gains and gains[0].change <= -NOTICEABLE else None
     return Table(
         "The same plan, where one thing is twice as fast",
@@ -98,7 +102,7 @@ def sensitivity_table(gains: Sequence[Gain]) -> Table:
 
 
 def sensitivity_line(gains: Sequence[Gain]) -> str:
-    """What bounds the plan, in a sentence."""
+    """The resource that bounds the plan, in a sentence."""
     single = [gain for gain in gains if not gain.together]
     best = single[0]
     verb = "bound" if best.kind == "links" else "bounds"
@@ -110,9 +114,9 @@ def sensitivity_line(gains: Sequence[Gain]) -> str:
     )
 
 
-def unheard(problem: Problem, said: Sequence[str]) -> tuple[str, ...]:
-    """Notes on changes that cannot show."""
-    speeds = [one for one in said if one.startswith("device_types.") and ".memory:" not in one]
+def unheard(problem: Problem, changes: Sequence[str]) -> tuple[str, ...]:
+    """Notes on changes that have no effect on the plan."""
+    speeds = [one for one in changes if one.startswith("device_types.") and ".memory:" not in one]
     if not speeds or not fits_any_device(problem.profile):
         return ()
     return (

@@ -2,7 +2,6 @@
 need it: which send meets which receive, and which counter each action waits for or changes.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from planner.schedules.actions import Code, Direction, Kind, waiting_for_sends
 from planner.schedules.tasks import Tasks
 from planner.support.arrays import Floats, Ints
+from planner.support.derived import derived
 
 
 class Dependencies(NamedTuple):
@@ -57,7 +57,7 @@ def tasks(
     )  # fmt: skip
 
 
-@lru_cache(maxsize=2)
+@derived(kept=2)
 def dependencies(code: Code) -> Dependencies:
     """Finds which actions of some lists belong together."""
     owner = code.owner()

@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.costs.actions import ActionCosts
-from planner.costs.pricing import StagePrice, action_costs, stage_price
-from planner.graph import Graph, parameters_by_name, producers
+from planner.costs.pricing import ActionCosts, StagePrice, action_costs, stage_price
+from planner.graph import Graph, producers
 from planner.problem import Problem
 from planner.schedules.actions import Lists, Program
 from planner.schedules.pipelines import (
@@ -229,18 +228,14 @@ def _devices(strategy: Strategy) -> list[tuple[int, ...]]:
 def _prices_after(
     problem: Problem, strategy: Strategy, before: Simulated | None
 ) -> Iterable[StagePrice]:
-    graph, devices = problem.profile.graph, problem.topology.devices
-    index, parameters = operator_indices(graph), parameters_by_name(graph)
+    devices = problem.topology.devices
     for s, stage in enumerate(strategy.stages):
         if before is not None and before.strategy.stages[s].operators == stage.operators:
             known = before._prices[s]
             if all(devices[device].type in known for device in stage.devices):
                 yield known
                 continue
-        inside = [index[name] for name in stage.operators]
-        held = {name for v in inside for name in graph.operators[v].parameters}
-        trained = sum(parameters[n].bytes for n in held if parameters[n].trainable)
-        yield stage_price(problem, stage, inside, trained)
+        yield stage_price(problem, stage)
 
 
 def _shape(strategy: Strategy, s: int, tensors: StageTensors, num_sums: int) -> object:

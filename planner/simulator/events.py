@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.costs.actions import ActionCosts
+from planner.costs.pricing import ActionCosts
 from planner.schedules import rules_kernels as kernels
 from planner.schedules.actions import Code, Kind, Piece, Program
 from planner.schedules.dependencies import Dependencies, dependencies, tasks

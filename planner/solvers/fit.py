@@ -1,4 +1,4 @@
-"""What the constructive solvers share: take the first of some strategies that fits."""
+"""Helpers of constructive solvers: of some strategies they take the first that fits."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -52,7 +52,7 @@ def pipeline(
     )
     return Strategy(
         stages=tuple(
-            Stage(
+            Stage.whole(
                 operators=tuple(graph.operators[v].name for v in sorted(inside)),
                 devices=tuple(where),
                 warmup=depth,

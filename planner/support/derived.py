@@ -1,36 +1,72 @@
-"""What follows from an artefact, kept as long as the artefact is one of the latest."""
+"""Values that follow from artefacts, remembered by the identity of these."""
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import wraps
-from typing import TypeVar
+from typing import ParamSpec, TypeVar, overload
 
-Artefact = TypeVar("Artefact")
+Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
-MOST_KEPT = 16
+MAX_KEPT = 16
 
 
-def derived(function: Callable[[Artefact], Value]) -> Callable[[Artefact], Value]:
-    """Remembers a function's values by the identity of its argument, for the latest `MOST_KEPT`.
+@overload
+def derived(function: Callable[Arguments, Value], /) -> Callable[Arguments, Value]: ...
 
-    Graphs and profiles are large, and are asked for what follows from them in inner loops: a cache
-    by equality would compare one that was read again with the one before field by field each time.
 
-    >>> double = derived(lambda numbers: [2 * n for n in numbers])
-    >>> numbers = (1, 2)
-    >>> double(numbers) is double(numbers)
+@overload
+def derived(
+    *, kept: int
+) -> Callable[[Callable[Arguments, Value]], Callable[Arguments, Value]]: ...  # fmt: skip
+
+
+def derived(
+    function: Callable[..., Value] | None = None, /, *, kept: int = MAX_KEPT
+) -> Callable[..., object]:  # fmt: skip
+    """Remembers a function's latest values: of artefacts by their identity, of plain values such as
+    numbers, names and tuples of them by equality.
+
+    Graphs and profiles are large, and inner loops ask for values that follow from them: a memo by
+    equality would compare a graph that was read again with the one before, field by field.
+    An artefact is an instance of a dataclass. The first argument has to be one; each of the others
+    has to be one, or None, in all calls, or in none.
+
+    Args:
+        kept: number of values; the oldest is given up first.
+
+    >>> from dataclasses import make_dataclass
+    >>> numbers = make_dataclass("Numbers", ["values"])([1, 2])
+    >>> times = derived(lambda numbers, factor: [factor * n for n in numbers.values])
+    >>> times(numbers, 2) is times(numbers, 2)
     True
     """
-    kept: dict[int, tuple[Artefact, Value]] = {}
+    if function is None:
+        return lambda function: _remembering(function, kept)
+    return _remembering(function, kept)
+
+
+def _remembering(function: Callable[..., Value], kept: int) -> Callable[..., Value]:
+    memo: dict[object, tuple[object, Value]] = {}
 
     @wraps(function)
-    def of(artefact: Artefact) -> Value:
-        found = kept.get(id(artefact))
-        # It is held, so no other one can have its identity meanwhile.
-        if found is None:
-            found = kept[id(artefact)] = artefact, function(artefact)
-            while len(kept) > MOST_KEPT:
-                del kept[next(iter(kept))]
-        return found[1]
+    def of(first: object, *others: object, **named: object) -> Value:
+        # Most functions have one argument, and are called most.
+        key: object = id(first)
+        if others or named:
+            key = (key, *map(_key, others), *((name, _key(one)) for name, one in named.items()))
+        entry = memo.get(key)
+        if entry is None:
+            value = function(first, *others, **named)
+            # The arguments are held, so no other artefact can have their identity meanwhile.
+            entry = memo[key] = (first, others, named), value
+            while len(memo) > kept:
+                del memo[next(iter(memo))]
+        return entry[1]
 
+    of.cache_clear = memo.clear  # type: ignore[attr-defined]  # as `lru_cache` has it
     return of
+
+
+def _key(argument: object) -> object:
+    return id(argument) if is_dataclass(argument) else argument

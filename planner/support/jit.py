@@ -1,11 +1,11 @@
-"""`njit`: numba with its cache in the user's cache folder, apart for every state of the sources.
+"""`njit`: numba, with its cache in a folder of its own for each state of the sources, in the user's
+cache folder.
 
-Numba looks only at the file of a compiled function, not at those that it calls, so the folder
-carries a hash of all the code that kernels are made of (`sources`).
+Numba checks only the file of a compiled function, not the files of the functions that it calls. So
+the name of the folder has a hash of all code that kernels are made of (`sources`).
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from platformdirs import user_cache_path
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,12 +25,14 @@ _IMPORTS = re.compile(r"^ *from (planner[\w.]*) import (\([^)]*\)|.*)", re.MULTI
 
 
 def sources() -> list[Path]:
-    """The files that compiled code is made of: those that compile functions, and all of the package
-    that they import, because constants and functions of these are compiled in.
+    """The files that compiled code is made of.
+
+    These are the files that compile functions, and all files of the package that they import, at
+    any distance: their constants and functions are compiled in.
     """
     text = {path: path.read_text() for path in sorted(_PLANNER.rglob("*.py"))}
     reached = [path for path in text if _COMPILES.search(text[path])]
-    for path in reached:  # grows while it is walked
+    for path in reached:  # the list grows while it is walked
         for module, names in _IMPORTS.findall(text[path]):
             folder = _PLANNER.joinpath(*module.split(".")[1:])
             candidates = (folder.with_suffix(".py"), folder / "__init__.py")
@@ -43,8 +46,8 @@ def _cache_folder() -> Path:
     for path in sources():
         digest.update(path.relative_to(_PLANNER).as_posix().encode())
         digest.update(path.read_bytes())
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "planner" / f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
+    name = f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
+    return user_cache_path("planner", appauthor=False) / name
 
 
 # Read by numba when it compiles; its environment variable goes first.
@@ -60,8 +63,8 @@ def compiled_before() -> bool:
 
 @contextmanager
 def compile_clock() -> Iterator[Callable[[], float]]:
-    """Gives a function that says how many seconds were spent compiling since, so that they need not
-    count against a time limit.
+    """A context with a function that returns the time spent on compiling since, in s, so that it
+    need not count against a time limit.
     """
     from numba.core import event
 
@@ -76,7 +79,7 @@ def njit(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """The same for a function that only compiled ones call: it takes less to compile, and Python
+    """Compiles a function that only compiled functions call: this takes less time, and Python
     cannot call it.
     """
     # These two options are missing in numba's own type stubs.

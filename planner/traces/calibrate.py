@@ -1,16 +1,16 @@
 """`calibrate`: measured runs -> `Calibration`, and how far it can be trusted.
 
-Each part is a linear regression with a Gaussian prior around what is predicted without it: of the
-parameters x, with prior means m and widths s, and of relative errors of width e,
+Each part is a linear regression with a Gaussian prior around the prediction without a calibration:
+for the parameters x, with prior means m and widths s, and for relative errors of width e,
 
     minimise  sum over observations ((a x - y) / (e y))^2 + sum over parameters ((x - m) / s)^2,
 
-because a trace shows sums over the operators of a stage only, and many types share few sums
-(Bishop, Pattern Recognition and Machine Learning, 2006, section 3.3). What must not be negative and
-would be is 0.
+because a trace shows only sums over the operators of a stage, and many types share few sums
+(Bishop, Pattern Recognition and Machine Learning, 2006, section 3.3). Times are not negative, so
+their parameters have a lower bound, and the minimum is sought within it.
 
-The error after calibration is told of runs that were not fitted: those of one model at a time, or
-one run at a time where there is one model only.
+The error after calibration is that of runs that were not fitted: each model's runs are predicted
+from those of the other models, or, with one model only, each run from the other runs.
 """
 
 from collections import defaultdict
@@ -20,35 +20,37 @@ from statistics import fmean, median
 
 import numpy as np
 
-from planner.calibration import Calibration, Deviation
-from planner.costs.calibration import first_output_bytes, whole_share
+from planner.calibration import Calibration, Deviation, first_output_bytes, whole_share
 from planner.costs.collectives import slowest_link
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.plan import Plan
 from planner.problem import Problem
-from planner.schedules.actions import AllReduce, Compute, Direction, Program, Receive, Send, Step
+from planner.profiles import Profile
+from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step
 from planner.simulator.events import run as simulated
 from planner.simulator.timeline import Event, Timeline
 from planner.strategy import operator_indices
 from planner.support.arrays import Floats
 
 # Widths of errors and priors, as shares.
-STAGE_ERROR, DIRECTION_ERROR, GAP_ERROR, FLOW_ERROR, TAIL_ERROR = 0.03, 0.1, 0.3, 0.3, 0.2
+STAGE_ERROR, DIRECTION_ERROR, GAP_ERROR, TAIL_ERROR = 0.03, 0.1, 0.3, 0.2
 FACTOR_WIDTH, TYPE_WIDTH, TAIL_WIDTH = 0.3, 0.1, 1.0
 # Widths in s, and s per byte.
 LAUNCH_WIDTH_S, POST_WIDTH_S, COPY_WIDTH, LOSS_WIDTH = 3e-4, 1e-3, 1e-9, 3e-9
+LEAST_TYPE_FACTOR = 0.05
+"""No type of operator is faster than this share of its measured time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One measured iteration.
 
     Attributes:
-        name: for people.
-        problem: that the strategy was made for, without a calibration.
-        plan: that was run.
-        timeline: as measured.
+        name: the name that reports show.
+        problem: the problem that the strategy was made for, without a calibration.
+        plan: the plan that was run.
+        timeline: the measured timeline.
     """
 
     name: str
@@ -58,15 +60,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """The iteration of one run.
+class CheckedRun:
+    """The iteration time of one run, measured and predicted.
 
     Attributes:
-        name: of the run.
-        measured_s: its time.
-        before_s: as predicted without a calibration.
-        after_s: as predicted with one that was fitted to the runs of other models, or, where there
-            are none, to all other runs; without other runs, as before.
+        name: the run's name.
+        measured_s: measured time.
+        before_s: time predicted without a calibration.
+        after_s: time predicted with a calibration that was fitted to the runs of other models, or
+            to the other runs of the only model; `before_s` where there is no other run.
     """
 
     name: str
@@ -76,39 +78,39 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """A calibration with its proof.
+class CheckedCalibration:
+    """A calibration and its cross-validation.
 
     Attributes:
-        calibration: fitted to all runs.
+        calibration: the calibration that was fitted to all runs.
         checked: every run.
-        left_out: "model" or "run": what was left out at a time.
+        left_out: "model" or "run": the unit that cross-validation left out.
     """
 
     calibration: Calibration
-    checked: tuple[Checked, ...]
+    checked: tuple[CheckedRun, ...]
     left_out: str
 
     @property
     def error_before(self) -> float:
-        """Mean of |predicted - measured| / measured without a calibration."""
+        """Mean of |predicted - measured| / measured, without a calibration."""
         return fmean(abs(one.before_s / one.measured_s - 1) for one in self.checked)
 
     @property
     def error_after(self) -> float:
-        """The same with one, of runs that were left out of it."""
+        """The same by calibrations that the run was left out of."""
         return fmean(abs(one.after_s / one.measured_s - 1) for one in self.checked)
 
 
-def calibrate(runs: Sequence[Run]) -> Fitted:
-    """A calibration for the type of device that the runs were on, checked by cross-validation.
+def calibrate(runs: Sequence[MeasuredRun]) -> CheckedCalibration:
+    """A calibration for the device type of some runs, checked by cross-validation.
 
     Args:
-        runs: at least one; all on devices of one type.
+        runs: at least one run; all are on devices of one type.
     """
-    profiles = list(dict.fromkeys(one.problem.profile for one in runs))
+    profiles = _profiles_of(runs)
     by_model = len(profiles) > 1
-    groups: dict[int, list[Run]] = defaultdict(list)
+    groups: dict[int, list[MeasuredRun]] = defaultdict(list)
     for number, one in enumerate(runs):
         groups[profiles.index(one.problem.profile) if by_model else number].append(one)
     checked = {}
@@ -116,40 +118,49 @@ def calibrate(runs: Sequence[Run]) -> Fitted:
         others = [one for key, rest in groups.items() if key != number for one in rest]
         known = fit(others) if others else Calibration()
         for one in group:
-            checked[id(one)] = Checked(
+            checked[id(one)] = CheckedRun(
                 one.name,
                 one.timeline.iteration_s,
                 predicted_s(one, Calibration()),
                 predicted_s(one, known),
             )
-    return Fitted(
+    return CheckedCalibration(
         fit(runs), tuple(checked[id(one)] for one in runs), "model" if by_model else "run"
     )
 
 
-def predicted_s(run: Run, calibration: Calibration) -> float:
-    """The simulated iteration of a run's strategy."""
+def _profiles_of(runs: Iterable[MeasuredRun]) -> list[Profile]:
+    """The profiles of some runs, each once."""
+    profiles: list[Profile] = []
+    for one in runs:
+        if one.problem.profile not in profiles:
+            profiles.append(one.problem.profile)
+    return profiles
+
+
+def predicted_s(run: MeasuredRun, calibration: Calibration) -> float:
+    """The simulated iteration time of a run's strategy, in s."""
     problem = replace(run.problem, calibration=calibration)
     evaluation = evaluate(problem, run.plan.strategy)
     return simulated(evaluation.program, evaluation.costs, problem.topology).iteration_s
 
 
-def fit(runs: Sequence[Run]) -> Calibration:
-    """The calibration that fits some runs."""
+def fit(runs: Sequence[MeasuredRun]) -> Calibration:
+    """The calibration that fits the runs best."""
     first = runs[0]
     kind = first.problem.topology.devices[first.plan.ranks[0]].type
-    post_s, copy = _posting(runs)
+    post_s, copy_s_per_byte = _posting(runs)
     computation = _computation(runs)
-    launch_s = computation.launch_s  # of sums and steps as well
+    launch_s = computation.launch_s  # all-reduces and steps are launched, too
     return replace(
         computation,
         device_type=kind,
         runs=len(runs),
-        models=len({one.problem.profile for one in runs}),
+        models=len(_profiles_of(runs)),
         post_s=post_s,
-        copy_s_per_byte=copy,
-        wire=_wire(runs),
-        sums=_factor((p, m - launch_s) for one in runs for p, m in _sums(one)),
+        copy_s_per_byte=copy_s_per_byte,
+        wire=_share_left_for_links(runs),
+        sums=_factor((p, m - launch_s) for one in runs for p, m in _all_reduces(one)),
         steps=_factor((p, m - launch_s) for one in runs for p, m in _steps(one)),
     )
 
@@ -160,55 +171,62 @@ def fit(runs: Sequence[Run]) -> Calibration:
 def regression(
     rows: Floats, values: Floats, errors: Floats, means: Floats, widths: Floats, least: Floats
 ) -> Floats:
-    """(p,) the parameters that explain some values.
+    """(p,) the parameters that explain some values best, within their lower bounds.
 
     Args:
-        rows: (n, p) a value is the product of a row and the parameters.
-        values: (n,) above 0.
-        errors: (n,) the relative width of each value's error.
-        means: (p,) of the parameters' priors.
-        widths: (p,) of the same.
-        least: (p,) no parameter is less than this.
+        rows: (n, p) coefficients: a value is the product of its row and the parameters.
+        values: (n,) positive values.
+        errors: (n,) relative width of each value's error.
+        means: (p,) means of the parameters' priors.
+        widths: (p,) widths of the parameters' priors.
+        least: (p,) lower bound of each parameter; -inf where there is none.
+
+    Source: bounded-variable least squares, Stark and Parker, Computational Statistics 10, 1995.
     """
+    from scipy.optimize import lsq_linear  # it takes half a second to load, and only calibrate does
+
+    count = len(means)
     scale = errors * values
-    matrix = np.vstack([rows / scale[:, None], np.diag(1 / widths)])
-    target = np.concatenate([values / scale, means / widths])
-    found, free = least.copy(), np.ones(len(means), dtype=bool)
-    while free.any():
-        rest = target - matrix[:, ~free] @ least[~free]
-        found[free] = np.linalg.lstsq(matrix[:, free], rest, rcond=None)[0]
-        low = free & (found < least)
-        if not low.any():
-            break
-        found[low], free = least[low], free & ~low
-    return found
+    # The unknowns are distances from the means in widths, so that parameters of 1e-9 and of 1 have
+    # the same order of magnitude, and the priors become an identity matrix of full rank: the
+    # minimum is unique.
+    matrix = np.vstack([rows * widths / scale[:, None], np.eye(count)])
+    target = np.concatenate([(values - rows @ means) / scale, np.zeros(count)])
+    # A parameter that was set to its bound is freed again where its gradient says that this helps.
+    # Without that step the result may be far off: one parameter's bound changes the others.
+    solution = lsq_linear(
+        matrix, target, ((least - means) / widths, np.inf), method="bvls", tol=1e-12,
+        max_iter=100 * count,
+    )  # fmt: skip
+    assert solution.success, solution.message
+    parameters: Floats = means + widths * solution.x
+    return np.maximum(least, parameters)  # rounding may leave one just below its bound
 
 
 def _factor(pairs: Iterable[tuple[float, float]]) -> float:
-    """The factor between predicted and measured times; 1 where there are none."""
-    some = [pair for pair in pairs if pair[0] > 0 and pair[1] > 0]
-    if not some:
+    """The factor from predicted to measured times; 1 where there are none."""
+    positive = [pair for pair in pairs if pair[0] > 0 and pair[1] > 0]
+    if not positive:
         return 1.0
-    expected, found = np.array(some).T
-    return float(
-        regression(
-            expected[:, None], found, np.full(len(some), TAIL_ERROR), np.ones(1),
-            np.full(1, TAIL_WIDTH), np.full(1, 0.01),
-        )[0]
+    predicted_s, measured_s = np.array(positive).T
+    factor = regression(
+        predicted_s[:, None], measured_s, np.full(len(positive), TAIL_ERROR), np.ones(1),
+        np.full(1, TAIL_WIDTH), np.full(1, 0.01),
     )  # fmt: skip
+    return float(factor[0])
 
 
 # ---------------------------------------------------------------------------- computation
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _StagePass:
     """One direction of one stage on one device.
 
     Attributes:
-        forward, backward: time of its operators alone, by type.
-        loss_forward, loss_backward: bytes of the loss's input.
-        measured_s: median over microbatches.
+        forward, backward: times of the operators that run in it, by type.
+        loss_forward, loss_backward: bytes of the loss's input, where it is computed here.
+        measured_s: median time over microbatches.
     """
 
     forward: dict[str, float]
@@ -218,17 +236,21 @@ class _Stage:
     measured_s: float
 
 
-def _computation(runs: Sequence[Run]) -> Calibration:
-    found = [pair for one in runs for pair in _stages(one)]
-    types = sorted({t for pair in found for one in pair for t in (*one.forward, *one.backward)})
+def _computation(runs: Sequence[MeasuredRun]) -> Calibration:
+    """The part of the calibration that is about forwards and backwards."""
+    stages = [pair for one in runs for pair in _stages(one)]
+    types = sorted({t for pair in stages for one in pair for t in (*one.forward, *one.backward)})
     rows, values, errors = [], [], []
-    for forward, backward in found:
-        sides = [_row(one, types) for one in (forward, backward)]
+    for forward, backward in stages:
+        # Both directions and their sum: noise moves time from one to the other, and the sum is
+        # known better than its parts.
+        sides = [_coefficients(one, types) for one in (forward, backward)]
         rows += [*sides, sides[0] + sides[1]]
         values += [forward.measured_s, backward.measured_s]
         values += [forward.measured_s + backward.measured_s]
         errors += [DIRECTION_ERROR, DIRECTION_ERROR, STAGE_ERROR]
     count = len(types)
+    # Parameters in the order of `_coefficients`.
     x = regression(
         np.array(rows),
         np.array(values),
@@ -247,33 +269,37 @@ def _computation(runs: Sequence[Run]) -> Calibration:
         loss_backward_s_per_byte=x[3],
         launch_s=x[4],
         deviations=tuple(
-            Deviation(name, max(f, 0.05 - x[0]), max(b, 0.05 - x[1]))
+            # A bound on a sum of two parameters, which the regression does not know.
+            Deviation(name, max(f, LEAST_TYPE_FACTOR - x[0]), max(b, LEAST_TYPE_FACTOR - x[1]))
             for name, f, b in zip(types, x[5 : 5 + count], x[5 + count :], strict=True)
         ),
     )
 
 
-def _row(one: _Stage, types: Sequence[str]) -> Floats:
-    """Coefficients of: all forwards, all backwards, both losses, the launch, and each type."""
+def _coefficients(one: _StagePass, types: Sequence[str]) -> Floats:
+    """(5 + 2 types,) coefficients of all forwards, all backwards, the loss's forward and backward,
+    the launch, each type's forward and each type's backward.
+    """
     forward, backward = ([side.get(t, 0.0) for t in types] for side in (one.forward, one.backward))
     whole = [sum(forward), sum(backward), one.loss_forward, one.loss_backward, 1.0]
     return np.array([*whole, *forward, *backward])
 
 
-def _stages(run: Run) -> Iterator[tuple[_Stage, _Stage]]:
-    """Forward and backward of each replica."""
+def _stages(run: MeasuredRun) -> Iterator[tuple[_StagePass, _StagePass]]:
+    """Forward and backward of each replica of each stage."""
     profile = run.problem.profile
-    indices, loss = operator_indices(profile.graph), first_output_bytes(profile)
+    indices, loss_bytes = operator_indices(profile.graph), first_output_bytes(profile)
     types = [operator.type for operator in profile.graph.operators]
-    taken: dict[tuple[int, Compute | None], list[float]] = defaultdict(list)
+    # By device and by the action for microbatch 0, times of all microbatches.
+    taken_s: dict[tuple[int, Compute], list[float]] = defaultdict(list)
     for event in run.timeline.events:
         if isinstance(event.action, Compute):
             key = replace(event.action, microbatch=0)
-            taken[event.device, key].append(event.end_s - event.start_s)
+            taken_s[event.device, key].append(event.end_s - event.start_s)
     scale = whole_share(profile)
     for s, stage in enumerate(run.plan.strategy.stages):
         inside = [indices[name] for name in stage.operators]
-        lost = float(loss[inside].sum())
+        own_loss_bytes = float(loss_bytes[inside].sum())
         for device in stage.devices:
             times = times_on(run.problem, device)
             sides = []
@@ -282,45 +308,57 @@ def _stages(run: Run) -> Iterator[tuple[_Stage, _Stage]]:
                 for v in inside:
                     by_type[types[v]] += scale * float(side[v])
                 sides.append(dict(by_type))
-            ahead = median(taken[device, Compute(Direction.FORWARD, s, 0)])
-            back = median(taken[device, Compute(Direction.BACKWARD, s, 0)])
-            again = stage.recompute
+            forward_s = median(taken_s[device, Compute(Direction.FORWARD, s, 0)])
+            backward_s = median(taken_s[device, Compute(Direction.BACKWARD, s, 0)])
             yield (
-                _Stage(sides[0], {}, lost, 0.0, ahead),
-                _Stage(sides[0] if again else {}, sides[1], lost if again else 0.0, lost, back),
+                _StagePass(sides[0], {}, own_loss_bytes, 0.0, forward_s),
+                # A backward that recomputes runs the forward, too.
+                _StagePass(
+                    sides[0] if stage.recompute else {},
+                    sides[1],
+                    own_loss_bytes if stage.recompute else 0.0,
+                    own_loss_bytes,
+                    backward_s,
+                ),
             )
 
 
 # ------------------------------------------------------------------------- communication
 
 
-def _posting(runs: Sequence[Run]) -> tuple[float, float]:
-    """Time of posting a transfer, and for each of its bytes: what lies between two actions of a
-    device if the second one had nothing to wait for.
+def _posting(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
+    """Time of posting a transfer, in s, and time of copying each of its bytes, in s per byte.
+
+    They are fitted to the gaps between two actions of a device whose second one had nothing to wait
+    for: all that the device does in such a gap is posting.
     """
     rows, values = [], []
     for run in runs:
-        for transfers, size, gap_s in _gaps(run):
-            rows.append([float(transfers), float(size)])
+        for num_transfers, size_bytes, gap_s in _gaps(run):
+            rows.append([float(num_transfers), float(size_bytes)])
             values.append(gap_s)
     if not rows:
         return 0.0, 0.0
-    post_s, copy = regression(
+    post_s, copy_s_per_byte = regression(
         np.array(rows), np.array(values), np.full(len(rows), GAP_ERROR), np.zeros(2),
         np.array([POST_WIDTH_S, COPY_WIDTH]), np.zeros(2),
     ).tolist()  # fmt: skip
-    return post_s, copy
+    return post_s, copy_s_per_byte
 
 
-def _gaps(run: Run) -> Iterator[tuple[int, int, float]]:
-    """Transfers that are posted, their bytes, and the time that passes meanwhile."""
-    size = {one.tensor: one.bytes for one in run.plan.crossings}
-    program = _program(run)
+def _gaps(run: MeasuredRun) -> Iterator[tuple[int, int, float]]:
+    """Gaps between computations in which transfers are posted: number of transfers, their bytes,
+    and length in s.
+    """
+    size_bytes = {one.tensor: one.bytes for one in run.plan.crossings}
+    # When the last input of a computation came, by device, direction and microbatch.
     came_s: dict[tuple[int, Direction, int], float] = defaultdict(float)
     for flow in run.timeline.flows:
         key = flow.target, flow.direction, flow.microbatch
         came_s[key] = max(came_s[key], flow.end_s)
-    for device, actions in program.lists.items():
+    for device, actions in evaluate(run.problem, run.plan.strategy).program.lists.items():
+        # A measured timeline has no events of sends and receives, so the events are walked beside
+        # the list: each action that is no transfer takes the next one.
         events = iter(_occupying(run.timeline, device))
         before: Event | None = None
         posted: list[Send | Receive] = []
@@ -333,17 +371,15 @@ def _gaps(run: Run) -> Iterator[tuple[int, int, float]]:
                 waited_s = came_s[device, action.direction, action.microbatch]
                 gap_s = event.start_s - before.end_s
                 if waited_s < before.end_s and gap_s > 0:
-                    yield len(posted), sum(size[one.tensor] for one in posted), gap_s
+                    yield len(posted), sum(size_bytes[one.tensor] for one in posted), gap_s
             before, posted = event, []
 
 
-def _program(run: Run) -> Program:
-    return evaluate(run.problem, run.plan.strategy).program
+def _share_left_for_links(runs: Sequence[MeasuredRun]) -> float:
+    """The share of a transfer's bytes that is left for the link after posting.
 
-
-def _wire(runs: Sequence[Run]) -> float:
-    """The share of the bytes that is left when a transfer has been posted, by the transfers that a
-    device waited for. Those it did not wait for are seen to end late, because it computed.
+    It is taken from the transfers that a device waited for. A transfer that comes while the device
+    computes is noticed late, so its end says nothing of the link.
     """
     pairs = []
     for run in runs:
@@ -357,27 +393,26 @@ def _wire(runs: Sequence[Run]) -> float:
                 pairs.append((flow.bytes / rate, left_s))
     if not pairs:
         return 1.0
-    expected, found = np.array(pairs).T
-    return float(min(1.0, found.sum() / expected.sum()))
+    expected_s, measured_s = np.array(pairs).T
+    return float(min(1.0, measured_s.sum() / expected_s.sum()))
 
 
 def _occupying(timeline: Timeline, device: int) -> list[Event]:
-    """Computations, sums and steps: what a measured timeline has events of."""
+    """Computations, all-reduces and steps of a device: the events of a measured timeline."""
     posting = (Send, Receive)
     return [e for e in timeline.events if e.device == device and not isinstance(e.action, posting)]
 
 
-def _sums(run: Run) -> Iterator[tuple[float, float]]:
-    """Predicted and measured time of each sum, from when its last member came."""
-    expected = evaluate(run.problem, run.plan.strategy).costs.sum_s
-    for index, predicted in enumerate(expected):
+def _all_reduces(run: MeasuredRun) -> Iterator[tuple[float, float]]:
+    """Predicted and measured time of each all-reduce, from when its last member came."""
+    for index, predicted_s in enumerate(evaluate(run.problem, run.plan.strategy).costs.sum_s):
         events = [e for e in run.timeline.events if e.action == AllReduce(index)]
-        yield predicted, max(e.end_s for e in events) - max(e.start_s for e in events)
+        yield predicted_s, max(e.end_s for e in events) - max(e.start_s for e in events)
 
 
-def _steps(run: Run) -> Iterator[tuple[float, float]]:
+def _steps(run: MeasuredRun) -> Iterator[tuple[float, float]]:
     """Predicted and measured time of each step."""
-    expected = evaluate(run.problem, run.plan.strategy).costs.step_s
+    predicted_s = evaluate(run.problem, run.plan.strategy).costs.step_s
     for event in run.timeline.events:
         if isinstance(event.action, Step):
-            yield expected[event.device], event.end_s - event.start_s
+            yield predicted_s[event.device], event.end_s - event.start_s

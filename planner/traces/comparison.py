@@ -1,7 +1,7 @@
-"""Two traces of one strategy, predicted and measured, side by side: in figures, and in one file."""
+"""Two traces of one strategy, predicted and measured: their mean times, and one overlaid trace."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeVar
@@ -11,19 +11,19 @@ from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Se
 from planner.simulator.timeline import Event, Flow, Timeline, communication_s, compute_s, idle_s
 from planner.traces.read import Trace
 
-T = TypeVar("T")
+T = TypeVar("T", int, tuple[int, bool])
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
-    """Mean times of equal things.
+class ComparedTime:
+    """Predicted and measured mean time of actions of one kind.
 
     Attributes:
-        what: they are.
-        count: of them in each trace.
-        predicted_s: mean.
-        measured_s: mean.
-        bytes: of transfers, all together; else None.
+        what: their name, such as "stage 0 forward".
+        count: their number in each trace.
+        predicted_s: mean of the predicted times.
+        measured_s: mean of the measured times.
+        bytes: sum of the sizes, if they are transfers; else None.
     """
 
     what: str
@@ -34,7 +34,7 @@ class Versus:
 
     @property
     def error(self) -> float:
-        """(predicted - measured) / measured; 0 where both are nothing."""
+        """(predicted - measured) / measured; 0 where both are 0."""
         if self.measured_s == 0.0:
             return 0.0 if self.predicted_s == 0.0 else float("inf")
         return (self.predicted_s - self.measured_s) / self.measured_s
@@ -42,53 +42,47 @@ class Versus:
 
 @dataclass(frozen=True, slots=True)
 class TraceComparison:
-    """Predicted beside measured.
+    """Predicted and measured times of one strategy.
 
     Attributes:
-        iteration: the whole.
+        iteration: the iteration.
         stages: forwards and backwards of each stage, over its replicas and microbatches.
         links: transfers of each ordered pair of devices.
-        sums: of gradients, from when the last member has come.
-        steps: of the optimizer, per device.
-        devices: their compute, communication and idle time.
+        sums: all-reduces of gradients, from when the last member has come.
+        steps: steps of the optimizer, per device.
+        devices: compute, communication and idle time of each device.
     """
 
-    iteration: Versus
-    stages: tuple[Versus, ...]
-    links: tuple[Versus, ...]
-    sums: tuple[Versus, ...]
-    steps: tuple[Versus, ...]
-    devices: tuple[Versus, ...]
+    iteration: ComparedTime
+    stages: tuple[ComparedTime, ...]
+    links: tuple[ComparedTime, ...]
+    sums: tuple[ComparedTime, ...]
+    steps: tuple[ComparedTime, ...]
+    devices: tuple[ComparedTime, ...]
 
 
 def compare_traces(predicted: Trace, measured: Trace) -> TraceComparison:
-    """The figures of two traces of one strategy.
+    """The mean times in two traces of one strategy.
 
     Raises:
-        OptionError: if they do not hold the same actions and transfers.
+        OptionError: if the traces do not hold the same actions and transfers.
     """
-    before, after = predicted.timeline, measured.timeline
+    before, after = both = predicted.timeline, measured.timeline
     _check_alike(before, after, {**measured.names, **predicted.names})
     return TraceComparison(
-        iteration=Versus("iteration", 1, before.iteration_s, after.iteration_s),
-        stages=_versus(
-            [
-                {
-                    key: found
-                    for key, found in _grouped(timeline.events, _stage).items()
-                    if key is not None
-                }
-                for timeline in (before, after)
-            ],
+        iteration=ComparedTime("iteration", 1, before.iteration_s, after.iteration_s),
+        stages=_compared(
+            both,
+            _stages_s,
             lambda key: f"stage {key[0]} {'backward' if key[1] else 'forward'}",
         ),
         links=_links(before, after, measured.names),
-        sums=_versus([_sums_s(before), _sums_s(after)], lambda index: f"sum {index}"),
-        steps=_versus(
-            [_steps_s(before), _steps_s(after)], lambda device: f"step on {measured.names[device]}"
-        ),
+        sums=_compared(both, _all_reduces_s, lambda index: f"sum {index}"),
+        steps=_compared(both, _steps_s, lambda device: f"step on {measured.names[device]}"),
         devices=tuple(
-            Versus(f"{measured.names[device]} {what}", 1, of(before, device), of(after, device))
+            ComparedTime(
+                f"{measured.names[device]} {what}", 1, of(before, device), of(after, device)
+            )
             for device in sorted(measured.names)
             for what, of in (
                 ("compute", compute_s),
@@ -100,7 +94,11 @@ def compare_traces(predicted: Trace, measured: Trace) -> TraceComparison:
 
 
 def overlay(predicted: Trace, measured: Trace) -> tuple[Timeline, Mapping[int, str]]:
-    """Both in one timeline, each device twice, and the names of all: what `chrome_trace` takes."""
+    """Both traces in one timeline and the names of its devices, for `chrome_trace`.
+
+    Each device is there twice: device d is 2 d as predicted and 2 d + 1 as measured, so that
+    viewers, which sort by number, show the two below each other.
+    """
     twins = ((predicted, "predicted"), (measured, "measured"))
     names: dict[int, str] = {}
     events: list[Event] = []
@@ -124,8 +122,10 @@ def overlay(predicted: Trace, measured: Trace) -> tuple[Timeline, Mapping[int, s
 
 
 def _check_alike(predicted: Timeline, measured: Timeline, names: Mapping[int, str]) -> None:
+    """Refuses timelines that do not hold the same actions and transfers."""
+
     def contents(timeline: Timeline) -> set[tuple[str, str]]:
-        # Only a simulator says how long posting a transfer takes.
+        # Sends and receives are events only in simulated timelines: there posting takes time.
         events = {
             (names[e.device], text(e.action))
             for e in timeline.events
@@ -136,9 +136,9 @@ def _check_alike(predicted: Timeline, measured: Timeline, names: Mapping[int, st
             for f in timeline.flows
         }
 
-    before, after = contents(predicted), contents(measured)
-    for more, other, which in ((before, after, "predicted"), (after, before, "measured")):
-        if alone := sorted(more - other):
+    ours, theirs = contents(predicted), contents(measured)
+    for these, others, which in ((ours, theirs, "predicted"), (theirs, ours, "measured")):
+        if alone := sorted(these - others):
             device, what = alone[0]
             raise OptionError(
                 f"the traces are not of one strategy: only the {which} one has {what} on {device},"
@@ -146,66 +146,76 @@ def _check_alike(predicted: Timeline, measured: Timeline, names: Mapping[int, st
             )
 
 
-def _stage(event: Event) -> tuple[int, bool] | None:
-    action = event.action
-    if not isinstance(action, Compute):
-        return None
-    return action.stage, action.direction is Direction.BACKWARD
+def _compared(
+    timelines: tuple[Timeline, Timeline],
+    times_s: Callable[[Timeline], Mapping[T, list[float]]],
+    name: Callable[[T], str],
+) -> tuple[ComparedTime, ...]:
+    """Mean times of groups of actions, sorted by the groups' keys.
 
-
-def _grouped(events: Iterable[Event], key: Callable[[Event], T]) -> dict[T, list[float]]:
-    found: dict[T, list[float]] = defaultdict(list)
-    for event in events:
-        found[key(event)].append(event.end_s - event.start_s)
-    return found
-
-
-def _versus(
-    sides: Sequence[Mapping[T, list[float]]], name: Callable[[T], str]
-) -> tuple[Versus, ...]:
-    before, after = sides
+    Args:
+        timelines: predicted and measured, with the same keys.
+        times_s: times of a timeline's actions in s, by key of their group.
+        name: name of a group, from its key.
+    """
+    predicted_s, measured_s = map(times_s, timelines)
     return tuple(
-        Versus(name(key), len(after[key]), fmean(before[key]), fmean(after[key]))
-        for key in sorted(after)  # type: ignore[type-var]
+        ComparedTime(name(key), len(own_s), fmean(predicted_s[key]), fmean(own_s))
+        for key, own_s in sorted(measured_s.items())
     )
 
 
-def _links(before: Timeline, after: Timeline, names: Mapping[int, str]) -> tuple[Versus, ...]:
-    def grouped(flows: Iterable[Flow]) -> dict[tuple[int, int], list[Flow]]:
-        found: dict[tuple[int, int], list[Flow]] = defaultdict(list)
-        for flow in flows:
-            found[flow.source, flow.target].append(flow)
-        return found
+def _stages_s(timeline: Timeline) -> dict[tuple[int, bool], list[float]]:
+    """Times of computations by stage, and whether they are backwards."""
+    times_s: dict[tuple[int, bool], list[float]] = defaultdict(list)
+    for event in timeline.events:
+        if isinstance(event.action, Compute):
+            key = event.action.stage, event.action.direction is Direction.BACKWARD
+            times_s[key].append(event.end_s - event.start_s)
+    return times_s
+
+
+def _links(
+    predicted: Timeline, measured: Timeline, names: Mapping[int, str]
+) -> tuple[ComparedTime, ...]:
+    """Mean times of the transfers of each ordered pair of devices, with their bytes."""
+
+    def by_pair(timeline: Timeline) -> dict[tuple[int, int], list[Flow]]:
+        flows: dict[tuple[int, int], list[Flow]] = defaultdict(list)
+        for flow in timeline.flows:
+            flows[flow.source, flow.target].append(flow)
+        return flows
 
     def mean_s(flows: Sequence[Flow]) -> float:
         return fmean(flow.end_s - flow.start_s for flow in flows)
 
-    expected, found = grouped(before.flows), grouped(after.flows)
+    predicted_flows = by_pair(predicted)
     return tuple(
-        Versus(
+        ComparedTime(
             f"{names[pair[0]]} to {names[pair[1]]}",
             len(flows),
-            mean_s(expected[pair]),
+            mean_s(predicted_flows[pair]),
             mean_s(flows),
             sum(flow.bytes for flow in flows),
         )
-        for pair, flows in sorted(found.items())
+        for pair, flows in sorted(by_pair(measured).items())
     )
 
 
-def _sums_s(timeline: Timeline) -> dict[int, list[float]]:
-    """The time of each sum, from when its last member came."""
-    found: dict[int, list[Event]] = defaultdict(list)
+def _all_reduces_s(timeline: Timeline) -> dict[int, list[float]]:
+    """The time of each all-reduce, from when its last member came."""
+    events: dict[int, list[Event]] = defaultdict(list)
     for event in timeline.events:
         if isinstance(event.action, AllReduce):
-            found[event.action.sum].append(event)
+            events[event.action.sum].append(event)
     return {
         index: [max(e.end_s for e in members) - max(e.start_s for e in members)]
-        for index, members in found.items()
+        for index, members in events.items()
     }
 
 
 def _steps_s(timeline: Timeline) -> dict[int, list[float]]:
+    """The time of the optimizer's step on each device."""
     return {
         event.device: [event.end_s - event.start_s]
         for event in timeline.events

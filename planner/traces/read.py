@@ -1,7 +1,7 @@
 """Trace files of the planner, predicted or measured -> `Trace`.
 
-They are what `trace.py` writes. Slices of categories that say nothing of a `Timeline` are skipped:
-a file may hold more, for people to look at.
+They have the format that `write.py` writes. Slices of other categories are skipped: a file may hold
+more for people to look at.
 """
 
 import json
@@ -29,9 +29,9 @@ class Trace:
     """A trace file.
 
     Attributes:
-        timeline: of one iteration.
-        names: of its devices, by index.
-        plan: that was run, of a measured one; else None.
+        timeline: the timeline of one iteration.
+        names: names of its devices, by index.
+        plan: the plan that was run, in a measured trace; else None.
     """
 
     timeline: Timeline
@@ -40,7 +40,7 @@ class Trace:
 
 
 def measured_by(plan: Plan) -> dict[str, Any]:
-    """What a measured trace says besides its timeline: what was run."""
+    """The entries that a measured trace has besides its timeline: the plan that was run."""
     return {"plan": to_plain(plan)}
 
 
@@ -63,22 +63,22 @@ def read_trace(path: Path) -> Trace:
         raise FileError(f"{path}: traceEvents: expected a list, got {said(records)}")
     if not isinstance(iteration_s, int | float) or iteration_s <= 0:
         raise FileError(f"{path}: otherData.iteration_s: expected a time, got {said(iteration_s)}")
-    found = _Reader(path, records)
+    reader = _Reader(path, records)
     plan = about.get("plan")
     return Trace(
         timeline=Timeline(
             iteration_s=float(iteration_s),
-            events=tuple(sorted(found.events, key=lambda e: (e.start_s, e.device))),
-            flows=tuple(sorted(found.flows, key=lambda f: (f.start_s, f.source, f.target))),
-            memory={device: tuple(points) for device, points in found.memory.items()},
+            events=tuple(sorted(reader.events, key=lambda e: (e.start_s, e.device))),
+            flows=tuple(sorted(reader.flows, key=lambda f: (f.start_s, f.source, f.target))),
+            memory={device: tuple(points) for device, points in reader.memory.items()},
         ),
-        names=found.names,
+        names=reader.names,
         plan=None if plan is None else plan_from_plain(plan, path),
     )
 
 
 class _Reader:
-    """What the records of a file say."""
+    """Reads the records of a file into names, events, transfers and memory."""
 
     def __init__(self, path: Path, records: list[Any]) -> None:
         self.names: dict[int, str] = {}
@@ -86,7 +86,7 @@ class _Reader:
         self.flows: list[Flow] = []
         self.memory: dict[int, list[tuple[float, int]]] = {}
         self._tracks: dict[tuple[int, int], str] = {}
-        # Headers first, because they may stand anywhere.
+        # Headers first, because they may be anywhere, and the other records refer to them.
         for read in (self._header, self._record):
             for i, record in enumerate(records):
                 try:
@@ -119,11 +119,11 @@ class _Reader:
     def _event(self, record: _Record, word: str) -> None:
         action = parse(word)
         if isinstance(action, AllReduce) != (record["cat"] == SUMS):
-            raise ValueError(f"{word!r} stands in a track of {record['cat']}")
+            raise ValueError(f"{word!r} is in a track of {record['cat']}")
         self.events.append(Event(self._device(record), action, *_span(record)))
 
     def _flow(self, record: _Record, name: str) -> None:
-        """A transfer stands at both its ends; it is read at the receiving one."""
+        """Reads a transfer. The file has it at both its ends; the one at the receiver counts."""
         track = self._tracks[record["pid"], record["tid"]]
         if not track.startswith("from "):
             return

@@ -1,4 +1,4 @@
-"""Trace files -> the runs that a calibration is fitted to: each finds its profile and topology."""
+"""Trace files -> the measured runs that a calibration is fitted to, with profile and topology."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from planner.plan import Plan
 from planner.problem import Optimizer, Options, Problem
 from planner.profiles import Profile
 from planner.topology import DeviceType, Topology, take
-from planner.traces.calibrate import Run
+from planner.traces.calibrate import MeasuredRun
 from planner.traces.read import read_trace
 
 
@@ -18,21 +18,22 @@ def read_runs(
     profiles: Sequence[Profile],
     topologies: Sequence[Topology],
     device_types: dict[str, DeviceType],
-) -> tuple[Run, ...]:
+) -> tuple[MeasuredRun, ...]:
     """The runs in trace files.
 
     Args:
-        profiles: among which that of each run is.
-        topologies: likewise; runs may have used the first devices of one only.
-        device_types: by name, to rescale profiles that were made on another one.
+        profiles: profiles, among them that of each run.
+        topologies: topologies, among them that of each run; a run may have used only the first
+            devices of one.
+        device_types: device types by name, to rescale profiles that were made on another type.
 
     Raises:
         FileError: if a trace is malformed or was not measured.
         OptionError: if the profile or topology of a run is not among those given, or runs were on
             devices of different types.
     """
-    by_hash = {artefact_hash(profile): profile for profile in profiles}
-    places = {
+    profile_by_hash = {artefact_hash(profile): profile for profile in profiles}
+    topology_by_hash = {
         artefact_hash(part): part
         for topology in topologies
         for part in (
@@ -46,21 +47,22 @@ def read_runs(
         plan = trace.plan
         if plan is None:
             raise FileError(
-                f"{path}: this trace was not measured; make one with: planner launch"
-                " strategy.json --trace trace.json"
+                f"{path}: expected a measured trace, this one was simulated; make one with:"
+                " planner launch strategy.json --trace trace.json"
             )
-        profile, topology = by_hash.get(plan.profile_hash), places.get(plan.topology_hash)
+        profile = profile_by_hash.get(plan.profile_hash)
+        topology = topology_by_hash.get(plan.topology_hash)
         if profile is None:
             raise OptionError(
-                f"{path}: run with the profile {plan.profile_hash[:12]} of {plan.model_path},"
-                " which is none of those given; give it with --profile"
+                f"{path}: the run used the profile {plan.profile_hash[:12]} of {plan.model_path},"
+                " which is not among the given ones; add it with --profile"
             )
         if topology is None:
             raise OptionError(
-                f"{path}: run on the topology {plan.topology}, {plan.topology_hash[:12]}, which is"
-                " none of those given; give it with --topology"
+                f"{path}: the run used the topology {plan.topology}, {plan.topology_hash[:12]},"
+                " which is not among the given ones; add it with --topology"
             )
-        runs.append(Run(path.name, _problem(plan, profile, topology, device_types), plan,
+        runs.append(MeasuredRun(path.name, _problem(plan, profile, topology, device_types), plan,
                         trace.timeline))  # fmt: skip
     types = {one.problem.topology.devices[d].type for one in runs for d in one.plan.ranks}
     if len(types) > 1:

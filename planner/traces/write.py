@@ -1,7 +1,7 @@
 """`Timeline` -> Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process per device; in it a track of computation, one of sums of gradients, one per peer and
-direction of transfer, and a counter of memory where it is known. An arrow leads from each send to
+Each device is a process with a track of computation, a track of all-reduces, a track per peer and
+direction of transfers, and a counter of memory where it is known. An arrow leads from each send to
 its receive. The format: "Trace Event Format", Google, 2016.
 """
 
@@ -24,11 +24,12 @@ COMPUTE, SUMS, TRANSFER = "compute", "sums", "transfer"
 def chrome_trace(
     timeline: Timeline, names: Mapping[int, str], about: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The trace as the object that its JSON file holds; times in us, as the format wants.
+    """The trace as the object that its JSON file holds; times in us, as the format requires.
 
     Args:
-        names: of all devices in the timeline, by index.
-        about: what else the file says, under `otherData`, which viewers leave alone.
+        timeline: the timeline.
+        names: names of all devices in the timeline, by index.
+        about: further entries of `otherData`, which viewers ignore.
     """
     tracks = _tracks(timeline, names)
     records = [*_headers(tracks, names), *_actions(timeline, tracks)]
@@ -45,7 +46,7 @@ def write_trace(
     path: Path,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes the trace to a file: whole, or not at all. Arguments as of `chrome_trace`."""
+    """Writes the trace to a file, whole or not at all. Arguments are those of `chrome_trace`."""
     content = json.dumps(chrome_trace(timeline, names, about), sort_keys=True)
     write_atomically(path, (content + "\n").encode())
 
@@ -56,17 +57,21 @@ def _pid(device: int) -> int:
 
 
 def _tracks(timeline: Timeline, names: Mapping[int, str]) -> dict[_Track, int]:
-    """Per device and track, its thread number, which no two processes share."""
-    # (device, rank among its tracks, peer, name)
-    found: set[tuple[int, int, int, str]] = set()
+    """The thread number of each track, by device and name; no two processes share one.
+
+    Viewers sort tracks by their number: computation, all-reduces, then by peer its sends and its
+    receives.
+    """
+    # (device, kind of track, order among tracks of this kind, name)
+    tracks: set[tuple[int, int, int, str]] = set()
     for event in timeline.events:
-        found.add((event.device, 0, 0, COMPUTE))
+        tracks.add((event.device, 0, 0, COMPUTE))
         if isinstance(event.action, AllReduce):
-            found.add((event.device, 1, 0, SUMS))
+            tracks.add((event.device, 1, 0, SUMS))
     for flow in timeline.flows:
-        found.add((flow.source, 2, 2 * flow.target, _sending(flow, names)))
-        found.add((flow.target, 2, 2 * flow.source + 1, _receiving(flow, names)))
-    return {(device, name): tid for tid, (device, _, _, name) in enumerate(sorted(found), start=1)}
+        tracks.add((flow.source, 2, 2 * flow.target, _sending(flow, names)))
+        tracks.add((flow.target, 2, 2 * flow.source + 1, _receiving(flow, names)))
+    return {(device, name): tid for tid, (device, _, _, name) in enumerate(sorted(tracks), start=1)}
 
 
 def _sending(flow: Flow, names: Mapping[int, str]) -> str:

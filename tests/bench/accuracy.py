@@ -1,4 +1,4 @@
-"""How right the simulator is: plans drawn by a seed, predicted first, run after.
+"""How accurate the simulator is: plans drawn by a seed, predicted first, run after.
 
     python -m tests.bench.accuracy [--write] [--keep FOLDER] [--models NAME,...] [--steps N]
     python -m tests.bench.accuracy --from FOLDER
@@ -33,14 +33,14 @@ from planner.files import read_profile, write_plan
 from planner.profilers.cache import processor
 from planner.reports.calibrate import calibrate_lines
 from planner.reports.tables import percent
-from planner.traces.calibrate import Fitted, Run, calibrate, fit, predicted_s
+from planner.traces.calibrate import CheckedCalibration, MeasuredRun, calibrate, fit, predicted_s
 from planner.traces.read import read_trace
 from tests.support.accuracy_plans import SUBJECTS, Drawn, draw
 from tests.support.models import cached
 from tests.support.shaped_hosts import missing, on_hosts, on_ranks
 
 ROOT = Path(__file__).parents[2]
-PINNED = str(ROOT / "tests" / "pinned.py")
+PINNED = str(ROOT / "tests" / "support" / "pinned.py")
 DOCUMENT = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- make bench-accuracy: begin -->", "<!-- make bench-accuracy: end -->"
 SEED, STEPS, REPEATS = 1, 8, 2
@@ -51,10 +51,10 @@ RATE_MBIT, PORT = 200, 29621
 def planner(
     arguments: Sequence[str], folder: Path, nproc: int = 1, rate_mbit: int | None = None
 ) -> str:
-    """`planner ARGUMENTS` with a core per rank; what it prints.
+    """The output of `planner ARGUMENTS` with a core per rank.
 
     Args:
-        rate_mbit: of the link of each rank, which is a host then; None goes over loopback.
+        rate_mbit: rate of each rank's link, if each rank is a host; None goes over loopback.
     """
     if rate_mbit is not None:
         command = on_ranks(shlex.join(arguments), PORT, Path(PINNED))
@@ -73,7 +73,7 @@ def planner(
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Prints a line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
@@ -99,21 +99,21 @@ def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: boo
 
 
 def drawn(folder: Path, models: Sequence[str], counts: Mapping[int, int], slow: int) -> list[Drawn]:
-    """The plans, drawn from what was measured.
+    """The plans, drawn for the measured profiles and topologies.
 
     Args:
-        counts: of each model over loopback, by number of ranks.
-        slow: of each model over a slow link.
+        counts: number of plans of each model over loopback, by number of ranks.
+        slow: number of plans of each model over a slow link.
     """
     topologies = {n: read_topology(folder / f"cluster{n}.yaml") for n in (2, 4) if counts[n]}
-    found = []
+    plans = []
     for name in models:
         profile = read_profile(folder / f"{name}.json")
-        found += draw(name, profile, topologies, SEED, counts)
+        plans += draw(name, profile, topologies, SEED, counts)
         if slow:
             shaped = {2: read_topology(folder / "slow.yaml")}
-            found += draw(name, profile, shaped, SEED, {2: slow}, RATE_MBIT)
-    return found
+            plans += draw(name, profile, shaped, SEED, {2: slow}, RATE_MBIT)
+    return plans
 
 
 def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> None:
@@ -130,21 +130,29 @@ def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> N
                 one.ranks,
                 one.rate_mbit,
             )  # fmt: skip
-            found = json.loads(out.splitlines()[-1])
+            report = json.loads(out.splitlines()[-1])
             say(
                 f"{one.name} {one.said}: predicted {one.plan.prediction.iteration_s:.3f} s,"
-                f" measured {found['measured_iteration_s']:.3f} s"
+                f" measured {report['measured_iteration_s']:.3f} s"
                 f" ({time.monotonic() - begun:.0f} s)"
             )
-            (folder / f"{one.name}.{repeat}.json").write_text(json.dumps(found))
+            (folder / f"{one.name}.{repeat}.json").write_text(json.dumps(report))
 
 
-# ------------------------------------------------------------------------------- what it says
+# ------------------------------------------------------------------------------- the document
 
 
 @dataclass(frozen=True)
-class Row:
-    """One plan: times in s; of the runs, the mean, and their spread as a share of it."""
+class PlanTimes:
+    """Times of one plan, in s.
+
+    Attributes:
+        drawn: the plan.
+        measured_s: mean of its runs.
+        spread: slowest less fastest run, over the mean.
+        before_s: predicted without a calibration.
+        after_s: predicted with one from runs of other models.
+    """
 
     drawn: Drawn
     measured_s: float
@@ -153,19 +161,20 @@ class Row:
     after_s: float
 
 
-def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], Fitted]:
-    """Every plan as measured and predicted; the calibration is fitted to runs of other models with
-    two ranks over the same network.
+def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[PlanTimes], CheckedCalibration]:
+    """Measured and predicted times of every plan, and the calibration from all runs with two ranks
+    over loopback. The predictions use calibrations from runs of other models with two ranks over
+    the same network.
     """
     runs = {
         one.name: [
-            Run(path.name, one.problem, one.plan, read_trace(path).timeline)
+            MeasuredRun(path.name, one.problem, one.plan, read_trace(path).timeline)
             for path in sorted(folder.glob(f"{one.name}.*.trace.json"))
         ]
         for one in plans
     }
     usual = [one for one in plans if one.ranks == 2]
-    found = []
+    rows = []
     for one in plans:
         alike = [other for other in usual if other.rate_mbit == one.rate_mbit]
         others = [run for other in alike if other.model != one.model for run in runs[other.name]]
@@ -174,8 +183,8 @@ def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], Fitted]:
             json.loads(path.read_text())["measured_iteration_s"]
             for path in sorted(folder.glob(f"{one.name}.?.json"))
         ]
-        found.append(
-            Row(
+        rows.append(
+            PlanTimes(
                 one,
                 fmean(measured),
                 (max(measured) - min(measured)) / fmean(measured),
@@ -184,17 +193,17 @@ def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[Row], Fitted]:
             )
         )
     near = [one for one in usual if one.rate_mbit is None]
-    return found, calibrate([run for one in near for run in runs[one.name]])
+    return rows, calibrate([run for one in near for run in runs[one.name]])
 
 
-def mean_error(rows: Sequence[Row], which: str) -> float:
+def mean_error(rows: Sequence[PlanTimes], which: str) -> float:
     """Mean of |predicted - measured| / measured."""
     return fmean(abs(getattr(row, which) / row.measured_s - 1) for row in rows)
 
 
-def order(rows: Sequence[Row], which: str) -> tuple[int, int]:
-    """Pairs of plans of one model whose measured times differ by more than 5 %: in the right
-    order, and all.
+def order(rows: Sequence[PlanTimes], which: str) -> tuple[int, int]:
+    """Pairs of plans of one model whose measured times differ by more than 5 %: the number of those
+    whose predicted times have the same order, and of all.
     """
     right = pairs = 0
     for a, b in combinations(rows, 2):
@@ -205,9 +214,11 @@ def order(rows: Sequence[Row], which: str) -> tuple[int, int]:
     return right, pairs
 
 
-def rank_correlation(rows: Sequence[Row], which: str) -> float:
-    """Spearman's, per model, averaged over models with at least three plans."""
-    by_model: dict[str, list[Row]] = {}
+def rank_correlation(rows: Sequence[PlanTimes], which: str) -> float:
+    """Spearman's rank correlation of measured and predicted times per model: the mean over models
+    with at least three plans.
+    """
+    by_model: dict[str, list[PlanTimes]] = {}
     for row in rows:
         by_model.setdefault(row.drawn.model, []).append(row)
 
@@ -226,11 +237,13 @@ def rank_correlation(rows: Sequence[Row], which: str) -> float:
     )
 
 
-def document(rows: Sequence[Row], fitted: Fitted, measured: datetime) -> str:
+def document(rows: Sequence[PlanTimes], fitted: CheckedCalibration, measured: datetime) -> str:
     """The tables in Markdown.
 
     Args:
-        measured: when the last run was.
+        rows: the times of all plans.
+        fitted: the calibration from runs with two ranks over loopback.
+        measured: time of the last run.
     """
     lines = [
         f"Measured {measured:%Y-%m-%d} on {processor()}, {os.cpu_count()} cores, PyTorch"
@@ -253,7 +266,7 @@ def document(rows: Sequence[Row], fitted: Fitted, measured: datetime) -> str:
             f" {percent(mean_error(some, 'before_s'))} | {percent(mean_error(some, 'after_s'))} |"
             f" {before[0]} of {before[1]} | {after[0]} of {after[1]} | {correlation} |"
         )
-    lines += ["", "What the runs with two ranks over loopback say, all together:", ""]
+    lines += ["", "The calibration from all runs with two ranks over loopback:", ""]
     lines += [f"- {line}" for line in calibrate_lines(fitted)]
     lines += [
         "",
@@ -272,7 +285,7 @@ def document(rows: Sequence[Row], fitted: Fitted, measured: datetime) -> str:
 
 
 def main() -> None:
-    """Measures, or takes what was measured, and prints the tables."""
+    """Measures, or reads earlier measurements, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(SUBJECTS))
     parser.add_argument("--two", type=int, default=TWO, help="plans with two ranks per model")
@@ -280,8 +293,8 @@ def main() -> None:
     parser.add_argument("--slow", type=int, default=SLOW, help="plans over a slow link per model")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--keep", type=Path, help="folder for what is measured")
-    parser.add_argument("--from", dest="known", type=Path, help="folder with what was measured")
+    parser.add_argument("--keep", type=Path, help="folder to keep measurements in")
+    parser.add_argument("--from", dest="known", type=Path, help="folder with measurements to read")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     options = parser.parse_args()
     models, counts = options.models.split(","), {2: options.two, 4: options.four}
@@ -300,13 +313,13 @@ def main() -> None:
         if options.known is None:
             measure(folder, plans, options.steps, options.repeats)
         last = max(path.stat().st_mtime for path in folder.glob("*.trace.json"))
-        found = document(*rows_of(folder, plans), datetime.fromtimestamp(last, UTC))
-    print(found)
+        page = document(*rows_of(folder, plans), datetime.fromtimestamp(last, UTC))
+    print(page)
     if options.write:
         text = DOCUMENT.read_text()
         head, _, rest = text.partition(f"{BEGIN}\n")
         _, _, tail = rest.partition(END)
-        DOCUMENT.write_text(f"{head}{BEGIN}\n\n{found}\n{END}{tail}")
+        DOCUMENT.write_text(f"{head}{BEGIN}\n\n{page}\n{END}{tail}")
 
 
 if __name__ == "__main__":

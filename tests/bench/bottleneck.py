@@ -4,8 +4,9 @@ under its own cost model.
     python -m tests.bench.bottleneck                # 60 s per graph
     python -m tests.bench.bottleneck --limit 10 --only resnet50
 
-Published is what its integer program reaches on HiGHS in 75 s (expected.csv), where it was run;
-contiguous is the exact optimum over chains of downsets. All in ms. Compilation is left out.
+"published" is the bottleneck that its integer program reaches on HiGHS in 75 s (expected.csv), if
+it was run; "contiguous" is the exact optimum over chains of downsets. Times are in ms and leave out
+compilation.
 """
 
 import argparse
@@ -20,9 +21,9 @@ def measured(instance, published_ms, limit_s, seed):
     graph = reference.dnn_graph(instance)
     begin = time.monotonic()
     asked = ForeignOptions(contiguous=False, time_limit_s=limit_s, seed=seed)
-    found = solve_foreign(graph, asked)
+    comparison = solve_foreign(graph, asked)
     took_s = time.monotonic() - begin
-    row, contiguous = found.rows[:2]
+    row, contiguous = comparison.rows[:2]
     published = f"{published_ms:10.5f}" if published_ms else " " * 10
     name = instance.split("/", 1)[1].removesuffix(".json")
     print(

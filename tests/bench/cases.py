@@ -1,11 +1,11 @@
-"""What `bench_solvers` measures. Each case runs in a process of its own, so that its memory is its
-own, and prints JSON:
+"""The cases of `tests.bench.solvers`. Each one runs in a process of its own, so that its peak of
+memory is its own, and prints JSON:
 
     python -m tests.bench.cases pipedream
     python -m tests.bench.cases wide inception_v1
 
-Times are CPU seconds of a warm process: kernels are loaded, but nothing that the planner remembers
-of a problem is kept from one run to the next. What takes seconds is run once, the rest three times.
+Times are CPU seconds of a warm process: kernels are loaded, but the planner's caches are cleared
+before each run. Cases that take seconds run once, the others three times.
 """
 
 import json
@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.files import read_profile, shipped, write_profile
 from planner.formats import read_any_profiles
@@ -42,12 +41,12 @@ from tests.support.scale import deep_profile, regular_cluster
 from tests.support.wide import wide_profile
 
 RUNS = 3
-# Of these wide graphs more are not counted.
-MOST_DOWNSETS = 100_000
+# Downsets of wide graphs are counted up to this number.
+MAX_DOWNSETS = 100_000
 
 
 def forget():
-    """Clears whatever functions of the planner remember."""
+    """Clears the caches of all functions of the planner."""
     for name, module in list(sys.modules.items()):
         if name.startswith("planner"):
             for thing in vars(module).values():
@@ -56,18 +55,18 @@ def forget():
 
 
 def timed(solve, runs=RUNS):
-    """The median of CPU seconds, and the answer."""
-    taken = []
+    """The median CPU time in s, and the answer."""
+    times_s = []
     for _ in range(runs):
         forget()
         begin = time.process_time()
-        found = solve()
-        taken.append(time.process_time() - begin)
-    return statistics.median(taken), found
+        answer = solve()
+        times_s.append(time.process_time() - begin)
+    return statistics.median(times_s), answer
 
 
 def tiny():
-    """A problem that all solvers have an answer to in no time, once they are compiled."""
+    """A problem that every compiled solver answers at once."""
     graph = graph_of([[v - 1] if v else [] for v in range(4)])
     return problem_of(profile_of(graph, [1e-3] * 4), hierarchy([2]), num_microbatches=8)
 
@@ -81,7 +80,7 @@ FIRST = {
 
 
 def first(solver):
-    """What the first call takes, and all that went before it."""
+    """CPU time of the first call, and of all imports before it."""
     imports_s, problem = time.process_time(), tiny()
     begin = time.process_time()
     FIRST[solver](problem)
@@ -113,42 +112,42 @@ def _row(row, ours_s, objective):
 
 def pipedream():
     FIRST["pipedream"](tiny())
-    found = []
+    rows = []
     for row in reference.rows("pipedream"):
         if row["status"] == "ok":
             problem = reference.pipedream_problem(row)
             ours_s, answer = timed(lambda problem=problem: optimum(problem))
-            found.append(_row(row, ours_s, answer.report and answer.report.objective_s))
-    return {"rows": found}
+            rows.append(_row(row, ours_s, answer.report and answer.report.objective_s))
+    return {"rows": rows}
 
 
 def dnn():
     FIRST["dnn-partitioning"](tiny())
-    found = []
+    rows = []
     for row in reference.rows("dnn-partitioning"):
         if row["algorithm"] == "dp":
             graph = reference.dnn_graph(row["instance"])
             ours_s, answer = timed(lambda g=graph: split(g, g.num_devices, g.memory_bytes))
             loads = [dnn_partitioning.load_s(graph, s.nodes, cpu=s.cpu) for s in answer.stages]
-            found.append(_row(row, ours_s, 1e3 * max(loads) if loads else None))
-    return {"rows": found}
+            rows.append(_row(row, ours_s, 1e3 * max(loads) if loads else None))
+    return {"rows": rows}
 
 
 def piper_rows():
     FIRST["piper"](tiny())
-    found = []
+    rows = []
     for row in reference.rows("piper"):
         graph, options = reference.piper_graph(row["instance"]), reference.piper_options(row)
         solve = equal_stages if row["algorithm"] == "2bw" else plan
         ours_s, answer = timed(lambda s=solve, g=graph, o=options: s(g, o))
-        found.append(_row(row, ours_s, _piper_s(graph, options, answer)))
-    return {"rows": found}
+        rows.append(_row(row, ours_s, _piper_s(graph, options, answer)))
+    return {"rows": rows}
 
 
-def _piper_s(graph, options, found):
+def _piper_s(graph, options, piper_plan):
     """The largest time of a stage per sample; None without a plan."""
     times = []
-    for stage in found.stages:
+    for stage in piper_plan.stages:
         ways = [graph.nodes[v].tmpcs[str(stage.tensor_parallel)] for v in stage.layers]
         chosen = [way[x] for way, x in zip(ways, stage.tmpcs, strict=True)]
         figures = piper.stage_figures(
@@ -172,7 +171,7 @@ SETTINGS = ("NVLink", "10 Gbps", "NVLink, 60 % of the memory")
 
 
 def preset(count):
-    """The NVLink machine of so many V100."""
+    """An NVLink machine with a number of V100."""
     return read_topology(find_topology({4: "p3-8xlarge.yaml", 8: "p3.yaml"}[count]))
 
 
@@ -194,7 +193,7 @@ def wide_problem(profile, setting, count, objective, per_device):
         return problem
     everything = tuple(o.name for o in profile.graph.operators)
     replicated = Strategy(
-        (Stage(everything, tuple(range(count)), 1, False),),
+        (Stage.whole(everything, tuple(range(count)), 1, False),),
         ScheduleName.ONE_F_ONE_B,
         options.num_microbatches,
     )
@@ -208,53 +207,53 @@ def wide_problem(profile, setting, count, objective, per_device):
 def wide(name):
     """The antichain solver on a wide graph."""
     FIRST["antichain"](tiny())
-    profile, found = wide_profile(name), []
+    profile, rows = wide_profile(name), []
     for setting in SETTINGS:
         for count in (4, 8):
             cells = [
                 _antichain(wide_problem(profile, setting, count, *asked), 1) for asked in ASKED
             ]  # fmt: skip
-            found.append({"graph": name, "setting": setting, "devices": count, "asked": cells})
-    downsets = count_downsets(predecessors(profile.graph), MOST_DOWNSETS)
-    return {"rows": found, "operators": len(profile.operators), "downsets": downsets}
+            rows.append({"graph": name, "setting": setting, "devices": count, "asked": cells})
+    downsets = count_downsets(predecessors(profile.graph), MAX_DOWNSETS)
+    return {"rows": rows, "operators": len(profile.operators), "downsets": downsets}
 
 
 def _antichain(problem, runs=RUNS):
     ours_s, result = timed(lambda: SOLVERS["antichain"](problem, 10.0), runs)
-    found = {"ours_s": ours_s, "status": result.status.value, "gap": None}
+    figures = {"ours_s": ours_s, "status": result.status.value, "gap": None}
     seen = re.search(r"\((\d+) downsets\)", result.space)
-    found["downsets"] = int(seen[1]) if seen else None
-    made, _ = judge(problem, "antichain", result, lower_bound_s(problem)) if result.strategy else (
+    figures["downsets"] = int(seen[1]) if seen else None
+    made, _ = judge(problem, "antichain", result) if result.strategy else (
         None, None)  # fmt: skip
     if made is not None:
         iteration = problem.options.objective is Objective.ITERATION
         told = made.prediction
-        found |= {
+        figures |= {
             "gap": made.certificate.gap,
             "stages": len(made.strategy.stages),
             "closed_s": told.closed_form_s if iteration else told.bottleneck_s,
             "simulated_s": told.iteration_s if iteration else told.bottleneck_s,
         }
-    return found
+    return figures
 
 
 def wide_foreign(name):
     """A wide graph under dnn-partitioning's cost model."""
     FIRST["dnn-partitioning"](tiny())
-    profile, found = wide_profile(name), []
+    profile, rows = wide_profile(name), []
     for count in (4, 8):
         problem = wide_problem(profile, "NVLink", count, Objective.BOTTLENECK, 4)
         ours_s, answer = timed(
             lambda p=problem: solve_profile(p, ForeignModel.DNN_PARTITIONING, ForeignOptions()), 1
         )
         best, single = answer.rows
-        found.append(
+        rows.append(
             {
                 "graph": name, "devices": count, "ours_s": ours_s, "status": best.status.value,
                 "load_s": best.bottleneck_s, "single_s": single.bottleneck_s,
             }
         )  # fmt: skip
-    return {"rows": found}
+    return {"rows": rows}
 
 
 def exact(name, setting, count, asked):
@@ -271,19 +270,19 @@ def exact(name, setting, count, asked):
 def profiles():
     """The antichain solver on the profiles that come with the planner."""
     FIRST["antichain"](tiny())
-    found = []
+    rows = []
     for path in sorted(shipped("profiles").glob("*.json")):
         profile = read_any_profiles(path)[-1]
         measured_on = device_table().get(profile.device_type)
         for count in (4, 8):
             problem = Problem(profile, preset(count), Options(4 * count), measured_on)
-            found.append(
+            rows.append(
                 {
                     "profile": path.stem, "microbatch": profile.microbatch_size,
                     "operators": len(profile.operators), "devices": count, **_antichain(problem),
                 }
             )  # fmt: skip
-    return {"rows": found}
+    return {"rows": rows}
 
 
 def deep(folder, *layers):
@@ -322,9 +321,9 @@ CASES = {
 
 def main():
     _, name, *arguments = sys.argv
-    found = CASES[name](*arguments)
+    result = CASES[name](*arguments)
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({**found, "peak_bytes": peak_bytes}))
+    print(json.dumps({**result, "peak_bytes": peak_bytes}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Peak memory as predicted beside what live tensors take: plans drawn by a seed, on the models of
-the accuracy benchmark.
+"""Predicted peak memory beside that of live tensors: plans drawn by a seed, on the models of the
+accuracy benchmark.
 
     python -m tests.bench.memory [--write] [--models NAME,...] [--seed N] [--keep FOLDER]
 
@@ -30,18 +30,17 @@ from planner.strategy import (
     ScheduleName,
     Stage,
     Strategy,
-    operator_indices,
     stages_by_device,
 )
 from tests.bench.solvers import ROOT, put, table
 from tests.support.accuracy_plans import SUBJECTS, planned
 from tests.support.builders import cluster, unit_type
-from tests.support.memory_runs import OVER, UNDER, Late, Taken, run
+from tests.support.memory_runs import OVER, UNDER, RankPeak, SlowLinks, run
 from tests.support.models import cached
 
 DOCUMENT = ROOT / "docs" / "accuracy.md"
 SEED = 2
-# Replicas of the stages and how many plans of a model have that many ranks.
+# Numbers of replicas of the stages, and numbers of plans per model, by number of ranks.
 WIDTHS = {
     1: ((1,),),
     2: ((2,), (1, 1)),
@@ -52,7 +51,7 @@ RERUN = 0.3
 
 
 def profiled(name: str, folder: Path) -> Profile:
-    """Bytes are exact whatever the times are, so these are measured hastily."""
+    """The profile of a model. Times have no influence on bytes, so they are measured hastily."""
     cached(name, folder, SUBJECTS[name].build)
     sizes = {key: int(size) for key, size in (text.split("=") for text in SUBJECTS[name].dims)}
     model = load(folder / f"{name}.onnx", batch=SUBJECTS[name].batch, dimensions=sizes)
@@ -63,12 +62,12 @@ def profiled(name: str, folder: Path) -> Profile:
 def drawn(
     name: str, profile: Profile, seed: int
 ) -> Mapping[int, Mapping[str, tuple[Strategy, Optimizer]]]:
-    """Strategies of a model and their optimizers, by ranks and by what is said of them."""
+    """Strategies of a model and their optimizers, by number of ranks and by name."""
     dice = random.Random(f"{name} {seed}")
     names = [operator.name for operator in profile.graph.operators]
-    found: dict[int, dict[str, tuple[Strategy, Optimizer]]] = {}
+    by_ranks: dict[int, dict[str, tuple[Strategy, Optimizer]]] = {}
     for ranks, count in COUNTS.items():
-        some = found.setdefault(ranks, {})
+        some = by_ranks.setdefault(ranks, {})
         while len(some) < count:
             replicas = dice.choice(WIDTHS[ranks])
             schedule = dice.choice((ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE))
@@ -79,56 +78,54 @@ def drawn(
             parts, first = [], 0
             for s, (start, end) in enumerate(pairwise([0, *cuts, len(names)])):
                 devices = tuple(range(first, first + replicas[s]))
-                parts.append(Stage(tuple(names[start:end]), devices, warmups[s], again))
+                parts.append(Stage.whole(tuple(names[start:end]), devices, warmups[s], again))
                 first += replicas[s]
             optimizer = dice.choice(list(Optimizer))
-            said = (
+            title = (
                 f"{name}.{'+'.join(map(str, replicas))}.{schedule.value}.M{number}"
                 f".W{'-'.join(map(str, warmups))}.at{'-'.join(map(str, cuts)) or '0'}"
                 f".{optimizer.value}"
                 f"{'.recompute' if again else ''}"
             )
-            some[said] = Strategy(tuple(parts), schedule, number), optimizer
-    return found
+            some[title] = Strategy(tuple(parts), schedule, number), optimizer
+    return by_ranks
 
 
 @dataclass(frozen=True)
-class Row:
-    """One rank of a plan.
+class RankMemory:
+    """Peak memory of one rank of a plan.
 
     Attributes:
-        taken: what was predicted and measured.
-        least_bytes: what is predicted if nothing that is sent ever waits.
-        late_bytes: the most that it took when its links were slow, where that was run: if it took
-            much less than predicted.
+        peak: predicted and measured.
+        least_bytes: predicted for transfers that never wait.
+        late_bytes: the largest measured with slow links; None where these were not run, because the
+            first measurement was near the prediction.
     """
 
-    taken: Taken
+    peak: RankPeak
     least_bytes: int
     late_bytes: int | None = None
 
     @property
-    def most(self) -> Taken:
-        """With slow links, where these were run."""
-        return replace(self.taken, live_bytes=max(self.taken.live_bytes, self.late_bytes or 0))
+    def most(self) -> RankPeak:
+        """The larger peak of the two measurements."""
+        return replace(self.peak, live_bytes=max(self.peak.live_bytes, self.late_bytes or 0))
 
 
 def unhindered(problem: Problem, strategy: Strategy) -> list[int]:
-    """By rank, the peak if nothing that is sent ever waits."""
+    """The predicted peak of each rank, if transfers never wait."""
     code = evaluate(problem, strategy).program.code
-    index = operator_indices(problem.profile.graph)
-    found = []
+    peaks_bytes = []
     for d, mine in enumerate(stages_by_device(strategy).values()):
-        inside = {s: [index[name] for name in strategy.stages[s].operators] for s in mine}
-        needs = device_memory(problem.profile, inside)
+        needs = device_memory(problem.profile, {s: strategy.stages[s] for s in mine})
         peak = peak_memory(problem, strategy, code, d, needs, waits=False)
-        found.append(peak.total_bytes - peak.reserve_bytes)
-    return found
+        peaks_bytes.append(peak.total_bytes - peak.reserve_bytes)
+    return peaks_bytes
 
 
-def measured(folder: Path, models: Sequence[str], seed: int) -> list[Row]:
-    """What every rank of every plan takes: one start of torchrun per number of ranks."""
-    found: list[Row] = []
+def measured(folder: Path, models: Sequence[str], seed: int) -> list[RankMemory]:
+    """Peak memory of every rank of every plan; one start of torchrun per number of ranks."""
+    rows: list[RankMemory] = []
     profiles = {name: profiled(name, folder) for name in models}
     for ranks in WIDTHS:
         here = folder / str(ranks)
@@ -136,59 +133,61 @@ def measured(folder: Path, models: Sequence[str], seed: int) -> list[Row]:
         least: dict[str, list[int]] = {}
         for name, profile in profiles.items():
             (here / f"{name}.onnx").write_bytes((folder / f"{name}.onnx").read_bytes())
-            for said, (strategy, optimizer) in drawn(name, profile, seed)[ranks].items():
+            for title, (strategy, optimizer) in drawn(name, profile, seed)[ranks].items():
                 options = Options(
                     strategy.num_microbatches, schedule=strategy.schedule, optimizer=optimizer
                 )
                 topology = cluster([unit_type("cpu")] * ranks, bandwidth=1e9)
                 problem = Problem(profile, topology, options)
-                path = here / f"{said}.strategy.json"
+                path = here / f"{title}.strategy.json"
                 write_plan(planned(problem, strategy), path)
                 least[path.name] = unhindered(problem, strategy)
-        took = run(here, ranks, timeout_s=1800)
-        rows = [Row(one, least[one.plan][one.rank]) for one in took]
-        found += [row if row.taken.share <= OVER else run_late(row, here, ranks) for row in rows]
-    return found
+        first = [
+            RankMemory(peak, least[peak.plan][peak.rank])
+            for peak in run(here, ranks, timeout_s=1800)
+        ]
+        rows += [row if row.peak.share <= OVER else run_late(row, here, ranks) for row in first]
+    return rows
 
 
-def run_late(row: Row, folder: Path, ranks: int) -> Row:
-    """Runs a plan again with the links slow on which a rank sends, forward and back."""
-    one, here = row.taken, folder / "late"
+def run_late(row: RankMemory, folder: Path, ranks: int) -> RankMemory:
+    """Runs a plan again with slow links from a rank, forward and back."""
+    one, here = row.peak, folder / "late"
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir()
     for file in (one.plan, f"{one.plan.split('.')[0]}.onnx"):
         shutil.copy(folder / file, here)
-    took = [
+    peaks = [
         again
         for back, waits in ((False, True), (False, False), (True, False))
-        for again in run(here, ranks, timeout_s=600, late=Late(one.rank, back, waits))
+        for again in run(here, ranks, timeout_s=600, late=SlowLinks(one.rank, back, waits))
     ]
-    return replace(row, late_bytes=max(t.live_bytes for t in took if t.rank == one.rank))
+    return replace(row, late_bytes=max(t.live_bytes for t in peaks if t.rank == one.rank))
 
 
-def document(rows: Sequence[Row], seed: int) -> str:
-    """What was found, in Markdown."""
-    found = [row.taken for row in rows]
-    right = sum(one.right for one in found)
+def document(rows: Sequence[RankMemory], seed: int) -> str:
+    """The table in Markdown, with its figures in words."""
+    peaks = [row.peak for row in rows]
+    right = sum(one.right for one in peaks)
     between = sum(
-        UNDER * row.least_bytes <= row.taken.live_bytes <= row.taken.predicted_bytes / UNDER
+        UNDER * row.least_bytes <= row.peak.live_bytes <= row.peak.predicted_bytes / UNDER
         for row in rows
     )
-    plans = {one.plan for one in found}
+    plans = {one.plan for one in peaks}
     lines = [
-        f"{len(found)} devices of {len(plans)} plans, seed {seed}: {right} within"
+        f"{len(peaks)} devices of {len(plans)} plans, seed {seed}: {right} within"
         f" {100 * (UNDER - 1):.0f} and +{100 * (OVER - 1):.0f} %; mean error"
-        f" {percent(fmean(abs(one.share - 1) for one in found))}, least"
-        f" {100 * (min(one.share for one in found) - 1):+.1f} %, most"
-        f" {100 * (max(one.share for one in found) - 1):+.1f} %. {between} are between what is"
-        " predicted if nothing that is sent ever waits and what is predicted (to 2 %).",
+        f" {percent(fmean(abs(one.share - 1) for one in peaks))}, least"
+        f" {100 * (min(one.share for one in peaks) - 1):+.1f} %, most"
+        f" {100 * (max(one.share for one in peaks) - 1):+.1f} %. {between} are between the"
+        " prediction for transfers that never wait and the prediction (to 2 %).",
     ]
     late = [row for row in rows if row.late_bytes is not None]
     if late:
         lines.append(
-            f"{len(late)} over by more were run again with slow links:"
-            f" {sum(row.most.right for row in late)} are within the limits of the most that they"
-            f" took then, the largest"
+            f"{len(late)} that were predicted too high by more were run again with slow links:"
+            f" the larger peak is within the limits for {sum(row.most.right for row in late)};"
+            f" the largest error is"
             f" {100 * (max(row.most.share for row in late) - 1):+.1f} %."
         )
     cells = [
@@ -197,7 +196,7 @@ def document(rows: Sequence[Row], seed: int) -> str:
          "" if row.late_bytes is None else f"{row.late_bytes / 1e6:.2f}",
          f"{one.predicted_bytes / 1e6:.2f}",
          f"{100 * (one.share - 1):+.1f} %"]
-        for row, one in zip(rows, found, strict=True)
+        for row, one in zip(rows, peaks, strict=True)
     ]  # fmt: skip
     head = [
         "plan",
@@ -222,16 +221,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        found = measured(folder, options.models.split(","), options.seed)
-    text = document(found, options.seed)
+        rows = measured(folder, options.models.split(","), options.seed)
+    text = document(rows, options.seed)
     print(text)
     if options.write:
         put(DOCUMENT, "memory", f"\n{text}")
-    for row in found:
-        if not row.taken.right:
-            errors = [f"{100 * (one.share - 1):+.1f} %" for one in (row.taken, row.most)]
-            said = f"{errors[0]}, with slow links {errors[1]}"
-            print(f"outside: {row.taken.plan} rank {row.taken.rank} {said}", file=sys.stderr)
+    for row in rows:
+        if not row.peak.right:
+            errors = [f"{100 * (one.share - 1):+.1f} %" for one in (row.peak, row.most)]
+            both = f"{errors[0]}, with slow links {errors[1]}"
+            print(f"outside: {row.peak.plan} rank {row.peak.rank} {both}", file=sys.stderr)
 
 
 if __name__ == "__main__":

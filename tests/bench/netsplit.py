@@ -17,17 +17,18 @@ from planner.solvers.netsplit.model import instance_of, overflow
 from planner.solvers.netsplit.solve import PER_DEVICE
 from planner.solvers.placement import heft
 from planner.solvers.placement.coplacement import coplaced
-from planner.solvers.placement.problem import latency_s, placing_of
+from planner.solvers.placement.problem import placement_problem_of
+from planner.solvers.placement.timetable import latency_s
 from tests.support.netsplit_instances import SEEDS, problem_from
 
 
 def measured(seed, num_devices, limit_s, together):
     """Runs one instance and prints its row; returns its status and gap."""
-    placing = placing_of(problem_from(seed, num_devices))
-    groups = [(i,) for i in range(placing.num_operators)]
+    problem = placement_problem_of(problem_from(seed, num_devices))
+    groups = [(i,) for i in range(problem.num_operators)]
     if together:
-        groups = coplaced(placing, PER_DEVICE * num_devices)
-    instance, by_heft = instance_of(placing, groups), heft.place(placing)
+        groups = coplaced(problem, PER_DEVICE * num_devices)
+    instance, by_heft = instance_of(problem, groups), heft.place(problem)
     begin = time.monotonic()
     answer = netsplit_cpsat.solve(instance, limit_s, None)
     took_s = time.monotonic() - begin
@@ -37,7 +38,7 @@ def measured(seed, num_devices, limit_s, together):
     print(
         f"{num_devices:7} {seed:4} {len(groups):6} {answer.status:10}"
         f" {answer.latency_s * 1e3:10.2f} {gap:7.2%} {took_s:6.1f}"
-        f" {latency_s(placing, by_heft) * 1e3:10.2f}{over}",
+        f" {latency_s(problem, by_heft) * 1e3:10.2f}{over}",
         flush=True,
     )
     return answer.status, gap

@@ -1,6 +1,6 @@
 """NetSplit's experiments (thesis, Nanjing 2023) anew: four networks on three TITAN RTX with uneven
 links, one whole batch as one microbatch, samples/s of every placement by the planner's simulator;
-and what several microbatches add.
+and samples/s with several microbatches.
 
     python -m tests.bench.placements [--networks NAME,...] [--limit S] [--write]
 
@@ -16,7 +16,6 @@ from pathlib import Path
 
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.costs.bounds import lower_bound_s
 from planner.graph import Graph, producers
 from planner.judging.judge import judge
 from planner.judging.portfolio import compare
@@ -51,12 +50,12 @@ Rates = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the thesis reports of a network.
+    """The thesis's figures of a network.
 
     Attributes:
-        batch: samples.
-        nodes: of its graph.
-        megabytes: at a batch of 128.
+        batch: samples per batch.
+        nodes: nodes of its graph.
+        megabytes: memory at a batch of 128.
         throughput: mean samples/s by planner.
     """
 
@@ -67,7 +66,7 @@ class Published:
 
     @property
     def lead(self) -> float:
-        """NetSplit's over the best rival's, - 1."""
+        """NetSplit's throughput over the best rival's, - 1."""
         return self.throughput[-1] / max(self.throughput[:-1]) - 1
 
 
@@ -89,7 +88,7 @@ def three() -> Topology:
 
 
 def megabytes(graph: Graph) -> float:
-    """What training keeps by the thesis's count: tensors twice, trained parameters four times."""
+    """Memory of training by the thesis's count: tensors twice, trained parameters four times."""
     made = producers(graph)
     tensors = sum(t.bytes for t in graph.tensors if t.name in made)
     return (2 * tensors + 4 * sum(p.bytes for p in graph.parameters if p.trainable)) / 1e6
@@ -125,7 +124,7 @@ def placed(problem: Problem, solver: str, limit_s: float) -> tuple[float | None,
     # With one microbatch that is the latency and the optimizer's step, in the simulator.
     options = replace(problem.options, objective=Objective.ITERATION)
     judged = replace(problem, options=options)
-    plan, reason = judge(judged, solver, result, lower_bound_s(judged))
+    plan, reason = judge(judged, solver, result)
     return (None if plan is None else plan.prediction.throughput), reason
 
 
@@ -138,7 +137,7 @@ def pipelined(network: Network, batch: int, limit_s: float) -> tuple[float, str]
 
 
 def row(network: Network, batch: int, limit_s: float) -> tuple[Rates, list[str], list[str]]:
-    """One batch of a network: samples/s by solver, the cells of its row, and what is missing."""
+    """One batch of a network: samples/s by solver, the cells of its row, and the missing plans."""
     problem = network.problem(batch, 1, Objective.LATENCY)
     rates: Rates = {}
     missing = []
@@ -157,26 +156,26 @@ def row(network: Network, batch: int, limit_s: float) -> tuple[Rates, list[str],
 
 
 def rows(network: Network, limit_s: float) -> tuple[list[list[str]], list[str]]:
-    """The thesis's batch; twice as much where one device holds that; and less where a planner of
-    the thesis finds no room, until all do.
+    """The rows of a network: the thesis's batch; a larger one if one device holds the first; and
+    smaller ones as long as a planner of the thesis finds no room.
     """
     batch = PUBLISHED[network.name].batch
     rates, cells, missing = row(network, batch, limit_s)
-    found = [cells]
+    table_rows = [cells]
     if rates["single"] is not None:
         _, cells, more = row(network, LARGER * batch, limit_s)
-        found.append(cells)
+        table_rows.append(cells)
         missing += more
     for numerator, denominator in SMALLER:
         if all(rates[solver] is not None for solver in (*RIVALS, "netsplit")):
             break
         rates, cells, _ = row(network, batch * numerator // denominator, limit_s)
-        found.append(cells)
-    return found, missing
+        table_rows.append(cells)
+    return table_rows, missing
 
 
 def described(network: Network) -> list[str]:
-    """A network beside the thesis's, and who was how fast there."""
+    """A network beside the thesis's, with the throughput of each planner there."""
     published = PUBLISHED[network.name]
     graph = network.model(128).graph
     parameters = sum(p.bytes for p in graph.parameters if p.trainable) // 4
@@ -196,17 +195,17 @@ def main() -> None:
     options = parser.parse_args()
     names = options.networks.split(",")
     assert {*names} <= {*NETWORKS}
-    known, found, missing = [], [], []
+    known, throughputs, missing = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             network = Network(name, Path(folder))
             known.append(described(network))
             cells, reasons = rows(network, options.limit)
-            found += cells
+            throughputs += cells
             missing += reasons
     parts = {
         "networks": table(NETWORKS_HEAD, known),
-        "throughput": table(THROUGHPUT_HEAD, found),
+        "throughput": table(THROUGHPUT_HEAD, throughputs),
         "missing": "\n".join(missing) or "All have a plan.",
         "machine": f"{machine()}; {options.limit:g} s for each solver and row",
     }

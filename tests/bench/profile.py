@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from planner.costs.memory import stage_memory
+from planner.costs.memory import memory_of
 from planner.files import read_profile
 from planner.profilers.cache import processor
 from tests.support.models import MODELS, cached, gpt2
@@ -79,15 +79,15 @@ finally:
     lines = Path("/proc/self/status").read_text().splitlines()
     Path(peak).write_text(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
 """
-"""Runs a script and writes the peak of its resident memory, in KiB, into a file. What the system
-tells the parent counts the parent's own memory at the start, too.
+"""Runs a script and writes the peak of its resident memory, in KiB, into a file. The system's own
+figure for the parent would include the parent's memory at the start.
 """
 
 
 def run(
     script: Path, options: Sequence[str], folder: Path, **environment: str
 ) -> tuple[bytes, int, float]:
-    """What a script writes, its peak memory in bytes, and how long it took in s."""
+    """The output of a script, its peak memory in bytes, and its time in s."""
     peak = folder / "peak"
     command = [sys.executable, "-c", WATCHED, str(peak), str(script), *options]
     begin = time.perf_counter()
@@ -103,25 +103,25 @@ def run(
 
 
 def profiled(model: Path, options: Sequence[str], folder: Path, cache: Path) -> dict[str, Any]:
-    """What `planner profile --json` says, with its peak memory, in a process of its own."""
+    """The object of `planner profile --json`, with the peak memory of its process."""
     path = folder / f"{model.stem}.json"
     command = ["profile", str(model), *options, "-o", str(path), "--json"]
-    said, peak_bytes, took_s = run(ROOT / "cli.py", command, folder, XDG_CACHE_HOME=str(cache))
-    return {**json.loads(said), "peak_bytes": peak_bytes, "took_s": took_s, "path": path}
+    output, peak_bytes, time_s = run(ROOT / "cli.py", command, folder, XDG_CACHE_HOME=str(cache))
+    return {**json.loads(output), "peak_bytes": peak_bytes, "took_s": time_s, "path": path}
 
 
 def sums(names: Sequence[str], folder: Path) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """The sum of the operators over the whole step; and all that the profiles say, by name."""
+    """The sum of the operators over the whole step; and the profiles' objects, by name."""
     lines = [
         "| model | microbatch | operators, sum | whole step | sum / whole | drift |"
         " not known to 3 % |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
-    found = {}
+    objects = {}
     for name in names:
         with tempfile.TemporaryDirectory() as cache:
             one = profiled(cached(name, BUILT), SIZES[name], folder, Path(cache))
-        found[name] = one
+        objects[name] = one
         profile = read_profile(one["path"])
         total_s = one["forward_s"] + one["backward_s"]
         unsure_s = sum(o.forward_s + o.backward_s for o in profile.operators if o.interval > 0.03)
@@ -131,11 +131,11 @@ def sums(names: Sequence[str], folder: Path) -> tuple[list[str], dict[str, dict[
             f" {one['drift']:+.1%} | {unsure_s / total_s:.0%} |"
         )
         print(lines[-1], flush=True)
-    return lines, found
+    return lines, objects
 
 
 def cache_savings(folder: Path) -> list[str]:
-    """What a second profile takes, of the same model and of one with twice the layers."""
+    """The time of a second profile, of the same model and of one with twice the layers."""
     lines = [
         "| model | profile | different operators | timed | operators took | start-up |"
         " whole model |",
@@ -151,7 +151,7 @@ def cache_savings(folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as cache:
         for name, which in runs:
             model, options = models[name]
-            for _ in range(5):  # what a busy machine measured is not kept
+            for _ in range(5):  # measurements of a busy machine are not kept
                 one = profiled(model, options, folder, Path(cache))
                 (effort,) = one["effort"]
                 if which != "first" or effort["kept"]:
@@ -178,7 +178,7 @@ def memory(names: Sequence[str], folder: Path) -> list[str]:
         model, options = cached(name, BUILT), [*SIZES[name], "--budget", "10ms"]
         with tempfile.TemporaryDirectory() as cache:
             one = profiled(model, options, folder, Path(cache))
-        needs = stage_memory(read_profile(one["path"]), range(one["num_operators"]))
+        needs = memory_of(read_profile(one["path"]), range(one["num_operators"]))
         predicted = (
             needs.parameter_bytes
             + needs.trainable_bytes
@@ -192,7 +192,7 @@ def memory(names: Sequence[str], folder: Path) -> list[str]:
     return lines
 
 
-def analytic(found: dict[str, dict[str, Any]]) -> list[str]:
+def analytic(objects: dict[str, dict[str, Any]]) -> list[str]:
     """Computed times beside measured ones, the device's two constants fitted."""
     from tests.bench.profile_analytic import rows
 
@@ -200,8 +200,8 @@ def analytic(found: dict[str, dict[str, Any]]) -> list[str]:
         "| model | rank correlation | median error | error of nine tenths at most |",
         "|---|---:|---:|---:|",
     ]
-    measured = {name: read_profile(one["path"]) for name, one in found.items()}
-    models = {name: cached(name, BUILT) for name in found}
+    measured = {name: read_profile(one["path"]) for name, one in objects.items()}
+    models = {name: cached(name, BUILT) for name in objects}
     for name, correlation, middle, most in rows(models, measured):
         lines.append(f"| {name} | {correlation:.3f} | {middle:.0%} | {most:.0%} |")
         print(lines[-1], flush=True)
@@ -234,15 +234,15 @@ def main() -> None:
     print(machine)
     tables = {"machine": [machine]}
     with tempfile.TemporaryDirectory() as folder:
-        found: dict[str, dict[str, Any]] = {}
+        objects: dict[str, dict[str, Any]] = {}
         if {*parts} & {"sums", "analytic"}:
-            tables["sums"], found = sums(names, Path(folder))
+            tables["sums"], objects = sums(names, Path(folder))
         if "cache" in parts:
             tables["cache"] = cache_savings(Path(folder))
         if "memory" in parts:
             tables["memory"] = memory(names, Path(folder))
         if "analytic" in parts:
-            tables["analytic"] = analytic(found)
+            tables["analytic"] = analytic(objects)
     if options.write:
         for part, lines in tables.items():
             if part in (*parts, "machine"):

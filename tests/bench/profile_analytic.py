@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planner.model import load
-from planner.profilers.analytic import Fit, fit_constants
+from planner.profilers.analytic import RooflineFit, fit_constants
 from planner.profilers.facts import facts
 from planner.profiles import Profile
 
@@ -20,15 +20,12 @@ def rows(
 
     Args:
         models: ONNX files by name.
-        measured: profiles of some of them by the same names, all of one device.
+        measured: profiles of some of these models, by the same names, all of one device.
     """
-    found = []
-    for name, profile in measured.items():
-        one = fitted(models[name], profile)
-        found.append((name, one.rank_correlation, one.median_error, one.p90_error))
-    return found
+    fits = ((name, fitted(models[name], profile)) for name, profile in measured.items())
+    return [(name, fit.rank_correlation, fit.median_error, fit.p90_error) for name, fit in fits]
 
 
-def fitted(path: Path, profile: Profile) -> Fit:
+def fitted(path: Path, profile: Profile) -> RooflineFit:
     """The two constants that explain a model's measured profile best."""
     return fit_constants(facts(load(path, dimensions=profile.dimensions)), profile)

@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def seconds(profile, gpus, folder):
-    """Wall time of one process, what `solve` itself took, and what it found."""
+    """Wall time of one process, time of `solve` itself, and the object that it prints."""
     command = [sys.executable, str(ROOT / "cli.py"), "solve", "--profile", str(profile),
                "--topology", "p3.yaml", "--gpus", str(gpus), "--json"]  # fmt: skip
     start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     wall = time.perf_counter() - start
-    found = json.loads(done.stdout)
-    return wall, found["solve_s"], found
+    solved = json.loads(done.stdout)
+    return wall, solved["solve_s"], solved
 
 
 def main():
@@ -41,10 +41,10 @@ def main():
                 samples = [seconds(profile, gpus, folder) for _ in range(runs)]
                 wall = statistics.median(s[0] for s in samples)
                 inside = statistics.median(s[1] for s in samples)
-                found = samples[0][2]
+                first = samples[0][2]
                 print(
                     f"{profile.stem:24} {gpus:4} {wall:10.2f} {inside:10.2f}"
-                    f" {100 * found['gap']:6.1f}%  {found['solver']}"
+                    f" {100 * first['gap']:6.1f}%  {first['solver']}"
                 )
 
 

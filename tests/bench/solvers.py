@@ -45,7 +45,7 @@ LAYERS, HOSTS = (12, 50, 200), (1, 16, 128)
 
 
 def case(*arguments, limit_s=LIMIT_S, **environment):
-    """What a case printed, or None if it was not done in time."""
+    """The object that a case prints; None if it was not done in time."""
     command = [sys.executable, "-m", "tests.bench.cases", *map(str, arguments)]
     print("  ", *arguments, flush=True)
     try:
@@ -88,17 +88,17 @@ def mebibytes(value):
 
 
 def put(path, name, text):
-    """Replaces what stands between the markers of that name."""
+    """Replaces the text between the markers of a name."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    before, found, rest = path.read_text().partition(begin)
+    before, opening, rest = path.read_text().partition(begin)
     _, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (opening and closed):
         raise SystemExit(f"{path}: expected the lines {begin} and {end}; add them")
     path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def machine():
-    """Where and when, in a line."""
+    """The machine and the date, in a line."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -120,7 +120,7 @@ def machine():
 
 
 def promise(row):
-    """Whether a row keeps what the solvers promise."""
+    """Whether a row keeps the solvers' promises."""
     if row["reference_s"] > LONG_S:
         return row["ours_s"] * TIMES_LESS <= row["reference_s"]
     return row["reference_s"] >= SHORT_S or row["ours_s"] <= SHORT_S
@@ -176,11 +176,11 @@ def _named(row):
 
 
 def reference_part(path, name, group):
-    found = case(name)
-    if not found["rows"]:
+    answer = case(name)
+    if not answer["rows"]:
         print(f"   skipped: no rows of {name}; set PLANNER_REFERENCE")
         return
-    rows, peak = found["rows"], mebibytes(found["peak_bytes"])
+    rows, peak = answer["rows"], mebibytes(answer["peak_bytes"])
     text = f"{references(rows, group)}\n\n{verdict(rows)}\n- peak memory {peak}"
     put(path, name, text)
     print(text)
@@ -202,9 +202,9 @@ def compile_part(path):
 
 
 def wide_part(path):
-    found = [(name, case("wide", name)) for name in WIDE]
+    cases = [(name, case("wide", name)) for name in WIDE]
     shape, lines, worst = [], [], []
-    for name, one in found:
+    for name, one in cases:
         if one is None:
             lines.append([name, f"not within {LIMIT_S} s", *["-"] * 8])
             continue
@@ -231,11 +231,11 @@ def exact_part(path):
     lines = []
     for name, setting, count, asked in EXACT:
         question = ("M = 4", "M = 32", "bottleneck")[asked]
-        found = case("exact", name, setting, count, asked, limit_s=EXACT_LIMIT_S)
-        if found is None:
+        answer = case("exact", name, setting, count, asked, limit_s=EXACT_LIMIT_S)
+        if answer is None:
             lines.append([name, setting, count, question, "-", f"over {EXACT_LIMIT_S}", "-"])
             continue
-        some, everything = found["default"], found["exact"]
+        some, everything = answer["default"], answer["exact"]
         apart = some["closed_s"] / everything["closed_s"] - 1
         lines.append(
             [
@@ -251,8 +251,8 @@ def exact_part(path):
 def foreign_part(path):
     lines = []
     for name in WIDE:
-        found = case("wide-foreign", name)
-        if found is None:
+        answer = case("wide-foreign", name)
+        if answer is None:
             lines.append([name, "-", f"over {LIMIT_S}", *["-"] * 3])
             continue
         lines += [
@@ -260,7 +260,7 @@ def foreign_part(path):
                 name, row["devices"], seconds(row["ours_s"]), row["status"],
                 f"{1e3 * row['load_s']:.2f}", f"{row['single_s'] / row['load_s']:.2f}",
             ]
-            for row in found["rows"]
+            for row in answer["rows"]
         ]  # fmt: skip
     head = ["graph", "devices", "CPU s", "status", "largest load, ms", "times faster than one"]
     put(path, "wide-foreign", table(head, lines))

@@ -1,6 +1,7 @@
 """Topologies as YAML: what a file may say, what it comes to, and what is said of mistakes in it."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -196,6 +197,21 @@ links:
     # A link between the same ends replaces the one that was there.
     assert widths(found, "fast") == {24}
     assert len(found.links) == len(base.links) + 4
+
+
+def test_a_link_with_some_of_its_fields_changes_the_one_that_is_there(read):
+    base = read(base=BASE)
+    link = base.links[0]
+    ends = f"{{from: {link.source}, to: {link.target}, "
+    found = read(base=BASE, more=f"extends: base\nlinks: [{ends}bandwidth: 7 GB/s}}]\n")
+    assert found.links[0] == replace(link, bandwidth_bytes_per_s=7e9)
+    assert found.links[1:] == base.links[1:]
+
+
+def test_a_new_link_needs_all_of_its_figures(read, said):
+    link = "{between: [gpu0, gpu2], bandwidth: 7 GB/s}"
+    (wrong,) = said(base=BASE, more=f"extends: base\nlinks: [{link}]\n")
+    assert wrong == "links[0].latency: missing"
 
 
 def test_an_extension_of_levels_changes_levels_by_name(read):

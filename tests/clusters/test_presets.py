@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import cli
 from planner.clusters.routes import bandwidth_bytes_per_s, pair_widths, routes
 from planner.clusters.yaml.read import device_table, find_topology, preset_names, read_topology
-from planner.costs.actions import ActionCosts
 from planner.costs.collectives import allreduce_s
+from planner.costs.pricing import ActionCosts
 from planner.files import shipped, write_profile
 from planner.formats import read_any_profiles
 from planner.judging.portfolio import compare

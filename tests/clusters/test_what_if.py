@@ -149,7 +149,7 @@ def test_a_host_gets_cores_and_memory(four):
         ("devices.d1.host=b", "unknown field 'host'; known: type"),
         ("device_types.unit.speed=1", "known: memory, memory_bandwidth, flops.float32"),
         ("device_types.X.memory=1 GiB", "unknown device type 'X'; known: unit"),
-        ("hosts.a.cores=half", "expected a whole number of cores, got 'half'"),
+        ("hosts.a.cores=half", "expected a whole number of cores or auto, got 'half'"),
         ("host.a.cores=1", "unknown section 'host'; known: links, levels, devices"),
         ("links.nic.bandwidth", "expected PATH=VALUE such as"),
     ],
@@ -248,7 +248,7 @@ def test_without_a_switch_that_joins_hosts_no_host_is_added():
 
 def data_parallel(problem, devices):
     names = tuple(operator.name for operator in problem.profile.graph.operators)
-    stage = Stage(names, tuple(range(devices)), 1, False)
+    stage = Stage.whole(names, tuple(range(devices)), 1, False)
     return Strategy((stage,), ScheduleName.ONE_F_ONE_B, problem.options.num_microbatches)
 
 

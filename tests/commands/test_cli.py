@@ -15,7 +15,7 @@ import cli
 from planner.commands import printing
 from planner.files import read_plan, shipped
 from planner.reports.tables import Table
-from planner.solvers import PORTFOLIO, SOLVERS
+from planner.solvers.registry import SOLVERS, portfolio
 from tests.support.commands import run
 
 ROOT = Path(__file__).parents[2]
@@ -308,7 +308,7 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
     message = run(*arguments, "1 KiB", code=3).output
     assert "no strategy fits" in message
     assert message.count("alone take") == 1
-    assert message.count("does not fit") == len(PORTFOLIO)
+    assert message.count("does not fit") == len(portfolio())
     for option in ("--reserve", "--device-memory", "--optimizer", "--batch", "more devices"):
         assert option in message.split("what can be changed")[1]
     found = json.loads(run(*arguments, "1 KiB", "--json", code=3).stdout)

@@ -15,7 +15,7 @@ from planner.judging.judge import objective_s
 from planner.judging.portfolio import GOOD_ENOUGH, compare
 from planner.problem import Objective
 from planner.reports.compare import compare_bars, compare_csv, winner_line
-from planner.solvers import AUTOMATIC
+from planner.solvers.registry import automatic
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
 
@@ -47,8 +47,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_every_solver_has_a_row_however_good_an_earlier_one_is():
-    found = compare(two_branches(), AUTOMATIC, 2.0, thorough=True)
-    assert [row.solver for row in found.rows] == list(AUTOMATIC)
+    found = compare(two_branches(), automatic(), 2.0, thorough=True)
+    assert [row.solver for row in found.rows] == list(automatic())
     gaps = [row.plan.certificate.gap for row in found.rows if row.plan]
     assert min(gaps[:-1]) <= GOOD_ENOUGH  # here solve would have stopped
     missing = {row.solver: row.reason for row in found.rows if row.plan is None}
@@ -66,13 +66,13 @@ def test_branches_beside_each_other_beat_data_parallelism_for_one_microbatch():
 
 
 def test_where_nothing_fits_there_are_rows_with_reasons_and_no_bars():
-    found = compare(two_branches(memory=10), AUTOMATIC, 2.0, thorough=True)
+    found = compare(two_branches(memory=10), automatic(), 2.0, thorough=True)
     assert found.best is None
     assert all(row.reason for row in found.rows)
     assert compare_bars(found, 40) == ()
     assert winner_line(found) == ""
     rows = list(csv.DictReader(compare_csv(found).splitlines()))
-    assert [row["iteration_s"] for row in rows] == [""] * len(AUTOMATIC)
+    assert [row["iteration_s"] for row in rows] == [""] * len(automatic())
     assert all(row["reason"] for row in rows)
 
 
@@ -100,7 +100,7 @@ def test_the_command_shows_table_bars_and_reasons_and_writes_csv(folder):
     for said in ("Strategies, judged by the simulator", "█", "the best plan is", "wrote rows.csv"):
         assert said in text
     rows = list(csv.DictReader(Path("rows.csv").read_text().splitlines()))
-    assert [row["solver"] for row in rows] == list(AUTOMATIC)
+    assert [row["solver"] for row in rows] == list(automatic())
     planned = [row for row in rows if row["iteration_s"]]
     assert len(planned) == len(rows)
     for row in planned:

@@ -78,7 +78,7 @@ def test_the_picture_has_a_row_for_every_device(folder):
 
 
 def test_too_many_actions_for_a_picture_are_said(folder, monkeypatch):
-    monkeypatch.setattr("planner.commands.simulate.MOST_ACTIONS", 10)
+    monkeypatch.setattr("planner.api.MAX_ACTIONS", 10)
     solved()
     given = ["strategy.json", "--topology", "pair.yaml"]
     assert simulated(*given)["critical_path"] is None
@@ -163,7 +163,7 @@ def test_stages_keep_their_depth_beyond_the_default_for_another_number_of_microb
     for schedule, extra in ((ScheduleName.ONE_F_ONE_B, 1), (ScheduleName.GPIPE, 0)):
         deep = default_warmups((1, 1, 1), 12, extra, schedule)
         stages = tuple(
-            Stage((f"o{s}",), (s,), depth, False) for s, depth in enumerate(deep)
+            Stage.whole((f"o{s}",), (s,), depth, False) for s, depth in enumerate(deep)
         )  # fmt: skip
         strategy = Strategy(stages, schedule, 12)
         more = with_microbatches(strategy, 24)

@@ -11,7 +11,7 @@ from planner.costs.closed_form import bottleneck_s, latency_s
 from planner.costs.evaluate import evaluate
 from planner.graph import predecessors
 from planner.graphs.downsets import downsets, members
-from planner.judging.judge import deeper
+from planner.judging.judge import one_more_in_flight
 from planner.problem import Objective
 from planner.simulator.events import simulate
 from planner.solvers.fit import pipeline
@@ -50,7 +50,7 @@ def all_strategies(problem):
         for where in groups(everything, len(stages)):
             if max(map(len, where)) <= problem.options.num_microbatches:
                 one = pipeline(problem, stages, where, recompute=False)
-                yield from {one, deeper(one)}
+                yield from {one, one_more_in_flight(one)}
 
 
 def judged_s(problem, strategy):

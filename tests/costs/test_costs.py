@@ -13,14 +13,22 @@ from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
 from planner.costs.compute import operator_times, slowdown, step_s
 from planner.costs.evaluate import evaluate
-from planner.costs.memory import limit_bytes, stage_memory, use_bytes
+from planner.costs.memory import (
+    Holding,
+    holdings,
+    limit_bytes,
+    memory_of,
+    stage_memory,
+    use_bytes,
+)
+from planner.costs.pricing import stage_price
 from planner.costs.waiting import gradients_waiting, outputs_waiting
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judging.judge import judge
 from planner.problem import Optimizer, Result, Status
 from planner.profiles import OperatorCost, View, stash_bytes
-from planner.schedules.actions import Compute, Direction, Kind, Receive, Send, waits
+from planner.schedules.actions import Compute, Direction, Kind, Receive, Send, text, waits
 from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
@@ -97,7 +105,7 @@ def test_rescaling_by_memory_bandwidth_where_that_binds():
 
 def test_an_unknown_source_device_cannot_be_rescaled():
     profile = profile_of(graph_of([[]]), [1.0])
-    with pytest.raises(OptionError, match="made on 'unit', of which no speed is known"):
+    with pytest.raises(OptionError, match="made on 'unit', whose speed is not known"):
         operator_times(profile, unit_type("other"), None)
 
 
@@ -236,7 +244,7 @@ def test_a_stashed_view_counts_as_its_base_where_both_are_on_one_device():
 
 
 def test_a_stage_keeps_inputs_outputs_stash_and_what_the_loss_keeps():
-    need = stage_memory(views_profile(), [0, 1, 2])
+    need = memory_of(views_profile(), [0, 1, 2])
     assert need.parameter_bytes == need.trainable_bytes == 1000  # tied: held once
     assert need.kept_bytes == 10 + 100 + 5 + 7 + 7
     assert need.boundary_bytes == 10 + 7
@@ -249,15 +257,15 @@ def test_a_stage_keeps_inputs_outputs_stash_and_what_the_loss_keeps():
 
 def test_a_part_of_something_larger_is_copied_to_be_sent():
     profile = views_profile()
-    assert stage_memory(profile, [0]).copied_bytes == 0  # ta lies alone
-    assert stage_memory(profile, [0, 1]).copied_bytes == 60  # tb is a part of ta
-    assert stage_memory(profile, [1]).copied_bytes == 60  # also of what has come
-    assert stage_memory(profile, [2]).copied_bytes == 0
+    assert memory_of(profile, [0]).copied_bytes == 0  # ta lies alone
+    assert memory_of(profile, [0, 1]).copied_bytes == 60  # tb is a part of ta
+    assert memory_of(profile, [1]).copied_bytes == 60  # also of what has come
+    assert memory_of(profile, [2]).copied_bytes == 0
     whole = replace(profile.graph.tensors[2], shape=(100,))
     graph = replace(profile.graph, tensors=tuple(
         whole if one.name == "tb" else one for one in profile.graph.tensors
     ))  # fmt: skip
-    assert stage_memory(replace(profile, graph=graph), [0, 1]).copied_bytes == 0
+    assert memory_of(replace(profile, graph=graph), [0, 1]).copied_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -280,7 +288,7 @@ def test_only_what_is_not_there_anyway_waits_to_be_sent(base, size, output, copi
             replace(one, shape=(size,)) if one.name == "tb" else one for one in VIEWS.tensors
         ),
     )
-    need = stage_memory(replace(views_profile(), graph=graph, views=(View("tb", base),)), [0, 1])
+    need = memory_of(replace(views_profile(), graph=graph, views=(View("tb", base),)), [0, 1])
     assert need.output_bytes == output
     assert need.boundary_bytes == 10 + output
     assert need.copied_bytes == copied
@@ -290,11 +298,11 @@ def test_only_what_is_not_there_anyway_waits_to_be_sent(base, size, output, copi
 def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
     problem = problem_of(views_profile(), cluster([unit_type()] * 2), 6)
     strategy = Strategy(
-        (Stage(("a", "b"), (0,), 4, recompute), Stage(("c",), (1,), 1, False)),
+        (Stage.whole(("a", "b"), (0,), 4, recompute), Stage.whole(("c",), (1,), 1, False)),
         ScheduleName.ONE_F_ONE_B, 6,
     )  # fmt: skip
     code = evaluate(problem, strategy).program.code
-    needs = {0: stage_memory(problem.profile, [0, 1])}
+    needs = {0: memory_of(problem.profile, [0, 1])}
 
     def use(waits):
         """Bytes besides workspace of the first device, in its computations in order."""
@@ -310,11 +318,67 @@ def test_what_is_sent_waits_as_long_as_its_reader_may_be_behind(recompute):
     assert [m - n for m, n in zip(may, at_once, strict=True)] == waiting
 
 
+@pytest.mark.parametrize(
+    ("recompute", "held"),
+    [
+        # x and ta, of which tb is a part; of tb a copy is made and waits.
+        (False, {
+            Holding.STASH: [110, 110, 110, 220, 220, 220, 220, 110],
+            Holding.COPIES: [0, 60, 60, 60, 120, 120, 60, 0],
+            Holding.WORKSPACE: [60, 0, 0, 60, 0, 0, 1100, 1100],
+        }),
+        # x stays, and tb until it has been sent; ta is made again, and tb in it.
+        (True, {
+            Holding.STASH: [70, 10, 10, 80, 20, 20, 20, 10],
+            Holding.OUTPUTS: [0, 60, 60, 60, 120, 120, 60, 0],
+            Holding.RERUN: [0, 0, 0, 0, 0, 0, 100, 100],
+            Holding.WORKSPACE: [0, 0, 0, 0, 0, 0, 1100, 1100],
+        }),
+    ],
+)  # fmt: skip
+def test_what_is_held_for_which_reason(recompute, held):
+    problem = problem_of(views_profile(), cluster([unit_type()] * 2), 2)
+    strategy = Strategy(
+        (Stage.whole(("a", "b"), (0,), 2, recompute), Stage.whole(("c",), (1,), 1, False)),
+        ScheduleName.ONE_F_ONE_B, 2,
+    )  # fmt: skip
+    evaluation = evaluate(problem, strategy)
+    code, needs = evaluation.program.code, {0: evaluation.needs[0]}
+    assert [text(one) for one in evaluation.program.lists[0]] == [
+        "0F0", "0>1:0:tb", "0<1:0:d/tb", "0F1", "0>1:1:tb", "0<1:1:d/tb", "0B0", "0B1", "A0", "O",
+    ]  # fmt: skip
+    due = dict.fromkeys(Holding, [0] * 8) | held
+    due[Holding.RECEIVED] = [0, 0, 60, 60, 60, 120, 120, 60]
+    found = holdings(problem, strategy, code, 0, needs)
+    assert {kind: row.tolist() for kind, row in found.items()} == {
+        kind: [*row, 0, 0] for kind, row in due.items()
+    }
+
+
+def test_a_stage_needs_its_operators_and_what_earlier_stages_of_the_device_have_not():
+    profile, first, last = views_profile(), *(
+        Stage.whole(names, (0,), 1, False) for names in (("a", "b"), ("c",))
+    )  # fmt: skip
+    assert stage_memory(profile, first) == memory_of(profile, [0, 1])
+    assert stage_memory(profile, last, [first]) == memory_of(profile, [2], [0, 1])
+    assert stage_memory(profile, last, [first]).parameter_bytes == 0
+    assert stage_memory(profile, last).parameter_bytes == 1000
+
+
+def test_the_price_of_a_stage_has_its_operators_and_the_step_of_all_that_it_trains():
+    problem = problem_of(views_profile(), cluster([unit_type(bandwidth=4000.0)] * 2))
+    stage = Stage.whole(("b", "c"), (0, 1), 1, False)
+    assert stage_price(problem, stage) == {"unit": (1.0, 2.0, 1.0)}
+    assert stage_price(problem, stage, 0) == {"unit": (1.0, 2.0, 0.0)}
+    with pytest.raises(ValueError, match="a stage has no mesh, and its replicas have 2 devices"):
+        stage_price(problem, replace(stage, groups=((0, 1),)))
+
+
 def chain_in_stages(widths, count, warmups):
     """A graph, its strategy with one operator a stage, and the lists."""
     last = np.cumsum(widths).tolist()
     stages = tuple(
-        Stage((f"op{s}",), tuple(range(last[s] - width, last[s])), warmups[s], recompute=True)
+        Stage.whole((f"op{s}",), tuple(range(last[s] - width, last[s])), warmups[s], recompute=True)
         for s, width in enumerate(widths)
     )
     graph = graph_of([[s - 1] if s else [] for s in range(len(stages))])
@@ -412,10 +476,10 @@ def surely_run(lists):
 @pytest.mark.parametrize("recompute", [False, True])
 def test_with_gpipe_the_outputs_of_one_forward_wait_while_the_next_runs(recompute):
     problem = problem_of(views_profile(), cluster([unit_type()] * 2), 4)
-    stages = Stage(("a", "b"), (0,), 4, recompute), Stage(("c",), (1,), 4, False)
+    stages = Stage.whole(("a", "b"), (0,), 4, recompute), Stage.whole(("c",), (1,), 4, False)
     strategy = Strategy(stages, ScheduleName.GPIPE, 4)
     code = evaluate(problem, strategy).program.code
-    needs = {0: stage_memory(problem.profile, [0, 1])}
+    needs = {0: memory_of(problem.profile, [0, 1])}
     may, at_once = (use_bytes(problem, strategy, code, 0, needs, waits) for waits in (True, False))
     computes = code.kind[: code.start[1]] == Kind.COMPUTE
     waiting = (may[0] + may[1] - at_once[0] - at_once[1])[computes].tolist()
@@ -429,7 +493,7 @@ def test_a_gradient_may_wait_until_the_next_backward_is_through():
     strategy = pipeline(problem, [[0, 1], [2]], [[0], [1]], recompute=False)
     code = evaluate(problem, strategy).program.code
     mine = slice(code.start[1], code.start[2])
-    needs = {1: stage_memory(problem.profile, [2])}
+    needs = {1: memory_of(problem.profile, [2])}
     assert needs[1].returned_bytes == 60
     with_it, without = (
         use_bytes(problem, strategy, code, 1, needs, waits)[1] for waits in (True, False)
@@ -471,7 +535,7 @@ def test_a_strategy_that_does_not_fit_is_refused_with_the_parts():
         optimizer=Optimizer.ADAM,
     )
     result = Result(Status.FEASIBLE, pipeline(problem, [[0]], [[0]], recompute=False))
-    plan, reason = judge(problem, "test", result, 1.0)
+    plan, reason = judge(problem, "test", result)
     assert plan is None
     assert "the limit is 2.44 KiB (parameters 1000 B, gradients 1000 B, optimizer 1.95" in reason
 

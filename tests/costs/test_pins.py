@@ -10,7 +10,7 @@ from planner.costs.pins import broken, pinned
 from planner.errors import OptionError
 from planner.judging.portfolio import compare
 from planner.problem import Objective
-from planner.solvers import AUTOMATIC
+from planner.solvers.registry import automatic
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
 
@@ -93,7 +93,7 @@ def test_other_cost_models_refuse_what_they_would_not_heed(given, model):
 @given(st.dictionaries(st.integers(0, 5), st.integers(0, 2), max_size=3))
 def test_no_row_breaks_a_pin(pins):
     problem = chain(sorted(pins.items()), num_microbatches=2)
-    names = [name for name in AUTOMATIC if name not in ("netsplit", "pesto")]
+    names = [name for name in automatic() if name not in ("netsplit", "pesto")]
     for row in compare(problem, names, 5.0, thorough=True).rows:
         if row.plan is None:
             assert row.reason

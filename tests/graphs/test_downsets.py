@@ -3,7 +3,7 @@
 import networkx as nx
 from hypothesis import given
 
-from planner.graphs.downsets import antichain, count_downsets, downsets, members, pack
+from planner.graphs.downsets import count_downsets, downsets, members, pack
 from tests.support.strategies import dags
 
 
@@ -39,20 +39,9 @@ def test_a_downset_comes_after_its_subsets(feeds):
         seen.append(inside)
 
 
-@given(dags(max_nodes=8))
-def test_a_downset_is_the_closure_of_its_antichain(feeds):
-    for mask in downsets(feeds).masks:
-        closed = set(antichain(mask, feeds))
-        for v in reversed(range(len(feeds))):
-            if v in closed:
-                closed.update(feeds[v])
-        assert sorted(closed) == members(mask)
-
-
 def test_a_chain_longer_than_a_word_has_one_downset_more_than_nodes():
     feeds = [[v - 1] if v else [] for v in range(150)]
     found = downsets(feeds)
-    assert len(found) == 151
     assert found.masks.shape == (151, 3)
     assert members(found.masks[130]) == list(range(130))
 

@@ -15,7 +15,8 @@ from planner.files import artefact_hash, read_plan, write_profiles
 from planner.formats import read_any_profiles
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judging.interpolate import interpolated
-from planner.judging.portfolio import MOST_BETWEEN, compare, compare_between
+from planner.judging.portfolio import compare
+from planner.judging.sizes import MAX_BETWEEN, compare_between
 from planner.peers.convert import convert
 from planner.problem import Objective
 from planner.profiles import OperatorCost, Profile, Source, View, WholeStep
@@ -273,7 +274,7 @@ def test_powers_of_two_are_asked_first_and_no_more_than_a_few():
     # Without overheads the bound is the same for all sizes.
     _, asked = asked_of([1, 120], 120, overhead_s=0.0)
     assert asked == [1, 2, 3, 4, 8, 120]
-    assert len(asked) - 2 == MOST_BETWEEN
+    assert len(asked) - 2 == MAX_BETWEEN
 
 
 def test_where_not_even_the_smallest_fits_nothing_larger_is_asked():

@@ -11,7 +11,7 @@ from planner.errors import FileError
 from planner.files import read_profile_set, write_profile, write_profiles
 from planner.formats import read_any_profiles
 from planner.judging.judge import objective_s
-from planner.judging.portfolio import compare, compare_sizes
+from planner.judging.portfolio import attempts, compare, comparison
 from planner.problem import Objective
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
@@ -29,6 +29,11 @@ def problems_at(sizes, samples, overhead_s=0.0, devices=2, **options):
         problem_of(profile_at(size, overhead_s), topology, samples // size, **options)
         for size in sizes
     ]
+
+
+def compare_sizes(problems):
+    """These sizes and none between them."""
+    return comparison([attempts(one, None, 10.0, lambda solver: None) for one in problems])
 
 
 def test_large_microbatches_win_where_each_has_an_overhead():

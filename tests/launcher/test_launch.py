@@ -45,9 +45,9 @@ import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from planner.errors import PlannerError
-from planner.launch import clocks
-from planner.launch.run import launch
-from planner.launch.runtime import StageRunner
+from planner.launcher import clocks
+from planner.launcher.run import launch
+from planner.launcher.runtime import StageRunner
 from planner.operators import to_torch
 say = lambda line: print(line, file=sys.stderr)
 rank = int(os.environ.get("RANK", 0))
@@ -72,7 +72,7 @@ START = """
 import sys
 from pathlib import Path
 from planner.errors import PlannerError
-from planner.launch import torchrun
+from planner.launcher import torchrun
 torchrun.CLI = Path("cli.py").absolute()
 try:
     sys.exit(torchrun.start_torchrun(Path("strategy.json"), int(sys.argv[1]), sys.argv[2:]))
@@ -110,7 +110,7 @@ def errors(tmp_path_factory):
         make_model(folder / f"{dtype}.onnx", dtype)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     done = subprocess.run(
-        [*command, "4", str(ROOT / "tests/launch_worker.py"), str(folder)],
+        [*command, "4", str(ROOT / "tests/support/launch_worker.py"), str(folder)],
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

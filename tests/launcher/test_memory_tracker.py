@@ -20,7 +20,7 @@ from planner.schedules.orders import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
-from tests.support.memory_runs import Late, run, taken
+from tests.support.memory_runs import SlowLinks, peaks_of, run
 from tests.support.models import light, llama
 
 F1B, GPIPE = ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE
@@ -98,7 +98,7 @@ def write_case(folder, model, profile, case):
     stages, first = [], 0
     for s, width in enumerate(widths):
         operators = tuple(names[bounds[s] : bounds[s + 1]])
-        stages.append(Stage(operators, tuple(range(first, first + width)), warmups[s], again))
+        stages.append(Stage.whole(operators, tuple(range(first, first + width)), warmups[s], again))
         first += width
     topology = cluster([unit_type("cpu")] * first, bandwidth=1e9)
     options = Options(count, schedule=schedule, optimizer=Optimizer(optimizer))
@@ -130,7 +130,7 @@ def test_one_device_takes_what_is_predicted(profiled, model, case):
     folder, profiles = profiled
     path = write_case(folder, model, profiles[model], CASES[case])
     found = launch(path, steps=1, track_memory=True)
-    (one,) = taken({case: launch_json(found)})
+    (one,) = peaks_of({case: launch_json(found)})
     assert one.right, one
     assert found.timeline.memory[0] and "of tensors" in launch_tables(found)[1].columns[-1]
     assert launch_json(launch(path, steps=1))["live_bytes"] == [None]
@@ -142,7 +142,7 @@ def test_a_random_network_takes_what_is_predicted(tmp_path, seed):
     path.write_bytes(random_network(random.Random(seed)).SerializeToString())
     profile = measure(load(path), model_path=path.name, repetitions=1, budget_s=0.0, cached=False)
     plan = write_case(tmp_path, "model", replace(profile, warnings=()), CASES["alone"])
-    (one,) = taken({"model": launch_json(launch(plan, steps=1, track_memory=True))})
+    (one,) = peaks_of({"model": launch_json(launch(plan, steps=1, track_memory=True))})
     assert one.right, one
 
 
@@ -197,7 +197,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize(
-    "late", [None, Late(0, back=False, waits=True)], ids=["evenly", "slow links"]
+    "late", [None, SlowLinks(0, back=False, waits=True)], ids=["evenly", "slow links"]
 )
 def test_several_devices_take_what_is_predicted(profiled, tmp_path, late):
     """All cases in one start of torchrun."""

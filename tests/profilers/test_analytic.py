@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +11,9 @@ from planner.clusters.yaml.read import device_table, shipped_device_type
 from planner.costs.compute import operator_times
 from planner.errors import OptionError
 from planner.profilers.analytic import analytic, fit_constants, rank_correlation, rescale
-from planner.profilers.efficiencies import CPU, HALF, SINGLE, machine
+from planner.profilers.efficiencies import CPU, HALF, SINGLE, Kernel, Work, device_family
 from planner.profilers.facts import Facts, facts
 from planner.profilers.stash import Stash
-from planner.profilers.works import Kernel, Work
 from planner.profiles import Source, stash_bytes
 from planner.solvers import SOLVERS
 from planner.topology import DeviceType
@@ -88,11 +89,11 @@ def test_half_precision_takes_the_speed_of_tensor_cores(tmp_path):
     (single,), (half,) = of(model).operators, of(model, dtype="float16").operators
     assert half.forward_s < single.forward_s
     assert of(model, dtype="float16").dtype == "float16"
-    assert machine(GPU, "float16") is HALF
-    assert machine(GPU, "bfloat16") is SINGLE  # of which no speed is known
+    assert device_family(GPU, "float16") is HALF
+    assert device_family(GPU, "bfloat16") is SINGLE  # of which no speed is known
     (warning,) = of(model, dtype="bfloat16").warnings
     assert "no speed of made-up in bfloat16 is known" in warning
-    assert machine(shipped_device_type("cpu"), "float16") is CPU
+    assert device_family(shipped_device_type("cpu"), "float16") is CPU
 
 
 def test_an_unknown_device_type_lists_the_known_ones():
@@ -165,11 +166,17 @@ def test_views_of_an_analytic_profile_scale_with_the_bandwidth(tmp_path):
     assert times.backward_s[split] == pytest.approx(profile.operators[split].backward_s / 2)
 
 
+def test_rescaling_loads_no_torch():
+    code = "import sys, planner.profilers.analytic; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_times_of_an_unknown_device_cannot_be_rescaled(tmp_path):
-    with pytest.raises(OptionError, match="of which no speed is known"):
+    with pytest.raises(OptionError, match="whose speed is not known"):
         rescale(measured(residual(tmp_path)), OTHER, None)
     imported = replace(profile_of(graph_of([[], [0]]), [1.0, 2.0]), device_type="imported")
-    with pytest.raises(OptionError, match="does not say on which device"):
+    with pytest.raises(OptionError, match="does not name the device"):
         rescale(imported, OTHER, GPU)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from planner.files import read_plan, read_profile, shipped
-from planner.profilers.engines import Engine, engine_for
+from planner.profilers.engines import ProfileEngine, engine_for
 from planner.profiles import Source
 from tests.commands.test_cli import mlp, run
 
@@ -23,10 +23,10 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_type_of_device_is_computed_and_a_device_that_is_here_is_measured():
-    assert engine_for("cpu", None) is engine_for("cuda:1", None) is Engine.TORCH
-    assert engine_for("V100-SXM2-16GB", None) is Engine.ANALYTIC
-    assert engine_for("cpu", "analytic") is Engine.ANALYTIC
-    assert engine_for("cpu", "onnxruntime") is Engine.ONNXRUNTIME
+    assert engine_for("cpu", None) is engine_for("cuda:1", None) is ProfileEngine.TORCH
+    assert engine_for("V100-SXM2-16GB", None) is ProfileEngine.ANALYTIC
+    assert engine_for("cpu", "analytic") is ProfileEngine.ANALYTIC
+    assert engine_for("cpu", "onnxruntime") is ProfileEngine.ONNXRUNTIME
 
 
 def test_a_profile_for_a_device_that_is_not_here_says_so_everywhere(folder):

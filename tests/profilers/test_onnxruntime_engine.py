@@ -17,7 +17,7 @@ from planner.formats import read_any_profiles
 from planner.graph import tensors_by_name
 from planner.operators import synthetic
 from planner.profilers import onnxruntime_runs as runs
-from planner.profilers.backward import Ratios, estimates, ratios, shipped_ratios
+from planner.profilers.backward import BackwardRatios, estimates, ratios, shipped_ratios
 from planner.profilers.compare import compare_engines
 from planner.profilers.facts import facts
 from planner.profilers.measured import measure
@@ -328,13 +328,13 @@ def test_views_and_operators_without_a_gradient_say_nothing_about_backward(tmp_p
 def test_a_view_takes_as_long_back_and_an_unknown_type_as_its_bytes_say(tmp_path):
     model, _ = torch_profile(tmp_path)
     known = facts(model)
-    found = estimates(model.graph, known, Ratios({"Reshape": 5000.0}, ("some.json",)))
+    found = estimates(model.graph, known, BackwardRatios({"Reshape": 5000.0}, ("some.json",)))
     product = known[0].backward_bytes / known[0].bytes_moved
     assert found.ratios == (product, 1.0, known[2].backward_bytes / known[2].bytes_moved)
     assert (found.by_type, found.by_facts, found.types) == (0, 3, ("MatMul", "Reshape"))
 
     heavy = [replace(fact, flops=10**9, backward_flops=3 * 10**9) for fact in known]
-    assert estimates(model.graph, heavy, Ratios({}, ())).ratios == (3.0, 1.0, 3.0)
+    assert estimates(model.graph, heavy, BackwardRatios({}, ())).ratios == (3.0, 1.0, 3.0)
 
 
 # ---- providers and mistakes
@@ -403,11 +403,11 @@ def test_a_type_that_onnx_runtime_has_no_kernel_for_is_named(tmp_path):
 def test_who_ran_and_what_does_not_add_up_is_said():
     mixed = {"CUDAExecutionProvider": 8, "CPUExecutionProvider": 2}
     assert _who_ran(mixed) == "8 operators CUDAExecutionProvider, 2 CPUExecutionProvider"
-    found = runs.Runs((), mixed, parts_per_whole=0.5)
+    found = runs.TimedRuns((), mixed, parts_per_whole=0.5)
     elsewhere, apart = _run_warnings(found, "cuda")
     assert elsewhere.startswith("2 operators ran on another provider than CUDAExecutionProvider")
     assert "sum up to 0.50 of the time of the whole model" in apart
-    assert not [*_run_warnings(runs.Runs((), {"CPUExecutionProvider": 1}, 0.9), "cpu")]
+    assert not [*_run_warnings(runs.TimedRuns((), {"CPUExecutionProvider": 1}, 0.9), "cpu")]
 
 
 # ---- what it is used for

@@ -13,12 +13,12 @@ from planner import model as models
 from planner.errors import FileError, OptionError
 from planner.graph import tensors_by_name
 from planner.operators import input_names, parameters, synthetic, to_torch
-from planner.profilers.classes import Flow, class_name, contiguous, surroundings
+from planner.profilers.cache import cache_for
+from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
 from planner.profilers.measured import measure
-from planner.profilers.statistics import interval
 from planner.profilers.summary import summary
 from planner.profilers.timing import Stopwatch, Trial
-from planner.profilers.trust import Conditions, warnings
+from planner.profilers.trust import Conditions, interval, warnings
 from planner.profilers.unit import unit
 from planner.profiles import Source, View, WholeStep, stash_bytes
 from tests.support.models import MODELS, cached
@@ -424,9 +424,11 @@ def test_a_damaged_entry_is_an_error_that_names_the_file(tmp_path, monkeypatch):
 def names_of(model):
     """The names of the classes of a model's operators whose tensors are all contiguous."""
     tensors = tensors_by_name(model.graph)
-    flows = {n: contiguous(t.shape, t.dtype, requires_grad=t.gradient) for n, t in tensors.items()}
+    layouts = {
+        n: contiguous(t.shape, t.dtype, requires_grad=t.gradient) for n, t in tensors.items()
+    }
     arounds = surroundings(model.graph)
-    return [class_name(model, i, flows, around) for i, around in enumerate(arounds)]
+    return [class_name(model, i, layouts, around) for i, around in enumerate(arounds)]
 
 
 @pytest.mark.parametrize(
@@ -462,7 +464,7 @@ def test_layouts_and_gradients_are_in_a_class(tmp_path):
     model = read(tmp_path, CHAIN, CHAIN_WEIGHTS)
     around = surroundings(model.graph)[2]
     flow = contiguous((2, 8), "float32", requires_grad=True)
-    turned = Flow((2, 8), "float32", (1, 2), requires_grad=True)
+    turned = TensorLayout((2, 8), "float32", (1, 2), requires_grad=True)
     without = replace(around, reached=frozenset())
     names = [class_name(model, 2, {"b": one}, around) for one in (flow, turned)]
     assert len({*names, class_name(model, 2, {"b": flow}, without)}) == 3
@@ -478,6 +480,15 @@ def test_where_gradients_are_summed(tmp_path):
     assert (by_name["e"].summed, by_name["e"].complete) == ({"table"}, {"table"})
     assert (by_name["back"].summed, by_name["back"].complete) == (frozenset(), frozenset())
     assert by_name["side"].reached == frozenset()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other cache folders")
+def test_measurements_are_kept_in_the_users_cache_folder(tmp_path, monkeypatch):
+    conditions = ("EPYC", 1, "float32", "2.13.0")
+    assert cache_for(*conditions).folder.parent == tmp_path / "cache" / "planner" / "operators"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_for(*conditions).folder.parent == tmp_path / ".cache" / "planner" / "operators"
 
 
 # ---- how far to trust it
@@ -513,7 +524,7 @@ def test_warnings_say_how_times_drift_and_whether_others_had_the_cores(tmp_path)
     assert "2.00 times as long as the whole" in trusted(profile, sum_s / 2, sum_s / 2)
     assert "not timed in one piece" in trusted(profile, sum_s, sum_s, too_big=True)
     unsure = replace(profile, operators=tuple(replace(o, interval=0.2) for o in profile.operators))
-    assert "100% of the time are not known to 3%" in trusted(unsure, sum_s, sum_s)
+    assert "100% of the time are less precise than 3%" in trusted(unsure, sum_s, sum_s)
 
 
 @pytest.mark.slow

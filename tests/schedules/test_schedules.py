@@ -65,7 +65,7 @@ def test_warmups_cover_the_microbatches_that_the_next_stage_has_in_flight(widths
 def test_a_replica_without_a_microbatch_only_sums_and_steps():
     graph = graph_of([[], [0]])
     everything = tuple(operator.name for operator in graph.operators)
-    strategy = Strategy((Stage(everything, (0, 1), 1, False),), ScheduleName.ONE_F_ONE_B, 1)
+    strategy = Strategy((Stage.whole(everything, (0, 1), 1, False),), ScheduleName.ONE_F_ONE_B, 1)
     lists = program(strategy, graph)
     assert dry_run(lists) is None
     assert [len(lists.lists[device]) for device in (0, 1)] == [4, 2]

@@ -160,7 +160,9 @@ def test_a_device_with_several_stages_is_accounted_for_too():
     devices = ((0,), (1,), (0,))
     depths = default_warmups((1, 1, 1), 4, devices=devices)
     stages = zip(strategy.stages, devices, depths, strict=True)
-    shared = replace(strategy, stages=tuple(replace(s, devices=d, warmup=w) for s, d, w in stages))
+    shared = replace(
+        strategy, stages=tuple(replace(s, groups=(d,), warmup=w) for s, d, w in stages)
+    )
     found, evaluation = account(problem, shared), evaluate(problem, shared)
     peaks = {d: max(size for _, size in curve) for d, curve in found.timeline.memory.items()}
     assert peaks == {d: parts.total_bytes for d, parts in evaluation.memory.items()}

@@ -128,9 +128,9 @@ def test_what_a_change_leaves_alone_is_taken_over():
     ("change", "wrong"),
     [
         (lambda s: (replace(s[0], operators=s[0].operators[:1]), *s[1:]), "operators are not"),
-        (lambda s: (*s[:2], replace(s[2], devices=(9,))), "device index is not in 0..4"),
+        (lambda s: (*s[:2], replace(s[2], groups=((9,),))), "device index is not in 0..4"),
         (lambda s: (*s[:2], replace(s[2], warmup=9)), "stage 2 is empty, or has too many"),
-        (lambda s: (*s[:2], replace(s[2], devices=(1,))), "a device runs several stages"),
+        (lambda s: (*s[:2], replace(s[2], groups=((1,),))), "a device runs several stages"),
         (lambda s: (replace(s[0], operators=s[1].operators),
                     replace(s[1], operators=s[0].operators), s[2]), "goes back"),
     ],

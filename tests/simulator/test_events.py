@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.clusters.routes import routes
-from planner.costs.actions import ActionCosts
 from planner.costs.collectives import allreduce_s
+from planner.costs.pricing import ActionCosts
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step, text
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program

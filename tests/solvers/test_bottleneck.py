@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode
-from planner.peers.compare import ForeignOptions, foreign_json, solve_foreign
+from planner.peers.compare import ForeignOptions, solve_foreign
 from planner.peers.dnn_partitioning import costs as dnn_partitioning
 from planner.peers.dnn_partitioning.placement import bottleneck_of, place
 from planner.peers.dnn_partitioning.solve import split
-from planner.problem import Engine, Status
+from planner.problem import Status
+from planner.reports.foreign import foreign_json
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.kernels import annealed
 from planner.solvers.bottleneck.model import (
@@ -27,14 +28,15 @@ from planner.solvers.bottleneck.model import (
     simple_bound_s,
     works_s,
 )
-from planner.solvers.bottleneck.program import TIDY, built, canonical, neighbourhood
+from planner.solvers.bottleneck.program import TIDY, canonical, neighbourhood, program_of
 from planner.solvers.engines import mip
-from planner.solvers.engines.mip import Limits, Mip, gurobi, highs
-from planner.solvers.netsplit.gurobi import EngineUnavailableError
+from planner.solvers.engines.engine import Engine
+from planner.solvers.engines.gurobi import EngineUnavailableError
+from planner.solvers.engines.mip import Mip, MipLimits, gurobi, highs
 from tests.support import reference
 
 LIMIT_S = 2.0
-NO_LIMIT = Limits(60.0, 1_000_000)
+NO_LIMIT = MipLimits(60.0, 1_000_000)
 
 
 @st.composite
@@ -113,14 +115,14 @@ def test_a_device_pays_once_for_a_net_that_it_has_a_part_of():
 def test_the_best_placement_is_found_and_proved(problem):
     expected, known = least_s(problem), placements(problem)
     for starts in ([], known[-1:]):
-        found = bottleneck.solve(problem, starts, LIMIT_S)
+        answer = bottleneck.solve(problem, starts, LIMIT_S)
         if not known:
-            assert (found.status, found.on) == (Status.INFEASIBLE, None)
+            assert (answer.status, answer.on) == (Status.INFEASIBLE, None)
             continue
-        assert found.status is Status.OPTIMAL
-        assert fits(problem, found.on)
-        assert bottleneck_s(problem, found.on) == pytest.approx(expected, rel=1e-5)
-        assert found.bound_s == pytest.approx(expected, rel=1e-5)
+        assert answer.status is Status.OPTIMAL
+        assert fits(problem, answer.on)
+        assert bottleneck_s(problem, answer.on) == pytest.approx(expected, rel=1e-5)
+        assert answer.bound_s == pytest.approx(expected, rel=1e-5)
 
 
 @settings(max_examples=60)
@@ -158,14 +160,14 @@ def test_a_neighbourhood_moves_only_what_it_may_and_gets_no_worse(problem, data)
     if not known:
         return
     start, devices = data.draw(st.sampled_from(known)), (0, 1)
-    model = built(problem, symmetric=False)
+    model = program_of(problem, symmetric=False)
     solved = highs(neighbourhood(model, start, devices), NO_LIMIT, model.hint(start))
-    found = model.placement(solved.values)
-    assert fits(problem, found)
-    for p, q in zip(start, found, strict=True):
+    on = model.placement(solved.values)
+    assert fits(problem, on)
+    for p, q in zip(start, on, strict=True):
         assert (q in devices) if p in devices else (p == q)
     most_s = tidied_s(problem, start, devices)
-    assert tidied_s(problem, found, devices) <= most_s * (1 + 2e-6) + 1e-9
+    assert tidied_s(problem, on, devices) <= most_s * (1 + 2e-6) + 1e-9
 
 
 def tidied_s(problem, on, devices):
@@ -183,7 +185,7 @@ def tidied_s(problem, on, devices):
 @given(problems())
 def test_renamed_devices_satisfy_the_symmetry_rows(problem):
     problem = replace(problem, order=None)
-    model = built(problem, symmetric=True)
+    model = program_of(problem, symmetric=True)
     for on in placements(problem)[:5]:
         named = canonical(problem, on)
         assert bottleneck_s(problem, named) == pytest.approx(bottleneck_s(problem, on))
@@ -215,8 +217,8 @@ def test_a_start_that_is_not_allowed_is_left_out():
         room_bytes=np.full(2, np.inf),
         alike=((0,), (1,)),
     )
-    found = bottleneck.solve(problem, [(1, 1)], LIMIT_S)
-    assert (found.status, found.on) == (Status.OPTIMAL, (0, 1))
+    answer = bottleneck.solve(problem, [(1, 1)], LIMIT_S)
+    assert (answer.status, answer.on) == (Status.OPTIMAL, (0, 1))
 
 
 # ----------------------------------------------------------------------------------- engines
@@ -261,10 +263,10 @@ def test_an_engine_that_claims_no_placement_beside_a_known_one_is_not_believed(m
 
     monkeypatch.setattr(bottleneck, "highs", nothing)
     problem = two_chains()
-    found = bottleneck.solve(problem, [(0,) * 6], LIMIT_S)
-    assert found.status is Status.FEASIBLE
-    assert found.on is not None
-    assert found.bound_s == simple_bound_s(problem)
+    answer = bottleneck.solve(problem, [(0,) * 6], LIMIT_S)
+    assert answer.status is Status.FEASIBLE
+    assert answer.on is not None
+    assert answer.bound_s == simple_bound_s(problem)
 
 
 #   0 -> 1 -> 2,  3 -> 4 -> 5:  3 s each, an output 1 s, on 2 devices that hold 4 each
@@ -286,10 +288,10 @@ def test_a_program_too_large_for_a_licence_is_solved_by_the_other_engine(monkeyp
         raise EngineUnavailableError("gurobi: model too large for its licence (error 10010)")
 
     monkeypatch.setattr(bottleneck, "gurobi", refuses)
-    found = bottleneck.solve(two_chains(), [], LIMIT_S, 0, Engine.GUROBI)
-    assert found.status is Status.OPTIMAL
-    assert "error 10010" in found.note
-    assert found.note in caplog.text
+    answer = bottleneck.solve(two_chains(), [], LIMIT_S, 0, Engine.GUROBI)
+    assert answer.status is Status.OPTIMAL
+    assert "error 10010" in answer.note
+    assert answer.note in caplog.text
 
 
 def test_the_same_problem_gives_the_same_answer():
@@ -357,15 +359,15 @@ def by_every_placement(graph):
 def test_dnn_partitioning_without_contiguity_is_as_by_every_placement(graph):
     expected = by_every_placement(graph)
     known = split(graph, graph.num_devices, graph.memory_bytes).stages
-    found = place(graph, graph.num_devices, graph.memory_bytes, known, LIMIT_S)
+    placement = place(graph, graph.num_devices, graph.memory_bytes, known, LIMIT_S)
     if expected == np.inf:
-        assert found.split.status is Status.INFEASIBLE and not found.split.stages
+        assert placement.split.status is Status.INFEASIBLE and not placement.split.stages
         return
-    value = max(dnn_partitioning.load_s(graph, s.nodes, cpu=s.cpu) for s in found.split.stages)
-    assert found.split.status is Status.OPTIMAL
+    value = max(dnn_partitioning.load_s(graph, s.nodes, cpu=s.cpu) for s in placement.split.stages)
+    assert placement.split.status is Status.OPTIMAL
     assert value == pytest.approx(expected, rel=1e-5)
-    assert found.bound_s == pytest.approx(expected, rel=1e-5)
-    assert sorted(v for s in found.split.stages for v in s.nodes) == [*range(len(graph.nodes))]
+    assert placement.bound_s == pytest.approx(expected, rel=1e-5)
+    assert sorted(v for s in placement.split.stages for v in s.nodes) == [*range(len(graph.nodes))]
 
 
 #   3 -> 1 -> 1 -> 3 -> 2 -> 2:  contiguous 5 | 7;  not, 3 1 2 | 1 3 2
@@ -376,14 +378,14 @@ def test_the_row_of_placements_comes_first_and_names_its_bound():
     edges = tuple(DnnEdge(v, v + 1, 0.01) for v in range(5))
     graph = DnnGraph(2, 0, 1e9, nodes, edges)
     plain = solve_foreign(graph, ForeignOptions())
-    found = solve_foreign(graph, ForeignOptions(contiguous=False, time_limit_s=LIMIT_S))
-    assert [row.solver for row in found.rows] == ["netsplit", "dnn-partitioning", "single"]
-    assert found.rows[1].bottleneck_s == plain.rows[0].bottleneck_s
-    assert found.best.solver == "netsplit"
-    assert found.best.bottleneck_s < found.rows[1].bottleneck_s
-    assert found.best.bound_s == pytest.approx(found.best.bottleneck_s, rel=1e-5)
-    assert any("gap 0.00%" in note for note in found.notes)
-    assert foreign_json(found)["space_bound_s"] == found.best.bound_s
+    comparison = solve_foreign(graph, ForeignOptions(contiguous=False, time_limit_s=LIMIT_S))
+    assert [row.solver for row in comparison.rows] == ["netsplit", "dnn-partitioning", "single"]
+    assert comparison.rows[1].bottleneck_s == plain.rows[0].bottleneck_s
+    assert comparison.best.solver == "netsplit"
+    assert comparison.best.bottleneck_s < comparison.rows[1].bottleneck_s
+    assert comparison.best.bound_s == pytest.approx(comparison.best.bottleneck_s, rel=1e-5)
+    assert any("gap 0.00%" in note for note in comparison.notes)
+    assert foreign_json(comparison)["space_bound_s"] == comparison.best.bound_s
 
 
 PUBLISHED_MS = {
@@ -399,9 +401,9 @@ PUBLISHED_MS = {
 @pytest.mark.parametrize("name", PUBLISHED_MS)
 def test_published_values_are_reached_without_contiguity(name):
     graph = reference.dnn_graph(f"throughput-inputs/{name}.json")
-    found = solve_foreign(graph, ForeignOptions(contiguous=False, time_limit_s=10.0))
-    assert found.rows[0].bottleneck_s * 1e3 <= PUBLISHED_MS[name] + 1e-5
-    assert found.rows[0].bound_s <= found.rows[0].bottleneck_s * (1 + 1e-9)
+    comparison = solve_foreign(graph, ForeignOptions(contiguous=False, time_limit_s=10.0))
+    assert comparison.rows[0].bottleneck_s * 1e3 <= PUBLISHED_MS[name] + 1e-5
+    assert comparison.rows[0].bound_s <= comparison.rows[0].bottleneck_s * (1 + 1e-9)
 
 
 def test_the_items_of_a_dnn_graph_are_its_colors():

@@ -11,8 +11,8 @@ from planner.errors import OptionError
 from planner.files import write_profile
 from planner.graph import predecessors
 from planner.judging.portfolio import compare
-from planner.problem import Manual
-from planner.solvers.manual import solve, stages_of
+from planner.solvers.manual.options import Manual
+from planner.solvers.manual.solve import solve, stages_of
 from planner.strategy import violations
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
@@ -24,7 +24,7 @@ BRANCHES = [[], [0], [1], [0], [3], [2, 4]]
 def problem(cuts, replicas=(), devices=3, memory=10**9):
     profile = profile_of(graph_of(BRANCHES, [1000] * 6, [1000] * 6), [0.01] * 6)
     topology = cluster([unit_type(memory=memory)] * devices)
-    return problem_of(profile, topology, 4, manual=Manual(tuple(cuts), tuple(replicas)))
+    return problem_of(profile, topology, 4, switches=(Manual(tuple(cuts), tuple(replicas)),))
 
 
 def names(graph, *stages):
@@ -85,7 +85,7 @@ def cut_graphs(draw):
         sorted(draw(st.sets(st.integers(0, v - 1), min_size=1, max_size=2)))
         for v in range(1, size)
     ]  # fmt: skip
-    cuts = draw(st.lists(st.integers(0, size - 1), max_size=3, unique=True))
+    cuts = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=3, unique=True))
     return feeds, cuts
 
 
@@ -105,7 +105,7 @@ def test_stages_are_differences_of_downsets_and_a_right_strategy(drawn):
     asked = problem_of(
         profile,
         cluster([unit_type()] * 4),
-        manual=Manual(tuple(graph.operators[v].name for v in cuts)),
+        switches=(Manual(tuple(graph.operators[v].name for v in cuts)),),
     )
     assert not violations(solve(asked, 1.0).strategy, graph, 4)
 

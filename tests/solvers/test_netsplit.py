@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.problem import Objective, Optimizer, Status
+from planner.solvers.engines.gurobi import EngineUnavailableError
 from planner.solvers.netsplit import bottleneck as netsplit_bottleneck
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit import gurobi as netsplit_gurobi
@@ -18,12 +19,13 @@ from planner.solvers.netsplit.model import (
     canonical,
     grouped,
     instance_of,
-    message_ticks,
     overflow,
     schedule_of,
+    transfer_ticks,
 )
-from planner.solvers.placement.coplacement import coplaced, kept_bytes, need_bytes
-from planner.solvers.placement.problem import latency_s, placing_of, transfer_s
+from planner.solvers.placement.coplacement import coplaced, kept_bytes
+from planner.solvers.placement.problem import placement_problem_of, transfer_s
+from planner.solvers.placement.timetable import latency_s
 from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
 from tests.support.strategies import dags
@@ -32,20 +34,25 @@ LIMIT_S = 30.0
 ENGINES = {"cp-sat": netsplit_cpsat.solve, "gurobi": netsplit_gurobi.solve}
 
 
-def placing_from(feeds, forward, sizes=None, count=2, **options):
+def placement_problem_from(feeds, forward, sizes=None, count=2, **options):
     """A placement problem whose transfers take 1 s per KB."""
     profile = profile_of(graph_of(feeds, sizes), forward)
     topology = options.pop("topology", None) or cluster([unit_type()] * count, bandwidth=KB)
-    return placing_of(problem_of(profile, topology, **options))
+    return placement_problem_of(problem_of(profile, topology, **options))
 
 
-def alone(placing, **options):
+def alone(problem, **options):
     """The model with every operator by itself."""
-    return instance_of(placing, [(i,) for i in range(placing.num_operators)], **options)
+    return instance_of(problem, [(i,) for i in range(problem.num_operators)], **options)
+
+
+def need_bytes(kept, operators):
+    """The bytes that a device with these operators keeps."""
+    return sum(size for needing, size in kept.items() if not set(operators).isdisjoint(needing))
 
 
 @st.composite
-def placings(draw, max_nodes=4, max_devices=3):
+def placement_problems(draw, max_nodes=4, max_devices=3):
     """Small problems with uneven devices, links and memory; sources and sinks as they come."""
     feeds = draw(dags(min_nodes=2, max_nodes=max_nodes))
     size = len(feeds)
@@ -63,10 +70,10 @@ def placings(draw, max_nodes=4, max_devices=3):
     fast = draw(st.sampled_from([(), ((0, 1, 10 * KB),)])) if count > 1 else ()
     topology = cluster(types, draw(st.sampled_from([KB, 3 * KB])), 0.25, fast)
     problem = problem_of(profile, topology, measured_on=unit_type(bandwidth=1e9))
-    need = sum(kept_bytes(placing_of(problem)).values())
+    need = sum(kept_bytes(placement_problem_of(problem)).values())
     share = draw(st.sampled_from([2.0, 1.0, 0.7, 0.5, 0.2]))
     memory = max(1, int(need * share))
-    return placing_of(
+    return placement_problem_of(
         replace(problem, options=replace(problem.options, device_memory_bytes=memory))
     )
 
@@ -74,10 +81,10 @@ def placings(draw, max_nodes=4, max_devices=3):
 @st.composite
 def partly_trained(draw, *sizes):
     """The same, and some tensors have no gradient, so that backwards wait for less."""
-    placing = draw(placings(*sizes))
-    flags = [draw(st.booleans()) for _ in placing.tensors]
-    tensors = [replace(t, gradient=flag) for t, flag in zip(placing.tensors, flags, strict=True)]
-    return replace(placing, tensors=tuple(tensors))
+    problem = draw(placement_problems(*sizes))
+    flags = [draw(st.booleans()) for _ in problem.tensors]
+    tensors = [replace(t, gradient=flag) for t, flag in zip(problem.tensors, flags, strict=True)]
+    return replace(problem, tensors=tuple(tensors))
 
 
 # ------------------------------------------------------------------------------------ brute force
@@ -85,23 +92,23 @@ def partly_trained(draw, *sizes):
 
 def jobs_of(instance, device_of):
     """Everything that has to be run for a placement: (ticks, place, indices of jobs before it)."""
-    placing, num = instance.placing, instance.placing.num_operators
+    problem, num = instance.problem, instance.problem.num_operators
     jobs = [[int(instance.forward[i, p]), (p, p), []] for i, p in enumerate(device_of)]
     jobs += [[int(instance.backward[i, p]), (p, p), [*range(num)]] for i, p in enumerate(device_of)]
-    for flow in placing.tensors:
-        home = device_of[flow.producer]
-        for q in sorted({device_of[j] for j in flow.consumers}):
-            readers = [j for j in flow.consumers if device_of[j] == q]
-            before, after = flow.producer, flow.producer + num
+    for tensor in problem.tensors:
+        home = device_of[tensor.producer]
+        for q in sorted({device_of[j] for j in tensor.consumers}):
+            readers = [j for j in tensor.consumers if device_of[j] == q]
+            before, after = tensor.producer, tensor.producer + num
             if q != home:
-                jobs.append([message_ticks(instance, flow.bytes, home, q), (home, q), [before]])
+                jobs.append([transfer_ticks(instance, tensor.bytes, home, q), (home, q), [before]])
                 before = len(jobs) - 1
             for j in readers:
                 jobs[j][2].append(before)
-            if flow.gradient:
+            if tensor.gradient:
                 ends = [j + num for j in readers]
                 if q != home:
-                    jobs.append([message_ticks(instance, flow.bytes, q, home), (q, home), ends])
+                    jobs.append([transfer_ticks(instance, tensor.bytes, q, home), (q, home), ends])
                     ends = [len(jobs) - 1]
                 jobs[after][2].extend(ends)
     return jobs
@@ -133,7 +140,7 @@ def shortest(jobs, best):
 
 def placements(instance):
     """All that fit, with groups together."""
-    devices = range(instance.placing.num_devices)
+    devices = range(instance.problem.num_devices)
     for where in itertools.product(devices, repeat=len(instance.groups)):
         device_of = tuple(where[g] for g in instance.group_of)
         if overflow(instance, device_of) <= 0:
@@ -148,18 +155,18 @@ def brute_force(instance):
     return best
 
 
-def published_s(placing, device_of):
+def published_s(problem, device_of):
     """The published model's makespan of a placement, in s, from its formulas."""
-    f = [placing.forward_s[i, p] for i, p in enumerate(device_of)]
-    b = [placing.backward_s[i, p] for i, p in enumerate(device_of)]
+    f = [problem.forward_s[i, p] for i, p in enumerate(device_of)]
+    b = [problem.backward_s[i, p] for i, p in enumerate(device_of)]
     edges = {}
-    for flow in placing.tensors:
-        for j in flow.consumers:
-            edges[flow.producer, j] = edges.get((flow.producer, j), 0) + flow.bytes
+    for tensor in problem.tensors:
+        for j in tensor.consumers:
+            edges[tensor.producer, j] = edges.get((tensor.producer, j), 0) + tensor.bytes
 
     def commu(i, j):
         p, q = device_of[i], device_of[j]
-        return transfer_s(placing, edges[i, j], p, q) if p != q else 0.0
+        return transfer_s(problem, edges[i, j], p, q) if p != q else 0.0
 
     @cache
     def forward_start(j):
@@ -178,9 +185,9 @@ def published_s(placing, device_of):
 
 
 @settings(max_examples=25)
-@given(placings() | partly_trained())
-def test_both_engines_find_the_latency_that_brute_force_finds(placing):
-    instance = alone(placing)
+@given(placement_problems() | partly_trained())
+def test_both_engines_find_the_latency_that_brute_force_finds(problem):
+    instance = alone(problem)
     expected = brute_force(instance)
     for name, solve in ENGINES.items():
         answer = solve(instance, LIMIT_S, None)
@@ -194,17 +201,17 @@ def test_both_engines_find_the_latency_that_brute_force_finds(placing):
 
 
 @settings(max_examples=15)
-@given(placings(max_nodes=5, max_devices=2), st.data())
-def test_groups_stay_together_and_their_operators_run_one_by_one(placing, data):
-    count = data.draw(st.integers(1, placing.num_operators))
+@given(placement_problems(max_nodes=5, max_devices=2), st.data())
+def test_groups_stay_together_and_their_operators_run_one_by_one(problem, data):
+    count = data.draw(st.integers(1, problem.num_operators))
     where = data.draw(
         st.lists(
             st.integers(0, count - 1),
-            min_size=placing.num_operators, max_size=placing.num_operators,
+            min_size=problem.num_operators, max_size=problem.num_operators,
         )
     )  # fmt: skip
     sets = {g: tuple(i for i, h in enumerate(where) if h == g) for g in where}
-    instance = instance_of(placing, sorted(sets.values()))
+    instance = instance_of(problem, sorted(sets.values()))
     expected = brute_force(instance)
     answer = netsplit_cpsat.solve(instance, LIMIT_S, None)
     assert (answer.device_of is None) == (expected == np.inf)
@@ -214,10 +221,10 @@ def test_groups_stay_together_and_their_operators_run_one_by_one(placing, data):
 
 
 @settings(max_examples=25)
-@given(placings(max_nodes=5))
-def test_the_relaxed_model_is_the_published_one(placing):
-    instance = alone(placing, relaxed=True)
-    expected = min((published_s(placing, one) for one in placements(instance)), default=np.inf)
+@given(placement_problems(max_nodes=5))
+def test_the_relaxed_model_is_the_published_one(problem):
+    instance = alone(problem, relaxed=True)
+    expected = min((published_s(problem, one) for one in placements(instance)), default=np.inf)
     for name, solve in ENGINES.items():
         answer = solve(instance, LIMIT_S, None)
         if expected == np.inf:
@@ -225,30 +232,30 @@ def test_the_relaxed_model_is_the_published_one(placing):
             continue
         assert answer.status is Status.OPTIMAL, name
         assert answer.latency_s == pytest.approx(expected, rel=LOSS), name
-        assert published_s(placing, answer.device_of) == pytest.approx(expected, rel=LOSS), name
+        assert published_s(problem, answer.device_of) == pytest.approx(expected, rel=LOSS), name
 
 
-@given(placings(max_nodes=6), st.data())
-def test_a_list_schedule_in_ticks_is_feasible_and_as_long_as_in_seconds(placing, data):
-    instance = alone(placing)
-    devices = st.integers(0, placing.num_devices - 1)
-    size = placing.num_operators
+@given(placement_problems(max_nodes=6), st.data())
+def test_a_list_schedule_in_ticks_is_feasible_and_as_long_as_in_seconds(problem, data):
+    instance = alone(problem)
+    devices = st.integers(0, problem.num_devices - 1)
+    size = problem.num_operators
     device_of = data.draw(st.lists(devices, min_size=size, max_size=size))
     schedule = schedule_of(instance, device_of)
-    found = schedule.latency * instance.tick_s
-    assert found == pytest.approx(latency_s(placing, device_of), abs=instance.lost_s)
+    length_s = schedule.latency * instance.tick_s
+    assert length_s == pytest.approx(latency_s(problem, device_of), abs=instance.lost_s)
 
 
 @settings(max_examples=10)
-@given(placings(), st.data())
-def test_a_known_placement_changes_no_optimum(placing, data):
-    instance = alone(placing)
+@given(placement_problems(), st.data())
+def test_a_known_placement_changes_no_optimum(problem, data):
+    instance = alone(problem)
     fitting = list(placements(instance))
     if not fitting:
         return
     known = data.draw(st.sampled_from(fitting))
     for relaxed in (False, True):
-        instance = alone(placing, relaxed=relaxed)
+        instance = alone(problem, relaxed=relaxed)
         expected = netsplit_cpsat.solve(instance, LIMIT_S, None).latency_s
         for name, solve in ENGINES.items():
             answer = solve(instance, LIMIT_S, known)
@@ -259,18 +266,18 @@ def test_a_known_placement_changes_no_optimum(placing, data):
 # Two sources and two sinks:   0 -> 2
 #                              1 -> 3
 def test_two_sources_and_two_sinks_wait_for_each_other_on_one_device():
-    placing = placing_from([[], [], [0], [1]], [1, 2, 3, 4], count=1)
+    problem = placement_problem_from([[], [], [0], [1]], [1, 2, 3, 4], count=1)
     for solve in ENGINES.values():
-        answer = solve(alone(placing), LIMIT_S, None)
+        answer = solve(alone(problem), LIMIT_S, None)
         assert answer.latency_s == pytest.approx(30, rel=LOSS)
-        published = solve(alone(placing, relaxed=True), LIMIT_S, None)
+        published = solve(alone(problem, relaxed=True), LIMIT_S, None)
         assert published.latency_s == pytest.approx(18, rel=LOSS)
 
 
 def test_two_sources_and_two_sinks_part_where_there_are_two_devices():
-    placing = placing_from([[], [], [0], [1]], [1, 2, 3, 4], count=2)
+    problem = placement_problem_from([[], [], [0], [1]], [1, 2, 3, 4], count=2)
     for solve in ENGINES.values():
-        answer = solve(alone(placing), LIMIT_S, None)
+        answer = solve(alone(problem), LIMIT_S, None)
         assert answer.latency_s == pytest.approx(18, rel=LOSS)
         assert answer.device_of == (0, 1, 0, 1)
 
@@ -278,9 +285,9 @@ def test_two_sources_and_two_sinks_part_where_there_are_two_devices():
 #   0 -> 1, 2, 3: one tensor of 2 KB for three readers of 10 s; 2 s to send, once per device.
 #   Two readers on the device of 0, one elsewhere: 1 + 20 there, and 1 + 2 + 10 elsewhere.
 def test_a_tensor_is_sent_once_to_each_device():
-    placing = placing_from([[], [0], [0], [0]], [1, 10, 10, 10], [2 * KB] * 4, count=2)
+    problem = placement_problem_from([[], [0], [0], [0]], [1, 10, 10, 10], [2 * KB] * 4, count=2)
     for solve in ENGINES.values():
-        answer = solve(alone(placing), LIMIT_S, None)
+        answer = solve(alone(problem), LIMIT_S, None)
         assert answer.latency_s == pytest.approx((1 + 20) + (40 + 2), rel=LOSS)
 
 
@@ -288,8 +295,8 @@ def test_a_tensor_is_sent_once_to_each_device():
 #   0 -> 2, 1 -> 3; 0 and 1 fit device 0 only, with both outputs; 2 and 3 go to the other.
 def test_messages_between_two_devices_wait_for_each_other():
     feeds, sizes = [[], [], [0, 1]], [3 * KB, 3 * KB, KB]
-    placing = placing_from(feeds, [1, 1, 1], sizes, count=2)
-    instance = instance_of(placing, [(0, 1), (2,)])
+    problem = placement_problem_from(feeds, [1, 1, 1], sizes, count=2)
+    instance = instance_of(problem, [(0, 1), (2,)])
     jobs = jobs_of(instance, (0, 0, 1))
     # 1 for 0; its message until 4; that of 1 until 7; 2 until 8. Back: 2 s, 3 s, 3 s, 2 s.
     assert shortest(jobs, np.inf) * instance.tick_s == pytest.approx(8 + 10, rel=LOSS)
@@ -297,11 +304,11 @@ def test_messages_between_two_devices_wait_for_each_other():
 
 def test_gradients_take_the_way_back():
     """There is a fast path from 0 to 1 and a slow one back."""
-    placing = placing_from([[], [0]], [1, 1], [4 * KB, KB], count=2)
+    problem = placement_problem_from([[], [0]], [1, 1], [4 * KB, KB], count=2)
     rate = np.array([[0, 1 / KB], [2 / KB, 0]])
-    memory = int(np.max([need_bytes(kept_bytes(placing), [i]) for i in (0, 1)]))
+    memory = int(np.max([need_bytes(kept_bytes(problem), [i]) for i in (0, 1)]))
     tight = replace(
-        placing, seconds_per_byte=rate, capacity_bytes=np.array([memory, memory]),
+        problem, seconds_per_byte=rate, capacity_bytes=np.array([memory, memory]),
         parameter_bytes=np.array([KB, KB]),
     )  # fmt: skip
     assert not list(alone(tight).alike[0][1:])
@@ -311,45 +318,45 @@ def test_gradients_take_the_way_back():
 
 
 def test_a_model_too_large_for_the_licence_says_so():
-    instance = alone(placing_of(problem_from(0, 2, num_operators=40)))
-    with pytest.raises(netsplit_gurobi.EngineUnavailableError, match="licence"):
+    instance = alone(placement_problem_of(problem_from(0, 2, num_operators=40)))
+    with pytest.raises(EngineUnavailableError, match="licence"):
         netsplit_gurobi.solve(instance, 1.0, None)
 
 
 def test_the_same_problem_gives_the_same_placement():
-    instance = alone(placing_of(problem_from(3, 2, num_operators=9)))
+    instance = alone(placement_problem_of(problem_from(3, 2, num_operators=9)))
     answers = {netsplit_cpsat.solve(instance, LIMIT_S, None).device_of for _ in range(2)}
     assert len(answers) == 1
 
 
 @pytest.mark.slow
 @settings(max_examples=10)
-@given(placings(max_nodes=6))
-def test_six_operators_on_three_devices_as_by_brute_force(placing):
-    instance = alone(placing)
+@given(placement_problems(max_nodes=6))
+def test_six_operators_on_three_devices_as_by_brute_force(problem):
+    instance = alone(problem)
     expected = brute_force(instance)
     answer = netsplit_cpsat.solve(instance, LIMIT_S, None)
-    found = np.inf if answer.device_of is None else round(answer.latency_s / instance.tick_s)
-    assert found == expected
+    latency = np.inf if answer.device_of is None else round(answer.latency_s / instance.tick_s)
+    assert latency == expected
 
 
 # ------------------------------------------------------------------------------------- bottleneck
 
 
-def contiguous(placing, device_of):
-    return all(device_of[f.producer] <= device_of[j] for f in placing.tensors for j in f.consumers)
+def contiguous(problem, device_of):
+    return all(device_of[f.producer] <= device_of[j] for f in problem.tensors for j in f.consumers)
 
 
 @settings(max_examples=30)
-@given(placings(max_nodes=5), st.booleans())
-def test_the_smallest_bottleneck_is_that_of_brute_force(placing, whole):
-    instance = alone(placing)
-    order = range(placing.num_devices) if whole else None
+@given(placement_problems(max_nodes=5), st.booleans())
+def test_the_smallest_bottleneck_is_that_of_brute_force(problem, whole):
+    instance = alone(problem)
+    order = range(problem.num_devices) if whole else None
     expected = min(
         (
-            netsplit_bottleneck.bottleneck_s(placing, one)
+            netsplit_bottleneck.bottleneck_s(problem, one)
             for one in placements(instance)
-            if not whole or contiguous(placing, one)
+            if not whole or contiguous(problem, one)
         ),
         default=np.inf,
     )
@@ -360,14 +367,14 @@ def test_the_smallest_bottleneck_is_that_of_brute_force(placing, whole):
     assert answer.status is Status.OPTIMAL
     assert answer.latency_s == pytest.approx(expected, rel=1e-5)
     assert answer.bound_s == pytest.approx(expected, rel=1e-5)
-    assert not whole or contiguous(placing, answer.device_of)
+    assert not whole or contiguous(problem, answer.device_of)
 
 
 #   0 (1 s) -> 1 (1 s), 3 KB between: together 6 s; apart 3 s each, 3 s there and 3 s back.
 def test_computation_and_both_directions_overlap_in_a_bottleneck():
-    placing = placing_from([[], [0]], [1, 1], [3 * KB, KB])
-    assert netsplit_bottleneck.bottleneck_s(placing, (0, 0)) == 6
-    assert netsplit_bottleneck.bottleneck_s(placing, (0, 1)) == 3
+    problem = placement_problem_from([[], [0]], [1, 1], [3 * KB, KB])
+    assert netsplit_bottleneck.bottleneck_s(problem, (0, 0)) == 6
+    assert netsplit_bottleneck.bottleneck_s(problem, (0, 1)) == 3
 
 
 # ------------------------------------------------------------------------------------ co-placement
@@ -378,36 +385,36 @@ CHAIN = ([[], [0], [1], [2]], [1, 1, 1, 1], [9 * KB, KB, 5 * KB, KB])
 
 
 def test_the_heaviest_edges_are_merged_first():
-    placing = placing_from(*CHAIN)
-    assert coplaced(placing, 4) == ((0, 1), (2,), (3,))
-    assert coplaced(placing, 3) == ((0, 1), (2, 3))
-    assert coplaced(placing, 2) == ((0, 1, 2, 3),)
+    problem = placement_problem_from(*CHAIN)
+    assert coplaced(problem, 4) == ((0, 1), (2,), (3,))
+    assert coplaced(problem, 3) == ((0, 1), (2, 3))
+    assert coplaced(problem, 2) == ((0, 1, 2, 3),)
 
 
 def test_co_placement_ends_without_edges():
-    placing = placing_from([[], [], [0], [1]], [1] * 4)
-    assert coplaced(placing, 1) == ((0, 2), (1, 3))
+    problem = placement_problem_from([[], [], [0], [1]], [1] * 4)
+    assert coplaced(problem, 1) == ((0, 2), (1, 3))
 
 
 # 0 and 1 together keep 2 KB of parameters and gradients each, the input, 2 x 9 KB of tensor 0 and
 # 2 x 1 of tensor 1: 25 KB. 2 and 3 keep 2 + 2 + 2 x 1 + 2 x 5 and the result, 2 x 1: 18 KB. With 1
 # to them it is 2 + 2 x 9 more.
 def test_a_union_that_is_too_large_is_skipped_and_the_walk_goes_on():
-    placing = placing_from(*CHAIN, device_memory_bytes=25 * KB)
-    kept = kept_bytes(placing)
+    problem = placement_problem_from(*CHAIN, device_memory_bytes=25 * KB)
+    kept = kept_bytes(problem)
     assert need_bytes(kept, (0, 1)) == 25 * KB
     assert need_bytes(kept, (2, 3)) == 18 * KB
-    assert coplaced(placing, 1) == ((0, 1), (2, 3))
-    smaller = placing_from(*CHAIN, device_memory_bytes=24 * KB)
+    assert coplaced(problem, 1) == ((0, 1), (2, 3))
+    smaller = placement_problem_from(*CHAIN, device_memory_bytes=24 * KB)
     assert coplaced(smaller, 1) == ((0,), (1,), (2, 3))
 
 
-@given(placings(max_nodes=6), st.integers(1, 6))
-def test_groups_fit_the_smallest_device_and_have_every_operator_once(placing, least):
-    groups, kept = coplaced(placing, least), kept_bytes(placing)
-    assert sorted(i for group in groups for i in group) == [*range(placing.num_operators)]
+@given(placement_problems(max_nodes=6), st.integers(1, 6))
+def test_groups_fit_the_smallest_device_and_have_every_operator_once(problem, least):
+    groups, kept = coplaced(problem, least), kept_bytes(problem)
+    assert sorted(i for group in groups for i in group) == [*range(problem.num_operators)]
     for group in groups:
-        assert len(group) == 1 or need_bytes(kept, group) <= placing.capacity_bytes.min()
+        assert len(group) == 1 or need_bytes(kept, group) <= problem.capacity_bytes.min()
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -417,26 +424,26 @@ def test_groups_fit_the_smallest_device_and_have_every_operator_once(placing, le
     ("optimizer", "alpha"), [(Optimizer.SGD, 2), (Optimizer.MOMENTUM, 3), (Optimizer.ADAM, 4)]
 )
 def test_parameters_count_alpha_times_and_tensors_twice(optimizer, alpha):
-    placing = placing_from([[], [0]], [1, 1], [3 * KB, 5 * KB], optimizer=optimizer)
-    kept = kept_bytes(placing)
+    problem = placement_problem_from([[], [0]], [1, 1], [3 * KB, 5 * KB], optimizer=optimizer)
+    kept = kept_bytes(problem)
     # The input, a parameter of 1 KB each, tensor 0 on both, the result on the second.
     assert need_bytes(kept, (0,)) == KB + alpha * KB + 6 * KB
     assert need_bytes(kept, (1,)) == alpha * KB + 6 * KB + 10 * KB
     assert need_bytes(kept, (0, 1)) == KB + 2 * alpha * KB + 6 * KB + 10 * KB
 
 
-@given(placings(max_nodes=6), st.data())
-def test_groups_need_what_their_operators_need(placing, data):
-    size = placing.num_operators
-    devices = st.integers(0, placing.num_devices - 1)
+@given(placement_problems(max_nodes=6), st.data())
+def test_groups_need_what_their_operators_need(problem, data):
+    size = problem.num_operators
+    devices = st.integers(0, problem.num_devices - 1)
     device_of = data.draw(st.lists(devices, min_size=size, max_size=size))
-    kept = kept_bytes(placing)
+    kept = kept_bytes(problem)
     use = [
         need_bytes(kept, [i for i in range(size) if device_of[i] == p])
-        for p in range(placing.num_devices)
+        for p in range(problem.num_devices)
     ]
-    over = [used - room for used, room in zip(use, placing.capacity_bytes.tolist(), strict=True)]
-    assert overflow(alone(placing), device_of) == max(over)
+    over = [used - room for used, room in zip(use, problem.capacity_bytes.tolist(), strict=True)]
+    assert overflow(alone(problem), device_of) == max(over)
 
 
 # --------------------------------------------------------------------------------------- symmetry
@@ -444,14 +451,14 @@ def test_groups_need_what_their_operators_need(placing, data):
 
 def test_equal_devices_are_alike_and_uneven_links_part_them():
     feeds, times = [[], [0]], [1, 1]
-    assert alone(placing_from(feeds, times, count=3)).alike == ((0, 1, 2),)
+    assert alone(placement_problem_from(feeds, times, count=3)).alike == ((0, 1, 2),)
     near = cluster([unit_type()] * 3, bandwidth=KB, links=[(0, 1, 10 * KB)])
-    assert alone(placing_from(feeds, times, topology=near)).alike == ((0, 1), (2,))
+    assert alone(placement_problem_from(feeds, times, topology=near)).alike == ((0, 1), (2,))
 
 
 def test_devices_of_a_class_are_named_in_the_order_of_the_groups():
     near = cluster([unit_type()] * 3, bandwidth=KB, links=[(0, 1, 10 * KB)])
-    instance = alone(placing_from([[], [0], [1]], [1, 1, 1], topology=near))
+    instance = alone(placement_problem_from([[], [0], [1]], [1, 1, 1], topology=near))
     assert canonical(instance, (2, 1, 0)) == (2, 0, 1)
 
 
@@ -460,10 +467,12 @@ def test_devices_of_a_class_are_named_in_the_order_of_the_groups():
 
 def test_the_benchmark_is_what_its_page_says():
     problem = problem_from(0, 4)
-    placing = placing_of(problem)
+    placement_problem = placement_problem_of(problem)
     assert problem.options.objective is Objective.LATENCY
-    assert placing.num_operators == 100
-    need = sum(kept_bytes(placing).values())
-    assert placing.capacity_bytes.sum() == pytest.approx(1.5 * need, rel=1e-6)
-    mean_s = np.mean([transfer_s(placing, flow.bytes, 0, 1) for flow in placing.tensors])
-    assert mean_s / placing.forward_s[:, 0].mean() == pytest.approx(0.5, rel=0.15)
+    assert placement_problem.num_operators == 100
+    need = sum(kept_bytes(placement_problem).values())
+    assert placement_problem.capacity_bytes.sum() == pytest.approx(1.5 * need, rel=1e-6)
+    mean_s = np.mean(
+        [transfer_s(placement_problem, tensor.bytes, 0, 1) for tensor in placement_problem.tensors]
+    )
+    assert mean_s / placement_problem.forward_s[:, 0].mean() == pytest.approx(0.5, rel=0.15)

@@ -13,25 +13,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem import Engine, NetSplit, Objective, Result, Status
-from planner.solvers.engines.watch import INTERRUPTED, Watch, interruptible
+from planner.problem import Objective, Result, Status
+from planner.solvers.engines.engine import Engine
+from planner.solvers.engines.gurobi import NO_LICENCE
+from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
-from planner.solvers.netsplit import cpsat_run as netsplit_cpsat_run
+from planner.solvers.netsplit import cpsat_call as netsplit_cpsat_call
 from planner.solvers.netsplit import gurobi as netsplit_gurobi
 from planner.solvers.netsplit import solve as netsplit
-from planner.solvers.netsplit.bounds import limits_of
-from planner.solvers.netsplit.model import Answer, instance_of, known_of, overflow
+from planner.solvers.netsplit.bounds import phase_bounds_of
+from planner.solvers.netsplit.model import EngineAnswer, instance_of, known_placement_of, overflow
+from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.netsplit.search import improved, timed
-from planner.solvers.placement.problem import least_bytes, placing_of
+from planner.solvers.placement.problem import least_bytes, placement_problem_of
 from planner.strategy import Stage
 from tests.solvers.test_netsplit import (
     alone,
     brute_force,
     jobs_of,
     partly_trained,
+    placement_problem_from,
+    placement_problems,
     placements,
-    placing_from,
-    placings,
 )
 from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
@@ -44,7 +47,7 @@ def never():
 
 
 def watch_of(instance, gap=0.0):
-    return Watch(LOG, instance.tick_s, gap)
+    return SearchWatch(LOG, instance.tick_s, gap)
 
 
 # ---------------------------------------------------------------------------- bounds before search
@@ -52,23 +55,23 @@ def watch_of(instance, gap=0.0):
 
 @settings(max_examples=40)
 @given(partly_trained(4))
-def test_no_schedule_is_shorter_than_the_bound_before_the_search(placing):
-    instance = alone(placing)
-    least = sum(limits_of(instance, backward=backward).least for backward in (False, True))
+def test_no_schedule_is_shorter_than_the_bound_before_the_search(problem):
+    instance = alone(problem)
+    least = sum(phase_bounds_of(instance, backward=backward).least for backward in (False, True))
     assert least <= brute_force(instance)
 
 
 @st.composite
 def grouped_schedules(draw):
     """A model with groups; by phase the starts, ends and length of a list schedule."""
-    placing = draw(partly_trained(6))
-    size = placing.num_operators
+    problem = draw(partly_trained(6))
+    size = problem.num_operators
     index = draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
     sets = {g: tuple(i for i, h in enumerate(index) if h == g) for g in index}
-    instance = instance_of(placing, sorted(sets.values()))
-    devices = st.integers(0, placing.num_devices - 1)
+    instance = instance_of(problem, sorted(sets.values()))
+    devices = st.integers(0, problem.num_devices - 1)
     where = [draw(devices) for _ in instance.groups]
-    known = known_of(instance, [where[g] for g in instance.group_of])
+    known = known_placement_of(instance, [where[g] for g in instance.group_of])
     phases = []
     for backward in (False, True):
         *starts, length = known.schedule.phase(backward)
@@ -83,107 +86,111 @@ def grouped_schedules(draw):
 def test_heads_and_tails_hold_in_list_schedules_of_groups(drawn):
     instance, phases = drawn
     for backward, (starts, ends, length) in enumerate(phases):
-        limits = limits_of(instance, backward=bool(backward))
-        assert limits.least <= length
+        bounds = phase_bounds_of(instance, backward=bool(backward))
+        assert bounds.least <= length
         for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            assert limits.head[i] <= start
-            assert end + limits.tail[i] <= length
+            assert bounds.head[i] <= start
+            assert end + bounds.tail[i] <= length
 
 
 # Two devices, four operators of 1 s between a first and a last one of 1 s:
 #         / 1, 2, 3, 4 \
 #       0                5         1 s, then 2 s on both, then 1 s; backwards twice as long.
 def test_operators_that_all_paths_run_through_leave_the_other_device_idle():
-    placing = placing_from([[], [0], [0], [0], [0], [1, 2, 3, 4]], [1] * 6, [1] * 6, count=2)
-    instance = alone(placing)
-    limits = limits_of(instance, backward=False)
-    assert limits.least * instance.tick_s == pytest.approx(4, rel=1e-3)
-    assert limits.head[5] * instance.tick_s == pytest.approx(3, rel=1e-3)
-    assert limits.crowded is False
-    back = limits_of(instance, backward=True)
+    problem = placement_problem_from(
+        [[], [0], [0], [0], [0], [1, 2, 3, 4]], [1] * 6, [1] * 6, count=2
+    )
+    instance = alone(problem)
+    bounds = phase_bounds_of(instance, backward=False)
+    assert bounds.least * instance.tick_s == pytest.approx(4, rel=1e-3)
+    assert bounds.head[5] * instance.tick_s == pytest.approx(3, rel=1e-3)
+    assert bounds.crowded is False
+    back = phase_bounds_of(instance, backward=True)
     assert back.least * instance.tick_s == pytest.approx(8, rel=1e-3)
 
 
 #   0, 1, 2 of 1 s -> 3; a message takes 5 s: two wait for each other on the device of 3, or a
 #   message is waited for: 3 starts after 3 s at least.
 def test_what_feeds_an_operator_runs_beside_it_or_sends():
-    placing = placing_from([[], [], [], [0, 1, 2]], [1] * 4, [5 * KB] * 4, count=4)
-    limits = limits_of(alone(placing), backward=False)
-    assert limits.head[3] * alone(placing).tick_s == pytest.approx(3, rel=1e-3)
+    problem = placement_problem_from([[], [], [], [0, 1, 2]], [1] * 4, [5 * KB] * 4, count=4)
+    bounds = phase_bounds_of(alone(problem), backward=False)
+    assert bounds.head[3] * alone(problem).tick_s == pytest.approx(3, rel=1e-3)
 
 
 def test_one_device_is_a_bound_by_itself():
-    placing = placing_from([[], [], [0, 1]], [1, 2, 3], count=1)
-    instance = alone(placing)
-    assert limits_of(instance, backward=False).least == instance.forward.sum()
+    problem = placement_problem_from([[], [], [0, 1]], [1, 2, 3], count=1)
+    instance = alone(problem)
+    assert phase_bounds_of(instance, backward=False).least == instance.forward.sum()
 
 
 # ------------------------------------------------------------------------------------ local search
 
 
 def violations(instance, known):
-    """What a schedule breaks of the full model."""
-    schedule, device_of, num = known.schedule, known.device_of, instance.placing.num_operators
+    """The constraints of the full model that a schedule breaks."""
+    schedule, device_of, num = known.schedule, known.device_of, instance.problem.num_operators
     jobs = jobs_of(instance, device_of)
-    tensors = instance.placing.tensors
+    tensors = instance.problem.tensors
     names = []
-    for t, flow in enumerate(tensors):
-        for q in sorted({device_of[j] for j in flow.consumers}):
-            if q != device_of[flow.producer]:
+    for t, tensor in enumerate(tensors):
+        for q in sorted({device_of[j] for j in tensor.consumers}):
+            if q != device_of[tensor.producer]:
                 names.append(schedule.sent[t, q])
-                names += [schedule.returned[t, q]] if flow.gradient else []
+                names += [schedule.returned[t, q]] if tensor.gradient else []
     turn = schedule.forward_end
     starts = [*schedule.forward_start, *(turn + s for s in schedule.backward_start)]
     backward = [False] * num + [True] * num
     order = 0
-    for flow in tensors:
-        for q in sorted({device_of[j] for j in flow.consumers}):
-            if q != device_of[flow.producer]:
-                for back in (False, True) if flow.gradient else (False,):
+    for tensor in tensors:
+        for q in sorted({device_of[j] for j in tensor.consumers}):
+            if q != device_of[tensor.producer]:
+                for back in (False, True) if tensor.gradient else (False,):
                     starts.append(names[order] + (turn if back else 0))
                     backward.append(back)
                     order += 1
     ends = [start + job[0] for start, job in zip(starts, jobs, strict=True)]
-    found = [(k, b) for k, job in enumerate(jobs) for b in job[2] if starts[k] < ends[b]]
+    broken = [(k, b) for k, job in enumerate(jobs) for b in job[2] if starts[k] < ends[b]]
     for k, one in enumerate(jobs):
         for m, other in enumerate(jobs[:k]):
             apart = starts[k] >= ends[m] or starts[m] >= ends[k]
             if one[1] == other[1] and one[0] and other[0] and not apart:
-                found.append((k, m))
+                broken.append((k, m))
     if max(ends) != schedule.latency:
-        found.append("latency")
-    return found
+        broken.append("latency")
+    return broken
 
 
 @settings(max_examples=40)
-@given(placings(max_nodes=6), st.data())
-def test_the_local_search_gives_feasible_schedules_no_worse_than_its_start(placing, data):
-    instance = alone(placing)
+@given(placement_problems(max_nodes=6), st.data())
+def test_the_local_search_gives_feasible_schedules_no_worse_than_its_start(problem, data):
+    instance = alone(problem)
     fitting = list(placements(instance))
     if not fitting:
         return
-    known = known_of(instance, data.draw(st.sampled_from(fitting)))
-    found = improved(instance, known, 3000, watch_of(instance), never, 1)
-    assert found.latest <= known.latest
-    assert overflow(instance, found.device_of) <= 0
-    assert violations(instance, found) == []
+    known = known_placement_of(instance, data.draw(st.sampled_from(fitting)))
+    better = improved(instance, known, 3000, watch_of(instance), never, 1)
+    assert better.latest <= known.latest
+    assert overflow(instance, better.device_of) <= 0
+    assert violations(instance, better) == []
 
 
 @settings(max_examples=15)
-@given(placings(max_nodes=4))
-def test_the_local_search_finds_the_optimum_of_small_problems(placing):
-    instance = alone(placing)
+@given(placement_problems(max_nodes=4))
+def test_the_local_search_finds_the_optimum_of_small_problems(problem):
+    instance = alone(problem)
     fitting = list(placements(instance))
     if not fitting:
         return
-    found = improved(instance, known_of(instance, fitting[0]), 20_000, watch_of(instance), never, 1)
-    best = min(known_of(instance, one).latest for one in fitting)
-    assert brute_force(instance) <= found.latest <= best
+    better = improved(
+        instance, known_placement_of(instance, fitting[0]), 20_000, watch_of(instance), never, 1
+    )
+    best = min(known_placement_of(instance, one).latest for one in fitting)
+    assert brute_force(instance) <= better.latest <= best
 
 
 def test_the_local_search_repeats_itself_and_the_seed_changes_it():
-    instance = alone(placing_of(problem_from(0, 4)))
-    start = known_of(instance, (0,) * 50 + (1,) * 30 + (2,) * 10 + (3,) * 10)
+    instance = alone(placement_problem_of(problem_from(0, 4)))
+    start = known_placement_of(instance, (0,) * 50 + (1,) * 30 + (2,) * 10 + (3,) * 10)
     one, again, other = (
         improved(instance, start, 5_000, watch_of(instance), never, seed) for seed in (1, 1, 2)
     )
@@ -192,22 +199,24 @@ def test_the_local_search_repeats_itself_and_the_seed_changes_it():
 
 
 def test_the_local_search_keeps_groups_together():
-    placing = placing_of(problem_from(0, 4, num_operators=30))
+    problem = placement_problem_of(problem_from(0, 4, num_operators=30))
     groups = [tuple(range(g, 30, 10)) for g in range(10)]
-    instance = instance_of(placing, groups)
-    loose = replace(instance, placing=replace(placing, capacity_bytes=np.full(4, 10**13)))
-    found = improved(loose, known_of(loose, (0,) * 30), 20_000, watch_of(loose), never, 0)
-    assert len(set(found.device_of)) > 1
-    assert all(len({found.device_of[i] for i in group}) == 1 for group in groups)
+    instance = instance_of(problem, groups)
+    loose = replace(instance, problem=replace(problem, capacity_bytes=np.full(4, 10**13)))
+    better = improved(
+        loose, known_placement_of(loose, (0,) * 30), 20_000, watch_of(loose), never, 0
+    )
+    assert len(set(better.device_of)) > 1
+    assert all(len({better.device_of[i] for i in group}) == 1 for group in groups)
 
 
 def test_a_schedule_is_timed_anew_in_the_order_of_its_starts():
-    instance = alone(placing_of(problem_from(1, 4)))
-    known = known_of(instance, [i % 4 for i in range(100)])
-    found = timed(
+    instance = alone(placement_problem_of(problem_from(1, 4)))
+    known = known_placement_of(instance, [i % 4 for i in range(100)])
+    better = timed(
         instance, known.device_of, known.schedule.forward_start, known.schedule.backward_start
     )
-    assert violations(instance, found) == []
+    assert violations(instance, better) == []
 
 
 # ----------------------------------------------------------------------------------------- climbs
@@ -215,22 +224,22 @@ def test_a_schedule_is_timed_anew_in_the_order_of_its_starts():
 
 @pytest.mark.parametrize("seed", [1, 3, 5])
 def test_a_climb_in_small_steps_finds_what_one_search_from_above_finds(seed, monkeypatch):
-    instance = alone(placing_of(problem_from(seed, 3, num_operators=16)))
-    found = {}
+    instance = alone(placement_problem_of(problem_from(seed, 3, num_operators=16)))
+    latencies_s = {}
     for rise in (1e-4, 10.0):
         monkeypatch.setattr(netsplit_cpsat, "RISE", rise)
         answer = netsplit_cpsat.solve(instance, 60.0, None)
         assert answer.status is Status.OPTIMAL
         assert answer.bound_s == pytest.approx(answer.latency_s - instance.lost_s)
-        found[rise] = answer.latency_s
-    assert found[1e-4] == found[10.0]
+        latencies_s[rise] = answer.latency_s
+    assert latencies_s[1e-4] == latencies_s[10.0]
 
 
 def test_a_start_that_is_not_found_at_once_is_looked_for_longer(monkeypatch):
-    instance = alone(placing_of(problem_from(1, 3, num_operators=16)))
+    instance = alone(placement_problem_of(problem_from(1, 3, num_operators=16)))
     wanted = netsplit_cpsat.solve(instance, 60.0, None)
     monkeypatch.setattr(netsplit_cpsat, "NEAR_SHARES", (0.0, 0.3))
-    monkeypatch.setattr(netsplit_cpsat_run, "LEAST_S", 0.0)
+    monkeypatch.setattr(netsplit_cpsat_call, "MIN_CALL_S", 0.0)
     seen = []
 
     def near(instance, wish, run):
@@ -245,7 +254,7 @@ def test_a_start_that_is_not_found_at_once_is_looked_for_longer(monkeypatch):
 
 
 def test_what_a_climb_has_proved_when_it_is_cut_holds():
-    instance = alone(placing_of(problem_from(1, 3, num_operators=20)))
+    instance = alone(placement_problem_of(problem_from(1, 3, num_operators=20)))
     best = netsplit_cpsat.solve(instance, 60.0, None)
     assert best.status is Status.OPTIMAL
     for limit_s in (0.2, 0.3, 0.4):
@@ -257,7 +266,7 @@ def test_what_a_climb_has_proved_when_it_is_cut_holds():
 
 
 def test_a_gap_that_is_asked_for_ends_the_search_and_is_no_optimum():
-    instance = alone(placing_of(problem_from(0, 2, num_operators=30)))
+    instance = alone(placement_problem_of(problem_from(0, 2, num_operators=30)))
     answer = netsplit_cpsat.solve(instance, 30.0, None, gap=0.5)
     assert answer.status is Status.FEASIBLE
     assert answer.reproducible
@@ -265,7 +274,7 @@ def test_a_gap_that_is_asked_for_ends_the_search_and_is_no_optimum():
 
 
 def test_the_same_seed_gives_the_same_answer_and_progress_is_said(caplog):
-    instance = alone(placing_of(problem_from(2, 4, num_operators=24)))
+    instance = alone(placement_problem_of(problem_from(2, 4, num_operators=24)))
     with caplog.at_level(logging.INFO, "planner.solvers.netsplit.cpsat"):
         answers = {
             netsplit_cpsat.solve(instance, 60.0, None, seed=seed, gap=0.04).device_of
@@ -281,7 +290,7 @@ def test_the_same_seed_gives_the_same_answer_and_progress_is_said(caplog):
 
 
 def test_gurobi_says_its_progress_too(caplog):
-    instance = alone(placing_from([[], [], [0], [1]], [1, 2, 3, 4], count=2))
+    instance = alone(placement_problem_from([[], [], [0], [1]], [1, 2, 3, 4], count=2))
     with caplog.at_level(logging.INFO, "planner.solvers.netsplit.gurobi"):
         answer = netsplit_gurobi.solve(instance, 30.0, (0, 0, 0, 0), seed=3)
     assert answer.status is Status.OPTIMAL
@@ -289,7 +298,7 @@ def test_gurobi_says_its_progress_too(caplog):
 
 
 def test_a_watch_says_only_news(caplog):
-    watch = Watch(LOG, 1e-3)
+    watch = SearchWatch(LOG, 1e-3)
     with caplog.at_level(logging.INFO, "test"):
         watch.see(bound=11.9)
         watch.see(incumbent=12.3)
@@ -310,7 +319,7 @@ def interrupt(after_s):
 
 
 def test_an_interrupted_search_gives_what_it_has():
-    instance = alone(placing_of(problem_from(0, 2)))
+    instance = alone(placement_problem_of(problem_from(0, 2)))
     netsplit_cpsat.solve(instance, 0.1, None)  # compiles
     before, begin = signal.getsignal(signal.SIGINT), time.monotonic()
     timer = interrupt(3.0)
@@ -324,7 +333,7 @@ def test_an_interrupted_search_gives_what_it_has():
 
 
 def test_gurobi_is_interrupted_likewise(capfd):
-    instance = alone(placing_of(problem_from(0, 2, num_operators=14)))
+    instance = alone(placement_problem_of(problem_from(0, 2, num_operators=14)))
     start = netsplit_cpsat.solve(instance, 1.0, None).device_of
     timer = interrupt(1.0)
     answer = netsplit_gurobi.solve(instance, 60.0, start)
@@ -337,7 +346,7 @@ def test_the_second_interruption_is_for_good(request):
     # Processes that a shell starts in the background ignore the signal.
     request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    watch = Watch(LOG, 1.0)
+    watch = SearchWatch(LOG, 1.0)
     with pytest.raises(KeyboardInterrupt), interruptible(watch):
         signal.raise_signal(signal.SIGINT)
         assert watch.interrupted
@@ -346,7 +355,7 @@ def test_the_second_interruption_is_for_good(request):
 
 
 def test_an_engine_that_hears_nothing_yet_is_told_again():
-    watch, told = Watch(LOG, 1.0), threading.Event()
+    watch, told = SearchWatch(LOG, 1.0), threading.Event()
     watch.interrupted = True
     assert watch.run(lambda: told.wait(30.0), told.set) is True
 
@@ -355,7 +364,7 @@ def test_signals_are_left_alone_in_other_threads():
     before, inside = signal.getsignal(signal.SIGINT), []
 
     def work():
-        with interruptible(Watch(LOG, 1.0)):
+        with interruptible(SearchWatch(LOG, 1.0)):
             inside.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
@@ -374,12 +383,14 @@ def small(**netsplit_options):
         num_microbatches=1,
         objective=Objective.LATENCY,
     )
-    return replace(problem, options=replace(problem.options, netsplit=NetSplit(**netsplit_options)))
+    return replace(
+        problem, options=replace(problem.options, switches=(NetSplit(**netsplit_options),))
+    )
 
 
 def test_too_large_for_gurobis_licence_is_solved_by_the_other_engine_and_said(caplog):
     problem = problem_from(0, 2, num_operators=40)
-    options = replace(problem.options, netsplit=NetSplit(engine=Engine.GUROBI, gap=0.5))
+    options = replace(problem.options, switches=(NetSplit(engine=Engine.GUROBI, gap=0.5),))
     result = netsplit.solve(replace(problem, options=options), 3.0)
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warned
@@ -393,7 +404,7 @@ def test_no_licence_for_gurobi_is_said_likewise(monkeypatch, caplog):
 
     class Unlicensed:
         def __init__(self, empty):
-            raise gurobipy.GurobiError(netsplit_gurobi.NO_LICENCE, "made up")
+            raise gurobipy.GurobiError(NO_LICENCE, "made up")
 
     monkeypatch.setattr(gurobipy, "Env", Unlicensed)
     result = netsplit.solve(small(engine=Engine.GUROBI), 5.0)
@@ -419,7 +430,7 @@ def test_the_seed_and_the_gap_reach_both_engines(monkeypatch):
 
     def solve(instance, limit_s, start, *, seed, gap):
         asked.append((seed, gap))
-        return Answer(Status.OPTIMAL, (0, 1, 0, 1), 18.0, 18.0)
+        return EngineAnswer(Status.OPTIMAL, (0, 1, 0, 1), 18.0, 18.0)
 
     monkeypatch.setattr(netsplit_cpsat, "solve", solve)
     monkeypatch.setattr(netsplit_gurobi, "solve", solve)
@@ -434,13 +445,13 @@ def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monk
     problem = small()
     capacities, real = [], netsplit.evaluate
 
-    def searched(problem, placing, limit_s):
-        capacities.append(placing.capacity_bytes.tolist())
+    def searched(problem, placement_problem, limit_s):
+        capacities.append(placement_problem.capacity_bytes.tolist())
         # Only with less memory than at first is the work shared.
         together = min(capacities[0]) == min(capacities[-1])
         sets = [(0, 1, 2, 3)] if together else [(0, 2), (1, 3)]
         names = [[f"op{i}" for i in inside] for inside in sets]
-        stages = tuple(Stage(tuple(inside), (d,), 1, False) for d, inside in enumerate(names))
+        stages = tuple(Stage.whole(tuple(inside), (d,), 1, False) for d, inside in enumerate(names))
         strategy = replace(netsplit_strategy(problem), stages=stages)
         return Result(Status.OPTIMAL, strategy, bound_s=1.0, space="made up")
 
@@ -454,7 +465,7 @@ def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monk
     result = netsplit.solve(tight, 9.0)
     assert len(capacities) == 2
     # One byte is over, and devices are alike.
-    kept = sum(least_bytes(placing_of(tight)).values())
+    kept = sum(least_bytes(placement_problem_of(tight)).values())
     assert capacities[1] == [kept - 1, kept - 1]
     assert len(result.strategy.stages) == 2
     # What is best with less memory than there is need not be the best.
@@ -467,7 +478,7 @@ def test_what_never_fits_after_all_is_unknown_with_the_shortage(monkeypatch):
     strategy = netsplit.strategies_of(problem, (0, 0, 0, 0))[0]
     calls = []
 
-    def searched(problem, placing, limit_s):
+    def searched(problem, placement_problem, limit_s):
         calls.append(limit_s)
         return Result(Status.OPTIMAL, strategy, bound_s=1.0, space="made up")
 

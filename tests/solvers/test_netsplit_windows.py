@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 
 from planner.solvers.netsplit import windows as netsplit_windows
-from planner.solvers.netsplit.bounds import joint_of, limits_of
-from planner.solvers.netsplit.cpsat_run import Run
+from planner.solvers.netsplit.bounds import joint_bounds_of, phase_bounds_of
+from planner.solvers.netsplit.cpsat_call import SearchBudget
 from planner.solvers.netsplit.model import instance_of, part
 from planner.solvers.netsplit.windows import windowed
-from planner.solvers.placement.problem import placing_of
-from tests.solvers.test_netsplit import alone, brute_force, partly_trained, placing_from
+from planner.solvers.placement.problem import placement_problem_of
+from tests.solvers.test_netsplit import alone, brute_force, partly_trained, placement_problem_from
 from tests.solvers.test_netsplit_search import grouped_schedules, watch_of
 from tests.support.builders import KB
 from tests.support.netsplit_instances import problem_from
@@ -23,29 +23,32 @@ THREE = ((3, 0.03),)
 
 
 def bounds_of(instance, limit_s=AMPLE_S, sizes=netsplit_windows.SIZES):
-    """Limits of both phases and of both together, before windows and after."""
-    limits = [limits_of(instance, backward=backward) for backward in (False, True)]
-    run = Run.begun(watch_of(instance), limit_s, 0, lambda: 0.0)
+    """Bounds of both phases and of both together, before windows and after; by work alone, so that
+    a busy machine changes nothing.
+    """
+    bounds = [phase_bounds_of(instance, backward=backward) for backward in (False, True)]
+    budget = SearchBudget.begun(watch_of(instance), limit_s, 0, lambda: 0.0)
+    budget.until += AMPLE_S
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(netsplit_windows, "SIZES", sizes)
-        return limits, *windowed(instance, limits, run, 0.5)
+        return bounds, *windowed(instance, bounds, budget, 0.5)
 
 
 @settings(max_examples=25)
 @given(partly_trained(4))
-def test_no_schedule_is_shorter_than_windows_say(placing):
-    instance = alone(placing)
-    _, limits, joint = bounds_of(instance)
-    assert sum(one.least for one in limits) <= joint.least <= brute_force(instance)
+def test_no_schedule_is_shorter_than_windows_say(problem):
+    instance = alone(problem)
+    _, bounds, joint = bounds_of(instance)
+    assert sum(one.least for one in bounds) <= joint.least <= brute_force(instance)
 
 
 @settings(max_examples=40)
 @given(grouped_schedules())
 def test_windows_hold_in_list_schedules_of_groups(drawn):
     instance, phases = drawn
-    before, limits, joint = bounds_of(instance, sizes=THREE)
+    before, bounds, joint = bounds_of(instance, sizes=THREE)
     assert joint.least <= sum(length for *_, length in phases)
-    for was, now, (starts, ends, length) in zip(before, limits, phases, strict=True):
+    for was, now, (starts, ends, length) in zip(before, bounds, phases, strict=True):
         assert was.least <= now.least <= length
         for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
             assert was.head[i] <= now.head[i] <= start
@@ -58,14 +61,14 @@ def test_windows_hold_in_list_schedules_of_groups(drawn):
 
 # 0 -> 1 -> 2, each 1 s forward and 3 s backward on one device, and the reverse on the other: the
 # phases say 3 s each; but whatever runs 0 and 1 takes 4 s for each, and 2 takes 2 s at the least.
-# A window of one sees 0 only by what was found for 1.
+# A window of one sees 0 only by the bounds of 1.
 def test_forwards_and_backwards_that_want_different_devices_are_seen():
-    placing = placing_from([[], [0], [1]], [1] * 3, [1] * 3, count=2)
+    problem = placement_problem_from([[], [0], [1]], [1] * 3, [1] * 3, count=2)
     uneven = np.array([[1.0, 3.0]] * 3)
-    placing = replace(placing, forward_s=uneven, backward_s=uneven[:, ::-1].copy())
-    instance = alone(placing)
-    limits, _, joint = bounds_of(instance, sizes=((1, 0.03),))
-    assert sum(one.least for one in limits) * instance.tick_s == pytest.approx(6, rel=1e-3)
+    problem = replace(problem, forward_s=uneven, backward_s=uneven[:, ::-1].copy())
+    instance = alone(problem)
+    bounds, _, joint = bounds_of(instance, sizes=((1, 0.03),))
+    assert sum(one.least for one in bounds) * instance.tick_s == pytest.approx(6, rel=1e-3)
     before_s = [ticks * instance.tick_s for ticks in joint.before]
     assert before_s == pytest.approx([0, 4, 8], rel=1e-3)
     assert joint.least * instance.tick_s == pytest.approx(10, rel=1e-3)
@@ -76,32 +79,32 @@ def test_forwards_and_backwards_that_want_different_devices_are_seen():
 #      \ 2 -> 4 /    takes a message there and one back, 7 s; all on one device, 5 s.
 def test_a_window_that_holds_everything_is_exact():
     feeds = [[], [0], [0], [1], [2], [3, 4]]
-    instance = alone(placing_from(feeds, [1] * 6, [2 * KB] * 6, count=2))
-    before, limits, _ = bounds_of(instance)
+    instance = alone(placement_problem_from(feeds, [1] * 6, [2 * KB] * 6, count=2))
+    before, bounds, _ = bounds_of(instance)
     assert before[False].head[5] * instance.tick_s == pytest.approx(4, rel=1e-3)
-    assert limits[False].head[5] * instance.tick_s == pytest.approx(5, rel=1e-3)
+    assert bounds[False].head[5] * instance.tick_s == pytest.approx(5, rel=1e-3)
 
 
 def test_without_time_there_are_no_windows():
-    instance = alone(placing_from([[], [0], [1]], [1, 2, 3], count=2))
-    before, limits, joint = bounds_of(instance, limit_s=1e-6)
-    assert (limits, joint) == (before, joint_of(before))
+    instance = alone(placement_problem_from([[], [0], [1]], [1, 2, 3], count=2))
+    before, bounds, joint = bounds_of(instance, limit_s=1e-6)
+    assert (bounds, joint) == (before, joint_bounds_of(before))
 
 
 def test_windows_repeat_themselves_and_tell_more_than_phases():
-    instance = alone(placing_of(problem_from(0, 4, num_operators=40)))
-    before, limits, joint = bounds_of(instance, limit_s=10.0)
-    assert bounds_of(instance, limit_s=10.0) == (before, limits, joint)
-    assert joint.least > sum(one.least for one in limits) > sum(one.least for one in before)
+    instance = alone(placement_problem_of(problem_from(0, 4, num_operators=40)))
+    before, bounds, joint = bounds_of(instance, limit_s=10.0)
+    assert bounds_of(instance, limit_s=10.0) == (before, bounds, joint)
+    assert joint.least > sum(one.least for one in bounds) > sum(one.least for one in before)
 
 
 def test_a_part_keeps_its_tensors_and_times():
-    placing = placing_from([[], [0], [0, 1], [2]], [1, 2, 3, 4], count=2)
-    instance = instance_of(placing, [(0, 2), (1,), (3,)])
+    problem = placement_problem_from([[], [0], [0, 1], [2]], [1, 2, 3, 4], count=2)
+    instance = instance_of(problem, [(0, 2), (1,), (3,)])
     inside = part(instance, [0, 2, 3])
     assert inside.groups == ((0, 1), (2,))
     assert inside.group_of == (0, 0, 1)
     assert (inside.forward == instance.forward[[0, 2, 3]]).all()
-    ends = [(flow.producer, flow.consumers) for flow in inside.placing.tensors]
+    ends = [(tensor.producer, tensor.consumers) for tensor in inside.problem.tensors]
     assert ends == [(0, (1,)), (1, (2,))]
     assert inside.tick_s == instance.tick_s

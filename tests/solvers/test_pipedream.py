@@ -13,17 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.evaluate import evaluate
-from planner.formats import read_any_profile
 from planner.graph import predecessors
-from planner.graphs.downsets import augmented_antichain, next_antichains, pipedream_states
 from planner.judging.portfolio import under_pipedream
-from planner.problem import Options, PipeDream, Problem, Status
+from planner.problem import Options, Problem, Status, switches_of
 from planner.schedules.orders import default_warmups
 from planner.solvers import SOLVERS
 from planner.solvers.pipedream import solve as solver
 from planner.solvers.pipedream.costs import in_flight
+from planner.solvers.pipedream.options import PipeDream
+from planner.solvers.pipedream.states import augmented_antichain, next_antichains, pipedream_states
 from planner.strategy import violations
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
+from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags
 
 REFERENCE = Path(
@@ -76,7 +77,7 @@ def test_transfers_count_only_with_a_compression_ratio():
     assert (free.objective_s, free.transfers_counted) == (pytest.approx(1.0), False)
     assert free.stages[0].transfer_s == free.stages[1].transfer_s == pytest.approx(2.0)
     for ratio, expected in ((1.0, 2.0), (4.0, 1.0)):
-        options = replace(problem.options, pipedream=PipeDream(compression=ratio))
+        options = replace(problem.options, switches=(PipeDream(activation_compression=ratio),))
         assert objective_of(replace(problem, options=options)) == pytest.approx(expected)
 
 
@@ -104,7 +105,7 @@ def test_fewer_machines_leaves_out_those_that_cost_more_than_they_bring():
     profile = chain([1.0, 1.0], parameters=[100 * GB, 100 * GB])
     problem = problem_of(profile, hierarchy([3]))
     assert objective_of(problem) > 2.0
-    options = replace(problem.options, pipedream=PipeDream(fewer_machines=True))
+    options = replace(problem.options, switches=(PipeDream(fewer_machines=True),))
     report = solver.optimum(replace(problem, options=options)).report
     assert report.objective_s == pytest.approx(1.0)
     assert report.unused_devices == (2,)
@@ -115,7 +116,7 @@ def test_getitem_sinks_run_where_their_producer_does():
     sink = replace(graph.operators[3], type="__getitem__(1)")
     graph = replace(graph, operators=(*graph.operators[:3], sink), outputs=("t2",))
     problem = problem_of(profile_of(graph, [1.0, 1.0, 1.0, 0.0]), hierarchy([3]))
-    options = replace(problem.options, pipedream=PipeDream(straight_pipeline=True))
+    options = replace(problem.options, switches=(PipeDream(straight_pipeline=True),))
     strategy = SOLVERS["pipedream"](replace(problem, options=options), 10.0).strategy
     assert [stage.operators for stage in strategy.stages] == [("op0", "op3"), ("op1",), ("op2",)]
 
@@ -135,7 +136,7 @@ def test_a_topology_without_levels_is_refused_with_advice():
 
 
 def test_a_straight_pipeline_of_more_machines_than_states_is_infeasible():
-    options = {"pipedream": PipeDream(straight_pipeline=True)}
+    options = {"switches": (PipeDream(straight_pipeline=True),)}
     result = SOLVERS["pipedream"](problem_of(chain([1.0]), hierarchy([2]), **options), 10.0)
     assert result.status is Status.INFEASIBLE
     assert "a straight pipeline has one stage for each of 2 machines" in result.reason
@@ -144,7 +145,8 @@ def test_a_straight_pipeline_of_more_machines_than_states_is_infeasible():
 def test_a_memory_constraint_that_nothing_meets_is_infeasible():
     # A pipeline of two keeps one more minibatch in front; on two levels the inner ones do.
     profile = chain([1.0, 1.0], parameters=[100, 100])
-    options = {"pipedream": PipeDream(memory_bytes=50, straight_pipeline=True)}
+    own = PipeDream(memory_constraint=True, straight_pipeline=True)
+    options = {"switches": (own,), "device_memory_bytes": 50}
     result = SOLVERS["pipedream"](problem_of(profile, hierarchy([2]), **options), 10.0)
     assert result.status is Status.INFEASIBLE
     assert "memory constraint of 50 B" in result.reason
@@ -200,7 +202,7 @@ def plans(before, i, j, m, straight, fewer):
                         yield [*front, (k + 1, j, replicas, m, True)]
 
 
-def brute_force(states, feeds, profile, levels, switches):
+def brute_force(states, feeds, profile, levels, switches, memory_bytes):
     """The least objective by the formulas of the cost model, or infinity."""
     graph = profile.graph
     sizes = {t.name: t.bytes for t in graph.tensors}
@@ -218,16 +220,18 @@ def brute_force(states, feeds, profile, levels, switches):
         count, bandwidth, previous = levels[level]
         weights = between(first, last, lambda v: held[f"w{v}"])
         kept = math.ceil((count - used) / replicas) * (weights + between(first, last, output))
-        if switches.memory_bytes is not None and kept > switches.memory_bytes:
+        if switches.memory_constraint and kept > memory_bytes:
             return math.inf
         time = compute_s(level, first, last)
         sync = 4 * (replicas - 1) * weights / (bandwidth * replicas)
         time = (time + (sync if split else sync / previous)) / replicas
-        if split and switches.compression is not None:
+        if split and switches.activation_compression is not None:
             ends = [first - 1] if last == len(states) - 1 else [first - 1, last]
             for state in ends:
                 sent = sum(output(v) for v in states.antichains[state])
-                time = max(time, 2 * sent / (bandwidth * replicas) / switches.compression)
+                time = max(
+                    time, 2 * sent / (bandwidth * replicas) / switches.activation_compression
+                )
         return time
 
     @cache
@@ -264,14 +268,19 @@ def pipedream_problems(draw):
         st.sampled_from([(1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2), (1, 2), (2, 2, 2)])
     )
     bandwidths = [draw(st.sampled_from([1e3, 1e4])) for _ in counts]
+    memory_bytes = draw(st.sampled_from([None, 3_000, 10_000, 30_000]))
     switches = PipeDream(
         draw(st.booleans()),
-        draw(st.sampled_from([None, 3_000, 10_000, 30_000])),
+        memory_bytes is not None,
         draw(st.booleans()),
         draw(st.sampled_from([None, 1.0, 2.0])),
     )
     return problem_of(
-        profile, hierarchy(counts, bandwidths), num_microbatches=16, pipedream=switches
+        profile,
+        hierarchy(counts, bandwidths),
+        num_microbatches=16,
+        switches=(switches,),
+        device_memory_bytes=memory_bytes,
     )
 
 
@@ -286,7 +295,9 @@ def test_finds_the_least_objective_of_all_splits(problem):
         levels.append((level.count, level.bandwidth_bytes_per_s, previous))
         previous = level.count
     found = solver.optimum(problem)
-    expected = brute_force(states, feeds, problem.profile, levels, problem.options.pipedream)
+    switches = switches_of(problem.options, PipeDream)
+    memory_bytes = problem.options.device_memory_bytes
+    expected = brute_force(states, feeds, problem.profile, levels, switches, memory_bytes)
     if math.isinf(expected):
         assert found.status is Status.INFEASIBLE
         assert found.reason
@@ -327,7 +338,6 @@ def test_the_slowest_stage_of_the_report_is_the_objective(times, count):
 @given(pipedream_problems())
 def test_the_same_problem_gives_the_same_plan(problem):
     first = solver.optimum(problem)
-    solver._optimum.cache_clear()
     assert solver.optimum(problem) == first
 
 
@@ -376,12 +386,12 @@ def problem_of_row(row):
     assert switches <= {"default", "straight", "mem", "fewer", "act1"}
     options = PipeDream(
         straight_pipeline="straight" in switches,
-        memory_bytes=16 * GB if "mem" in switches else None,
+        memory_constraint="mem" in switches,
         fewer_machines="fewer" in switches,
-        compression=1.0 if "act1" in switches else None,
+        activation_compression=1.0 if "act1" in switches else None,
     )
     topology = hierarchy([int(n) for n in counts.split()], [float(b) for b in bandwidths.split()])
-    return Problem(reference_profile(row["instance"]), topology, Options(100, pipedream=options))
+    return Problem(reference_profile(row["instance"]), topology, Options(100, switches=(options,)))
 
 
 def needs_reference():

@@ -17,17 +17,16 @@ from planner.profiles import View
 from planner.simulator.events import run
 from planner.solvers.fit import pipeline
 from planner.solvers.placement.problem import (
-    Flow,
-    Shared,
+    ConsumedTensor,
+    SharedBytes,
     feeds_of,
-    latency_s,
     least_bytes,
-    placing_of,
+    placement_problem_of,
     tighter,
-    timetable,
     transfer_s,
 )
 from planner.solvers.placement.stages import strategies_of, strategy_of
+from planner.solvers.placement.timetable import latency_s, timetable
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.strategies import problems
 
@@ -41,7 +40,9 @@ def diamond(num_devices=2):
     """
     graph = graph_of([[], [0], [0], [1, 2]])
     profile = profile_of(graph, [1.0, 2.0, 3.0, 1.0])
-    return placing_of(problem_of(profile, cluster([unit_type()] * num_devices, bandwidth=1e3)))
+    return placement_problem_of(
+        problem_of(profile, cluster([unit_type()] * num_devices, bandwidth=1e3))
+    )
 
 
 def test_a_diamond_on_two_devices():
@@ -49,28 +50,28 @@ def test_a_diamond_on_two_devices():
     # 0 -> 1:      t0                      t2'
     # device 1:       F2 F2 F2                B2 B2 B2 B2 B2 B2
     # 1 -> 0:                  t2                               t0'
-    found = timetable(diamond(), (0, 0, 1, 0))
-    assert found.forward_start_s == (0, 1, 2, 6)
-    assert found.backward_start_s == (17, 9, 10, 7)
-    sent = [(m.tensor, m.backward, m.source, m.target, m.start_s) for m in found.messages]
+    table = timetable(diamond(), (0, 0, 1, 0))
+    assert table.forward_start_s == (0, 1, 2, 6)
+    assert table.backward_start_s == (17, 9, 10, 7)
+    sent = [(m.tensor, m.backward, m.source, m.target, m.start_s) for m in table.transfers]
     assert sent == [(0, False, 0, 1, 1), (2, False, 1, 0, 5), (0, True, 1, 0, 16),
                     (2, True, 0, 1, 9)]  # fmt: skip
-    assert found.latency_s == 19
+    assert table.latency_s == 19
 
 
 def test_a_tensor_goes_once_to_each_device_that_reads_it():
-    placing = diamond(3)
-    both = timetable(placing, (0, 1, 1, 1))
-    assert [(m.tensor, m.source, m.target) for m in both.messages] == [(0, 0, 1), (0, 1, 0)]
-    apart = timetable(placing, (0, 1, 2, 0))
-    assert sorted(m.tensor for m in apart.messages if not m.backward) == [0, 0, 1, 2]
+    problem = diamond(3)
+    both = timetable(problem, (0, 1, 1, 1))
+    assert [(m.tensor, m.source, m.target) for m in both.transfers] == [(0, 0, 1), (0, 1, 0)]
+    apart = timetable(problem, (0, 1, 2, 0))
+    assert sorted(m.tensor for m in apart.transfers if not m.backward) == [0, 0, 1, 2]
 
 
 def test_the_order_decides_which_ready_operator_comes_first():
-    placing = diamond()
-    assert timetable(placing, (0, 0, 0, 0)).forward_start_s == (0, 4, 1, 6)
-    assert timetable(placing, (0, 0, 0, 0), (0, 1, 2, 3)).forward_start_s == (0, 1, 3, 6)
-    assert timetable(placing, (0, 0, 0, 0), (0, 1, 2, 3)).backward_start_s == (19, 15, 9, 7)
+    problem = diamond()
+    assert timetable(problem, (0, 0, 0, 0)).forward_start_s == (0, 4, 1, 6)
+    assert timetable(problem, (0, 0, 0, 0), (0, 1, 2, 3)).forward_start_s == (0, 1, 3, 6)
+    assert timetable(problem, (0, 0, 0, 0), (0, 1, 2, 3)).backward_start_s == (19, 15, 9, 7)
 
 
 def test_memory_is_what_each_operator_alone_holds_and_what_several_share():
@@ -92,7 +93,7 @@ def test_memory_is_what_each_operator_alone_holds_and_what_several_share():
         inputs=("x",),
         outputs=("t1",),
     )  # fmt: skip
-    placing = placing_of(
+    problem = placement_problem_of(
         problem_of(
             profile_of(graph, [1.0, 1.0]),
             cluster([unit_type(memory=1000)] * 2),
@@ -100,32 +101,32 @@ def test_memory_is_what_each_operator_alone_holds_and_what_several_share():
             reserve_bytes=300,
         )
     )
-    assert placing.tensors == (Flow(0, (1,), 20, True), Flow(0, (1,), 4, False))
-    assert placing.parameter_bytes.tolist() == [103, 0]
-    assert placing.trainable_bytes.tolist() == [3, 0]
-    assert placing.shared_parameters == (Shared((0, 1), 5, True),)
-    assert placing.inputs == (Shared((0, 1), 10),)
-    assert placing.result_bytes.tolist() == [0, 8]
-    assert placing.capacity_bytes.tolist() == [700, 700]
-    assert placing.moments == 2
-    assert len(timetable(placing, (0, 1)).messages) == 3  # The integer's gradient stays away.
+    assert problem.tensors == (ConsumedTensor(0, (1,), 20, True), ConsumedTensor(0, (1,), 4, False))
+    assert problem.parameter_bytes.tolist() == [103, 0]
+    assert problem.trainable_bytes.tolist() == [3, 0]
+    assert problem.shared_parameters == (SharedBytes((0, 1), 5, True),)
+    assert problem.inputs == (SharedBytes((0, 1), 10),)
+    assert problem.result_bytes.tolist() == [0, 8]
+    assert problem.capacity_bytes.tolist() == [700, 700]
+    assert problem.moments == 2
+    assert len(timetable(problem, (0, 1)).transfers) == 3  # The integer's gradient stays away.
 
 
 @given(problems(max_nodes=6, max_devices=4))
 def test_times_are_those_of_the_evaluator(problem):
-    placing = placing_of(problem)
-    for p in range(placing.num_devices):
-        assert np.array_equal(placing.forward_s[:, p], times_on(problem, p).forward_s)
-        assert np.array_equal(placing.backward_s[:, p], times_on(problem, p).backward_s)
-        for q in range(placing.num_devices):
+    placement_problem = placement_problem_of(problem)
+    for p in range(placement_problem.num_devices):
+        assert np.array_equal(placement_problem.forward_s[:, p], times_on(problem, p).forward_s)
+        assert np.array_equal(placement_problem.backward_s[:, p], times_on(problem, p).backward_s)
+        for q in range(placement_problem.num_devices):
             known = costs_transfer_s(problem.topology, p, q, 12345)
-            assert transfer_s(placing, 12345, p, q) == pytest.approx(known, rel=1e-12)
+            assert transfer_s(placement_problem, 12345, p, q) == pytest.approx(known, rel=1e-12)
 
 
 def test_processes_on_shared_cores_slow_each_other_down():
     profile = profile_of(graph_of([[]]), [1.0])
-    placing = placing_of(problem_of(profile, cluster([unit_type()] * 4, cores=2)))
-    assert placing.forward_s.tolist() == [[2.0] * 4]
+    problem = placement_problem_of(problem_of(profile, cluster([unit_type()] * 4, cores=2)))
+    assert problem.forward_s.tolist() == [[2.0] * 4]
 
 
 @st.composite
@@ -156,7 +157,7 @@ def stashes(draw):
 @given(stashes())
 def test_no_placement_needs_less_than_the_least(drawn):
     problem, device_of = drawn
-    least = least_bytes(placing_of(problem))
+    least = least_bytes(placement_problem_of(problem))
     for strategy in strategies_of(problem, device_of):
         for p, parts in evaluate(problem, strategy).memory.items():
             inside = {v for v, device in enumerate(device_of) if device == p}
@@ -171,26 +172,26 @@ def test_what_does_not_fit_is_beyond_the_memory_that_is_left():
         num_microbatches=1,
         reserve_bytes=1_000,
     )
-    placing, strategy = placing_of(problem), strategy_of(problem, (0, 1))
+    placement_problem, strategy = placement_problem_of(problem), strategy_of(problem, (0, 1))
     over = {p: m.total_bytes - 5_500 for p, m in evaluate(problem, strategy).memory.items()}
     assert over[0] > 0 and over[1] > 0
     # A parameter with its gradient each, t0, and x on device 0; t1 belongs to no operator alone.
-    least = least_bytes(placing)
+    least = least_bytes(placement_problem)
     assert sum(least.values()) == 2 * 2_000 + 1_000 + 1_000
-    less = tighter(problem, placing, (0, 1), strategy, least)
+    less = tighter(problem, placement_problem, (0, 1), strategy, least)
     assert less.capacity_bytes.tolist() == [min(4_000 - over[0] / 2, 3_000 - over[1] / 2)] * 2
     roomy = replace(problem, options=replace(problem.options, device_memory_bytes=10**6))
-    same = tighter(roomy, placing, (0, 1), strategy, least)
-    assert same.capacity_bytes.tolist() == placing.capacity_bytes.tolist()
+    same = tighter(roomy, placement_problem, (0, 1), strategy, least)
+    assert same.capacity_bytes.tolist() == placement_problem.capacity_bytes.tolist()
 
 
 @given(placements())
 def test_everything_waits_for_what_it_needs_and_for_its_turn(drawn):
     problem, device_of = drawn
-    placing = placing_of(problem)
-    found = timetable(placing, device_of)
-    starts = (found.forward_start_s, found.backward_start_s)
-    tables = (placing.forward_s, placing.backward_s)
+    placement_problem = placement_problem_of(problem)
+    table = timetable(placement_problem, device_of)
+    starts = (table.forward_start_s, table.backward_start_s)
+    tables = (placement_problem.forward_s, placement_problem.backward_s)
     spans = [
         [(s, s + float(t[i, device_of[i]])) for i, s in enumerate(some)]
         for some, t in zip(starts, tables, strict=True)
@@ -198,44 +199,44 @@ def test_everything_waits_for_what_it_needs_and_for_its_turn(drawn):
     there, back = spans
     assert min(s for s, _ in back) >= max(e for _, e in there)
     for backward, span in ((False, there), (True, back)):
-        for i, flow in enumerate(placing.tensors):
-            if backward and not flow.gradient:
+        for i, tensor in enumerate(placement_problem.tensors):
+            if backward and not tensor.gradient:
                 continue
-            home = device_of[flow.producer]
-            for q in {device_of[j] for j in flow.consumers}:
-                readers = [span[j] for j in flow.consumers if device_of[j] == q]
+            home = device_of[tensor.producer]
+            for q in {device_of[j] for j in tensor.consumers}:
+                readers = [span[j] for j in tensor.consumers if device_of[j] == q]
                 made_s, read_s = (
-                    (max(e for _, e in readers), span[flow.producer][0]) if backward
-                    else (span[flow.producer][1], min(s for s, _ in readers))
+                    (max(e for _, e in readers), span[tensor.producer][0]) if backward
+                    else (span[tensor.producer][1], min(s for s, _ in readers))
                 )  # fmt: skip
                 if q == home:
                     assert read_s >= made_s
                     continue
                 ends = (q, home) if backward else (home, q)
-                (one,) = (m for m in found.messages if (m.tensor, m.backward) == (i, backward)
+                (one,) = (m for m in table.transfers if (m.tensor, m.backward) == (i, backward)
                           and (m.source, m.target) == ends)  # fmt: skip
                 assert made_s <= one.start_s
                 assert one.end_s <= read_s
                 assert one.end_s - one.start_s == pytest.approx(
-                    transfer_s(placing, flow.bytes, *ends)
+                    transfer_s(placement_problem, tensor.bytes, *ends)
                 )
     places = {(p, p): [] for p in device_of}
     for span in spans:
         for i, one in enumerate(span):
             places[device_of[i], device_of[i]].append(one)
-    for m in found.messages:
+    for m in table.transfers:
         places.setdefault((m.source, m.target), []).append((m.start_s, m.end_s))
     for one in places.values():
         assert all(a[1] <= b[0] + 1e-15 for a, b in pairwise(sorted(one)))
-    assert found.latency_s == max(e for _, e in back)
+    assert table.latency_s == max(e for _, e in back)
 
 
 @given(problems(max_nodes=8, max_devices=3))
 def test_alone_on_a_device_one_follows_the_other(problem):
-    placing = placing_of(problem)
-    total_s = placing.forward_s[:, 0].sum() + placing.backward_s[:, 0].sum()
-    found = latency_s(placing, (0,) * placing.num_operators)
-    assert found == pytest.approx(total_s)
+    placement_problem = placement_problem_of(problem)
+    total_s = placement_problem.forward_s[:, 0].sum() + placement_problem.backward_s[:, 0].sum()
+    alone_s = latency_s(placement_problem, (0,) * placement_problem.num_operators)
+    assert alone_s == pytest.approx(total_s)
 
 
 @pytest.mark.parametrize("cuts", [*combinations(range(1, 6), 1), *combinations(range(1, 6), 2)])
@@ -250,7 +251,7 @@ def test_a_chain_takes_as_long_as_in_the_simulator(cuts):
     evaluation = evaluate(problem, strategy)
     known_s = run(evaluation.program, evaluation.costs, problem.topology).iteration_s
     device_of = [d for d, inside in enumerate(stages) for _ in inside]
-    assert latency_s(placing_of(problem), device_of) == pytest.approx(known_s)
+    assert latency_s(placement_problem_of(problem), device_of) == pytest.approx(known_s)
 
 
 def test_feeds_are_the_predecessors():

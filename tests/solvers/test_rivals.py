@@ -11,38 +11,46 @@ from hypothesis import strategies as st
 from planner.costs.evaluate import evaluate
 from planner.judging.portfolio import compare
 from planner.problem import Status
-from planner.solvers import PORTFOLIO, SOLVERS
 from planner.solvers.netsplit import pesto
-from planner.solvers.placement import heft, m_etf, m_sct, m_topo
+from planner.solvers.placement import heft
+from planner.solvers.placement.baechi import (
+    breadth_first,
+    edges_s,
+    favourites,
+    m_sct_rule,
+    place_m_topo,
+    relaxed,
+)
 from planner.solvers.placement.list_schedule import (
     ListSchedule,
-    Needs,
     NoRoom,
+    OperatorMemory,
     earliest,
     list_schedule,
-    needs_of,
+    operator_memory_of,
 )
 from planner.solvers.placement.problem import (
-    Flow,
-    Placing,
+    ConsumedTensor,
+    PlacementProblem,
     feeds_of,
-    latency_s,
-    placing_of,
+    placement_problem_of,
     transfer_s,
 )
 from planner.solvers.placement.stages import strategies_of
+from planner.solvers.placement.timetable import latency_s
+from planner.solvers.registry import SOLVERS, portfolio
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.strategies import problems
 
 KB = 1000
 
 
-def placing(feeds, times, *, tensors=None, parameters=None, devices=2, memory=10**9, stash=True):
+def example_of(feeds, times, *, tensors=None, parameters=None, devices=2, memory=10**9, stash=True):
     """Forward times in s; 1000 bytes take 1 s between devices."""
     graph = graph_of(feeds, tensors, parameters or [0] * len(feeds))
     profile = profile_of(graph, [float(t) for t in times], stash=stash)
     topology = cluster([unit_type(memory=memory)] * devices, bandwidth=1e3)
-    return placing_of(problem_of(profile, topology))
+    return placement_problem_of(problem_of(profile, topology))
 
 
 def bare(table, edges):
@@ -52,10 +60,10 @@ def bare(table, edges):
     times = np.array(table, dtype=float)
     size, devices = times.shape
     none = np.zeros(size, dtype=np.int64)
-    return Placing(
+    return PlacementProblem(
         forward_s=times,
         backward_s=np.zeros_like(times),
-        tensors=tuple(Flow(i, (j,), c, False) for (i, j), c in edges.items()),
+        tensors=tuple(ConsumedTensor(i, (j,), c, False) for (i, j), c in edges.items()),
         latency_s=np.zeros((devices, devices)),
         seconds_per_byte=1.0 - np.eye(devices),
         parameter_bytes=none,
@@ -68,6 +76,20 @@ def bare(table, edges):
         capacity_bytes=np.full(devices, 10**9),
         moments=0,
     )
+
+
+def placed_by(problem, rule):
+    """The device of each operator by a list schedule, or why there is none."""
+    schedule = list_schedule(problem, rule)
+    return schedule if isinstance(schedule, NoRoom) else tuple(schedule.device_of)
+
+
+def by_m_etf(problem):
+    return placed_by(problem, earliest)
+
+
+def by_m_sct(problem):
+    return placed_by(problem, m_sct_rule(problem))
 
 
 # ------------------------------------------------------------------------------------------ HEFT
@@ -109,7 +131,7 @@ def test_heft_counts_the_way_back_of_a_gradient():
     example = bare([(1, 1), (3, 3), (3, 3)], {(0, 1): 2, (0, 2): 2})
     assert heft.place(example) == (0, 0, 1)
     trained = replace(
-        example, tensors=tuple(replace(flow, gradient=True) for flow in example.tensors)
+        example, tensors=tuple(replace(tensor, gradient=True) for tensor in example.tensors)
     )
     assert heft.place(trained) == (0, 0, 0)
 
@@ -123,31 +145,31 @@ def test_m_topo_fills_devices_in_breadth_first_order_up_to_a_share_and_the_large
     #  0               breadth first 0 1 3 2 4: {0, 1} | {3, 2, 4}
     #   \              depth first would give {0, 1, 2} | {3, 4}
     #     3 - 4
-    example = placing(
+    example = example_of(
         [[], [0], [1], [0], [3]], [1] * 5, tensors=[0] * 5, parameters=[1, 2, 1, 3, 1], devices=3
     )
-    assert m_topo.breadth_first(example) == (0, 1, 3, 2, 4)
-    assert m_topo.place(example) == (0, 0, 1, 1, 1)
+    assert breadth_first(example) == (0, 1, 3, 2, 4)
+    assert place_m_topo(example) == (0, 0, 1, 1, 1)
 
 
 def test_m_topo_never_goes_back():
     #  0 - 1 - 2 - 3   bytes 4, 20, 2, 2: 28, cap on two devices 14 + 20 = 34; on four 7 + 20 = 27
     chain = {"tensors": [0] * 4, "parameters": [2, 10, 1, 1]}
     feeds = [[], [0], [1], [2]]
-    assert m_topo.place(placing(feeds, [1] * 4, **chain, devices=2)) == (0, 0, 0, 0)
-    assert m_topo.place(placing(feeds, [1] * 4, **chain, devices=4)) == (0, 0, 0, 1)
+    assert place_m_topo(example_of(feeds, [1] * 4, **chain, devices=2)) == (0, 0, 0, 0)
+    assert place_m_topo(example_of(feeds, [1] * 4, **chain, devices=4)) == (0, 0, 0, 1)
 
 
 @given(problems(max_nodes=8, max_devices=4))
 def test_m_topo_places_every_operator_below_its_cap(problem):
-    drawn = placing_of(problem)
-    size = [need.bytes for need in needs_of(drawn)]
-    device_of = m_topo.place(drawn)
+    drawn = placement_problem_of(problem)
+    size = [need.bytes for need in operator_memory_of(drawn)]
+    device_of = place_m_topo(drawn)
     assert len(device_of) == len(size)
     assert max(device_of) < drawn.num_devices
     used = np.bincount(device_of, weights=size)
     assert used.max() <= sum(size) / drawn.num_devices + max(size)
-    order = [device_of[i] for i in m_topo.breadth_first(drawn)]
+    order = [device_of[i] for i in breadth_first(drawn)]
     assert order == sorted(order)
 
 
@@ -164,10 +186,10 @@ def test_m_etf_on_a_diamond():
     #  0     3         d1:  .   2 2 2 3      At 5 s, t1 has been there since 4 s; t2 would need 1 s.
     #   \   /          0->1:      t1
     #     2
-    example = placing([[], [0], [0], [1, 2]], [1, 2, 3, 1])
+    example = example_of([[], [0], [0], [1, 2]], [1, 2, 3, 1])
     schedule = list_schedule(example, earliest)
     assert starts(schedule) == [(0, 0, 0), (1, 0, 1), (2, 1, 2), (3, 1, 5)]
-    assert m_etf.place(example) == (0, 0, 1, 1)
+    assert by_m_etf(example) == (0, 0, 1, 1)
 
 
 def test_a_device_sends_one_tensor_at_a_time_and_each_tensor_once():
@@ -175,7 +197,7 @@ def test_a_device_sends_one_tensor_at_a_time_and_each_tensor_once():
     #   \- 2           d1:     2 2 2 2 2 4     t0 leaves at 1 s for d1 and at 2 s for d2;
     #   \- 3           d2:       3 3 3 3 3     4 finds it on d1.
     #   \- 4
-    example = placing([[], [0], [0], [0], [0]], [1, 5, 5, 5, 1], devices=3)
+    example = example_of([[], [0], [0], [0], [0]], [1, 5, 5, 5, 1], devices=3)
     schedule = list_schedule(example, earliest)
     assert starts(schedule) == [(0, 0, 0), (1, 0, 1), (2, 1, 2), (3, 2, 3), (4, 0, 6)]
     assert [(s.source, s.target, s.send_s) for s in schedule.transfers] == [(0, 1, 1), (0, 2, 2)]
@@ -184,26 +206,26 @@ def test_a_device_sends_one_tensor_at_a_time_and_each_tensor_once():
 def test_m_etf_goes_where_there_is_room():
     # A chain of 4 operators, each with a parameter, its gradient and its output: 3 kB; 7 kB hold 2.
     sizes = {"tensors": [KB] * 4, "parameters": [KB] * 4}
-    example = placing([[], [0], [1], [2]], [1] * 4, **sizes, memory=7 * KB)
-    assert m_etf.place(example) == (0, 0, 1, 1)
-    assert m_etf.place(placing([[], [0], [1], [2]], [1] * 4, **sizes)) == (0, 0, 0, 0)
+    example = example_of([[], [0], [1], [2]], [1] * 4, **sizes, memory=7 * KB)
+    assert by_m_etf(example) == (0, 0, 1, 1)
+    assert by_m_etf(example_of([[], [0], [1], [2]], [1] * 4, **sizes)) == (0, 0, 0, 0)
 
 
 def test_an_output_that_is_not_stashed_is_freed_after_its_last_reader():
     # Outputs of 1 kB. In 2.5 kB there is room for two; 0's is gone when 1 has ended.
     feeds = [[], [0], [1], [2]]
-    kept = placing(feeds, [1] * 4, devices=1, memory=2500)
-    assert m_etf.place(kept) == NoRoom(operator=2, placed=2, needs_bytes=KB)
-    freed = placing(feeds, [1] * 4, devices=1, memory=2500, stash=False)
-    assert m_etf.place(freed) == (0, 0, 0, 0)
+    kept = example_of(feeds, [1] * 4, devices=1, memory=2500)
+    assert by_m_etf(kept) == NoRoom(operator=2, placed=2, needs_bytes=KB)
+    freed = example_of(feeds, [1] * 4, devices=1, memory=2500, stash=False)
+    assert by_m_etf(freed) == (0, 0, 0, 0)
 
 
 def test_temporary_memory_is_freed_at_the_end():
     # Outputs of 1 kB and 1 kB while each runs: 4 kB at the end of a chain of three, never 5.
-    example = placing([[], [0], [1]], [1] * 3, devices=1, memory=4 * KB)
+    example = example_of([[], [0], [1]], [1] * 3, devices=1, memory=4 * KB)
     busy = replace(example, workspace_bytes=np.full(3, KB))
-    assert m_etf.place(busy) == (0, 0, 0)
-    assert m_etf.place(replace(busy, workspace_bytes=np.full(3, KB + 1))) == NoRoom(
+    assert by_m_etf(busy) == (0, 0, 0)
+    assert by_m_etf(replace(busy, workspace_bytes=np.full(3, KB + 1))) == NoRoom(
         operator=2, placed=2, needs_bytes=2 * KB + 1
     )
 
@@ -211,7 +233,7 @@ def test_temporary_memory_is_freed_at_the_end():
 def test_what_fits_nowhere_is_said():
     graph = graph_of([[], [0]], parameter_bytes=[600, 600])
     problem = problem_of(profile_of(graph, [1.0, 1.0]), cluster([unit_type(memory=700)] * 2))
-    reason = m_etf.place(placing_of(problem)).reason(problem)
+    reason = by_m_etf(placement_problem_of(problem)).reason(problem)
     assert reason == (
         "after 0 of 2 operators no device has room for op0, which takes 2.15 KiB;"
         " the limit is 700 B (reserve 0 B)"
@@ -219,10 +241,10 @@ def test_what_fits_nowhere_is_said():
 
 
 def test_parameters_of_several_operators_are_held_by_the_first():
-    example = placing([[], [0]], [1, 1], tensors=[5, 7], parameters=[10, 20])
-    assert needs_of(example) == (Needs(20, 5, 0), Needs(40, 7, 0))
+    example = example_of([[], [0]], [1, 1], tensors=[5, 7], parameters=[10, 20])
+    assert operator_memory_of(example) == (OperatorMemory(20, 5, 0), OperatorMemory(40, 7, 0))
     shared = replace(example, private_bytes=np.array([1, 2]), workspace_bytes=np.array([3, 4]))
-    assert needs_of(shared) == (Needs(21, 5, 3), Needs(42, 7, 4))
+    assert operator_memory_of(shared) == (OperatorMemory(21, 5, 3), OperatorMemory(42, 7, 4))
 
 
 # ----------------------------------------------------------------------------------------- m-SCT
@@ -232,25 +254,25 @@ def test_the_favourite_child_is_the_one_on_the_critical_path():
     #     1 (5 s)      1 right after 0 ends at 6 s; 2 may well wait for its transfer of 1 s.
     #   /
     #  0 - 2 (1 s)
-    assert m_sct.favourites(placing([[], [0], [0]], [1, 5, 1])) == {0: 1}
+    assert favourites(example_of([[], [0], [0]], [1, 5, 1])) == {0: 1}
 
 
 def test_shares_are_rounded_at_a_tenth():
     #  0 (1 s) - 2     Either parent may have 2 for its favourite. Both transfers end at the same
     #  1 (0.1) /       time with x = 1/11 and 10/11.
-    example = placing([[], [], [0, 1]], [2, 2, 5], tensors=[1000, 100, 0])
-    x = m_sct.relaxed([2.0, 2.0, 5.0], m_sct.edges_s(example))
+    example = example_of([[], [], [0, 1]], [2, 2, 5], tensors=[1000, 100, 0])
+    x = relaxed([2.0, 2.0, 5.0], edges_s(example))
     assert x == pytest.approx({(0, 2): 1 / 11, (1, 2): 10 / 11})
-    assert m_sct.favourites(example) == {0: 2}
+    assert favourites(example) == {0: 2}
 
 
 def test_there_is_no_favourite_among_equals():
     #  0 - 2     One of them has to wait for its transfer, unless each waits for half of it.
     #  1 /
-    example = placing([[], [], [0, 1]], [2, 2, 5])
-    x = m_sct.relaxed([2.0, 2.0, 5.0], m_sct.edges_s(example))
+    example = example_of([[], [], [0, 1]], [2, 2, 5])
+    x = relaxed([2.0, 2.0, 5.0], edges_s(example))
     assert x == pytest.approx({(0, 2): 0.5, (1, 2): 0.5})
-    assert m_sct.favourites(example) == {}
+    assert favourites(example) == {}
 
 
 WAITING = {
@@ -266,28 +288,28 @@ def test_a_device_waits_for_the_favourite_child():
     #     2            m-SCT:  d0 0 0 . 2 2 2 2 2       d1 1 1 .  . 3 3         7.1 s
     #   /              At 2 s device 0 has run 0, whose favourite 2 could start there first, at 2.1.
     #  1
-    example = placing(**WAITING)
-    assert m_etf.place(example) == (0, 1, 1, 0)
-    assert m_sct.place(example) == (0, 1, 0, 1)
+    example = example_of(**WAITING)
+    assert by_m_etf(example) == (0, 1, 1, 0)
+    assert by_m_sct(example) == (0, 1, 0, 1)
 
 
 def test_a_waiting_device_takes_what_is_urgent():
     # The same with operator 4, of 1 s, that reads nothing: it could start anywhere, so device 0
     # takes it while it waits. It is no longer waiting when that ends.
     #   d0 0 0 4 2 2 2 2 2       d1 1 1 . . 3 3
-    example = placing(
+    example = example_of(
         [*WAITING["feeds"], []], [*WAITING["times"], 1], tensors=[*WAITING["tensors"], 0]
     )
-    schedule = list_schedule(example, m_sct.rule_of(example))
+    schedule = list_schedule(example, m_sct_rule(example))
     assert starts(schedule) == [(0, 0, 0), (1, 1, 0), (2, 0, 3), (3, 1, 3.1), (4, 0, 2)]
 
 
 @given(problems(max_nodes=8, max_devices=3))
 def test_no_operator_has_two_favourites_or_is_that_of_two(problem):
-    drawn = placing_of(problem)
-    found = m_sct.favourites(drawn)
-    assert len(set(found.values())) == len(found)
-    assert all(i in feeds_of(drawn)[j] for i, j in found.items())
+    drawn = placement_problem_of(problem)
+    favourite = favourites(drawn)
+    assert len(set(favourite.values())) == len(favourite)
+    assert all(i in feeds_of(drawn)[j] for i, j in favourite.items())
 
 
 # ----------------------------------------------------------------------------------------- Pesto
@@ -299,7 +321,7 @@ def test_pesto_splits_branches_where_the_transfer_pays():
     #  0     3
     #   \   /
     #     2 (4 s)
-    example = placing([[], [0], [0], [1, 2]], [1, 4, 4, 1])
+    example = example_of([[], [0], [0], [1, 2]], [1, 4, 4, 1])
     answer = pesto.place(example, 10.0)
     assert answer.status is Status.OPTIMAL
     assert answer.device_of[1] != answer.device_of[2]
@@ -308,13 +330,13 @@ def test_pesto_splits_branches_where_the_transfer_pays():
 
 
 def test_pesto_stays_on_one_device_where_transfers_are_long():
-    example = placing([[], [0], [0], [1, 2]], [1, 4, 4, 1], tensors=[10 * KB] * 4)
+    example = example_of([[], [0], [0], [1, 2]], [1, 4, 4, 1], tensors=[10 * KB] * 4)
     assert len(set(pesto.place(example, 10.0).device_of)) == 1
 
 
 def test_pesto_sees_no_backward():
     # Forwards of 1 s all around: side by side is 1 s faster. Backwards would all fit one device.
-    example = placing([[], []], [1, 1])
+    example = example_of([[], []], [1, 1])
     assert pesto.place(example, 10.0).device_of in ((0, 1), (1, 0))
     assert pesto.forward_of(example).backward_s.sum() == 0
 
@@ -338,11 +360,11 @@ def test_pesto_keeps_to_the_memory_that_training_needs():
     # A parameter with gradient, an output with gradient: 4 kB for each of three operators; 9 kB
     # hold two with the tensor between them. By forwards alone a chain stays on one device.
     sizes = {"tensors": [KB] * 3, "parameters": [KB] * 3}
-    roomy = placing([[], [0], [1]], [1, 1, 1], **sizes)
+    roomy = example_of([[], [0], [1]], [1, 1, 1], **sizes)
     assert len(set(pesto.place(roomy, 10.0).device_of)) == 1
-    tight_one = placing([[], [0], [1]], [1, 1, 1], **sizes, memory=9 * KB)
+    tight_one = example_of([[], [0], [1]], [1, 1, 1], **sizes, memory=9 * KB)
     assert len(set(pesto.place(tight_one, 10.0).device_of)) == 2
-    never = placing([[], [0], [1]], [1, 1, 1], **sizes, memory=3 * KB)
+    never = example_of([[], [0], [1]], [1, 1, 1], **sizes, memory=3 * KB)
     assert pesto.place(never, 10.0).status is Status.INFEASIBLE
 
 
@@ -370,16 +392,16 @@ def test_other_cuts_are_for_the_judge_to_choose():
     problem = problem_of(profile_of(graph, [1.0, 4, 4, 1]), cluster([unit_type()] * 2), 1)
     for name in ("heft", "m-topo", "m-etf", "m-sct", "pesto"):
         result = SOLVERS[name](problem, 10.0)
-        found, home = (result.strategy, *result.others), {}
+        strategies, home = (result.strategy, *result.others), {}
         for stage in result.strategy.stages:
             home |= dict.fromkeys(stage.operators, stage.devices[0])
         device_of = [home[operator.name] for operator in graph.operators]
-        assert {*found} == {*strategies_of(problem, device_of)}
-        assert len(found) > 1
+        assert {*strategies} == {*strategies_of(problem, device_of)}
+        assert len(strategies) > 1
 
 
 def test_pesto_without_time_is_no_worse_than_what_it_starts_from():
-    example = placing([[], [0], [0], [1, 2]], [1, 4, 4, 1])
+    example = example_of([[], [0], [0], [1, 2]], [1, 4, 4, 1])
     answer = pesto.place(example, -1.0)
     # Small programs are solved before the clock is looked at; only then does the answer repeat.
     assert answer.status in (Status.FEASIBLE, Status.OPTIMAL)
@@ -394,7 +416,7 @@ def forward_s(drawn, device_of):
 @settings(max_examples=15)
 @given(problems(max_nodes=5, max_devices=2))
 def test_pesto_is_no_slower_than_any_list_schedule(problem):
-    drawn = placing_of(problem)
+    drawn = placement_problem_of(problem)
     answer = pesto.place(drawn, 10.0)
     assert answer.status is Status.OPTIMAL
     devices, size = range(drawn.num_devices), drawn.num_operators
@@ -417,8 +439,8 @@ def serial(spans):
 @st.composite
 def tight(draw):
     """Placements with room for everything, or for about so much of it on each device."""
-    drawn = placing_of(draw(problems(max_nodes=8, max_devices=3)))
-    total = sum(need.bytes for need in needs_of(drawn))
+    drawn = placement_problem_of(draw(problems(max_nodes=8, max_devices=3)))
+    total = sum(need.bytes for need in operator_memory_of(drawn))
     share = draw(st.sampled_from([2.0, 1.0, 0.7, 0.5]))
     workspace = draw(st.lists(st.integers(0, 10**6), min_size=drawn.num_operators,
                               max_size=drawn.num_operators))  # fmt: skip
@@ -427,13 +449,13 @@ def tight(draw):
         drawn,
         capacity_bytes=np.full(drawn.num_devices, int(share * total)),
         workspace_bytes=np.array(workspace, dtype=np.int64),
-        tensors=tuple(replace(flow, stashed=stashed) for flow in drawn.tensors),
+        tensors=tuple(replace(tensor, stashed=stashed) for tensor in drawn.tensors),
     )
 
 
 @given(tight(), st.booleans())
 def test_list_schedules_keep_order_channels_and_memory(drawn, waiting):
-    rule = m_sct.rule_of(drawn) if waiting else earliest
+    rule = m_sct_rule(drawn) if waiting else earliest
     schedule = list_schedule(drawn, rule)
     if isinstance(schedule, NoRoom):
         assert schedule.placed < drawn.num_operators
@@ -450,32 +472,32 @@ def test_list_schedules_keep_order_channels_and_memory(drawn, waiting):
         )  # fmt: skip
     sent = {(s.tensor, s.target): s for s in schedule.transfers}
     assert len(sent) == len(schedule.transfers)
-    for t, flow in enumerate(drawn.tensors):
-        home = device_of[flow.producer]
-        for j in flow.consumers:
+    for t, tensor in enumerate(drawn.tensors):
+        home = device_of[tensor.producer]
+        for j in tensor.consumers:
             if device_of[j] == home:
-                assert start[j] >= end[flow.producer]
+                assert start[j] >= end[tensor.producer]
                 continue
             one = sent[t, device_of[j]]
-            assert one.send_s >= end[flow.producer]
+            assert one.send_s >= end[tensor.producer]
             assert one.receive_s >= one.send_s
-            assert one.duration_s == transfer_s(drawn, flow.bytes, home, device_of[j])
+            assert one.duration_s == transfer_s(drawn, tensor.bytes, home, device_of[j])
             assert start[j] >= one.receive_s + one.duration_s
     for now in start:
         assert (used_bytes(drawn, schedule, now) <= drawn.capacity_bytes).all()
 
 
-def used_bytes(drawn: Placing, schedule: ListSchedule, now_s: float):
+def used_bytes(drawn: PlacementProblem, schedule: ListSchedule, now_s: float):
     """(D,) what is held just after everything of a time has started."""
     used = np.zeros(drawn.num_devices, dtype=np.int64)
-    for i, need in enumerate(needs_of(drawn)):
+    for i, need in enumerate(operator_memory_of(drawn)):
         if schedule.start[i] <= now_s:
             used[schedule.device_of[i]] += need.state + need.output
             if now_s < schedule.end[i]:
                 used[schedule.device_of[i]] += need.temporary
-    for flow in drawn.tensors:
-        if not flow.stashed and all(schedule.end[j] <= now_s for j in flow.consumers):
-            used[schedule.device_of[flow.producer]] -= flow.bytes
+    for tensor in drawn.tensors:
+        if not tensor.stashed and all(schedule.end[j] <= now_s for j in tensor.consumers):
+            used[schedule.device_of[tensor.producer]] -= tensor.bytes
     return used
 
 
@@ -486,13 +508,13 @@ def test_heft_keeps_order_and_runs_one_at_a_time(drawn):
     end = [s + d for s, d in zip(start, lasts, strict=True)]
     for p in range(drawn.num_devices):
         assert serial([(start[i], end[i]) for i, q in enumerate(device_of) if q == p])
-    for flow in drawn.tensors:
-        p = device_of[flow.producer]
-        for j in flow.consumers:
+    for tensor in drawn.tensors:
+        p = device_of[tensor.producer]
+        for j in tensor.consumers:
             q = device_of[j]
-            way_s = transfer_s(drawn, flow.bytes, p, q)
-            way_s += transfer_s(drawn, flow.bytes, q, p) if flow.gradient else 0.0
-            assert start[j] >= end[flow.producer] + way_s - 1e-12
+            way_s = transfer_s(drawn, tensor.bytes, p, q)
+            way_s += transfer_s(drawn, tensor.bytes, q, p) if tensor.gradient else 0.0
+            assert start[j] >= end[tensor.producer] + way_s - 1e-12
 
 
 RIVALS = ("heft", "m-topo", "m-etf", "m-sct", "pesto")
@@ -507,7 +529,7 @@ def test_what_a_rival_plans_is_sound(problem, name):
 
 
 def test_rivals_are_asked_only_by_name():
-    assert set(RIVALS).isdisjoint(PORTFOLIO)
+    assert set(RIVALS).isdisjoint(portfolio())
     assert set(RIVALS) <= set(SOLVERS)
 
 
@@ -517,7 +539,7 @@ def test_the_earliest_pair_goes_first(drawn):
     written without events. Without limits to memory both are the same.
     """
     drawn = replace(drawn, capacity_bytes=np.full(drawn.num_devices, 10**12))
-    assert m_etf.place(drawn) == printed_etf(drawn)
+    assert by_m_etf(drawn) == printed_etf(drawn)
 
 
 def printed_etf(drawn):
@@ -527,12 +549,12 @@ def printed_etf(drawn):
 
     def bring(i, p, channel):
         latest, new = 0.0, {}
-        for t, flow in enumerate(drawn.tensors):
-            if i not in flow.consumers:
+        for t, tensor in enumerate(drawn.tensors):
+            if i not in tensor.consumers:
                 continue
-            q, made = device_of[flow.producer], end[flow.producer]
+            q, made = device_of[tensor.producer], end[tensor.producer]
             if q != p and (t, p) not in there:
-                lasts = transfer_s(drawn, flow.bytes, q, p)
+                lasts = transfer_s(drawn, tensor.bytes, q, p)
                 send = max(made, channel[q])
                 receive = max(send, channel[p])
                 channel[q], channel[p] = send + lasts, receive + lasts

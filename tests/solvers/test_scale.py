@@ -10,9 +10,9 @@ from planner.clusters.yaml.read import device_table, read_topology
 from planner.costs.evaluate import evaluate
 from planner.files import read_plan, read_profile, write_plan, write_profile
 from planner.judging import judge as judging
-from planner.judging.judge import judge
+from planner.judging.judge import as_plan, judge
 from planner.problem import Options, Problem, Result, Status
-from planner.reports.solve import MOST_ROWS, stage_table
+from planner.reports.solve import MAX_ROWS, stage_table
 from planner.solvers import SOLVERS
 from planner.solvers.fit import pipeline
 from planner.strategy import gradient_sums
@@ -42,9 +42,10 @@ def pipelines(problem, num_stages, num_replicas):
 
 
 def judged(problem, strategy):
-    plan, reason = judge(problem, "test", Result(Status.FEASIBLE, strategy), 1.0)
+    result = Result(Status.FEASIBLE, strategy)
+    verdict, reason = judge(problem, "test", result)
     assert reason is None
-    return plan
+    return as_plan(problem, "test", result, verdict, 1.0)
 
 
 def test_a_layer_of_the_deep_transformer_has_50_operators(tmp_path):
@@ -94,7 +95,7 @@ def test_what_was_not_simulated_for_its_length_is_said(tmp_path, monkeypatch):
     strategy = pipelines(problem, 4, 4)
     assert not any("not simulated" in note for note in judged(problem, strategy).notes)
     size = len(evaluate(problem, strategy).program.code)
-    monkeypatch.setattr(judging, "MOST_ACTIONS", size)
+    monkeypatch.setattr(judging, "MAX_ACTIONS", size)
     notes = judged(problem, strategy).notes
     assert notes[-1] == (
         "1 of 2 variants of the test plan were not simulated:"
@@ -112,7 +113,7 @@ def test_even_runs_pipelines_side_by_side_on_more_than_64_devices(tmp_path):
 def test_many_stages_are_shown_by_the_first_and_the_last(tmp_path):
     problem = problem_on(tmp_path, 32, 8, 64)
     table = stage_table(judged(problem, pipelines(problem, 32, 2)))
-    assert len(table.rows) == MOST_ROWS + 1
+    assert len(table.rows) == MAX_ROWS + 1
     assert [row[0] for row in table.rows[10:15]] == ["10", "11", "..", "20", "21"]
     assert "the first and the last 12 of 32" in table.title
     assert table.rows[0][1] == "0-1"

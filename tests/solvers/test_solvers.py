@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
 from planner.judging.judge import objective_s
-from planner.judging.portfolio import ALWAYS_ASKED, OUT_OF_TIME, compare
+from planner.judging.portfolio import OUT_OF_TIME, compare
 from planner.problem import Recompute, Status
-from planner.solvers import AUTOMATIC, PORTFOLIO, SOLVERS
+from planner.solvers.registry import SOLVERS, automatic, portfolio
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 from tests.support.strategies import problems
 
 
-@pytest.fixture(params=AUTOMATIC)
+@pytest.fixture(params=automatic())
 def solver(request):
     return SOLVERS[request.param]
 
@@ -73,7 +73,9 @@ def test_a_search_out_of_time_says_which_solvers_were_not_asked():
     slow = cluster([unit_type()] * 2, bandwidth=1e3)
     comparison = compare(problem_of(profile, slow), time_limit_s=0.0)
     reasons = {row.solver: row.reason for row in comparison.rows}
-    assert reasons == {name: None if name in ALWAYS_ASKED else OUT_OF_TIME for name in PORTFOLIO}
+    assert reasons == {
+        name: None if SOLVERS[name].always_asked else OUT_OF_TIME for name in portfolio()
+    }
     assert comparison.best.solver == "data-parallel"
     assert not comparison.best.plan.reproducible
 

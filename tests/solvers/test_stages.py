@@ -136,7 +136,7 @@ def test_a_search_over_too_many_downsets_takes_the_longest_runs(monkeypatch):
     feeds = [[v - 1] if v % 4 else [] for v in range(24)]
     device_of = [(v * 7 + v // 5) % 3 for v in range(24)]
     exact = segments(graph_of(feeds), device_of)
-    monkeypatch.setattr("planner.solvers.placement.stages.MOST_DOWNSETS", 2)
+    monkeypatch.setattr("planner.solvers.placement.stages.MAX_DOWNSETS", 2)
     greedy = segments(graph_of(feeds), device_of)
     check_parts(greedy, feeds, device_of)
     assert len(exact) <= len(greedy) < 24
@@ -189,13 +189,13 @@ def test_a_third_way_follows_the_order_of_backwards():
     graph = graph_of([[], [], [0], [1], [2, 3]], [8] * 5)
     profile = profile_of(graph, [4.0, 1, 1, 2, 1], [1.0, 9, 9, 1, 1])
     problem = problem_of(profile, cluster([unit_type()] * 2, FREE), 1)
-    found = strategies_of(problem, [0, 0, 1, 1, 1])
-    stages = [[",".join(stage.operators) for stage in strategy.stages] for strategy in found]
+    strategies = strategies_of(problem, [0, 0, 1, 1, 1])
+    stages = [[",".join(stage.operators) for stage in strategy.stages] for strategy in strategies]
     assert stages[:2] == [["op0", "op1", "op2", "op3,op4"], ["op1", "op0", "op3", "op2,op4"]]
     # There 8 s; back 4 and 3 take 2 s, then 2 and 1 run at once for 9 s, and 0 for 1 s.
-    assert run(problem, found[0]).iteration_s == pytest.approx(20.0)
+    assert run(problem, strategies[0]).iteration_s == pytest.approx(20.0)
     # Forwards alone would start 1 before 0, which takes 7 s: but then 2 and 1 do not run at once.
-    assert run(problem, found[1]).iteration_s == pytest.approx(27.0)
+    assert run(problem, strategies[1]).iteration_s == pytest.approx(27.0)
 
 
 def test_the_cut_that_fits_is_taken():
@@ -212,8 +212,8 @@ def test_the_cut_that_fits_is_taken():
 
 
 def test_recomputation_where_it_is_asked_for():
-    _, found = placed([0, 1, 0], [[], [0], [1]], [1.0] * 3, recompute=Recompute.FULL)
-    assert all(stage.recompute for strategy in found for stage in strategy.stages)
+    _, strategies = placed([0, 1, 0], [[], [0], [1]], [1.0] * 3, recompute=Recompute.FULL)
+    assert all(stage.recompute for strategy in strategies for stage in strategy.stages)
 
 
 # ------------------------------------------------------------------------------ action lists
@@ -234,7 +234,7 @@ def shared(graph, cuts, devices, num_microbatches, schedule="1f1b"):
         devices=[(d,) for d in devices],
     )  # fmt: skip
     stages = [
-        replace(stage, devices=(device,), warmup=depth)
+        replace(stage, groups=((device,),), warmup=depth)
         for stage, device, depth in zip(strategy.stages, devices, depths, strict=True)
     ]
     return replace(strategy, stages=tuple(stages))
@@ -276,13 +276,13 @@ def test_a_stage_with_several_replicas_has_its_devices_to_itself():
     graph = chain(2)
     strategy = split(graph, [1], [2, 1], 4)
     first, last = strategy.stages
-    wrong = replace(strategy, stages=(first, replace(last, devices=(1,))))
+    wrong = replace(strategy, stages=(first, replace(last, groups=((1,),))))
     (said,) = violations(wrong, graph, 3)
     assert said == (
         "device 1 runs a replica of stage 0 and another one; only stages with one replica share a"
         " device"
     )
-    twice = replace(strategy, stages=(replace(first, devices=(0, 0)), last))
+    twice = replace(strategy, stages=(replace(first, groups=((0,), (0,))), last))
     assert violations(twice, graph, 3)
 
 
@@ -310,13 +310,13 @@ def shared_splits(draw):
         strategy.schedule, devices,
     )  # fmt: skip
     stages = [
-        replace(stage, devices=where, warmup=depth)
+        replace(stage, groups=tuple((d,) for d in where), warmup=depth)
         for stage, where, depth in zip(strategy.stages, devices, depths, strict=True)
     ]
     return graph, replace(strategy, stages=tuple(stages))
 
 
-def lists_of(graph, strategy, times=()):
+def ragged(graph, strategy, times=()):
     return schedules_shared.lists(
         strategy, crossings(strategy, graph), gradient_sums(strategy, graph), times
     )
@@ -337,7 +337,7 @@ def test_default_warmups_never_block_where_stages_share_devices(case, data):
 @given(shared_splits())
 def test_stages_of_a_device_keep_to_their_order_and_depths(case):
     graph, strategy = case
-    lists, mine = lists_of(graph, strategy), stages_by_device(strategy)
+    lists, mine = ragged(graph, strategy), stages_by_device(strategy)
     for device, actions in lists.items():
         done = [a for a in actions if isinstance(a, Compute)]
         assert len(set(done)) == len(done)
@@ -361,7 +361,7 @@ def test_stages_of_a_device_keep_to_their_order_and_depths(case):
 def test_every_tensor_goes_once_to_each_device_that_reads_it_and_its_gradient_back(case):
     graph, strategy = case
     sent, received = Counter(), Counter()
-    for device, actions in lists_of(graph, strategy).items():
+    for device, actions in ragged(graph, strategy).items():
         for a in actions:
             if isinstance(a, Send):
                 sent[a.direction, a.tensor, a.microbatch, device, a.device] += 1
@@ -384,10 +384,10 @@ def test_every_tensor_goes_once_to_each_device_that_reads_it_and_its_gradient_ba
 @given(split_graphs(max_warmup=3))
 def test_where_no_device_is_shared_the_devices_compute_as_in_any_pipeline(case):
     graph, strategy = case
-    plain, found = program(strategy, graph), lists_of(graph, strategy)
+    plain, lists = program(strategy, graph), ragged(graph, strategy)
     assert all(deliveries(strategy, c) == c.targets for c in crossings(strategy, graph))
     if dry_run(plain) is None:
-        kept = [[a for a in actions if isinstance(a, Compute)] for actions in found.values()]
+        kept = [[a for a in actions if isinstance(a, Compute)] for actions in lists.values()]
         assert kept == [
             [a for a in actions if isinstance(a, Compute)] for actions in plain.lists.values()
         ]
@@ -447,13 +447,13 @@ def test_every_placement_becomes_sound_strategies_that_the_simulator_runs(case):
         evaluation = evaluate(problem, strategy)
         assert dry_run(evaluation.program) is None
         costs, num_microbatches = evaluation.costs, strategy.num_microbatches
-        found = simulate(evaluation.program, costs, problem.topology)
-        assert found == slow_simulator.simulate(evaluation.program, costs, problem.topology)
+        simulated = simulate(evaluation.program, costs, problem.topology)
+        assert simulated == slow_simulator.simulate(evaluation.program, costs, problem.topology)
         for device, mine in stages_by_device(strategy).items():
             work = sum(costs.forward_s[s, device] + costs.backward_s[s, device] for s in mine)
-            assert found.iteration_s >= num_microbatches * work * (1 - 1e-9)
+            assert simulated.iteration_s >= num_microbatches * work * (1 - 1e-9)
         least = longest_s(problem, strategy, costs)
-        assert found.iteration_s >= least * (1 - 1e-9)
+        assert simulated.iteration_s >= least * (1 - 1e-9)
         assert latency_s(evaluation.stages) >= least * (1 - 1e-9)
         phases = strategy.schedule is ScheduleName.GPIPE
         closed = iteration_s(evaluation.stages, num_microbatches, phases=phases)
@@ -463,9 +463,9 @@ def test_every_placement_becomes_sound_strategies_that_the_simulator_runs(case):
 @given(placements(), st.integers(1, 6), st.sampled_from(ScheduleName))
 def test_one_stage_per_device_is_the_same_as_a_pipeline(case, num_microbatches, schedule):
     feeds, device_of = case
-    problem, found = placed(device_of, feeds, [1.0] * len(feeds), 1e3, num_microbatches,
+    problem, strategies = placed(device_of, feeds, [1.0] * len(feeds), 1e3, num_microbatches,
                             schedule=schedule)  # fmt: skip
-    for strategy in found:
+    for strategy in strategies:
         if len(strategy.stages) == len({*device_of}):
             names = [o.name for o in problem.profile.graph.operators]
             inside = [[names.index(n) for n in stage.operators] for stage in strategy.stages]
@@ -494,7 +494,7 @@ def test_the_judge_prices_branches_as_the_simulator_runs_them():
         [0, 1, 0, 0], [[], [0], [0], [1, 2]], [1.0, 4.0, 4.0, 1.0], objective=Objective.LATENCY
     )
     result = Result(Status.FEASIBLE, other, others=(strategy,))
-    plan, _ = judge(problem, "test", result, 1.0)
+    plan, _ = judge(problem, "test", result)
     assert plan.strategy.stages == strategy.stages
     assert plan.prediction.latency_s == pytest.approx(18.0)
     assert plan.prediction.iteration_s == pytest.approx(18.0)
@@ -529,7 +529,7 @@ def test_what_stages_of_a_device_share_is_held_once():
     graph = replace(graph, operators=tuple(operators), parameters=graph.parameters[:2])
     problem = problem_of(profile_of(graph, [1.0] * 3), cluster([unit_type()] * 2, FREE), 1)
     strategy = Strategy(
-        tuple(Stage((f"op{v}",), (d,), 1, False) for v, d in enumerate((0, 1, 0))),
+        tuple(Stage.whole((f"op{v}",), (d,), 1, False) for v, d in enumerate((0, 1, 0))),
         ScheduleName.ONE_F_ONE_B, 1,
     )  # fmt: skip
     assert gradient_sums(strategy, graph) == ()

@@ -10,13 +10,11 @@ from functools import partial
 import numpy as np
 from onnx import ModelProto
 
-from planner.costs.evaluate import evaluate
-from planner.judging.judge import as_plan, certificate_of, predict
+from planner.judging.judge import as_plan, judge_unchanged
 from planner.plan import Plan
 from planner.problem import Options, Problem, Result, Status
 from planner.profiles import Profile
 from planner.schedules.orders import default_warmups
-from planner.simulator.events import run
 from planner.strategy import ScheduleName, Stage, Strategy
 from planner.topology import Topology, take
 from tests.support.models import bert, gpt2, light, llama
@@ -52,7 +50,12 @@ class Drawn:
     """A plan and its problem.
 
     Attributes:
-        rate_mbit: of the links between ranks; None goes over loopback.
+        name: name of the plan.
+        model: name of the model.
+        problem: the problem.
+        plan: the plan.
+        said: the strategy in a few words.
+        rate_mbit: rate of the links between ranks; None goes over loopback.
     """
 
     name: str
@@ -64,7 +67,7 @@ class Drawn:
 
     @property
     def ranks(self) -> int:
-        """How many it has."""
+        """The number of its ranks."""
         return len(self.plan.ranks)
 
 
@@ -79,27 +82,27 @@ def draw(
     """Different plans of one model.
 
     Args:
-        topologies: by number of ranks.
-        counts: plans by number of ranks, 2 or 4.
-        rate_mbit: as of `Drawn`.
+        topologies: topologies by number of ranks.
+        counts: numbers of plans by number of ranks, 2 or 4.
+        rate_mbit: as in `Drawn`.
     """
     title = model if rate_mbit is None else f"{model}-{rate_mbit}mbit"
     dice = random.Random(f"{title} {seed}")
-    found: list[Drawn] = []
+    plans: list[Drawn] = []
     seen: set[Strategy] = set()
     for ranks, number in counts.items():
-        least, widths = len(found), WIDTHS[ranks]
-        while len(found) < least + number:
+        least, widths = len(plans), WIDTHS[ranks]
+        while len(plans) < least + number:
             # One in four is data parallel: there are only few of them.
             replicas = dice.choice(widths[1:] if dice.random() < 0.75 else widths[:1])
             plan = _drawn(
-                dice, f"{title}-{len(found)}", model, profile, topologies[ranks], replicas
+                dice, f"{title}-{len(plans)}", model, profile, topologies[ranks], replicas
             )
             plan = replace(plan, rate_mbit=rate_mbit)
             if plan.plan.strategy not in seen:
                 seen.add(plan.plan.strategy)
-                found.append(plan)
-    return found
+                plans.append(plan)
+    return plans
 
 
 def _drawn(
@@ -121,7 +124,7 @@ def _drawn(
     for s, width in enumerate(replicas):
         devices = tuple(range(first, first + width))
         operators = tuple(names[bounds[s] : bounds[s + 1]])
-        stages.append(Stage(operators, devices, warmups[s], recompute))
+        stages.append(Stage.whole(operators, devices, warmups[s], recompute))
         first += width
     strategy = Strategy(tuple(stages), schedule, num_microbatches)
     problem = Problem(profile, take(topology, first), Options(num_microbatches, schedule=schedule))
@@ -150,9 +153,6 @@ def _cuts(dice: random.Random, profile: Profile, num_stages: int) -> tuple[list[
 
 def planned(problem: Problem, strategy: Strategy) -> Plan:
     """The plan of a strategy, as predicted."""
-    evaluation = evaluate(problem, strategy)
-    times = run(evaluation.program, evaluation.costs, problem.topology)
-    prediction = predict(problem, strategy, evaluation, times)
+    verdict, _ = judge_unchanged(problem, strategy)
     result = Result(Status.FEASIBLE, strategy)
-    certificate = certificate_of(problem, result, prediction, 0.0)
-    return as_plan(problem, "manual", result, strategy, prediction, certificate)
+    return as_plan(problem, "manual", result, verdict, 0.0)

@@ -12,9 +12,9 @@ from planner.costs.collectives import ring_allreduce_s, ring_links, slowest_link
 from planner.costs.compute import slowdown, step_s, times_on
 from planner.costs.memory import (
     limit_bytes,
+    memory_of,
     search_bytes,
     search_recompute_bytes,
-    stage_memory,
     static_bytes,
 )
 from planner.costs.passes import block_workspace_bytes
@@ -156,7 +156,7 @@ class _Trial:
         tensors, made = tensors_by_name(graph), producers(graph)
         entering = {n for v in inside for n in graph.operators[v].inputs if made.get(n) in before}
         workspace = max(block_workspace_bytes(profile, [v]) for v in inside)
-        return stage_memory(profile, inside), sum(tensors[n].bytes for n in entering), workspace
+        return memory_of(profile, inside), sum(tensors[n].bytes for n in entering), workspace
 
     def _cut(self, rest):
         """Bytes and messages over the cut behind a downset, there and back."""

@@ -1,6 +1,6 @@
 """Runs under torchrun: the gradients of partitioned runs against the whole model in one process.
 
-    torchrun --nproc-per-node 4 tests/launch_worker.py FOLDER
+    torchrun --nproc-per-node 4 tests/support/launch_worker.py FOLDER
 
 Each rank writes FOLDER/RANK.json: {case: {parameter: relative error}}. Cases and the model are
 also what test_launch.py uses. All cases run in one start.
@@ -209,7 +209,7 @@ def make_plan(case, model, **changes):
         devices=where,
     )  # fmt: skip
     stages = tuple(
-        Stage(operators, devices, warmup, case.recompute)
+        Stage.whole(operators, devices, warmup, case.recompute)
         for (devices, operators), warmup in zip(parts, warmups, strict=True)
     )
     num_stages = len(stages)

@@ -1,6 +1,4 @@
-"""Runs of many plans in one start of torchrun, and what their tensors take beside what the plans
-say.
-"""
+"""Runs of many plans in one start of torchrun: measured and predicted peak memory of tensors."""
 
 import json
 import subprocess
@@ -28,11 +26,11 @@ from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 import torch.distributed as dist
 from planner.commands.ends import ranks_leave_at_once
-from planner.launch.run import launch
+from planner.launcher.run import launch
 from planner.reports.launch import launch_json
-from tests.memory_runs import Late, slow_down
+from tests.support.memory_runs import SlowLinks, slow_down
 if len(sys.argv) > 2:
-    slow_down(int(os.environ["RANK"]), Late(**json.loads(sys.argv[2])))
+    slow_down(int(os.environ["RANK"]), SlowLinks(**json.loads(sys.argv[2])))
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 start, found = dist.init_process_group, {{}}
 for path in sorted(Path(sys.argv[1]).glob("*.strategy.json")):
@@ -48,8 +46,8 @@ with ranks_leave_at_once():
 
 
 @dataclass(frozen=True)
-class Taken:
-    """Bytes of tensors on one rank of a plan."""
+class RankPeak:
+    """Peak memory of tensors on one rank of a plan."""
 
     plan: str
     rank: int
@@ -58,24 +56,24 @@ class Taken:
 
     @property
     def share(self) -> float:
-        """Predicted over live."""
+        """Predicted over live bytes."""
         return self.predicted_bytes / self.live_bytes
 
     @property
     def right(self) -> bool:
-        """Never under by more than 2 %, over by at most 10 %."""
+        """Whether the prediction is at most 2 % too low or 10 % too high."""
         return UNDER <= self.share <= OVER
 
 
-def taken(found: Mapping[str, Mapping[str, list[int]]]) -> list[Taken]:
-    """What every rank takes.
+def peaks_of(reports: Mapping[str, Mapping[str, list[int]]]) -> list[RankPeak]:
+    """The peak memory of every rank.
 
     Args:
-        found: the launcher's JSON by plan.
+        reports: the launcher's JSON by plan.
     """
     return [
-        Taken(name, rank, predicted, live)
-        for name, one in sorted(found.items())
+        RankPeak(name, rank, predicted, live)
+        for name, one in sorted(reports.items())
         for rank, (predicted, live) in enumerate(
             zip(one["predicted_live_bytes"], one["live_bytes"], strict=True)
         )
@@ -83,13 +81,14 @@ def taken(found: Mapping[str, Mapping[str, list[int]]]) -> list[Taken]:
 
 
 @dataclass(frozen=True)
-class Late:
-    """A rank whose links are slow in one direction, so that what it sends waits.
+class SlowLinks:
+    """A rank whose links are slow in one direction, so that its transfers wait.
 
     Attributes:
-        back: whether these are the links to ranks before it, else to those behind.
-        waits: whether its forwards start late too, so that those behind are through with one
-            microbatch while it sends the next.
+        rank: the rank.
+        back: whether the links to the ranks before it are slow, or those to the ranks behind it.
+        waits: whether its forwards start late too, so that the ranks behind it finish a microbatch
+            while it sends the next one.
     """
 
     rank: int
@@ -107,14 +106,14 @@ class _LateWork:
 
 
 class _LateWatcher(_Watcher):
-    """At both ends of a link, which else might disagree on when a tensor is there."""
+    """A watcher for both ends of a slow link, so that they agree on when a tensor has come."""
 
     def watch(self, work: Any, buffer: Tensor) -> Future[float]:
         return super().watch(_LateWork(work), buffer)
 
 
-def slow_down(rank: int, late: Late) -> None:
-    """Makes this rank see late what a rank sends, and that rank compute as it has to."""
+def slow_down(rank: int, late: SlowLinks) -> None:
+    """Slows the links of one rank in this process, at either end, and that rank's forwards."""
     connect, forward = Channel.__init__, StageRunner.forward
 
     def connect_slowly(self: Channel, peer: int, group: object, sends: bool) -> None:
@@ -132,10 +131,15 @@ def slow_down(rank: int, late: Late) -> None:
         StageRunner.forward = forward_late
 
 
-def run(folder: Path, ranks: int, timeout_s: float, late: Late | None = None) -> list[Taken]:
-    """Runs all plans in a folder, which have equally many ranks and names without spaces.
+def run(
+    folder: Path, ranks: int, timeout_s: float, late: SlowLinks | None = None
+) -> list[RankPeak]:
+    """Runs all plans in a folder. They have the same number of ranks and names without spaces.
 
     Args:
+        folder: the folder with strategies and models.
+        ranks: number of ranks.
+        timeout_s: limit for all runs together.
         late: a rank with slow links.
     """
     worker = folder / "worker.py"
@@ -149,4 +153,4 @@ def run(folder: Path, ranks: int, timeout_s: float, late: Late | None = None) ->
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return taken(json.loads(done.stdout.splitlines()[-1]))
+    return peaks_of(json.loads(done.stdout.splitlines()[-1]))

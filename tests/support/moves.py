@@ -20,7 +20,7 @@ def with_operator(strategy, graph, operator, stage):
 def with_devices(strategy, stage, devices):
     """The strategy with other replicas of a stage, and the default warm-up depths for them."""
     stages = list(strategy.stages)
-    stages[stage] = replace(stages[stage], devices=tuple(devices))
+    stages[stage] = replace(stages[stage], groups=tuple((d,) for d in devices))
     widths = [one.num_replicas for one in stages]
     depths = default_warmups(widths, strategy.num_microbatches, schedule=strategy.schedule)
     stages = [replace(s, warmup=w) for s, w in zip(stages, depths, strict=True)]

@@ -4,10 +4,10 @@
 - operators in layers of 1 to 6 (uniform); each reads 1 to 3 outputs of the two layers before, and
   an output that none reads is read by an operator of the next layer
 - forward 1 to 9 ms (uniform), backward 1.5 to 2.5 times that (uniform)
-- communication-to-computation ratio 0.5: the mean message takes half as long as the mean forward;
+- communication-to-computation ratio 0.5: the mean transfer takes half as long as the mean forward;
   a tensor has 0.2 to 1.8 times the mean (uniform)
 - parameters of 1 to 99 MB per operator (uniform), Adam; memory slack 1.5: all devices together have
-  1.5 times what one device would need for everything
+  1.5 times the memory that one device would need for everything
 """
 
 import random
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from planner.problem import Objective, Optimizer
 from planner.solvers.placement.coplacement import kept_bytes
-from planner.solvers.placement.problem import placing_of
+from planner.solvers.placement.problem import placement_problem_of
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
 SEEDS = range(10)
@@ -63,6 +63,6 @@ def problem_from(seed, num_devices, num_operators=NUM_OPERATORS):
         objective=Objective.LATENCY,
         optimizer=Optimizer.ADAM,
     )
-    need = sum(kept_bytes(placing_of(problem)).values())
+    need = sum(kept_bytes(placement_problem_of(problem)).values())
     memory = int(SLACK * need / num_devices)
     return replace(problem, options=replace(problem.options, device_memory_bytes=memory))

@@ -1,6 +1,6 @@
 """`python cli.py` on one core: each rank of torchrun on its own, as long as there are enough.
 
-torchrun --nproc-per-node 2 tests/pinned.py launch strategy.json
+torchrun --nproc-per-node 2 tests/support/pinned.py launch strategy.json
 
 Hosts that are namespaces of one machine (shaped_hosts.py) share its cores, too.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def pin() -> None:
-    """Leaves one core to this process and its threads."""
+    """Restricts this process and its threads to one core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ.get("RANK", "0")) % len(cores)]})
 

@@ -44,7 +44,7 @@ def split(graph, cuts, widths, num_microbatches, schedule="1f1b", warmups=None):
     stages, device = [], 0
     for (start, end), width, warmup in zip(ends, widths, warmups, strict=True):
         devices = tuple(range(device, device + width))
-        stages.append(Stage(tuple(names[start:end]), devices, warmup, False))
+        stages.append(Stage.whole(tuple(names[start:end]), devices, warmup, False))
         device += width
     return Strategy(tuple(stages), schedule, num_microbatches)
 

@@ -8,12 +8,13 @@ import re
 from functools import cache
 from pathlib import Path
 
-from planner.formats import read_any_profile
 from planner.formats.dnn_partitioning import read_dnn_partitioning
 from planner.formats.piper import read_piper
 from planner.peers.piper.solve import PiperOptions
-from planner.problem import Options, PipeDream, Problem, Recompute
+from planner.problem import Options, Problem, Recompute
+from planner.solvers.pipedream.options import PipeDream
 from tests.support.builders import hierarchy
+from tests.support.profiles import read_any_profile
 
 REFERENCE = Path(
     os.environ.get("PLANNER_REFERENCE", Path(__file__).parents[3] / "shared" / "reference")
@@ -43,13 +44,13 @@ def pipedream_problem(row):
         raise ValueError(f"expected.csv: {row['algorithm']}: unknown switches {sorted(unknown)}")
     options = PipeDream(
         straight_pipeline="straight" in switches,
-        memory_bytes=16 * 10**9 if "mem" in switches else None,
+        memory_constraint="mem" in switches,
         fewer_machines="fewer" in switches,
-        compression=1.0 if "act1" in switches else None,
+        activation_compression=1.0 if "act1" in switches else None,
     )
     graph = profile(f"pipedream/{row['instance']}.txt")
     topology = hierarchy([int(n) for n in counts.split()], [float(b) for b in bandwidths.split()])
-    return Problem(graph, topology, Options(100, pipedream=options))
+    return Problem(graph, topology, Options(100, switches=(options,)))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Profiles of models that nobody has run: every time is the roofline of a device."""
+"""Profiles of models that were never run: every time is the roofline of a device."""
 
 import tempfile
 from math import prod
@@ -10,7 +10,7 @@ from planner.graph import parameters_by_name, tensors_by_name
 from planner.model import load
 from planner.profiles import OperatorCost, Profile, Source, View
 
-# They change no value: their output lies in the storage of their input.
+# They change no value; their output lies in the storage of their input.
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 

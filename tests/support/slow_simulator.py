@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 
 from planner.clusters.routes import latency_s, routes
-from planner.costs.actions import ActionCosts
+from planner.costs.pricing import ActionCosts
 from planner.schedules.actions import (
     Action,
     AllReduce,

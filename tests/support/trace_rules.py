@@ -1,5 +1,5 @@
-"""The rules of the Chrome trace format ("Trace Event Format", Google, 2016) as far as the planner's
-traces use it, and what Perfetto refuses or draws wrongly beyond them.
+"""The rules of the Chrome trace format ("Trace Event Format", Google, 2016) for the parts that the
+planner's traces use, and further ones of Perfetto.
 """
 
 import json
@@ -20,11 +20,11 @@ METADATA = {
 
 
 def broken(trace):
-    """What is wrong with a trace, a line each; empty for a sound one."""
+    """The rules that a trace breaks, a line each; empty for a sound one."""
     trace = json.loads(json.dumps(trace, allow_nan=False))
     events = trace["traceEvents"]
-    found = [wrong for event in events for wrong in _fields(event)]
-    return found or [*_threads(events), *_slices(events), *_arrows(events), *_counters(events)]
+    problems = [problem for event in events for problem in _fields(event)]
+    return problems or [*_threads(events), *_slices(events), *_arrows(events), *_counters(events)]
 
 
 def _fields(event):
@@ -105,7 +105,7 @@ def _arrows(events):
 
 
 def _counters(events):
-    """Counters go forward in time and count what is no less than 0."""
+    """Counters go forward in time, and their values are not negative."""
     last = {}
     for event in events:
         if event["ph"] == "C":

@@ -6,7 +6,7 @@ from planner.graph import Graph, Operator, Parameter, Tensor
 from tests.support.models import light
 from tests.support.rooflines import roofline_of, roofline_of_onnx
 
-# Of the onnx package; densenet121 reads one tensor ever again, the others have branches.
+# Of the onnx package; densenet121 reads each tensor many times, the others have branches.
 WIDE_CNNS = ("inception_v1", "inception_v2", "densenet121", "shufflenet")
 
 
@@ -24,25 +24,25 @@ def nasnet(cells, batch, channels=168, size=14):
     two times Relu, depthwise and pointwise convolution; batch normalization is left out, as if
     folded.
     """
-    flow = _Flow(batch, channels, size)
-    before = last = flow.conv("image", 1)
+    builder = _GraphBuilder(batch, channels, size)
+    before = last = builder.conv("image", 1)
     for cell in range(cells):
-        flow.scope = f"cell{cell}."
-        p, h = (flow.conv(flow.relu(x), 1) for x in (before, last))
+        builder.scope = f"cell{cell}."
+        p, h = (builder.conv(builder.relu(x), 1) for x in (before, last))
         pairs = (
-            (flow.separable(h, 3), h),
-            (flow.separable(p, 3), flow.separable(h, 5)),
-            (flow.pool(h), p),
-            (flow.pool(p), flow.pool(p)),
-            (flow.separable(p, 5), flow.separable(p, 3)),
+            (builder.separable(h, 3), h),
+            (builder.separable(p, 3), builder.separable(h, 5)),
+            (builder.pool(h), p),
+            (builder.pool(p), builder.pool(p)),
+            (builder.separable(p, 5), builder.separable(p, 3)),
         )
-        joined = flow.add("Concat", [flow.add("Add", pair) for pair in pairs], channels=5)
-        before, last = last, flow.conv(joined, 1, channels=5)
-    return flow.graph(last)
+        joined = builder.add("Concat", [builder.add("Add", pair) for pair in pairs], channels=5)
+        before, last = last, builder.conv(joined, 1, channels=5)
+    return builder.graph(last)
 
 
-class _Flow:
-    """A graph that grows operator by operator; each method returns the name of what it makes."""
+class _GraphBuilder:
+    """A graph that grows operator by operator; each method returns the name of the new tensor."""
 
     def __init__(self, batch, channels, size):
         self.batch, self.channels, self.size = batch, channels, size

@@ -2,13 +2,20 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
-from planner.calibration import UNCALIBRATED, Calibration, CalibrationFile, Deviation
+from planner.calibration import (
+    UNCALIBRATED,
+    Calibration,
+    CalibrationFile,
+    Deviation,
+    calibrated_s,
+    whole_share,
+)
 from planner.clusters.yaml.write import write_topology
-from planner.costs.calibration import calibrated_s, whole_share
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.errors import FileError, OptionError
@@ -24,7 +31,7 @@ from planner.files import (
 from planner.profiles import WholeStep
 from planner.simulator.events import simulate
 from planner.strategy import ScheduleName, Stage, Strategy
-from planner.traces.calibrate import Run, calibrate, fit, predicted_s, regression
+from planner.traces.calibrate import MeasuredRun, calibrate, fit, predicted_s, regression
 from planner.traces.read import measured_by
 from planner.traces.runs import read_runs
 from planner.traces.write import write_trace
@@ -61,11 +68,12 @@ def plan_with(problem, cut):
     names = [operator.name for operator in problem.profile.graph.operators]
     count, schedule = problem.options.num_microbatches, problem.options.schedule
     if cut == 0:
-        stages = (Stage(tuple(names), (0, 1), 1, False),)
+        stages = (Stage.whole(tuple(names), (0, 1), 1, False),)
     else:
         stages = (
-            Stage(tuple(names[:cut]), (0,), 2, False), Stage(tuple(names[cut:]), (1,), 1, False),
-        )  # fmt: skip
+            Stage.whole(tuple(names[:cut]), (0,), 2, False),
+            Stage.whole(tuple(names[cut:]), (1,), 1, False),
+        )
     return planned(problem, Strategy(stages, schedule, count))
 
 
@@ -74,7 +82,7 @@ def run_of(problem, cut, known=TRUE, name=""):
     plan = plan_with(problem, cut)
     evaluation = evaluate(replace(problem, calibration=known), plan.strategy)
     timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
-    return Run(name or f"{cut}", problem, plan, timeline)
+    return MeasuredRun(name or f"{cut}", problem, plan, timeline)
 
 
 RUNS = [run_of(problem_with(seed), cut) for seed in range(4) for cut in (0, 2, 3, 5, 6)]
@@ -96,6 +104,54 @@ def test_regression_sets_to_its_least_what_would_be_less():
         np.zeros(2),
     )  # fmt: skip
     assert found[1] == 0.0 and found[0] > 0.0
+
+
+def squares(x, rows, values, errors, means, widths):
+    """What the regression minimises."""
+    return (((rows @ x - values) / (errors * values)) ** 2).sum() + (
+        ((x - means) / widths) ** 2
+    ).sum()
+
+
+def best_active_set(rows, values, errors, means, widths, least):
+    """Brute force: every choice of the parameters that are at their bound."""
+    matrix = np.vstack([rows / (errors * values)[:, None], np.diag(1 / widths)])
+    target = np.concatenate([1 / errors, means / widths])
+    candidates = []
+    for free in map(np.array, product([False, True], repeat=len(means))):
+        x = least.copy()
+        rest = target - matrix[:, ~free] @ least[~free]
+        x[free] = np.linalg.lstsq(matrix[:, free], rest, rcond=None)[0]
+        if (x >= least).all():
+            candidates.append(x)
+    return min(candidates, key=lambda x: squares(x, rows, values, errors, means, widths))
+
+
+def test_regression_frees_a_parameter_that_it_had_set_to_its_bound():
+    rows = np.array([[1.0, 0.0, 1.0], [3.0, 1.0, 3.0], [0.0, 3.0, 3.0]])
+    found = regression(
+        rows, np.array([3.0, 5.0, 1.0]), np.full(3, 0.1), np.zeros(3), np.full(3, 10.0),
+        np.zeros(3),
+    )  # fmt: skip
+    # Without bounds the first two are negative; with the second at 0 the first is not.
+    assert found == pytest.approx([1.647434, 0.0, 0.333348], abs=1e-6)
+
+
+def test_regression_equals_brute_force_over_the_parameters_at_their_bounds():
+    dice = np.random.default_rng(2)
+    at_bound = 0
+    for _ in range(100):
+        count, num_rows = dice.integers(2, 6), dice.integers(2, 10)
+        least = dice.choice([0.0, 0.3], count)
+        problem = (
+            dice.uniform(0.0, 3.0, (num_rows, count)), dice.uniform(0.1, 5.0, num_rows),
+            np.full(num_rows, 0.05), dice.uniform(0.0, 1.0, count),
+            10 ** dice.uniform(-1.0, 2.0, count),
+        )  # fmt: skip
+        found = regression(*problem, least)
+        assert found == pytest.approx(best_active_set(*problem, least), rel=1e-6, abs=1e-8)
+        at_bound += (found == least).any()
+    assert at_bound > 50
 
 
 def test_a_fit_explains_the_runs_it_was_made_from():
@@ -178,13 +234,13 @@ def test_runs_are_read_from_traces_with_their_profile_and_topology(folder):
     traces = [path / "run2.json", path / "run3.json"]
     found = read_runs(traces, [problem.profile], [problem.topology], kinds)
     assert [len(one.plan.strategy.stages[0].operators) for one in found] == [2, 3]
-    with pytest.raises(OptionError, match=r"run2\.json: run with the profile .* give it with"):
+    with pytest.raises(OptionError, match=r"run2\.json: the run used the profile .* add it with"):
         read_runs(traces, [problem_with(5).profile], [problem.topology], kinds)
     other = replace(problem.topology, name="other")
-    with pytest.raises(OptionError, match=r"which is none of those given; give it with --topology"):
+    with pytest.raises(OptionError, match="not among the given ones; add it with --topology"):
         read_runs(traces, [problem.profile], [other], kinds)
     write_trace(found[0].timeline, {0: "a", 1: "b"}, path / "predicted.json")
-    with pytest.raises(FileError, match="was not measured"):
+    with pytest.raises(FileError, match="this one was simulated"):
         read_runs([path / "predicted.json"], [problem.profile], [problem.topology], kinds)
 
 

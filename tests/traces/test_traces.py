@@ -82,7 +82,7 @@ def test_a_written_trace_reads_back(tmp_path):
             lambda plain: plain["traceEvents"].append(
                 {"ph": "X", "cat": "sums", "name": "0F0", "pid": 1, "tid": 1, "ts": 0, "dur": 1}
             ),
-            "'0F0' stands in a track of sums",
+            "'0F0' is in a track of sums",
         ),
         (
             lambda plain: plain["traceEvents"].append(

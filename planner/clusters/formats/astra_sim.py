@@ -9,7 +9,7 @@ Devices that differ in one dimension only are joined by it: in a Ring each is li
 the last to the first, in FullyConnected each to each, in a Switch each to one switch, so that two
 are two links apart. Between devices that differ in several dimensions messages pass other devices;
 as a path here never runs through a device, each has a router of its own, on which its links meet
-and which is as wide as all of them together. A host is what the innermost dimension joins.
+and which is as wide as all of them together. Each group of the innermost dimension is a host.
 
 The routers choose the fastest path, where ASTRA-sim goes dimension by dimension.
 """
@@ -34,7 +34,7 @@ GB_PER_S, NS = 1e9, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Dimension:
+class NetworkDimension:
     """One dimension: `count` devices joined by links of a shape."""
 
     shape: str
@@ -49,7 +49,7 @@ def looks_like(text: str) -> bool:
     return {"topology", "npus_count"} <= lines
 
 
-def parse(text: str, path: Path) -> tuple[Dimension, ...]:
+def parse(text: str, path: Path) -> tuple[NetworkDimension, ...]:
     """The dimensions, the innermost first.
 
     Raises:
@@ -76,13 +76,13 @@ def parse(text: str, path: Path) -> tuple[Dimension, ...]:
         )
     columns = zip(*(plain[field] for field in FIELDS), strict=True)
     return tuple(
-        Dimension(shape, count, rate * GB_PER_S, latency * NS)
+        NetworkDimension(shape, count, rate * GB_PER_S, latency * NS)
         for shape, count, rate, latency in columns
     )
 
 
 def _wrong(plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Fields and what is wrong with them."""
+    """Fields and the mistakes in them."""
     checks: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         "topology": (" or ".join(SHAPES), lambda value: value in SHAPES),
         "npus_count": (
@@ -119,7 +119,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value < float("inf")
 
 
-def to_topology(dimensions: Sequence[Dimension], name: str, kind: DeviceType) -> Topology:
+def to_topology(dimensions: Sequence[NetworkDimension], name: str, kind: DeviceType) -> Topology:
     """The devices `npu0`, `npu1`, .. in ASTRA-sim's order: the innermost dimension counts first."""
     count, inner = prod(one.count for one in dimensions), dimensions[0].count
     direct = len(dimensions) == 1 and dimensions[0].shape != "Ring"
@@ -128,35 +128,15 @@ def to_topology(dimensions: Sequence[Dimension], name: str, kind: DeviceType) ->
     links: list[Link] = []
     stride = 1
     for depth, dimension in enumerate(dimensions):
-        groups = [
-            [first + k * stride for k in range(dimension.count)]
-            for first in range(count)
-            if first // stride % dimension.count == 0
-        ]
-        for number, group in enumerate(groups):
+        for number, group in enumerate(_groups(count, dimension.count, stride)):
             middle = f"switch{depth}.{number}"
             pairs = SHAPES[dimension.shape]([ends[i] for i in group], middle)
             switches += [middle] if dimension.shape == "Switch" else []
-            for a, b in pairs:
-                for p, q in ((a, b), (b, a)):
-                    links.append(
-                        Link(
-                            p,
-                            q,
-                            dimension.bandwidth_bytes_per_s,
-                            dimension.latency_s,
-                            f"dim{depth}",
-                        )
-                    )
+            figures = dimension.bandwidth_bytes_per_s, dimension.latency_s, f"dim{depth}"
+            links += [Link(p, q, *figures) for a, b in pairs for p, q in ((a, b), (b, a))]
         stride *= dimension.count
     if not direct:
-        leaving: dict[str, float] = dict.fromkeys(ends, 0.0)
-        for link in links:
-            if link.source in leaving:
-                leaving[link.source] += link.bandwidth_bytes_per_s
-        for i, end in enumerate(ends):
-            for p, q in ((f"npu{i}", end), (end, f"npu{i}")):
-                links.append(Link(p, q, leaving[end], 0.0, "router"))
+        links += _router_links(ends, links)
     return Topology(
         name=name,
         device_types=(kind,),
@@ -165,13 +145,36 @@ def to_topology(dimensions: Sequence[Dimension], name: str, kind: DeviceType) ->
         switches=tuple(switches),
         links=tuple(links),
         notes=(
-            "links as an ASTRA-sim network has them; what its innermost dimension joins is a host",
+            "links as in the ASTRA-sim network; each group of its innermost dimension is a host",
         ),
     )
 
 
+def _groups(count: int, size: int, stride: int) -> list[list[int]]:
+    """Devices that differ in one dimension only: those of a group are `stride` apart."""
+    return [
+        [first + k * stride for k in range(size)]
+        for first in range(count)
+        # The first one of a group has position 0 in the dimension.
+        if first // stride % size == 0
+    ]
+
+
+def _router_links(routers: Sequence[str], links: Sequence[Link]) -> list[Link]:
+    """The links between each device and its router, as wide as all links out of the router."""
+    leaving: dict[str, float] = dict.fromkeys(routers, 0.0)
+    for link in links:
+        if link.source in leaving:
+            leaving[link.source] += link.bandwidth_bytes_per_s
+    return [
+        Link(p, q, leaving[router], 0.0, "router")
+        for i, router in enumerate(routers)
+        for p, q in ((f"npu{i}", router), (router, f"npu{i}"))
+    ]
+
+
 def _ring(ends: Sequence[str], middle: str) -> list[tuple[str, str]]:
-    """Neighbours; of two, one link, which is what ASTRA-sim's bandwidth per link means there."""
+    """Neighbours. Two of them have one link, as ASTRA-sim counts the bandwidth per link."""
     closed = [(ends[-1], ends[0])] if len(ends) > 2 else []
     return [*pairwise(ends), *closed]
 
@@ -184,7 +187,7 @@ def _switch(ends: Sequence[str], middle: str) -> list[tuple[str, str]]:
     return [(end, middle) for end in ends]
 
 
-# By ASTRA-sim's name, what a dimension joins: from its ends and a switch's name to pairs.
+# By ASTRA-sim's name of a shape: from the ends that it joins, and a switch's name, to pairs.
 SHAPES: Mapping[str, Callable[[Sequence[str], str], list[tuple[str, str]]]] = {
     "Ring": _ring,
     "FullyConnected": _each_to_each,

@@ -24,7 +24,7 @@ INSIDE_LATENCY_S, BETWEEN_LATENCY_S = 10e-6, 25e-6
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """A host and how many devices it has."""
+    """A host and its number of devices."""
 
     host: str
     count: int
@@ -41,22 +41,22 @@ def parse(text: str, path: Path) -> tuple[Slots, ...]:
     Raises:
         FileError: with the lines that are wrong, all of them.
     """
-    found: dict[str, Slots] = {}
+    slots: dict[str, Slots] = {}
     wrong = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].strip()
         match = _LINE.fullmatch(words)
-        if match is not None and match[1] in found:
+        if match is not None and match[1] in slots:
             wrong.append(f"{path}: line {number}: {match[1]} is there twice")
         elif match is not None and int(match[2]) > 0:
-            found[match[1]] = Slots(match[1], int(match[2]))
+            slots[match[1]] = Slots(match[1], int(match[2]))
         elif words:
             wrong.append(f"{path}: line {number}: expected HOST slots=N, got {words!r:.60}")
-    if not found and not wrong:
+    if not slots and not wrong:
         wrong.append(f"{path}: expected {FORM}, lines of HOST slots=N, found none")
     if wrong:
         raise FileError("\n".join(wrong))
-    return tuple(found.values())
+    return tuple(slots.values())
 
 
 def to_topology(
@@ -77,36 +77,19 @@ def to_topology(
     Raises:
         FileError: if a bandwidth is needed and not given.
     """
-    needed = (
-        (inside_bytes_per_s, any(one.count > 1 for one in slots), "--inside", "each device's link"
-         " in its host", "12 GB/s"),
-        (between_bytes_per_s, len(slots) > 1, "--between", "each host's link to the others",
-         "25 Gbps"),
-    )  # fmt: skip
-    wrong = [
-        f'{path}: a hostfile says nothing of bandwidth; give that of {what}: {option} "{example}"'
-        for rate, is_needed, option, what, example in needed
-        if is_needed and rate is None
-    ]
-    if wrong:
-        raise FileError("\n".join(wrong))
-    devices: list[Device] = []
+    _check_rates(slots, inside_bytes_per_s, between_bytes_per_s, path)
+    hosts = [one.host for one in slots for _ in range(one.count)]
+    devices = [Device(f"gpu{d}", types[host].name, host) for d, host in enumerate(hosts)]
     links: list[Link] = []
-    # A device alone on its host has the host's own way out.
-    inside = inside_bytes_per_s or between_bytes_per_s or 0.0
-    for one in slots:
-        for _ in range(one.count):
-            device = Device(f"gpu{len(devices)}", types[one.host].name, one.host)
-            devices.append(device)
-            # A device alone needs no link.
-            ways = ((device.name, one.host), (one.host, device.name)) if inside else ()
-            for ends in ways:
-                links.append(Link(*ends, inside, INSIDE_LATENCY_S / 2, "inside"))
-    joined = len(slots) > 1 and between_bytes_per_s is not None
+    # A device alone on its host has the host's own way out; a single one needs none at all.
+    inside = inside_bytes_per_s or between_bytes_per_s
+    if inside is not None:
+        for device in devices:
+            links += _both(device.name, device.host, inside, INSIDE_LATENCY_S, "inside")
+    joined = len(slots) > 1
     if joined and between_bytes_per_s is not None:
         for one in slots:
-            for ends in ((one.host, "network"), ("network", one.host)):
-                links.append(Link(*ends, between_bytes_per_s, BETWEEN_LATENCY_S / 2, "network"))
+            links += _both(one.host, "network", between_bytes_per_s, BETWEEN_LATENCY_S, "network")
     kinds = {kind.name: kind for kind in types.values()}
     return Topology(
         name=name,
@@ -117,3 +100,25 @@ def to_topology(
         links=tuple(links),
         notes=("hosts of a hostfile; latencies of 10 us inside and 25 us between are from memory",),
     )
+
+
+def _check_rates(
+    slots: Sequence[Slots], inside: float | None, between: float | None, path: Path
+) -> None:
+    needed = (
+        (inside, any(one.count > 1 for one in slots), "--inside", "each device's link in its host",
+         "12 GB/s"),
+        (between, len(slots) > 1, "--between", "each host's link to the others", "25 Gbps"),
+    )  # fmt: skip
+    wrong = [
+        f'{path}: a hostfile says nothing of bandwidth; give that of {what}: {option} "{example}"'
+        for rate, is_needed, option, what, example in needed
+        if is_needed and rate is None
+    ]
+    if wrong:
+        raise FileError("\n".join(wrong))
+
+
+def _both(a: str, b: str, bytes_per_s: float, latency_s: float, name: str) -> list[Link]:
+    """Both directions of a link, with half of the latency of two such links."""
+    return [Link(*ends, bytes_per_s, latency_s / 2, name) for ends in ((a, b), (b, a))]

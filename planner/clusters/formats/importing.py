@@ -1,4 +1,4 @@
-"""One entry for clusters in other formats. A file is recognised by what it holds."""
+"""One entry for clusters in other formats. A file is recognised by its content."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,7 +45,7 @@ def import_topology(
 
     Args:
         form: a key of `LOOKS_LIKE`; None goes by the content.
-        device: the type of all devices that `types` does not say.
+        device: the type of all devices that are not in `types`.
         types: device types by host (hostfile) or by device (nvidia-smi).
         inside_bytes_per_s: of a hostfile: between a device and its host.
         between_bytes_per_s: of a hostfile: between a host and the network.
@@ -64,24 +64,24 @@ def import_topology(
         if given:
             raise OptionError(f"--type: {path} has no names of hosts; give one type with --device")
         kind = _kinds(["all devices"], device, {}, path)["all devices"]
-        found = astra_sim.to_topology(astra_sim.parse(text, path), name, kind)
+        topology = astra_sim.to_topology(astra_sim.parse(text, path), name, kind)
     elif form == HOSTFILE:
         slots = hostfile.parse(text, path)
         kinds = _kinds([one.host for one in slots], device, given, path)
-        found = hostfile.to_topology(slots, name, kinds, *rates, path)
+        topology = hostfile.to_topology(slots, name, kinds, *rates, path)
     else:
         matrix = nvidia_smi.parse(text, path)
         lower = {key.lower(): value for key, value in given.items()}
         kinds = _kinds([one.lower() for one in matrix.names], device, lower, path)
-        found = nvidia_smi.to_topology(matrix, name, tuple(kinds.values()), path)
-    wrong = problems(found)
+        topology = nvidia_smi.to_topology(matrix, name, tuple(kinds.values()), path)
+    wrong = problems(topology)
     if wrong:
         raise FileError("\n".join(f"{path}: {one}" for one in wrong))
     try:
-        routes(found)
+        routes(topology)
     except TopologyError as error:
         raise FileError(f"{path}: {error}") from None
-    return found
+    return topology
 
 
 def _kinds(

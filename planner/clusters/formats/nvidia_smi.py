@@ -10,8 +10,8 @@ The matrix says, for every pair of GPUs, the slowest thing on the way:
     SYS    the link between NUMA nodes (sockets)
 
 It has no figures: those come from the type of device, see `NVLINK` and `PCIE`. The nodes of the
-PCIe tree are made up from what the pairs say, so GPUs behind one switch share its uplink. Where a
-pair says NV#, its place in the PCIe tree is that of their NUMA nodes. Network cards are left out.
+PCIe tree follow from the pairs, so GPUs behind one switch share its uplink. For a pair with NV#,
+the place in the PCIe tree is that of its NUMA nodes. Network cards are left out.
 """
 
 import re
@@ -49,7 +49,7 @@ PCIE: Mapping[str, float] = {
 BETWEEN_SOCKETS = 10.1 / 12.6
 # As in the presets: NVLink's own, as TACCL measured it; PCIe from memory, each way.
 NVLINK_LATENCY_S, PCIE_LATENCY_S = 0.3e-6, 5e-6
-# From near to far: what a pair passes, and what stands for it in the tree.
+# From near to far: the words of the matrix, and the names of the nodes in the tree.
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 STANDS_FOR = ("pcie", "bridge", "root", "numa")
 _CELL = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|PSB|SOC")
@@ -59,12 +59,12 @@ _OLD = {"SOC": "SYS", "PSB": "PIX"}
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """What the command printed of the GPUs.
+    """The part of the output that is about GPUs.
 
     Attributes:
         names: of the GPUs, as printed.
         cells: per pair of them, the words; "X" on the diagonal.
-        numa: per GPU, its NUMA node, or "" where it is not said.
+        numa: per GPU, its NUMA node, or "" where the output has none.
     """
 
     names: tuple[str, ...]
@@ -129,7 +129,7 @@ def _wrong_cells(
 
 
 def _numa(words: Sequence[str]) -> str:
-    """The NUMA node behind the CPUs: "0-23,48-71 0 N/A" -> "0". Where only CPUs are said, these."""
+    """The NUMA node behind the CPUs: "0-23,48-71 0 N/A" -> "0". The CPUs if they stand alone."""
     known = [word for word in words if word != "N/A"]
     return (known[1] if len(known) > 1 else known[0]) if known else ""
 
@@ -180,10 +180,10 @@ Figure = TypeVar("Figure")
 
 
 def figure_of(table: Mapping[str, Figure], kind: DeviceType, what: str, path: Path) -> Figure:
-    """What a table says of a device type, by the first letters of its name.
+    """The entry of a table for a device type, by the first letters of its name.
 
     Raises:
-        FileError: if it says nothing; with the types that it knows.
+        FileError: if there is none; with the types that have one.
     """
     for family, figure in table.items():
         if re.match(rf"{re.escape(family)}(\W|$)", kind.name):
@@ -242,12 +242,12 @@ def _components(count: int, joined: Mapping[tuple[int, int], object]) -> list[li
 def _pcie_tree(
     matrix: Matrix, types: Sequence[DeviceType], path: Path
 ) -> tuple[list[Link], list[str]]:
-    """The links of PCIe: GPUs on what all pairs of a group pass, from near to far, up to the host.
-    A group of one level holds whole groups of the level before.
+    """The links and the inner nodes of the PCIe tree. Groups of GPUs hang on a node each, from near
+    groups to far ones, up to the host; a group of one level holds whole groups of the level before.
     """
     count = len(matrix.names)
     rates = [figure_of(PCIE, kind, "PCIe", path) for kind in types]
-    # What stands for each group: first the GPUs themselves.
+    # The node of each group: first the GPUs themselves.
     nodes = {frozenset([i]): name.lower() for i, name in enumerate(matrix.names)}
     gpus = set(nodes.values())
     links: list[Link] = []
@@ -280,7 +280,7 @@ def _pcie_tree(
 
 
 def _groups(matrix: Matrix, depth: int, path: Path) -> list[frozenset[int]]:
-    """The GPUs that reach each other over what is as near as a level.
+    """Groups of GPUs that reach each other over nothing farther than a level.
 
     Raises:
         FileError: if two of them pass something farther.
@@ -288,8 +288,8 @@ def _groups(matrix: Matrix, depth: int, path: Path) -> list[frozenset[int]]:
     count = len(matrix.names)
     near = set(LEVELS[: depth + 1])
     pairs = {(i, j): 1 for i in range(count) for j in range(count) if _passes(matrix, i, j) in near}
-    found = [frozenset(group) for group in _components(count, pairs)]
-    for group in found:
+    groups = [frozenset(group) for group in _components(count, pairs)]
+    for group in groups:
         for i, j in combinations(sorted(group), 2):
             cell = matrix.cells[i][j]
             if cell in LEVELS[depth + 1 :]:
@@ -297,7 +297,7 @@ def _groups(matrix: Matrix, depth: int, path: Path) -> list[frozenset[int]]:
                     f"{path}: {matrix.names[i]} to {matrix.names[j]} is {cell}, but other GPUs are"
                     f" {LEVELS[depth]} or nearer to both; write the topology by hand"
                 )
-    return found
+    return groups
 
 
 def _passes(matrix: Matrix, i: int, j: int) -> str:

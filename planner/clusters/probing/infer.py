@@ -1,16 +1,16 @@
 """Fitted pairs -> `Topology`: looks for the links, switches and shared network cards that explain
 the latency and bandwidth of each pair (`link_fit.py`).
 
-    experiments which transfers to run at once, to find out what hosts share
+    experiments the transfers to run at once, which show whether a host's devices share a card
     infer       fits -> link graph, whose paths have the pairs' bandwidths again
 
 Within a host the fastest group of devices that all see each other and the rest alike is put on a
-switch, then the next one, and what is left on the host itself; pairs in no such group (the NVLinks
-of a mesh) get links of their own. Hosts meet in a network switch; devices that share their host's
-network card reach it through a switch that is as wide as the card. Where no such graph explains the
-measurements, every pair gets a link of its own, and the result says so.
+switch, then the next one, and the remaining devices on the host itself; pairs in no such group (the
+NVLinks of a mesh) get links of their own. Hosts meet in a network switch; devices that share their
+host's network card reach it through a switch that is as wide as the card. Where no such graph
+explains the measurements, every pair gets a link of its own, and the result has a note of it.
 
-Nothing is measured here: `launch/probe.py` does.
+Nothing is measured here, but in `launcher/probe.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,34 +23,34 @@ import numpy as np
 from planner.clusters.probing.link_fit import (
     LARGE_SPREAD,
     TOLERANCE,
-    Fit,
     LinkClass,
-    Matrix,
     Pair,
+    PairFit,
     classes,
     clusters,
     middle,
 )
 from planner.clusters.routes import routes
 from planner.errors import TopologyError
+from planner.support.arrays import Floats
 from planner.topology import Device, DeviceType, Host, Link, Table, Topology, problems
 from planner.units import format_rate, format_seconds, parse_rate, parse_seconds
 
-# One network card is shared if so many transfers at once get less than this share of what they
-# would get one by one.
+# Devices share a network card if their transfers at once get less than this share of the bandwidth
+# that they get one by one.
 OWN_CARDS = 0.85
 NETWORK = "network"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RankDevice:
     """One rank and the device that it computes on.
 
     Attributes:
         host: name of its host, the same for all ranks there.
         type: of the device.
         host_cores: CPU cores that the ranks of the host share; None where each has a GPU.
-        host_memory_bytes: memory that they share, None likewise.
+        host_memory_bytes: memory that they share; None where each has a GPU.
     """
 
     host: str
@@ -60,12 +60,12 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class SimultaneousTransfers:
     """Transfers out of one host that ran at once.
 
     Attributes:
         pairs: source and target of each.
-        bytes_per_s: what they moved, all together.
+        bytes_per_s: moved by all of them together.
     """
 
     pairs: tuple[Pair, ...]
@@ -73,7 +73,7 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduce:
+class AllReduceTimes:
     """All-reduces over the first ranks.
 
     Attributes:
@@ -91,17 +91,17 @@ class AllReduce:
 
 
 def experiments(hosts: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
-    """What to run at once: from each host with several devices, one transfer per device to a
-    device elsewhere, to as many devices as there are. Hosts with nothing to choose from are left
-    out.
+    """The transfers to run at once: from each host with several devices, one transfer per device
+    to a device elsewhere, to as many different ones as there are. A host is left out if it has only
+    one device, or the others have only one together.
 
     Args:
-        hosts: of each rank.
+        hosts: the host of each rank.
 
     >>> experiments(["a", "a", "b", "b"])
     (((0, 2), (1, 3)), ((2, 0), (3, 1)))
     """
-    found = []
+    crowds = []
     for host in dict.fromkeys(hosts):
         here = [p for p, name in enumerate(hosts) if name == host]
         ranks = [[q for q, name in enumerate(hosts) if name == o] for o in dict.fromkeys(hosts)]
@@ -110,18 +110,19 @@ def experiments(hosts: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
         depth = max(map(len, others), default=0)
         there = [group[i] for i in range(depth) for group in others if i < len(group)]
         if len(here) > 1 and len(there) > 1:
-            found.append(tuple(zip(here, there, strict=False)))
-    return tuple(found)
+            crowds.append(tuple(zip(here, there, strict=False)))
+    return tuple(crowds)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A vertex of the graph that stands for some devices.
+class Subtree:
+    """A vertex of the graph and the devices that hang on it; a device alone is one, too.
 
     Attributes:
         name: of the vertex.
-        latency_s: from it to each of its devices, by index.
-        width: by how much it is wider than a transfer from one of its devices to others.
+        latency_s: from the vertex to each of its devices, by index.
+        width: the bandwidth of its links, as a multiple of the bandwidth that one of its devices
+            has alone.
     """
 
     name: str
@@ -136,10 +137,12 @@ class _Builder:
     Attributes:
         bandwidth: (K, K) of each pair in bytes/s, the same for pairs that agree.
         latency: (K, K) of each pair in s.
+        links: by their ends.
+        switches: in the order in which they were added.
     """
 
-    bandwidth: Matrix
-    latency: Matrix
+    bandwidth: Floats
+    latency: Floats
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     switches: list[str] = field(default_factory=list)
 
@@ -152,20 +155,23 @@ class _Builder:
             _written_s(latency),
         )
 
-    def join(self, parts: list[Part], pairs: set[Pair], center: str, prefix: str) -> None:
-        """Links parts so that the pairs of them have their bandwidths.
+    def join(self, parts: list[Subtree], pairs: set[Pair], center: str, prefix: str) -> None:
+        """Links subtrees so that the pairs of them have their bandwidths.
 
         Args:
             parts: at least one.
-            pairs: of indices into parts.
+            pairs: of indices into parts; the other pairs are linked elsewhere.
             center: the vertex in the middle.
             prefix: of the names of further switches.
         """
+        # Each round takes pairs away, by merging parts or by links of their own, so it ends.
         while pairs:
             star = self._star(parts, pairs)
             if star is not None:
                 self._put_star(parts, pairs, center, star)
                 return
+            # No star explains all pairs: the fastest get a switch or links of their own, and the
+            # others are looked at again.
             fastest = self._fastest(parts, pairs)
             groups = self._groups(parts, pairs, fastest)
             for group in groups:
@@ -176,26 +182,31 @@ class _Builder:
                     self.put(p.name, q.name, self._width(p, q), self._far(p, q))
                 pairs = pairs - fastest
 
-    def _block(self, table: Matrix, p: Part, q: Part) -> Matrix:
+    def _block(self, table: Floats, p: Subtree, q: Subtree) -> Floats:
         return table[np.ix_(list(p.latency_s), list(q.latency_s))]
 
-    def _width(self, p: Part, q: Part) -> float:
+    def _width(self, p: Subtree, q: Subtree) -> float:
         return float(np.median(self._block(self.bandwidth, p, q)))
 
-    def _far(self, p: Part, q: Part) -> float:
-        """Latency between two parts' vertices: what is left of their devices' latency."""
+    def _far(self, p: Subtree, q: Subtree) -> float:
+        """Latency between the vertices of two subtrees: the latency between their devices, less
+        that inside the subtrees.
+        """
         inner = np.add.outer([*p.latency_s.values()], [*q.latency_s.values()])
         return max(0.0, float(np.median(self._block(self.latency, p, q) - inner)))
 
-    def _alike(self, p: Part, q: Part) -> bool:
+    def _alike(self, p: Subtree, q: Subtree) -> bool:
         block = self._block(self.bandwidth, p, q)
         return float(block.max()) <= float(block.min()) * (1 + TOLERANCE)
 
-    def _star(self, parts: list[Part], pairs: set[Pair]) -> tuple[Matrix, Matrix] | None:
-        """Bandwidths out of each part and into it whose smaller one is each pair's; None if there
-        are none.
+    def _star(self, parts: list[Subtree], pairs: set[Pair]) -> tuple[Floats, Floats] | None:
+        """Bandwidths out of each subtree and into it, such that the bandwidth of each pair is the
+        smaller one of the two that it passes; None if there are none.
         """
         out, into = np.zeros(len(parts)), np.zeros(len(parts))
+        # A pair is at most as wide as either of its two links, so each link is at least as wide as
+        # its widest pair. The least such widths are the only candidates: wider links would only
+        # widen pairs.
         for i, j in pairs:
             width = self._width(parts[i], parts[j])
             out[i], into[j] = max(out[i], width), max(into[j], width)
@@ -207,9 +218,14 @@ class _Builder:
         return out, into
 
     def _put_star(
-        self, parts: list[Part], pairs: set[Pair], center: str, star: tuple[Matrix, Matrix]
+        self, parts: list[Subtree], pairs: set[Pair], center: str, star: tuple[Floats, Floats]
     ) -> dict[int, float]:
-        """Links the parts with a center; gives the latency from each to it."""
+        """Links the subtrees with a center.
+
+        Returns:
+            The latency in s from each subtree to the center, by index: least squares of the sums
+            for all pairs.
+        """
         ordered = sorted(pairs)
         rows = np.zeros((len(ordered), len(parts)))
         for row, (i, j) in enumerate(ordered):
@@ -223,16 +239,19 @@ class _Builder:
                 self.put(center, part.name, star[1][i] * part.width, half[i])
         return {i: float(half[i]) for i in range(len(parts))}
 
-    def _fastest(self, parts: list[Part], pairs: set[Pair]) -> set[Pair]:
+    def _fastest(self, parts: list[Subtree], pairs: set[Pair]) -> set[Pair]:
         ordered = sorted(pairs)
         groups = clusters([self._width(parts[i], parts[j]) for i, j in ordered])
         return {ordered[i] for i in groups[-1]}
 
-    def _groups(self, parts: list[Part], pairs: set[Pair], fastest: set[Pair]) -> list[list[Part]]:
-        """Parts, not all, that the fastest pairs join, that are a star among themselves, and that
-        all other parts see alike.
+    def _groups(
+        self, parts: list[Subtree], pairs: set[Pair], fastest: set[Pair]
+    ) -> list[list[Subtree]]:
+        """Groups of subtrees, never all of them, that a switch explains: the fastest pairs join
+        them, each sees each other one, they are a star among themselves, and every subtree outside
+        sees all of them alike.
         """
-        found = []
+        groups = []
         for group in _components(fastest):
             others = [k for k in range(len(parts)) if k not in group]
             inner = {(i, j) for i, j in pairs if i in group and j in group}
@@ -243,13 +262,13 @@ class _Builder:
                 and self._star(members, _renumbered(inner, group)) is not None
                 and all(self._sees_alike(parts, pairs, group, k) for k in others)
             ):
-                found.append(members)
-        return found
+                groups.append(members)
+        return groups
 
     def _sees_alike(
-        self, parts: list[Part], pairs: set[Pair], group: list[int], other: int
+        self, parts: list[Subtree], pairs: set[Pair], group: list[int], other: int
     ) -> bool:
-        whole = Part("", {p: 0.0 for i in group for p in parts[i].latency_s})
+        whole = Subtree("", {p: 0.0 for i in group for p in parts[i].latency_s})
         return (
             all((i, other) in pairs and (other, i) in pairs for i in group)
             and self._alike(whole, parts[other])
@@ -257,23 +276,29 @@ class _Builder:
         )
 
     def _merge(
-        self, parts: list[Part], pairs: set[Pair], members: list[Part], prefix: str
-    ) -> tuple[list[Part], set[Pair]]:
-        """Puts members on a switch of their own, which stands for them from then on."""
+        self, parts: list[Subtree], pairs: set[Pair], members: list[Subtree], prefix: str
+    ) -> tuple[list[Subtree], set[Pair]]:
+        """Puts members on a switch of their own, which stands for them from then on.
+
+        Returns:
+            The subtrees with the switch as the last one, and the pairs between them.
+        """
         group = [i for i, part in enumerate(parts) if part in members]
         name = f"{prefix}{sum(one.startswith(prefix) for one in self.switches)}"
         self.switches.append(name)
         inner = _renumbered({(i, j) for i, j in pairs if i in group and j in group}, group)
         star = self._star(members, inner)
-        assert star is not None
+        assert star is not None  # `_groups` asked for it
         half = self._put_star(members, inner, name, star)
         far = {
             p: latency + half[i]
             for i, part in enumerate(members)
             for p, latency in part.latency_s.items()
         }
+        # New indices: the others move up, every member becomes the switch. Pairs of members are
+        # linked now, and fall out as pairs of the switch with itself.
         others = [k for k in range(len(parts)) if k not in group]
-        merged = [*(parts[k] for k in others), Part(name, far)]
+        merged = [*(parts[k] for k in others), Subtree(name, far)]
         new = {k: i for i, k in enumerate(others)} | dict.fromkeys(group, len(others))
         return merged, {(new[i], new[j]) for i, j in pairs if new[i] != new[j]}
 
@@ -283,18 +308,18 @@ def _renumbered(pairs: set[Pair], group: list[int]) -> set[Pair]:
 
 
 def _components(pairs: set[Pair]) -> list[list[int]]:
-    """What the pairs connect, each ascending."""
-    found: list[set[int]] = []
+    """The connected components of the pairs, each ascending."""
+    components: list[set[int]] = []
     for i, j in sorted(pairs):
-        touched = [one for one in found if i in one or j in one]
-        found = [one for one in found if one not in touched]
-        found.append({i, j}.union(*touched))
-    return sorted(sorted(one) for one in found)
+        touched = [one for one in components if i in one or j in one]
+        components = [one for one in components if one not in touched]
+        components.append({i, j}.union(*touched))
+    return sorted(sorted(one) for one in components)
 
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """What the measurements say.
+    """The result.
 
     Attributes:
         topology: devices in rank order.
@@ -309,16 +334,16 @@ class Inferred:
 
 def infer(
     name: str,
-    found: Sequence[Found],
-    fits: Mapping[Pair, Fit],
-    together: Sequence[Together] = (),
-    sums: Sequence[AllReduce] = (),
+    ranks: Sequence[RankDevice],
+    fits: Mapping[Pair, PairFit],
+    together: Sequence[SimultaneousTransfers] = (),
+    sums: Sequence[AllReduceTimes] = (),
 ) -> Inferred:
     """The topology that explains the measurements.
 
     Args:
         name: of the topology.
-        found: by rank.
+        ranks: in the order of their numbers.
         fits: of every ordered pair of ranks.
         together: transfers that ran at once, out of each host that could be asked.
         sums: all-reduces; they become the topology's tables.
@@ -326,51 +351,61 @@ def infer(
     Raises:
         ValueError: if a pair is missing.
     """
-    pairs = set(permutations(range(len(found)), 2))
+    pairs = set(permutations(range(len(ranks)), 2))
     if set(fits) != pairs:
         raise ValueError(f"expected a fit for every pair, got {sorted(pairs ^ set(fits))} wrong")
-    bandwidth, latency = _matrices(len(found), fits)
+    bare = _without_links(name, ranks, sums)
+    builder = _Builder(*_matrices(len(ranks), fits))
+    own = {d.name: Subtree(d.name, {rank: 0.0}) for rank, d in enumerate(bare.devices)}
+    for host in bare.hosts:
+        parts = [own[d.name] for d in bare.devices if d.host == host.name]
+        builder.join(parts, set(permutations(range(len(parts)), 2)), host.name, host.name)
+    notes = _build_network(builder, bare, own, fits, together)
+    topology = replace(bare, switches=tuple(builder.switches), links=tuple(builder.links.values()))
+    if _off(topology, fits) > TOLERANCE:
+        topology = replace(bare, links=_own_links(bare, builder))
+        notes = ["no switches explain the measurements: every pair has a link of its own, which"
+                 " shares its bandwidth with no other pair"]  # fmt: skip
+    assert not problems(topology)
+    return Inferred(
+        replace(topology, notes=(*notes, _quality(fits))),
+        classes(fits, _kinds(topology)),
+        _off(topology, fits),
+    )
+
+
+def _without_links(
+    name: str, ranks: Sequence[RankDevice], sums: Sequence[AllReduceTimes]
+) -> Topology:
+    """The devices, their hosts and types, and the measured all-reduces."""
     devices = tuple(
         Device(f"{'cpu' if one.type.name == 'cpu' else 'gpu'}{rank}", one.type.name, one.host)
-        for rank, one in enumerate(found)
+        for rank, one in enumerate(ranks)
     )
-    hosts = {one.host: Host(one.host, one.host_cores, one.host_memory_bytes) for one in found}
+    hosts = {one.host: Host(one.host, one.host_cores, one.host_memory_bytes) for one in ranks}
     # Ranks may have measured one type each, a little differently: the first one's figures count.
-    types = {one.type.name: one.type for one in reversed(found)}
-    bare = Topology(
+    types = {one.type.name: one.type for one in reversed(ranks)}
+    return Topology(
         name,
         tuple(types[known] for known in sorted(types)),
         tuple(hosts.values()),
         devices, (), (),
         tables=tuple(_table(one, devices) for one in sums),
     )  # fmt: skip
-    builder = _Builder(bandwidth, latency)
-    own = {d.name: Part(d.name, {rank: 0.0}) for rank, d in enumerate(devices)}
-    for host in hosts:
-        _build_host(builder, [own[d.name] for d in devices if d.host == host], host)
-    shared = _build_network(builder, bare, own, fits, together)
-    topology = replace(bare, switches=tuple(builder.switches), links=tuple(builder.links.values()))
-    notes = list(shared)
-    if _off(topology, fits) > TOLERANCE:
-        topology = replace(bare, links=_own_links(bare, builder))
-        notes = ["no switches explain the measurements: every pair has a link of its own, which"
-                 " shares its bandwidth with no other pair"]  # fmt: skip
-    assert not problems(topology)
+
+
+def _quality(fits: Mapping[Pair, PairFit]) -> str:
+    """A note on the errors of the fits."""
     worst = max((one.error for one in fits.values()), default=0.0)
     spread = max((one.spread for one in fits.values()), default=0.0)
-    notes.append(
+    disturbed = "; something else ran, or links change" if spread > LARGE_SPREAD else ""
+    return (
         f"measured by planner topology probe: fitted within {worst:.0%}, repetitions within"
-        f" {spread:.0%}"
-        + ("; something else ran, or links change" if spread > LARGE_SPREAD else "")
-    )
-    return Inferred(
-        replace(topology, notes=tuple(notes)),
-        classes(fits, _kinds(topology)),
-        _off(topology, fits),
+        f" {spread:.0%}{disturbed}"
     )
 
 
-def _table(one: AllReduce, devices: Sequence[Device]) -> Table:
+def _table(one: AllReduceTimes, devices: Sequence[Device]) -> Table:
     times = zip(one.sizes_bytes, (_written_s(time_s) for time_s in one.times_s), strict=True)
     return Table(tuple(d.name for d in devices[: one.num_ranks]), one.num_ranks, tuple(times))
 
@@ -380,7 +415,7 @@ def _written_s(time_s: float) -> float:
     return parse_seconds(format_seconds(max(0.0, time_s)))
 
 
-def _matrices(count: int, fits: Mapping[Pair, Fit]) -> tuple[Matrix, Matrix]:
+def _matrices(count: int, fits: Mapping[Pair, PairFit]) -> tuple[Floats, Floats]:
     """(K, K) bandwidth and latency of each pair; pairs that agree have one bandwidth."""
     bandwidth, latency = np.full((count, count), inf), np.zeros((count, count))
     ordered = sorted(fits)
@@ -391,18 +426,18 @@ def _matrices(count: int, fits: Mapping[Pair, Fit]) -> tuple[Matrix, Matrix]:
     return bandwidth, latency
 
 
-def _build_host(builder: _Builder, parts: list[Part], host: str) -> None:
-    builder.join(parts, set(permutations(range(len(parts)), 2)), host, host)
-
-
 def _build_network(
     builder: _Builder,
     bare: Topology,
-    own: Mapping[str, Part],
-    fits: Mapping[Pair, Fit],
-    together: Sequence[Together],
+    own: Mapping[str, Subtree],
+    fits: Mapping[Pair, PairFit],
+    together: Sequence[SimultaneousTransfers],
 ) -> list[str]:
-    """Links the hosts; gives what had to be assumed."""
+    """Links the hosts.
+
+    Returns:
+        Notes on assumptions that were made.
+    """
     if len(bare.hosts) < 2:
         return []
     host_of = [device.host for device in bare.devices]
@@ -419,12 +454,15 @@ def _build_network(
         card = f"{host.name}.nic"
         builder.switches.append(card)
         for rank in here:
+            # To the card a device is as wide as its widest transfer to another host; the card
+            # itself, a subtree of its own, is `gain` times as wide.
             elsewhere = [q for q, name in enumerate(host_of) if name != host.name]
             device = bare.devices[rank].name
             builder.put(device, card, builder.bandwidth[rank, elsewhere].max(), 0.0)
             builder.put(card, device, builder.bandwidth[elsewhere, rank].max(), 0.0)
-        parts.append(Part(card, dict.fromkeys(here, 0.0), gain))
+        parts.append(Subtree(card, dict.fromkeys(here, 0.0), gain))
         sits.append(host.name)
+    # Pairs within a host are linked already.
     pairs = {(i, j) for i, j in permutations(range(len(parts)), 2) if sits[i] != sits[j]}
     builder.switches.append(NETWORK)
     builder.join(parts, pairs, NETWORK, NETWORK)
@@ -434,10 +472,10 @@ def _build_network(
 
 
 def _gain(
-    here: Sequence[int], fits: Mapping[Pair, Fit], together: Sequence[Together]
+    here: Sequence[int], fits: Mapping[Pair, PairFit], together: Sequence[SimultaneousTransfers]
 ) -> tuple[float, bool]:
-    """How much more the devices of a host move at once than one of them alone, and whether that
-    was measured.
+    """The bandwidth of all devices of a host at once, as a multiple of that of one alone, and
+    whether it was measured.
     """
     for one in together:
         if one.pairs[0][0] in here:
@@ -447,7 +485,7 @@ def _gain(
     return 1.0, False
 
 
-def _off(topology: Topology, fits: Mapping[Pair, Fit]) -> float:
+def _off(topology: Topology, fits: Mapping[Pair, PairFit]) -> float:
     """The largest difference of a path's bandwidth from its pair's fit, as a share of it; inf if
     a path is missing.
     """
@@ -470,20 +508,20 @@ def _own_links(bare: Topology, builder: _Builder) -> tuple[Link, ...]:
 
 
 def _kinds(topology: Topology) -> dict[Pair, str]:
-    """How the path of each pair of devices runs, in words."""
+    """The course of the path of each pair of devices, in words."""
     if len(topology.devices) < 2:
         return {}
     hosts = {host.name for host in topology.hosts}
-    found = {}
+    kinds = {}
     for p, q in permutations(range(len(topology.devices)), 2):
         path = [topology.links[i] for i in routes(topology)[p, q]]
         inner = {link.target for link in path[:-1]}
         if topology.devices[p].host != topology.devices[q].host:
-            found[p, q] = "other host"
+            kinds[p, q] = "other host"
         elif not inner:
-            found[p, q] = "link of their own"
+            kinds[p, q] = "link of their own"
         elif not inner & hosts:
-            found[p, q] = "same switch"
+            kinds[p, q] = "same switch"
         else:
-            found[p, q] = "same host" if len(inner) == 1 else "other switch of the host"
-    return found
+            kinds[p, q] = "same host" if len(inner) == 1 else "other switch of the host"
+    return kinds

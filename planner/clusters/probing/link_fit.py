@@ -16,20 +16,19 @@ from planner.units import format_rate, format_seconds
 
 # Figures further apart, as a share of the smaller one, are not the same.
 TOLERANCE = 0.15
-# The least spread that is believed: no size is known any better.
+# The smallest spread that is believed: no time is more certain than this.
 CLOSE = 0.05
-# Beyond these a fit says nothing about a link.
-LARGEST_ERROR = 0.5
-LARGEST_BYTES_PER_S = 10e12
-# Repetitions that differ by more say little.
+# A fit beyond these limits is refused.
+MAX_ERROR = 0.5
+MAX_BYTES_PER_S = 10e12
+# Repetitions that differ by more are noted with the result.
 LARGE_SPREAD = 0.25
 
-Matrix: TypeAlias = Floats
 Pair: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class PairTimes:
     """One-way times of one ordered pair of ranks.
 
     Attributes:
@@ -46,8 +45,8 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """A transfer takes latency_s + size / bandwidth_bytes_per_s.
+class PairFit:
+    """The line of one ordered pair: a transfer takes latency_s + size / bandwidth_bytes_per_s.
 
     Attributes:
         error: mean of |fitted - measured| / measured over the sizes, by the weights of the fit's s.
@@ -84,7 +83,7 @@ class LinkClass:
 # -------------------------------------------------------------------------------- fitting
 
 
-def fit(times: Times, names: Sequence[str]) -> Fit:
+def fit(times: PairTimes, names: Sequence[str]) -> PairFit:
     """Latency L and bandwidth B of one pair: the least sum over the sizes n, with times t, of
 
         (r / s)^2,  r = (L + n / B - t) / t,  s = max(CLOSE, spread of the size),  L at least 0
@@ -100,8 +99,8 @@ def fit(times: Times, names: Sequence[str]) -> Fit:
         TopologyError: if the result is absurd: no time, a latency that would be clearly negative,
             no bandwidth or more than 10 TB/s, an error of more than 50 %.
 
-    >>> fit(Times(0, 1, (1000, 5000), (2.0, 6.0), (0.0, 0.0)), ["a", "b"])
-    Fit(source=0, target=1, latency_s=1.0, bandwidth_bytes_per_s=1000.0, error=0.0, spread=0.0)
+    >>> fit(PairTimes(0, 1, (1000, 5000), (2.0, 6.0), (0.0, 0.0)), ["a", "b"])
+    PairFit(source=0, target=1, latency_s=1.0, bandwidth_bytes_per_s=1000.0, error=0.0, spread=0.0)
     """
     where = f"{names[times.source]} -> {names[times.target]}"
     sizes, t = np.array(times.sizes_bytes, dtype=float), np.array(times.times_s, dtype=float)
@@ -112,19 +111,23 @@ def fit(times: Times, names: Sequence[str]) -> Fit:
         )
     if not (np.isfinite(t) & (t > 0)).all():
         raise TopologyError(f"{where}: expected times above 0 s, got {t.min():g} s; {_AGAIN}")
+    # Divided by t, the equations L + n / B = t have the right side 1, and their residuals are
+    # relative errors.
     columns = np.stack([1 / t, sizes / t], axis=1)
     spreads = np.maximum(CLOSE, times.spreads)
     latency, slope = _line(columns, spreads)
     _check(where, latency, slope, float(t[0]))
     if latency < 0:
+        # The least sum of a convex function over L >= 0 is on the border where it is outside of it
+        # over all L.
         latency, slope = 0.0, _line(columns[:, 1:], spreads)[0]
     error = float(np.average(np.abs(columns @ (latency, slope) - 1), weights=1 / spreads))
-    if error > LARGEST_ERROR:
+    if error > MAX_ERROR:
         raise TopologyError(
             f"{where}: latency and bandwidth explain the times only within {error:.0%}, expected"
-            f" {LARGEST_ERROR:.0%} or better; {_AGAIN}"
+            f" {MAX_ERROR:.0%} or better; {_AGAIN}"
         )
-    return Fit(
+    return PairFit(
         times.source,
         times.target,
         float(f"{latency:.9g}"),
@@ -134,24 +137,27 @@ def fit(times: Times, names: Sequence[str]) -> Fit:
     )
 
 
-def _line(columns: Matrix, spreads: Matrix) -> tuple[float, ...]:
-    """The coefficients of columns whose sum is 1 as nearly as can be, by Huber's weights.
+def _line(columns: Floats, spreads: Floats) -> tuple[float, ...]:
+    """The coefficients of the columns whose sum is closest to 1, by Huber's weights: least squares,
+    repeated with the weights that the last residuals give until the coefficients stay.
 
     Args:
         columns: (sizes, coefficients).
         spreads: (sizes,) the distance from 1 up to which a size weighs fully.
     """
+    # Columns of one magnitude keep the solution exact.
     scale = np.abs(columns).max(axis=0)
     weights = 1 / spreads
-    found = np.zeros(columns.shape[1])
+    scaled = np.zeros(columns.shape[1])
     for _ in range(100):
-        before = found
-        found = np.linalg.lstsq(columns / scale * weights[:, None], weights, rcond=None)[0]
-        if np.allclose(found, before, rtol=1e-9, atol=0.0):
+        before = scaled
+        scaled = np.linalg.lstsq(columns / scale * weights[:, None], weights, rcond=None)[0]
+        if np.allclose(scaled, before, rtol=1e-9, atol=0.0):
             break
-        off = np.abs(columns / scale @ found - 1) / spreads
+        off = np.abs(columns / scale @ scaled - 1) / spreads
+        # lstsq squares the rows, so the root of Huber's weight 1 / off stands here.
         weights = np.sqrt(1 / np.maximum(off, 1)) / spreads
-    return tuple((found / scale).tolist())
+    return tuple((scaled / scale).tolist())
 
 
 _AGAIN = "probe again while nothing else runs there"
@@ -160,14 +166,15 @@ _AGAIN = "probe again while nothing else runs there"
 def _check(where: str, latency: float, slope: float, shortest_s: float) -> None:
     if slope <= 0:
         raise TopologyError(
-            f"{where}: larger messages took no longer than small ones, so that there is no"
-            f" bandwidth to be found; {_AGAIN}, with a larger --largest"
+            f"{where}: larger messages took no longer than small ones, so their times say nothing"
+            f" about the bandwidth; {_AGAIN}, with a larger --largest"
         )
-    if 1 / slope > LARGEST_BYTES_PER_S:
+    if 1 / slope > MAX_BYTES_PER_S:
         raise TopologyError(
-            f"{where}: expected at most {format_rate(LARGEST_BYTES_PER_S)}, measured"
+            f"{where}: expected at most {format_rate(MAX_BYTES_PER_S)}, measured"
             f" {format_rate(1 / slope)}; {_AGAIN}, with a larger --largest"
         )
+    # A small negative latency is noise; one below minus the shortest time is not.
     if latency < -shortest_s:
         raise TopologyError(
             f"{where}: expected a latency of at least 0 s, fitted {format_seconds(latency)};"
@@ -175,11 +182,11 @@ def _check(where: str, latency: float, slope: float, shortest_s: float) -> None:
         )
 
 
-def fit_all(measured: Iterable[Times], names: Sequence[str]) -> dict[Pair, Fit]:
+def fit_all(measured: Iterable[PairTimes], names: Sequence[str]) -> dict[Pair, PairFit]:
     """The fit of every pair.
 
     Raises:
-        TopologyError: all that are absurd, at once.
+        TopologyError: for all absurd fits at once.
     """
     fits, wrong = {}, []
     for times in measured:
@@ -192,30 +199,33 @@ def fit_all(measured: Iterable[Times], names: Sequence[str]) -> dict[Pair, Fit]:
     return fits
 
 
-def suspects(measured: Iterable[Times], names: Sequence[str]) -> list[Pair]:
+def suspects(measured: Iterable[PairTimes], names: Sequence[str]) -> list[Pair]:
     """The pairs whose fit is absurd, to be measured again."""
-    found = []
+    absurd = []
     for times in measured:
         try:
             fit(times, names)
         except TopologyError:
-            found.append((times.source, times.target))
-    return found
+            absurd.append((times.source, times.target))
+    return absurd
 
 
-def calmer(one: Times, other: Times) -> Times:
-    """Two measurements of a pair as one: of each size the shorter time, because what disturbs a
-    transfer only makes it longer.
+def calmer(one: PairTimes, other: PairTimes) -> PairTimes:
+    """Two measurements of a pair as one: the shorter time of each size, because a disturbance only
+    makes a transfer longer.
 
-    >>> calmer(Times(0, 1, (8, 9), (5.0, 1.0), (0.1, 0.1)), Times(0, 1, (8,), (2.0,), (0.0,)))
-    Times(source=0, target=1, sizes_bytes=(8, 9), times_s=(2.0, 1.0), spreads=(0.0, 0.1))
+    >>> first = PairTimes(0, 1, (8, 9), (5.0, 1.0), (0.1, 0.1))
+    >>> calmer(first, PairTimes(0, 1, (8,), (2.0,), (0.0,)))
+    PairTimes(source=0, target=1, sizes_bytes=(8, 9), times_s=(2.0, 1.0), spreads=(0.0, 0.1))
     """
     best: dict[int, tuple[float, float]] = {}
     for times in (one, other):
-        for size, *found in zip(times.sizes_bytes, times.times_s, times.spreads, strict=True):
-            best[size] = min(best.get(size, (inf, 0.0)), (found[0], found[1]))
+        for size, time_s, spread in zip(
+            times.sizes_bytes, times.times_s, times.spreads, strict=True
+        ):
+            best[size] = min(best.get(size, (inf, 0.0)), (time_s, spread))
     sizes = tuple(sorted(best))
-    return Times(
+    return PairTimes(
         one.source,
         one.target,
         sizes,
@@ -247,15 +257,15 @@ def clusters(values: Sequence[float], tolerance: float = TOLERANCE) -> list[list
     return cut(order) if order else []
 
 
-def classes(fits: Mapping[Pair, Fit], kinds: Mapping[Pair, str]) -> tuple[LinkClass, ...]:
+def classes(fits: Mapping[Pair, PairFit], kinds: Mapping[Pair, str]) -> tuple[LinkClass, ...]:
     """Pairs of one kind whose bandwidths agree and whose latencies agree, fastest first."""
-    found = []
+    merged = []
     for kind in sorted(set(kinds.values())):
         pairs = sorted(pair for pair in kinds if kinds[pair] == kind)
         for wide in clusters([fits[pair].bandwidth_bytes_per_s for pair in pairs]):
             for near in clusters([fits[pairs[i]].latency_s for i in wide]):
                 members = [fits[pairs[wide[i]]] for i in near]
-                found.append(
+                merged.append(
                     LinkClass(
                         kind,
                         tuple((one.source, one.target) for one in members),
@@ -265,9 +275,9 @@ def classes(fits: Mapping[Pair, Fit], kinds: Mapping[Pair, str]) -> tuple[LinkCl
                         max(one.spread for one in members),
                     )
                 )
-    return tuple(sorted(found, key=lambda one: (-one.bandwidth_bytes_per_s, one.pairs)))
+    return tuple(sorted(merged, key=lambda one: (-one.bandwidth_bytes_per_s, one.pairs)))
 
 
 def middle(values: Sequence[float]) -> float:
-    """The middle of a range by ratio, from which all of a class are equally far."""
+    """The middle of a range by ratio: both ends are the same factor away."""
     return float(np.sqrt(min(values) * max(values)))

@@ -1,8 +1,9 @@
-"""A topology from what its file says: `extends`, templates of hosts, numbered names, patterns
-and measured times -> `Topology`, and everything that contradicts itself.
+"""The fields of a topology file -> `Topology`: `extends`, templates of hosts, numbered names,
+patterns and measured times; with everything that contradicts itself.
 
-A topology is put together in a draft: what it extends first, then copies of templates, then its own
-hosts, devices, switches and links. What is wrong is noted with the path of its field and left out.
+A topology is put together in a draft: first the topology that it extends, then copies of templates,
+then its own hosts, devices, switches and links. Mistakes are noted with the path of their field and
+left out.
 """
 
 from collections import ChainMap
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
 
-from planner.clusters.yaml.levels import EITHER, EMPTY, Source, regular_topology, unknown_type
+from planner.clusters.yaml.levels import EITHER, EMPTY, BodyContext, regular_topology, unknown_type
 from planner.clusters.yaml.schema import (
     BodySchema,
     DeviceSchema,
@@ -19,23 +20,23 @@ from planner.clusters.yaml.schema import (
     LinkSchema,
     TableSchema,
 )
-from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology
+from planner.topology import Device, DeviceType, Host, Link, Table, Topology
 
-# What `levels` makes up, so that a file with levels may not give it.
+# Sections that `levels` makes up, so that a file with levels may not have them.
 _EXPLICIT_ONLY = ("hosts", "devices", "switches", "links")
 _ENDS = "expected `between: [a, b]` for both directions, or `from: a` with `to: b`"
 
 
-def build(body: BodySchema, where: str, source: Source) -> Topology:
+def build(body: BodySchema, where: str, context: BodyContext) -> Topology:
     """The topology that a body describes; its name and notes are left empty.
 
     Args:
         where: path of the body in its file with a full stop at its end, empty for the file itself.
-        source: see there; what is wrong is added to it.
+        context: see there; mistakes are added to it.
     """
     base = None
     if body.extends is not None:
-        base = source.other(f"{where}extends", body.extends)
+        base = context.other(f"{where}extends", body.extends)
         if base is None:
             return EMPTY
     given = body.model_fields_set
@@ -43,20 +44,72 @@ def build(body: BodySchema, where: str, source: Source) -> Topology:
     against = _EXPLICIT_ONLY if regular else ("device", "host")
     clashing = [name for name in against if name in given]
     if not (body.levels or body.devices or body.hosts or base):
-        source.wrong.append(f"{where}{EITHER}, got neither")
+        context.wrong.append(f"{where}{EITHER}, got neither")
     elif clashing:
         ruler = "levels" if regular else "devices"
-        source.wrong.append(
+        context.wrong.append(
             f"{where}{', '.join(clashing)}: {EITHER}, got {ruler}; leave out what is not meant"
         )
     elif regular:
-        return _with_tables(regular_topology(body, base, where, source), body.tables, where, source)
+        return _with_tables(
+            regular_topology(body, base, where, context), body.tables, where, context
+        )
     else:
-        draft = _Draft(where, source)
+        draft = _Draft(where, context)
         draft.extend(base or EMPTY)
         draft.add(body)
-        return _with_tables(draft.topology(), body.tables, where, source)
+        return _with_tables(draft.topology(), body.tables, where, context)
     return EMPTY
+
+
+def extended(base: Topology, body: BodySchema, types: Mapping[str, DeviceType]) -> Topology:
+    """A topology with the changes of a body, made as in a file that extends it.
+
+    Args:
+        base: keeps its name and its notes; it is no hierarchy of levels any more.
+        body: sound; it names only hosts, devices and links of the base.
+        types: device types that devices may become, besides those of the base.
+    """
+    context = BodyContext(types, frozenset(), lambda place, name: None, None, [])
+    draft = _Draft("", context)
+    draft.extend(base)
+    draft.add(body)
+    assert not context.wrong, context.wrong
+    made = draft.topology()
+    kinds = made.device_types if body.devices else base.device_types
+    return replace(made, name=base.name, notes=base.notes, device_types=kinds)
+
+
+def vertex_names(topology: Topology) -> Iterator[str]:
+    """The names of all vertices: hosts, devices, switches."""
+    yield from (host.name for host in topology.hosts)
+    yield from (device.name for device in topology.devices)
+    yield from topology.switches
+
+
+def renamed(topology: Topology, new: Mapping[str, str]) -> Topology:
+    """The topology with other names for its vertices.
+
+    Args:
+        new: by old name, for every vertex and every end of a link.
+    """
+    return replace(
+        topology,
+        hosts=tuple(replace(host, name=new[host.name]) for host in topology.hosts),
+        devices=tuple(
+            replace(device, name=new[device.name], host=new[device.host])
+            for device in topology.devices
+        ),
+        switches=tuple(new[switch] for switch in topology.switches),
+        links=tuple(
+            replace(link, source=new[link.source], target=new[link.target])
+            for link in topology.links
+        ),
+        tables=tuple(
+            replace(table, devices=tuple(new[device] for device in table.devices))
+            for table in topology.tables
+        ),
+    )
 
 
 def _pattern(name: str) -> bool:
@@ -80,14 +133,14 @@ class _Draft:
     Attributes:
         where: path of its body in the file.
         links: by their ends.
-        numbers: the next number of numbered names, by what is before the number.
-        own: names and ends of links that the body itself gave, which may not come twice; what it
-            extends and templates brought may be changed.
+        numbers: the next number of numbered names, by the part before the number.
+        own: names and ends of links that the body itself gave, which may not come twice. Others
+            came with templates and the extended topology, and may be changed.
         partial: whether a template is missing, so that names may be unknown for that reason.
     """
 
     where: str
-    source: Source
+    context: BodyContext
     types: dict[str, DeviceType] = field(default_factory=dict)
     hosts: dict[str, Host] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
@@ -99,11 +152,11 @@ class _Draft:
     partial: bool = False
 
     def complain(self, place: str, what: str) -> None:
-        """Notes what is wrong with a field."""
-        self.source.wrong.append(f"{self.where}{place}: {what}")
+        """Notes a mistake in a field."""
+        self.context.wrong.append(f"{self.where}{place}: {what}")
 
     def topology(self) -> Topology:
-        """What has been put together."""
+        """The draft as a topology."""
         used = sorted({device.type for device in self.devices.values()})
         known = self._types()
         return Topology(
@@ -116,35 +169,25 @@ class _Draft:
             tables=tuple(self.tables),
         )
 
-    def extend(self, other: Topology, names: Mapping[str, str] | None = None) -> None:
-        """Takes over another topology, with other names where there are some."""
-
-        def called(name: str) -> str:
-            return names[name] if names else name
-
+    def extend(self, other: Topology) -> None:
+        """Takes over another topology."""
         for kind in other.device_types:
             clashing = self.types.setdefault(kind.name, kind) != kind
-            if clashing and kind.name not in self.source.own_types:
+            if clashing and kind.name not in self.context.own_types:
                 self.complain(
                     f"device_types.{kind.name}",
                     "missing; it is defined in two ways by what this topology is made of",
                 )
-        for host in other.hosts:
-            self._count(called(host.name))
-            self.hosts[called(host.name)] = replace(host, name=called(host.name))
-        for d in other.devices:
-            self._count(called(d.name))
-            self.devices[called(d.name)] = replace(d, name=called(d.name), host=called(d.host))
-        for switch in other.switches:
-            self._count(called(switch))
-            self.switches[called(switch)] = None
-        for link in other.links:
-            ends = called(link.source), called(link.target)
-            self.links[ends] = replace(link, source=ends[0], target=ends[1])
-        self.tables += [replace(t, devices=tuple(map(called, t.devices))) for t in other.tables]
+        self.hosts |= {host.name: host for host in other.hosts}
+        self.devices |= {device.name: device for device in other.devices}
+        self.switches |= dict.fromkeys(other.switches)
+        self.links |= {(link.source, link.target): link for link in other.links}
+        self.tables += other.tables
+        for name in vertex_names(other):
+            self._count(name)
 
     def add(self, body: BodySchema) -> None:
-        """Adds what a body itself says."""
+        """Adds the sections of a body."""
         for i, host in enumerate(body.hosts):
             self._add_hosts(f"hosts[{i}]", host)
         for i, device in enumerate(body.devices):
@@ -158,8 +201,8 @@ class _Draft:
 
     def _types(self) -> dict[str, DeviceType]:
         """The device types that are known here."""
-        own = {name: self.source.types[name] for name in self.source.own_types}
-        return {**self.source.types, **self.types, **own}
+        own = {name: self.context.types[name] for name in self.context.own_types}
+        return {**self.context.types, **self.types, **own}
 
     # Names ----------------------------------------------------------------------------------------
 
@@ -197,7 +240,7 @@ class _Draft:
             if given.model_fields_set - {"template", "count"}:
                 self.complain(place, "a template brings all but the count; leave out the rest")
                 return
-            template = self.source.other(f"{self.where}{place}.template", given.template)
+            template = self.context.other(f"{self.where}{place}.template", given.template)
             if template is None:
                 self.partial = True
                 return
@@ -231,9 +274,11 @@ class _Draft:
 
     def _copy(self, template: Topology) -> None:
         """Takes over a template under names that are numbered on."""
-        names = [*(h.name for h in template.hosts), *(d.name for d in template.devices)]
-        called = {name: self._next(_split(name)[0]) for name in (*names, *template.switches)}
-        self.extend(template, called)
+        self.extend(
+            renamed(
+                template, {name: self._next(_split(name)[0]) for name in vertex_names(template)}
+            )
+        )
 
     def _add_devices(self, place: str, given: DeviceSchema) -> None:
         types = self._types()
@@ -260,15 +305,12 @@ class _Draft:
 
     def _add_links(self, place: str, given: LinkSchema) -> None:
         if given.between is None and given.source is None:
-            self._change_links(place, given)
+            self._change_kind(place, given)
             return
-        missing = [n for n in ("bandwidth", "latency") if getattr(given, n) is None]
-        for name in missing:
-            self.complain(f"{place}.{name}", "missing")
         both = given.between is not None
         a, b = given.between or (given.source or "", given.target or "")
-        names = ("between", "between") if both else ("from", "to")
-        ends = [self._ends(f"{place}.{key}", end) for key, end in zip(names, (a, b), strict=True)]
+        fields = ("between", "between") if both else ("from", "to")
+        ends = [self._ends(f"{place}.{key}", end) for key, end in zip(fields, (a, b), strict=True)]
         if a == b and not _pattern(a):
             self.complain(place, f"{a} is linked to itself; leave that link out")
         ways = dict.fromkeys(
@@ -279,27 +321,37 @@ class _Draft:
         )
         twice = [way for way in ways if way in self.own]
         self.own |= set(ways)
-        for way in ways:
-            self.links[way] = Link(
-                *way, given.bandwidth or 1.0, given.latency or 0.0, given.name,
-                Sharing(given.sharing or Sharing.FAIR),
-            )  # fmt: skip
         if twice:
             (p, q), *more = twice
             also = f", and {len(more)} more" if more else ""
             self.complain(place, f"{p} -> {q} is there twice{also}")
+        self._put_links(place, list(ways), given)
+
+    def _put_links(self, place: str, ways: Sequence[tuple[str, str]], given: LinkSchema) -> None:
+        """New links, which replace older ones; or, with only some of the fields, changes of links
+        that are all there already.
+        """
+        missing = [name for name in ("bandwidth", "latency") if getattr(given, name) is None]
+        changes = given.changes()
+        if missing and changes and ways and all(way in self.links for way in ways):
+            self.links |= {way: replace(self.links[way], **changes) for way in ways}
+            return
+        for name in missing:
+            self.complain(f"{place}.{name}", "missing")
+        figures = {"bandwidth_bytes_per_s": 1.0, "latency_s": 0.0, **changes}
+        self.links |= {way: Link(*way, **figures) for way in ways}
 
     def _ends(self, place: str, name: str) -> list[str]:
-        found = _matching(name, self._vertices)
+        ends = _matching(name, self._vertices)
         if self.partial:
-            return found
-        if not found and _pattern(name):
+            return ends
+        if not ends and _pattern(name):
             self.complain(place, f"no device, host or switch matches {name!r}")
-        elif not found:
+        elif not ends:
             self.complain(place, f"unknown device, host or switch {name!r}")
-        return found
+        return ends
 
-    def _change_links(self, place: str, given: LinkSchema) -> None:
+    def _change_kind(self, place: str, given: LinkSchema) -> None:
         """Changes the links of a name that are there already."""
         known = sorted({link.name for link in self.links.values() if link.name})
         if not given.name:
@@ -310,20 +362,16 @@ class _Draft:
                 f"{place}.name",
                 f"no link is called {given.name!r}; there are: {there}; a new one needs `between`",
             )
-        new: dict[str, float | Sharing] = {}
-        if given.bandwidth is not None:
-            new["bandwidth_bytes_per_s"] = given.bandwidth
-        if given.latency is not None:
-            new["latency_s"] = given.latency
-        if given.sharing is not None:
-            new["sharing"] = Sharing(given.sharing)
-        for ends, link in self.links.items():
-            if given.name and link.name == given.name:
-                self.links[ends] = replace(link, **new)  # type: ignore[arg-type]
+        else:
+            self.links |= {
+                ends: replace(link, **given.changes())
+                for ends, link in self.links.items()
+                if link.name == given.name
+            }
 
 
 def _split(name: str) -> tuple[str, str]:
-    """What is before a name's number, and the number: ("gpu", "12")."""
+    """A name's part before its number, and the number: ("gpu", "12")."""
     stem = name.rstrip("0123456789")
     return stem, name[len(stem) :]
 
@@ -332,31 +380,31 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _with_tables(
-    topology: Topology, given: Sequence[TableSchema], where: str, source: Source
+    topology: Topology, given: Sequence[TableSchema], where: str, context: BodyContext
 ) -> Topology:
     """The topology with more tables, which take precedence over those that it has."""
     tables: list[Table] = []
     for i, one in enumerate(given):
         for j, group in enumerate(one.groups or [None]):
             place = f"{where}tables[{i}]" + ("" if group is None else f".groups[{j}]")
-            devices = _group(topology, group, place, source)
+            devices = _group(topology, group, place, context)
             if devices is None:
                 continue
             count = one.num_devices or len(devices)
             if not 2 <= count <= len(devices):
-                source.wrong.append(
+                context.wrong.append(
                     f"{place}: expected a group of 2 to {len(devices)} devices, got {count}"
                 )
                 continue
             if any(t.num_devices == count and set(t.devices) == set(devices) for t in tables):
-                source.wrong.append(f"{place}: these devices have a table already")
+                context.wrong.append(f"{place}: these devices have a table already")
                 continue
             tables.append(Table(devices, count, one.points(count)))
     return replace(topology, tables=(*tables, *topology.tables))
 
 
 def _group(
-    topology: Topology, names: list[str] | None, place: str, source: Source
+    topology: Topology, names: list[str] | None, place: str, context: BodyContext
 ) -> tuple[str, ...] | None:
     """Names of devices from names of devices and hosts and patterns, in the order of the devices;
     None where one is wrong.
@@ -365,16 +413,16 @@ def _group(
     if names is None:
         return tuple(devices)
     hosts = [host.name for host in topology.hosts]
-    found: set[str] = set()
+    chosen: set[str] = set()
     sound = True
     for name in names:
         some = set(_matching(name, devices))
         at = set(_matching(name, hosts))
         some |= {device.name for device in topology.devices if device.host in at}
         if not some:
-            source.wrong.append(f"{place}: unknown device or host {name!r}")
-        elif some & found:
-            source.wrong.append(f"{place}: {min(some & found)} is there twice")
-        sound = sound and bool(some) and not some & found
-        found |= some
-    return tuple(name for name in devices if name in found) if sound else None
+            context.wrong.append(f"{place}: unknown device or host {name!r}")
+        elif some & chosen:
+            context.wrong.append(f"{place}: {min(some & chosen)} is there twice")
+        sound = sound and bool(some) and not some & chosen
+        chosen |= some
+    return tuple(name for name in devices if name in chosen) if sound else None

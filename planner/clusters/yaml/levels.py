@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
-from planner.clusters.yaml.schema import BodySchema, LevelSchema, available_cores
+from planner.clusters.yaml.schema import BodySchema, LevelSchema
 from planner.topology import Device, DeviceType, Host, Level, Link, Topology, tables_among
 
 EITHER = "expected either `levels` with `device`, or `devices` with `links`"
@@ -11,16 +11,16 @@ EMPTY = Topology("", (), (), (), (), ())
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a body comes from.
+class BodyContext:
+    """The things that a body may refer to, and the mistakes in it.
 
     Attributes:
         types: the device types that it may name.
-        own_types: names of those that its file defines, which replace others of the name.
-        other: another topology, by the name of a template, a preset or a file; None after it has
-            noted what is wrong with it.
-        num_devices: what `count: auto` of levels is.
-        wrong: lines of the form "path of the field: what is wrong", to be added to.
+        own_types: names of the types that its file defines; they replace others of the same name.
+        other: gives another topology, by the path of the field and the name of a template, a preset
+            or a file; None if it is not sound, after its mistakes are noted.
+        num_devices: the value of `count: auto` in levels.
+        wrong: a line "path of the field: mistake" for each mistake; grows.
     """
 
     types: Mapping[str, DeviceType]
@@ -31,7 +31,7 @@ class Source:
 
 
 def unknown_type(name: str, known: Iterable[str]) -> str:
-    """What is said of a device type that is not known."""
+    """The message on an unknown device type."""
     return (
         f"unknown device type {name!r}; known: {', '.join(sorted(known))};"
         " define others under `device_types`"
@@ -39,56 +39,57 @@ def unknown_type(name: str, known: Iterable[str]) -> str:
 
 
 def regular_topology(
-    body: BodySchema, base: Topology | None, where: str, source: Source
+    body: BodySchema, base: Topology | None, where: str, context: BodyContext
 ) -> Topology:
-    """A regular hierarchy; of one that it extends, levels of the same name are changed."""
-    found = list(base.levels) if base else []
-    if base is not None and not found:
-        source.wrong.append(f"{where}levels: {EITHER}; what is extended has devices")
+    """A regular hierarchy. Where it extends another one, levels of the same name are changed."""
+    levels = list(base.levels) if base else []
+    if base is not None and not levels:
+        context.wrong.append(f"{where}levels: {EITHER}; the extended topology has devices")
         return EMPTY
-    old = {level.name: i for i, level in enumerate(found)}
+    old = {level.name: i for i, level in enumerate(levels)}
     for i, given in enumerate(body.levels):
-        level = _level(given, found[old[given.name]] if given.name in old else None, source)
+        before = levels[old[given.name]] if given.name in old else None
+        level = changed_level(given, before, context.num_devices)
         if level is None:
             missing = (n for n in ("count", "bandwidth", "latency") if getattr(given, n) is None)
-            source.wrong.extend(f"{where}levels[{i}].{name}: missing" for name in missing)
+            context.wrong.extend(f"{where}levels[{i}].{name}: missing" for name in missing)
         elif given.name in old:
-            found[old[given.name]] = level
+            levels[old[given.name]] = level
         else:
-            found.append(level)
+            levels.append(level)
     device = body.device or (base.devices[0].type if base else None)
     host = body.host
     if host is not None and host.model_fields_set - {"cores", "memory"}:
         field_name = min(host.model_fields_set - {"cores", "memory"})
-        source.wrong.append(
+        context.wrong.append(
             f"{where}host.{field_name}: unknown field; `levels` names its hosts itself"
         )
     if device is None:
-        source.wrong.append(f"{where}device: missing; `levels` needs the type of all devices")
+        context.wrong.append(f"{where}device: missing; `levels` needs the type of all devices")
         return EMPTY
-    types = {**source.types, **({t.name: t for t in base.device_types} if base else {})}
+    types = {**context.types, **({t.name: t for t in base.device_types} if base else {})}
     if device not in types:
-        source.wrong.append(f"{where}device: {unknown_type(device, types)}")
+        context.wrong.append(f"{where}device: {unknown_type(device, types)}")
         return EMPTY
     kept = host.resolved("") if host else (base.hosts[0] if base else Host(""))
-    if not found:
+    if not levels:
         return EMPTY
-    made = from_levels(tuple(found), types[device], kept)
+    made = from_levels(tuple(levels), types[device], kept)
     names = {one.name for one in made.devices}
     return replace(made, tables=tables_among(base.tables, names) if base else ())
 
 
-def _level(given: LevelSchema, old: Level | None, source: Source) -> Level | None:
-    """A level, from what is given of it and what it was; None where something is missing."""
-    count, rate, latency = given.count, given.bandwidth, given.latency
+def changed_level(given: LevelSchema, old: Level | None, num_devices: int | None) -> Level | None:
+    """The old level with the fields that are given, or a new level; None where a new one misses a
+    field.
+
+    Args:
+        num_devices: see `LevelSchema.changes`.
+    """
+    changes = given.changes(num_devices)
     if old is not None:
-        count = old.count if count is None else count
-        rate = old.bandwidth_bytes_per_s if rate is None else rate
-        latency = old.latency_s if latency is None else latency
-    if count is None or rate is None or latency is None:
-        return None
-    auto = (source.num_devices or available_cores()) if isinstance(count, str) else count
-    return Level(given.name, auto, rate, latency)
+        return replace(old, **changes)
+    return Level(given.name, **changes) if len(changes) == 3 else None
 
 
 def from_levels(levels: tuple[Level, ...], kind: DeviceType, host: Host) -> Topology:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from planner.clusters.routes import routes, unlike_pairs
 from planner.clusters.yaml.build import build
-from planner.clusters.yaml.levels import Source
+from planner.clusters.yaml.levels import BodyContext
 from planner.clusters.yaml.schema import (
     BodySchema,
     DeviceTableSchema,
@@ -69,9 +69,10 @@ def find_topology(name: str) -> Path:
 
 
 def _find(name: str, folder: Path, without: tuple[Path, ...]) -> Path:
-    """The file of a topology that is named in a folder, and is none of some files.
+    """The file of a topology that is named in a folder.
 
-    So a file of a preset's name may extend the preset.
+    Args:
+        without: files that it may not be; so a file of a preset's name may extend the preset.
     """
     circle = False
     wanted = [name] if name.endswith((".yaml", ".yml")) else [name, f"{name}.yaml"]
@@ -106,32 +107,32 @@ def _read(path: Path, num_devices: int | None, users: tuple[Path, ...]) -> Topol
     """A topology that some files extend or use as a template, the outermost first."""
     schema, wrong = checked_topology(plain_yaml(path, TOPOLOGY_FORMAT), path)
     file = _File(path, schema, num_devices, users)
-    found = replace(build(schema, "", file.source(file.types)), name=schema.name)
-    found = replace(found, notes=tuple(dict.fromkeys((*file.notes, *schema.notes))))
-    own = file.wrong or problems(found) or _contradictions(found)
+    topology = replace(build(schema, "", file.context(file.types)), name=schema.name)
+    topology = replace(topology, notes=tuple(dict.fromkeys((*file.notes, *schema.notes))))
+    own = file.wrong or problems(topology) or _contradictions(topology)
     wrong += [f"{path}: {one}" for one in own]
     wrong += file.wrong_elsewhere
     if wrong:
         raise FileError("\n".join(dict.fromkeys(wrong)))
-    return found
+    return topology
 
 
 def _contradictions(topology: Topology) -> tuple[str, ...]:
-    """What is wrong with a topology that has no problems of its own, as far as it takes routes."""
+    """The mistakes of a topology, sound otherwise, that show only in its routes."""
     if not topology.levels and not is_connected(topology):
         try:
             routes(topology)
         except TopologyError as error:
             return (str(error),)
-    found = []
+    wrong = []
     for table in topology.tables:
         why = unlike_pairs(topology, table)
         if why:
-            found.append(
+            wrong.append(
                 f"tables: not all groups of {table.num_devices} of {len(table.devices)} devices are"
                 f" alike: {why}; name the group that was measured under `groups`"
             )
-    return tuple(found)
+    return tuple(wrong)
 
 
 @dataclass
@@ -141,8 +142,8 @@ class _File:
     Attributes:
         users: files that it is read for, the outermost first.
         notes: of the topologies that it uses.
-        wrong: what is wrong in it, without its path.
-        wrong_elsewhere: what is wrong in other files, with their paths.
+        wrong: mistakes in it, without its path.
+        wrong_elsewhere: mistakes in other files, with their paths.
     """
 
     path: Path
@@ -159,9 +160,9 @@ class _File:
         own = self.schema.device_types
         return device_table() | {name: one.named(name) for name, one in own.items()}
 
-    def source(self, types: Mapping[str, DeviceType], within: tuple[str, ...] = ()) -> Source:
+    def context(self, types: Mapping[str, DeviceType], within: tuple[str, ...] = ()) -> BodyContext:
         """Where a body of it comes from; `within` names the templates that it is inside of."""
-        return Source(
+        return BodyContext(
             types=types,
             own_types=frozenset(self.schema.device_types),
             other=lambda place, name: self._other(place, name, within),
@@ -177,8 +178,8 @@ class _File:
             return None
         if body is not None:
             before = len(self.wrong)
-            found = build(body, f"templates.{name}.", self.source(self.types, (*within, name)))
-            return found if len(self.wrong) == before else None
+            topology = build(body, f"templates.{name}.", self.context(self.types, (*within, name)))
+            return topology if len(self.wrong) == before else None
         users = (*self.users, self.path.resolve())
         try:
             path = _find(name, self.path.parent, users)
@@ -186,10 +187,10 @@ class _File:
             self.wrong.append(f"{place}: {error}")
             return None
         try:
-            found = _read(path, self.num_devices, users)
+            topology = _read(path, self.num_devices, users)
         except FileError as error:
             self.wrong.append(f"{place}: {name} is not sound:")
             self.wrong_elsewhere += str(error).splitlines()
             return None
-        self.notes += found.notes
-        return found
+        self.notes += topology.notes
+        return topology

@@ -20,10 +20,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from planner import units
 from planner.errors import FileError, UnitError
 from planner.files import complaint, read_text, said, without_format
-from planner.topology import DeviceType, Host
+from planner.topology import DeviceType, Host, Sharing
 
-# Of a number in a file: nobody has more, and all of them are written out.
-MOST = 100_000
+# The largest number of anything in a file: nobody has more, and all members are written out.
+MAX_NUMBER = 100_000
 
 
 def _unit(parse: Callable[[str], float]) -> Callable[[object], float]:
@@ -38,10 +38,10 @@ def _unit(parse: Callable[[str], float]) -> Callable[[object], float]:
 
 def _above_0(parse: Callable[[str], float]) -> Callable[[object], float]:
     def convert(value: object) -> float:
-        found = _unit(parse)(value)
-        if found <= 0:
+        quantity = _unit(parse)(value)
+        if quantity <= 0:
             raise ValueError(f"expected more than 0, got {value!r}")
-        return found
+        return quantity
 
     return convert
 
@@ -54,8 +54,8 @@ def _number_of(what: str, least: int = 1) -> Callable[[object], int]:
     def convert(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"expected a whole number of {what}, got {said(value)}")
-        if value > MOST:
-            raise ValueError(f"expected at most {MOST} {what}, got {said(value)}")
+        if value > MAX_NUMBER:
+            raise ValueError(f"expected at most {MAX_NUMBER} {what}, got {said(value)}")
         return value
 
     return convert
@@ -139,6 +139,16 @@ class LinkSchema(_Schema):
             )
         return self
 
+    def changes(self) -> dict[str, Any]:
+        """The fields of a `Link` that are given, without its ends."""
+        fields = {
+            "bandwidth_bytes_per_s": self.bandwidth,
+            "latency_s": self.latency,
+            "name": self.name or None,
+            "sharing": None if self.sharing is None else Sharing(self.sharing),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
 
 class LevelSchema(_Schema):
     """A level of a regular hierarchy."""
@@ -147,6 +157,20 @@ class LevelSchema(_Schema):
     count: CountOrAuto | None = None
     bandwidth: Rate | None = None
     latency: Seconds | None = None
+
+    def changes(self, num_devices: int | None) -> dict[str, Any]:
+        """The fields of a `Level` that are given, without its name.
+
+        Args:
+            num_devices: the value of `count: auto`; None takes the cores of this machine.
+        """
+        auto = self.count == "auto"
+        fields = {
+            "count": (num_devices or available_cores()) if auto else self.count,
+            "bandwidth_bytes_per_s": self.bandwidth,
+            "latency_s": self.latency,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TableSchema(_Schema):
@@ -170,16 +194,16 @@ class TableSchema(_Schema):
     def points(self, num_devices: int) -> tuple[tuple[int, float], ...]:
         """(bytes, time in s), ascending by bytes."""
         n = num_devices
-        found = dict(self.times or {})
-        found |= {size: 2 * (n - 1) / n * size / rate for size, rate in (self.busbw or {}).items()}
-        found |= {size: size / rate for size, rate in (self.algbw or {}).items()}
+        times = dict(self.times or {})
+        times |= {size: 2 * (n - 1) / n * size / rate for size, rate in (self.busbw or {}).items()}
+        times |= {size: size / rate for size, rate in (self.algbw or {}).items()}
         if self.latency is not None:
-            found[0] = self.latency
-        return tuple(sorted(found.items()))
+            times[0] = self.latency
+        return tuple(sorted(times.items()))
 
 
 class BodySchema(_Schema):
-    """What describes devices and links, in a file or under `templates`."""
+    """A description of devices and links, in a file or under `templates`."""
 
     extends: str | None = None
     hosts: list[HostSchema] = []
@@ -215,7 +239,7 @@ def core_numbers() -> frozenset[int]:
 
 
 def available_cores() -> int:
-    """How many CPU cores this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(core_numbers())
 
 
@@ -225,7 +249,7 @@ def available_bytes() -> int:
 
 
 def plain_yaml(path: Path, form: str) -> dict[str, Any]:
-    """What a YAML file of a format says besides its format.
+    """The fields of a YAML file, without its format.
 
     Raises:
         FileError: if it is missing, no YAML, or of another format.
@@ -240,11 +264,11 @@ def plain_yaml(path: Path, form: str) -> dict[str, Any]:
     except (YAMLError, ValueError, RecursionError) as error:
         why = str(error).splitlines()[0]
         raise FileError(f"{path}: this is no YAML: {why}") from None
-    found: dict[str, Any] = without_format(plain, path, form, advice)  # type: ignore[assignment]
-    return found
+    fields: dict[str, Any] = without_format(plain, path, form, advice)  # type: ignore[assignment]
+    return fields
 
 
-# What stands for a quantity that is wrong, while the rest of a file is checked.
+# Sound values that stand for wrong ones while the rest of a file is checked.
 _SOUND = {
     "bandwidth": "1 GB/s", "latency": "0 s", "memory": "1 GB", "memory_bandwidth": "1 GB/s",
     "count": 1, "cores": 1, "sharing": "fair",
@@ -255,7 +279,7 @@ _SOUND_TYPE = {
 
 
 def checked_topology(plain: Mapping[str, Any], path: Path) -> tuple[TopologySchema, list[str]]:
-    """A file by its schema, and what is wrong with its fields, a line each. Wrong quantities are
+    """A file by its schema, and the mistakes in its fields, a line each. Wrong quantities are
     replaced by sound ones and unknown fields left out, so that the rest can be checked too.
 
     Raises:
@@ -275,7 +299,7 @@ def checked_topology(plain: Mapping[str, Any], path: Path) -> tuple[TopologySche
 
 
 def _mend(plain: dict[str, Any], location: tuple[int | str, ...], kind: str) -> None:
-    """Takes an unknown field out of a file, or gives a quantity that is wrong a sound value."""
+    """Takes an unknown field out of a file, or replaces a wrong quantity by a sound one."""
     first, *_ = location
     if first == "tables":
         plain.pop("tables", None)

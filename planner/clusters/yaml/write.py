@@ -1,24 +1,26 @@
 """`Topology` -> YAML that `clusters.read_topology` reads back as the same topology.
 
-Every quantity is written in the largest unit in which six digits say it exactly, else with all its
-digits in the smallest one. Levels, patterns and templates are written as what they make up.
+Every quantity is written in the largest unit in which six digits are exact, else with all its
+digits in the smallest one. Levels, patterns and templates are written out.
 """
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from planner import units
 from planner.clusters.yaml.read import TOPOLOGY_FORMAT, device_table
 from planner.files import write_atomically
 from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology
 
-# What needs no quotes in YAML, within brackets too, and is not read as something else than text.
-_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-_NO_TEXT = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 _RATES = {k: v for k, v in units.BYTES_PER_S.items() if k.endswith("B/s") and "i" not in k}
+# An entry stays on one line, however long.
+_WIDTH = 1_000_000
 
 
 def write_topology(topology: Topology, path: Path, comments: Sequence[str] = ()) -> None:
@@ -34,106 +36,99 @@ def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
     """The text of the file.
 
     Args:
-        topology: sound; its levels are not written, only what they make up.
+        topology: sound; its levels are written out as devices and links.
         comments: lines above all else, without the #.
     """
-    lines = [f"# {line}".rstrip() for line in comments]
-    lines += [f"format: {TOPOLOGY_FORMAT}", f"name: {_text(topology.name)}"]
-    lines += _section("notes", map(_text, topology.notes))
-    lines += _section("hosts", map(_host, topology.hosts))
-    lines += _section("devices", map(_device, topology.devices))
-    lines += _section("switches", map(_text, topology.switches))
-    lines += _section("links", _links(topology.links))
-    lines += _section("tables", map(_table, topology.tables))
-    lines += _types(topology.device_types)
-    return "\n".join(lines) + "\n"
+    sections = {
+        "notes": list(topology.notes),
+        "hosts": list(map(_host, topology.hosts)),
+        "devices": list(map(_device, topology.devices)),
+        "switches": list(topology.switches),
+        "links": list(_links(topology.links)),
+        "tables": list(map(_table, topology.tables)),
+        "device_types": _types(topology.device_types),
+    }
+    file = CommentedMap(format=TOPOLOGY_FORMAT, name=topology.name)
+    file.update((name, section) for name, section in sections.items() if section)
+    if comments:
+        file.yaml_set_start_comment("\n".join(comments))
+    yaml = YAML()
+    yaml.width = _WIDTH
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    text = io.StringIO()
+    yaml.dump(file, text)
+    return text.getvalue()
 
 
-def _section(name: str, entries: Iterator[str]) -> list[str]:
-    found = [f"  - {entry}" for entry in entries]
-    return [f"{name}:", *found] if found else []
+def _line(**entries: Any) -> CommentedMap:
+    """A mapping on one line, without the entries that are None."""
+    line = CommentedMap((key, value) for key, value in entries.items() if value is not None)
+    line.fa.set_flow_style()
+    return line
 
 
-def _map(entries: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in entries.items()) + "}"
+def _list(entries: Iterable[object]) -> CommentedSeq:
+    """A list on one line."""
+    line = CommentedSeq(entries)
+    line.fa.set_flow_style()
+    return line
 
 
-def _list(entries: Sequence[str]) -> str:
-    return f"[{', '.join(map(_text, entries))}]"
+def _host(host: Host) -> CommentedMap:
+    memory = None if host.memory_bytes is None else _size(host.memory_bytes)
+    return _line(name=host.name, cores=host.cores, memory=memory)
 
 
-def _text(text: str) -> str:
-    if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT:
-        return text
-    return json.dumps(text, ensure_ascii=False)
+def _device(device: Device) -> CommentedMap:
+    return _line(name=device.name, type=device.type, host=device.host)
 
 
-def _host(host: Host) -> str:
-    entries = {"name": _text(host.name)}
-    if host.cores is not None:
-        entries["cores"] = str(host.cores)
-    if host.memory_bytes is not None:
-        entries["memory"] = _size(host.memory_bytes)
-    return _map(entries)
-
-
-def _device(device: Device) -> str:
-    return _map(
-        {"name": _text(device.name), "type": _text(device.type), "host": _text(device.host)}
-    )
-
-
-def _links(links: Sequence[Link]) -> Iterator[str]:
+def _links(links: Sequence[Link]) -> Iterator[CommentedMap]:
     """One line for a link and the next one, where that is the same in the other direction."""
     i = 0
     while i < len(links):
         link = links[i]
-        figures = {
-            "bandwidth": _exact(link.bandwidth_bytes_per_s, _RATES, units.parse_rate),
-            "latency": _time(link.latency_s),
-        }
-        name = {"name": _text(link.name)} if link.name else {}
-        if link.sharing is not Sharing.FAIR:
-            figures["sharing"] = link.sharing.value
         back = replace(link, source=link.target, target=link.source)
-        if links[i + 1 : i + 2] == (back,):
-            yield _map({**name, "between": _list([link.source, link.target]), **figures})
-            i += 2
-        else:
-            ends = {"from": _text(link.source), "to": _text(link.target)}
-            yield _map({**name, **ends, **figures})
-            i += 1
+        both = links[i + 1 : i + 2] == (back,)
+        ends = {"from": link.source, "to": link.target}
+        yield _line(
+            name=link.name or None,
+            **({"between": _list([link.source, link.target])} if both else ends),
+            bandwidth=_exact(link.bandwidth_bytes_per_s, _RATES, units.parse_rate),
+            latency=_time(link.latency_s),
+            sharing=None if link.sharing is Sharing.FAIR else link.sharing.value,
+        )
+        i += 2 if both else 1
 
 
-def _table(table: Table) -> str:
-    entries = {"groups": f"[{_list(table.devices)}]", "num_devices": str(table.num_devices)}
+def _table(table: Table) -> CommentedMap:
     times = dict(table.times)
     start_s = times.pop(0, None)
-    if start_s is not None:
-        entries["latency"] = _time(start_s)
-    entries["times"] = _map({_size(size): _time(time_s) for size, time_s in times.items()})
-    return _map(entries)
+    return _line(
+        groups=_list([_list(table.devices)]),
+        num_devices=table.num_devices,
+        latency=None if start_s is None else _time(start_s),
+        times=_line(**{_size(size): _time(time_s) for size, time_s in times.items()}),
+    )
 
 
-def _types(types: Sequence[DeviceType]) -> list[str]:
-    """The types that do not ship with the planner."""
-    lines = []
-    for one in types:
-        if device_table().get(one.name) == one:
-            continue
-        flops = {
-            _text(dtype): _exact(value, units.FLOPS, units.parse_flops)
-            for dtype, value in one.flops.items()
+def _types(types: Sequence[DeviceType]) -> dict[str, dict[str, object]]:
+    """The types that do not ship with the planner, by name."""
+    return {
+        one.name: {
+            "memory": _size(one.memory_bytes),
+            "flops": _line(
+                **{
+                    dtype: _exact(value, units.FLOPS, units.parse_flops)
+                    for dtype, value in one.flops.items()
+                }
+            ),
+            "memory_bandwidth": _exact(one.memory_bandwidth_bytes_per_s, _RATES, units.parse_rate),
+            "source": one.source,
         }
-        bandwidth = _exact(one.memory_bandwidth_bytes_per_s, _RATES, units.parse_rate)
-        lines += [
-            f"  {_text(one.name)}:",
-            f"    memory: {_size(one.memory_bytes)}",
-            f"    flops: {_map(flops)}",
-            f"    memory_bandwidth: {bandwidth}",
-            f"    source: {json.dumps(one.source, ensure_ascii=False)}",
-        ]
-    return ["device_types:", *lines] if lines else []
+        for one in types
+        if device_table().get(one.name) != one
+    }
 
 
 def _size(size_bytes: int) -> str:

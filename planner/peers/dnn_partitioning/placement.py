@@ -13,9 +13,9 @@ import numpy as np
 from planner.formats.dnn_partitioning import MILLI, DnnGraph, colors
 from planner.peers.dnn_partitioning.costs import outputs
 from planner.peers.dnn_partitioning.solve import DnnSplit, DnnStage
-from planner.problem import Engine
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.model import Bottleneck, Net
+from planner.solvers.engines.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

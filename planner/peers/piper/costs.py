@@ -14,13 +14,13 @@ objective is the largest stage time, in s per sample. The factor 4 is PipeDream'
 all-reduce.
 
 Source: Tarnawski, Narayanan and Phanishayee, NeurIPS 2021, section 4. The functions are compiled
-into `solvers/piper_kernels.py`.
+into `kernels.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.costs.memory import stage_memory
+from planner.costs.memory import memory_of
 from planner.formats.piper import RECOMPUTED, VANILLA, PiperEdge, PiperGraph, PiperNode, Tmpc
 from planner.graph import consumers, producers, tensors_by_name
 from planner.graphs.coarsen import coarsen
@@ -168,7 +168,7 @@ def as_piper_graph(problem: Problem, num_devices: int, memory_bytes: int, batch:
         forward_s, backward_s = (
             float(part[list(block)].sum()) / samples for part in (times.forward_s, times.backward_s)
         )
-        memory, static = stage_memory(profile, block), held_bytes(problem, block)
+        memory, static = memory_of(profile, block), held_bytes(problem, block)
         kept, boundary = memory.kept_bytes / samples, memory.boundary_bytes / samples
         into = {str(u): 0.0 for u, w in sent if w == b}
         out = {str(w): 0.0 for u, w in sent if u == b}

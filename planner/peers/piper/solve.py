@@ -25,10 +25,9 @@ from itertools import pairwise
 import numpy as np
 
 from planner.formats.piper import RECOMPUTED, VANILLA, PiperGraph, Tmpc, layer_predecessors
-from planner.graphs.downsets import csr, members
-from planner.graphs.windows import windowed
+from planner.graphs.downsets import Downsets, csr, members, windowed
 from planner.peers.piper import costs, kernels
-from planner.peers.piper.arrays import Degrees, Lattice, Layers, Stages
+from planner.peers.piper.kernels import Degrees, Layers, Stages
 from planner.problem import Recompute, Status
 from planner.support.arrays import Floats, Ints
 
@@ -110,7 +109,7 @@ def plan(graph: PiperGraph, options: PiperOptions) -> PiperPlan:
     """The plan with the smallest largest stage time."""
     feeds = layer_predecessors(graph)
     order = list(TopologicalSorter(dict(enumerate(feeds))).static_order())
-    found, whole = windowed(feeds, order, options.max_downsets)
+    subsets, whole = windowed(feeds, order, options.max_downsets)
     tensor = sorted({int(t) for node in graph.nodes for t in node.tmpcs})
     tensor = [t for t in tensor if t <= (options.max_tensor_parallel or options.num_devices)]
     if not tensor:
@@ -120,17 +119,16 @@ def plan(graph: PiperGraph, options: PiperOptions) -> PiperPlan:
     data = [d for d in range(1, widest + 1) if options.batch % d == 0]
     degrees = Degrees(np.array(tensor), np.array(data), options.num_devices, most)
     layers, tmpcs = _layers(graph, tensor, options)
-    lattice = Lattice(found.masks, found.start, found.cover, found.added)
     stages, complete = kernels.stages(
-        lattice, layers, len(tensor), float(options.memory_bytes), ROOM, most
+        subsets, layers, len(tensor), float(options.memory_bytes), ROOM, most
     )
-    rows = _search(stages, degrees, _work(lattice, layers, tensor))
+    rows = _search(stages, degrees, _work(subsets, layers, tensor))
     exact = complete and whole
     if rows is None:
         return PiperPlan(Status.INFEASIBLE if exact else Status.UNKNOWN, ())
     chosen, i = [], 0
     for j, t, d, total in rows.tolist():
-        stage = members(found.masks[j] & ~found.masks[i])
+        stage = members(subsets.masks[j] & ~subsets.masks[i])
         x = tensor.index(t)
         picks = _picks(layers, len(tensor), x, stage, d, total, options)
         chosen.append(PiperStage(tuple(stage), t, d, total, tuple(tmpcs[o] for o in picks)))
@@ -181,7 +179,7 @@ def _layers(
     return Layers(np.array(counts), figures, crossing, extra, mixed, start, items), tmpcs
 
 
-def _work(lattice: Lattice, layers: Layers, tensor: Sequence[int]) -> Floats:
+def _work(subsets: Downsets, layers: Layers, tensor: Sequence[int]) -> Floats:
     """(n,) devices times s per sample that the layers of each downset take at the least; inf
     where one of them cannot run.
     """
@@ -193,7 +191,7 @@ def _work(lattice: Lattice, layers: Layers, tensor: Sequence[int]) -> Floats:
             first, last = layers.option_start[v * degrees + x : v * degrees + x + 2]
             if first < last:
                 work[v] = min(work[v], t * layers.figures[first:last, 0].min())
-    bits = np.unpackbits(lattice.masks.astype("<u8").view(np.uint8), axis=1, bitorder="little")
+    bits = np.unpackbits(subsets.masks.astype("<u8").view(np.uint8), axis=1, bitorder="little")
     return np.asarray(np.where(bits[:, :num_layers], work, 0.0).sum(axis=1), dtype=np.float64)
 
 

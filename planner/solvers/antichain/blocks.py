@@ -1,111 +1,165 @@
-"""Blocks of operators as the antichain solver's kernel takes them: the lattice of their downsets
-with its times, and the tensors and parameters that they touch.
+"""Blocks of operators as the antichain solver's kernel takes them: the times of their downsets, and
+the tensors and parameters that they touch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.costs.compute import times_on
 from planner.costs.passes import block_workspace_bytes, operator_workspaces
-from planner.graph import Parameter, consumers, holders, producers, tensors_by_name
+from planner.graph import Graph, Parameter, consumers, holders, producers, tensors_by_name
 from planner.graphs.coarsen import Coarsening
-from planner.graphs.downsets import Downsets, csr, pack
+from planner.graphs.downsets import Downsets, csr, pack, sums_over
 from planner.problem import Problem
 from planner.profiles import Profile, storage_owner
-from planner.solvers.antichain import arrays, kernels
+from planner.solvers.antichain import kernels
 from planner.solvers.antichain.devices import first_of_each_type
 from planner.support.arrays import Floats
 
 
-def lattice_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> arrays.Lattice:
-    """The downsets of blocks with their times on every type of device."""
+def times_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kernels.Times:
+    """The times of the downsets of blocks on every type of device."""
     times = [times_on(problem, device) for device in first_of_each_type(problem).values()]
     fastest = np.min([t.forward_s + t.backward_s for t in times], axis=0)
 
     def of_downsets(per_operator: Floats) -> Floats:
         blocks = np.array([per_operator[list(block)].sum() for block in coarse.blocks])
-        return kernels.sums(subsets.start, subsets.cover, subsets.added, blocks)
+        return sums_over(subsets, blocks)
 
-    return arrays.Lattice(
-        subsets.masks, subsets.start, subsets.cover, subsets.added,
+    return kernels.Times(
         forward=np.array([of_downsets(t.forward_s) for t in times]),
         backward=np.array([of_downsets(t.backward_s) for t in times]),
         ahead=of_downsets(fastest),
-    )  # fmt: skip
+    )
 
 
-def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> arrays.Sets:
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """The blocks that touch each tensor, by its name.
+
+    Attributes:
+        maker: the block that makes it, -1 for the model's inputs.
+        read: the blocks that read it.
+        kept: the blocks that keep it from forward to backward.
+    """
+
+    maker: Mapping[str, int]
+    read: Mapping[str, AbstractSet[int]]
+    kept: Mapping[str, AbstractSet[int]]
+
+    def touching(self, name: str) -> list[int]:
+        """The blocks that make, read or keep it, ascending."""
+        return sorted(self.kept[name] | self.read[name] | {self.maker[name]} - {-1})
+
+    def local(self, name: str) -> bool:
+        """Whether only the block that makes it touches it."""
+        maker = self.maker[name]
+        return maker >= 0 and self.kept[name] <= {maker} and self.read[name] <= {maker}
+
+
+def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Sets:
     """Tensors and parameters with the blocks that touch them.
 
     Stashed views count as the tensor that they are a view of, wherever it was made: never less than
     `costs.memory` counts for a stage. Views of parameters cost memory only where they are sent to.
+
+    Args:
+        cautious: whether workspaces are those of a pass over the whole graph, which no stage
+            exceeds, rather than those of single blocks.
     """
-    profile, graph = problem.profile, problem.profile.graph
+    graph, count = problem.profile.graph, len(coarse.blocks)
     block_of = {v: b for b, block in enumerate(coarse.blocks) for v in block}
-    tensors, made_by, read_by = tensors_by_name(graph), producers(graph), consumers(graph)
-    everything, results = range(len(graph.operators)), set(graph.outputs)
-    inside = frozenset(everything)
-    kept: dict[str, set[int]] = {name: set() for name in tensors}
-    for v in everything:
-        # What the model returns stays until the backward pass, like what is stashed.
-        returned_here = results.intersection(graph.operators[v].outputs)
-        for name in (*profile.operators[v].stash_tensors, *sorted(returned_here)):
-            owner = storage_owner(profile, name, inside)
-            kept[owner if owner in tensors else name].add(block_of[v])
-    read = {name: {block_of[v] for v in read_by[name]} for name in tensors}
-    maker = {name: block_of[made_by[name]] if name in made_by else -1 for name in tensors}
-    if cautious:
-        alone = operator_workspaces(profile)
-        workspace = [max(alone[v] for v in block) for block in coarse.blocks]
-    else:
-        workspace = [block_workspace_bytes(profile, block) for block in coarse.blocks]
-    private = np.array([sum(profile.operators[v].stash_private_bytes for v in block)
-                        for block in coarse.blocks], dtype=float)  # fmt: skip
-    table, free = [], in_parameters(profile)
-    for name, tensor in tensors.items():
-        touched = kept[name] | read[name]
-        if maker[name] < 0 or touched - {maker[name]}:
-            table.append(name)
-        elif kept[name] and name not in free:
-            private[maker[name]] += tensor.bytes
-    # The loss keeps a tensor of the size of its input.
-    last = made_by.get(graph.outputs[0])
-    if last is not None:
-        private[block_of[last]] += tensors[graph.outputs[0]].bytes
-    count, users = len(coarse.blocks), holders(graph)
-    returned = np.zeros(count)
-    for name in results & made_by.keys():
-        returned[block_of[made_by[name]]] += tensors[name].bytes
-    used_in = [sorted({block_of[v] for v in users[p.name]}) for p in graph.parameters]
-    touching: list[list[int]] = [[] for _ in coarse.blocks]
-    for t, name in enumerate(table):
-        for b in kept[name] | read[name] | {maker[name]} - {-1}:
-            touching[b].append(t)
-    holding: list[list[int]] = [[] for _ in coarse.blocks]
-    for p, blocks in enumerate(used_in):
-        for b in blocks:
-            holding[b].append(p)
-    (tensor_start, touched_tensors), (parameter_start, held) = csr(touching), csr(holding)
-    return arrays.Sets(
-        size=np.array([tensors[n].bytes for n in table], dtype=float),
-        maker=np.array([maker[n] for n in table], dtype=np.int64),
-        gradient=np.array([tensors[n].gradient for n in table], dtype=float),
-        free=np.array([n in free for n in table], dtype=np.bool_),
-        kept=pack([sorted(kept[n]) for n in table], count),
-        read=pack([sorted(read[n]) for n in table], count),
+    uses, free = _uses(problem.profile, block_of), in_parameters(problem.profile)
+    # A tensor that one block alone touches is part of what that block keeps.
+    shared = [tensor for tensor in graph.tensors if not uses.local(tensor.name)]
+    tensor_start, touched = csr(_by_block([uses.touching(t.name) for t in shared], count))
+    holding = holders(graph)
+    used_in = [sorted({block_of[v] for v in holding[p.name]}) for p in graph.parameters]
+    parameter_start, held = csr(_by_block(used_in, count))
+    return kernels.Sets(
+        size=np.array([t.bytes for t in shared], dtype=float),
+        maker=np.array([uses.maker[t.name] for t in shared], dtype=np.int64),
+        gradient=np.array([t.gradient for t in shared], dtype=float),
+        free=np.array([t.name in free for t in shared], dtype=np.bool_),
+        kept=pack([sorted(uses.kept[t.name]) for t in shared], count),
+        read=pack([sorted(uses.read[t.name]) for t in shared], count),
         tensor_start=tensor_start,
-        tensors=touched_tensors,
+        tensors=touched,
         parameter_size=np.array([p.bytes for p in graph.parameters], dtype=float),
         parameter_trained=np.array([p.trainable for p in graph.parameters], dtype=float),
         parameter_users=pack(used_in, count),
         parameter_start=parameter_start,
         parameters=held,
         tied=np.array(_tied(graph.parameters, used_in), dtype=np.int64),
-        private=private,
-        workspace=np.array(workspace, dtype=float),
-        returned=returned,
+        private=_private_bytes(problem.profile, coarse, uses, free),
+        workspace=np.array(_workspaces(problem.profile, coarse, cautious), dtype=float),
+        returned=_returned_bytes(graph, uses, count),
     )
+
+
+def _uses(profile: Profile, block_of: Mapping[int, int]) -> _Uses:
+    graph = profile.graph
+    tensors, made_by, read_by = tensors_by_name(graph), producers(graph), consumers(graph)
+    everything, results = frozenset(range(len(graph.operators))), set(graph.outputs)
+    kept: dict[str, set[int]] = {name: set() for name in tensors}
+    for v, operator in enumerate(graph.operators):
+        # The model's outputs stay until the backward pass, like stashed tensors.
+        returned_here = results.intersection(operator.outputs)
+        for name in (*profile.operators[v].stash_tensors, *sorted(returned_here)):
+            owner = storage_owner(profile, name, everything)
+            kept[owner if owner in tensors else name].add(block_of[v])
+    return _Uses(
+        maker={name: block_of[made_by[name]] if name in made_by else -1 for name in tensors},
+        read={name: {block_of[v] for v in read_by[name]} for name in tensors},
+        kept=kept,
+    )
+
+
+def _by_block(blocks_of: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """Per block, the places in a list of sets of blocks that have it."""
+    places: list[list[int]] = [[] for _ in range(count)]
+    for place, blocks in enumerate(blocks_of):
+        for b in blocks:
+            places[b].append(place)
+    return places
+
+
+def _private_bytes(
+    profile: Profile, coarse: Coarsening, uses: _Uses, free: AbstractSet[str]
+) -> Floats:
+    """(blocks,) bytes that a block keeps and that no other block touches."""
+    graph = profile.graph
+    tensors = tensors_by_name(graph)
+    private = np.array([sum(profile.operators[v].stash_private_bytes for v in block)
+                        for block in coarse.blocks], dtype=float)  # fmt: skip
+    for name, tensor in tensors.items():
+        if uses.local(name) and uses.kept[name] and name not in free:
+            private[uses.maker[name]] += tensor.bytes
+    # The loss keeps a tensor of the size of its input.
+    loss_input = graph.outputs[0]
+    if uses.maker.get(loss_input, -1) >= 0:
+        private[uses.maker[loss_input]] += tensors[loss_input].bytes
+    return private
+
+
+def _workspaces(profile: Profile, coarse: Coarsening, cautious: bool) -> list[float]:
+    """Per block, bytes that live inside one pass; argument as `sets_of`."""
+    if cautious:
+        alone = operator_workspaces(profile)
+        return [max(alone[v] for v in block) for block in coarse.blocks]
+    return [block_workspace_bytes(profile, block) for block in coarse.blocks]
+
+
+def _returned_bytes(graph: Graph, uses: _Uses, count: int) -> Floats:
+    """(blocks,) bytes of the model's outputs that a block makes."""
+    returned, tensors = np.zeros(count), tensors_by_name(graph)
+    for name in set(graph.outputs):
+        if uses.maker.get(name, -1) >= 0:
+            returned[uses.maker[name]] += tensors[name].bytes
+    return returned
 
 
 def in_parameters(profile: Profile) -> frozenset[str]:

@@ -18,7 +18,7 @@ from planner.costs.compute import slowdowns, step_s
 from planner.costs.memory import limit_bytes
 from planner.graphs.downsets import csr
 from planner.problem import Objective, Problem
-from planner.solvers.antichain import arrays
+from planner.solvers.antichain import kernels
 from planner.strategy import ScheduleName
 from planner.support.arrays import Floats, Ints
 from planner.topology import device_type
@@ -63,7 +63,7 @@ class Row:
     """
 
     order: tuple[int, ...]
-    moves: arrays.Moves
+    moves: kernels.Moves
     labels: int
 
 
@@ -173,7 +173,7 @@ def with_less_memory(row: Row, spare_bytes: float) -> Row:
     return replace(row, moves=row.moves._replace(limit=row.moves.limit - spare_bytes))
 
 
-def _moves(problem: Problem, order: tuple[int, ...], one: Round) -> arrays.Moves:
+def _moves(problem: Problem, order: tuple[int, ...], one: Round) -> kernels.Moves:
     """Every combination that a pipeline on these devices can have, from the last stage on."""
     marks = frozenset(one.marks)
     index = {(0, 0, 0): 0}
@@ -205,7 +205,7 @@ def _moves(problem: Problem, order: tuple[int, ...], one: Round) -> arrays.Moves
     k_, r_, w_ = np.array(states, dtype=np.int64).T.copy()
     there = np.array(links, dtype=float).reshape(-1, 4).T.copy()
     stages = _stages_on(problem, order, [(k, r) for k, r, _ in states])
-    return arrays.Moves(
+    return kernels.Moves(
         k=k_, r=r_, w=w_, weight=_weights(problem, r_),
         start=start, to=to,
         latency=there[0], rate=there[1], back_latency=there[2], back_rate=there[3],
@@ -223,7 +223,7 @@ def _stages_on(
     order: tuple[int, ...],
     stages: Sequence[tuple[int, int]],
 ) -> dict[str, Floats]:
-    """The fields of `arrays.Moves` that a stage's devices decide, for stages (k, r); 0 for the
+    """The fields of `kernels.Moves` that a stage's devices decide, for stages (k, r); 0 for the
     first, which stands for none.
     """
     topology, kinds = problem.topology, first_of_each_type(problem)

@@ -1,32 +1,30 @@
-"""The inner loops of `antichain.py`, compiled by numba. Arrays are indexed by
+"""The inner loops of the antichain solver (`solve.py`), compiled by numba.
+
+Symbols; arrays are indexed by them:
 
     i, j  downsets D_i, smaller ones first; D_0 is empty, D_{n-1} holds every block
+    b     blocks
+    t, p  tensors and parameters
     c     a combination (k, r, W): k devices in use, taken from the end of the order, by stages of
           which the first has width r and warm-up depth W; 0 stands for no stage
     e     a move from one combination to the next: one more stage in front
+    l     a label: one way to run everything behind a cut
 
 For one j the stages D_j minus D_i are visited from small to large. Each is one block larger than
-a stage visited before, along the covers of the lattice of downsets, so what it costs follows from
-that stage's costs and from the tensors and parameters that the new block touches.
+a stage visited before, along the covers of the lattice of downsets, so its bytes follow from
+that stage's bytes and from the tensors and parameters that the new block touches.
 
 Costs come from `planner/costs`: the functions of its closed forms are compiled in here.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.costs import closed_form, collectives, memory
-from planner.solvers.antichain.arrays import (
-    Cuts,
-    Labels,
-    Lattice,
-    Limits,
-    Moves,
-    Scratch,
-    Sets,
-    Training,
-)
-from planner.support.arrays import Floats, Ints, Masks
+from planner.graphs.downsets import Downsets
+from planner.support.arrays import Bools, Floats, Ints, Masks
 from planner.support.jit import inner, njit
 
 extend = inner(closed_form.extend)
@@ -34,24 +32,217 @@ ring_allreduce_s = inner(collectives.ring_allreduce_s)
 search_bytes = inner(memory.search_bytes)
 search_recompute_bytes = inner(memory.search_recompute_bytes)
 
-
 # Labels that there is room for at first.
 _ROOM = 1 << 14
 
+# Rows of `Scratch.stage`, the bytes of a stage: from forward to backward of one microbatch; its
+# inputs, and the model's outputs that it makes; the inputs among these that earlier stages make;
+# parameters; trained parameters; the largest workspace of its blocks.
+KEPT, BOUNDARY, ENTERING, HELD, TRAINED, WORKSPACE = 0, 1, 2, 3, 4, 5
+# Columns of `Labels.value`, in s: round trip; slowest period behind the cut, forward and back;
+# exposed end.
+TOTAL, WORST, WORST_BACK, EXPOSED = 0, 1, 2, 3
+# Columns of `Labels.link`: the next label of the same state; the label behind it; its downset,
+# combination and recomputation.
+NEXT, BEHIND, DOWNSET, COMBINATION, AGAIN = 0, 1, 2, 3, 4
+# The last label of no pipeline, and the size of `Labels` once it has no room left.
+NO_LABEL, NO_ROOM = 0, -1
+# What `_recomputation` gives where a stage does not fit.
+TOO_LARGE = -1.0
 
-@njit
-def sums(lattice_start: Ints, cover: Ints, added: Ints, weights: Floats) -> Floats:
-    """(n,) sum over the blocks of each downset.
 
-    Args:
-        weights: (blocks,)
+class Times(NamedTuple):
+    """Times of all blocks of a downset.
+
+    Attributes:
+        forward: (types, n) forward on a type of device, in s.
+        backward: (types, n) backward on a type of device, in s.
+        ahead: (n,) both, each operator where it is fastest: a downset takes no less, in s.
     """
-    n = lattice_start.shape[0] - 1
-    found = np.zeros(n)
-    for i in range(n):
-        for e in range(lattice_start[i], lattice_start[i + 1]):
-            found[cover[e]] = found[i] + weights[added[e]]
-    return found
+
+    forward: Floats
+    backward: Floats
+    ahead: Floats
+
+
+class Sets(NamedTuple):
+    """Tensors and parameters with the blocks that touch them.
+
+    Attributes:
+        size: (T,) bytes of a tensor.
+        maker: (T,) block that makes it, -1 for the model's inputs.
+        gradient: (T,) 1 where a gradient comes back.
+        free: (T,) whether it lies in a parameter's storage on the device that makes it.
+        kept: (T, words) blocks that stash it.
+        read: (T, words) blocks that read it.
+        tensor_start: (blocks + 1,) where the tensors that a block touches begin.
+        tensors: their numbers.
+        parameter_size: (P,) bytes.
+        parameter_trained: (P,) 1 where it is trained.
+        parameter_users: (P, words) blocks that use it.
+        parameter_start: (blocks + 1,) where the parameters of a block begin.
+        parameters: their numbers.
+        tied: trained parameters that several blocks use.
+        private: (blocks,) other bytes that a block keeps.
+        workspace: (blocks,) bytes that live inside one pass of a block.
+        returned: (blocks,) bytes of the model's outputs that it makes.
+    """
+
+    size: Floats
+    maker: Ints
+    gradient: Floats
+    free: Bools
+    kept: Masks
+    read: Masks
+    tensor_start: Ints
+    tensors: Ints
+    parameter_size: Floats
+    parameter_trained: Floats
+    parameter_users: Masks
+    parameter_start: Ints
+    parameters: Ints
+    tied: Ints
+    private: Floats
+    workspace: Floats
+    returned: Floats
+
+
+class Cuts(NamedTuple):
+    """Transfers over the cut behind D_i, (n,) each: bytes and number, forward and back."""
+
+    bytes: Floats
+    messages: Floats
+    gradient_bytes: Floats
+    gradients: Floats
+
+
+class Moves(NamedTuple):
+    """The combinations, the devices of their first stages, and how they follow each other.
+
+    Attributes:
+        k: (C,) devices in use.
+        r: (C,) width of the first stage.
+        w: (C,) its warm-up depth.
+        weight: (C,) of its period in the objective; 0 for no stage.
+        factor: (types, C) slowdown of a type of device in it, 0 where it has none of that type.
+        limit: (C,) bytes per device, reserve deducted.
+        ring_latency: (C,) s.
+        ring_rate: (C,) bytes/s.
+        step: (C,) s of the optimizer's step per byte of trained parameters.
+        tie_latency: (C,) s, the least between its devices and those behind it.
+        tie_rate: (C,) bytes/s, the largest between the same.
+        start: (C + 1,) where the moves from a combination begin.
+        to: (E,) the combination that a move leads to.
+        latency: (E,) s, from the new stage to the one behind it.
+        rate: (E,) bytes/s, from the new stage to the one behind it.
+        back_latency: (E,) s, in the other direction.
+        back_rate: (E,) bytes/s, in the other direction.
+    """
+
+    k: Ints
+    r: Ints
+    w: Ints
+    weight: Floats
+    factor: Floats
+    limit: Floats
+    ring_latency: Floats
+    ring_rate: Floats
+    step: Floats
+    tie_latency: Floats
+    tie_rate: Floats
+    start: Ints
+    to: Ints
+    latency: Floats
+    rate: Floats
+    back_latency: Floats
+    back_rate: Floats
+
+
+class Training(NamedTuple):
+    """The options, as numbers.
+
+    Attributes:
+        num_devices: K.
+        num_microbatches: M.
+        moments: optimizer state per trained parameter.
+        total: weight of the round trip in the objective.
+        exposed: weight of the exposed end.
+        may_keep: whether a stage may stash.
+        may_recompute: whether it may run its forward twice.
+        phases: whether all forwards run before all backwards.
+    """
+
+    num_devices: int
+    num_microbatches: int
+    moments: int
+    total: float
+    exposed: float
+    may_keep: bool
+    may_recompute: bool
+    phases: bool
+
+
+class Limits(NamedTuple):
+    """The limits of a search.
+
+    Attributes:
+        incumbent: objective that a pipeline must beat.
+        labels: maximum number of labels that a state keeps.
+        work: maximum number of labels that are extended by a stage.
+    """
+
+    incumbent: float
+    labels: int
+    work: int
+
+
+class Labels(NamedTuple):
+    """Ways to run everything behind a cut. Label 0 runs nothing.
+
+    Attributes:
+        value: (room, 4) s, by TOTAL, WORST, ...
+        link: (room, 5) by NEXT, BEHIND, ...
+        head: (n, C) the first label of every state, -1 for none.
+    """
+
+    value: Floats
+    link: Ints
+    head: npt.NDArray[np.int32]
+
+
+class Scratch(NamedTuple):
+    """Memory of the search.
+
+    Attributes:
+        visited: (n,) the downset j for which a downset i was last reached.
+        stage: (6, n) bytes of the stage D_j minus D_i, by KEPT, BOUNDARY, ...
+        active: (C,) combinations that have labels.
+    """
+
+    visited: Ints
+    stage: Floats
+    active: Ints
+
+
+class Progress(NamedTuple):
+    """How far a search is.
+
+    Attributes:
+        best: the least objective so far, or the incumbent's.
+        last: the first stage's label of the pipeline that has it; NO_LABEL for the incumbent.
+        size: number of labels; NO_ROOM where there was no room for one more.
+        dropped: whether a label had to go that no other one beat.
+        work: number of labels that were extended.
+    """
+
+    best: float
+    last: int
+    size: int
+    dropped: bool
+    work: int
+
+
+# --------------------------------------------------------------------------- bytes of stages
 
 
 @inner
@@ -79,9 +270,9 @@ def meets(rows: Masks, row: int, masks: Masks, i: int, j: int) -> bool:
 
 @njit
 def cut_bytes(masks: Masks, sets: Sets) -> Cuts:
-    """What crosses the cut behind every downset."""
+    """The transfers over the cut behind every downset."""
     n = masks.shape[0]
-    found = Cuts(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n))
+    cuts = Cuts(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n))
     one = np.uint64(1)
     for i in range(n):
         for t in range(sets.size.shape[0]):
@@ -89,29 +280,23 @@ def cut_bytes(masks: Masks, sets: Sets) -> Cuts:
             if b < 0 or (masks[i, b // 64] >> np.uint64(b % 64)) & one == 0:
                 continue
             if leaves(sets.read, t, masks, i):
-                found.bytes[i] += sets.size[t]
-                found.messages[i] += 1
-                found.gradient_bytes[i] += sets.size[t] * sets.gradient[t]
-                found.gradients[i] += sets.gradient[t]
-    return found
-
-
-# Rows of the bytes of a stage.
-KEPT, BOUNDARY, ENTERING, HELD, TRAINED, WORKSPACE = 0, 1, 2, 3, 4, 5
+                cuts.bytes[i] += sets.size[t]
+                cuts.messages[i] += 1
+                cuts.gradient_bytes[i] += sets.size[t] * sets.gradient[t]
+                cuts.gradients[i] += sets.gradient[t]
+    return cuts
 
 
 @inner
 def grow(stage: Floats, i: int, behind: int, j: int, block: int, masks: Masks, sets: Sets) -> None:
     """Bytes of the stage D_j minus D_i from those of D_j minus D_behind, which lacks one block.
 
-    A stage keeps the tensors that it stashes, its inputs, and its outputs. A tensor made in it
-    has all readers behind it, so whether it is kept depends on j alone.
+    A stage keeps the tensors that it stashes, its inputs, and its outputs. The block comes in front
+    of all others of the stage. So no other one makes what it reads, and a tensor that it makes has
+    all its readers in the stage or behind it: whether that is kept depends on j alone.
 
     Args:
-        stage: (6, n) by KEPT (from forward to backward of one microbatch), BOUNDARY (what it
-            reads from outside, and the model's outputs that it makes), ENTERING (what of it
-            earlier stages make), HELD (parameters), TRAINED (those that are trained), WORKSPACE
-            (the largest of its blocks). Row i is written.
+        stage: `Scratch.stage`; column i is written.
     """
     empty = behind == j
     for row in range(6):
@@ -127,6 +312,7 @@ def grow(stage: Floats, i: int, behind: int, j: int, block: int, masks: Masks, s
         was_read = not empty and meets(sets.read, t, masks, behind, j)
         was_touched = was_read or (not empty and meets(sets.kept, t, masks, behind, j))
         if sets.maker[t] == block:
+            # So far an input of the stage; from now on its own.
             if was_touched:
                 stage[KEPT, i] -= size
             if was_read:
@@ -154,8 +340,8 @@ def tied_bytes(masks: Masks, i: int, j: int, sets: Sets) -> tuple[float, float]:
     """Bytes of the trained parameters of the stage D_j minus D_i that other stages use as well, and
     of those among them that no earlier stage uses.
 
-    Their gradients are not summed over the replicas of the stage but over all holders, which is
-    charged to the first of these stages, the last to have its gradients.
+    Their gradients are not reduced over the replicas of the stage but over all holders. That
+    all-reduce is charged to the first of these stages, the last to have its gradients.
     """
     tied = first = 0.0
     for x in range(sets.tied.shape[0]):
@@ -169,11 +355,20 @@ def tied_bytes(masks: Masks, i: int, j: int, sets: Sets) -> tuple[float, float]:
     return tied, first
 
 
+# -------------------------------------------------------------------------------- the search
+
+
 def search(
-    lattice: Lattice, sets: Sets, cuts: Cuts, moves: Moves, training: Training, limits: Limits
+    subsets: Downsets,
+    times: Times,
+    sets: Sets,
+    cuts: Cuts,
+    moves: Moves,
+    training: Training,
+    limits: Limits,
 ) -> tuple[float, Ints, bool, int]:
     """The best pipeline. Where tied parameters are in several stages, its objective is an estimate
-    from below: how many replicas behind share in their sum is not known when it is charged.
+    from below: how many replicas behind share in their all-reduce is not known when it is charged.
 
     The arrays are allocated here, and larger ones where they do not suffice: compiling is quicker
     without.
@@ -183,7 +378,7 @@ def search(
         as rows (downset before, downset behind, combination, recomputation), whether something
         had to be dropped, so that a better one may exist, and the labels that were extended.
     """
-    n, num_moves = lattice.masks.shape[0], moves.k.shape[0]
+    n, num_moves = len(subsets.masks), moves.k.shape[0]
     room = _ROOM
     while True:
         labels = Labels(
@@ -196,17 +391,19 @@ def search(
             stage=np.zeros((6, n)),
             active=np.zeros(num_moves, dtype=np.int64),
         )
-        best, last, dropped, work = _search(
-            lattice, sets, cuts, moves, training, limits, labels, scratch
-        )
-        if last >= 0:
-            return best, _stages(labels.link, last), dropped, work
+        done = _search(
+            subsets, times, sets, cuts, moves, training, limits, labels, scratch
+        )  # fmt: skip
+        if done.size != NO_ROOM:
+            dropped = done.dropped or done.work > limits.work
+            return done.best, _stages(labels.link, done.last), dropped, done.work
         room *= 8
 
 
 @njit
 def _search(
-    lattice: Lattice,
+    subsets: Downsets,
+    times: Times,
     sets: Sets,
     cuts: Cuts,
     moves: Moves,
@@ -214,53 +411,52 @@ def _search(
     limits: Limits,
     labels: Labels,
     scratch: Scratch,
-) -> tuple[float, int, bool, int]:
-    """The objective, the last label of the best pipeline (0 for none, -1 if there is no room for
-    all labels), whether something was dropped, and the labels that were extended.
+) -> Progress:
+    """Every state from the last cut to the first, and every stage in front of each.
+
+    (The inner loops stand here rather than in functions of their own: numba counts the references
+    of the arrays that a call passes, and with calls in these loops the search took 1.4 times as
+    long.)
     """
     value, link, head = labels.value, labels.link, labels.head
-    visited, stage, active = scratch.visited, scratch.stage, scratch.active
-    n, num_moves = lattice.masks.shape[0], moves.k.shape[0]
-    num_types = lattice.forward.shape[0]
-    masks = lattice.masks
-    size = 1
+    stage, active, visited = scratch.stage, scratch.active, scratch.visited
+    n, masks, num_types = subsets.masks.shape[0], subsets.masks, times.forward.shape[0]
     head[n - 1, 0] = 0
-    link[0, 0], link[0, 1], link[0, 2] = -1, -1, n - 1
-    dropped = False
-    best, last = limits.incumbent, -1
-    work = 0
-    microbatches = training.num_microbatches
+    link[0, NEXT], link[0, BEHIND], link[0, DOWNSET] = -1, -1, n - 1
+    best, last, size, dropped, work = limits.incumbent, NO_LABEL, 1, False, 0
     for j in range(n - 1, 0, -1):
-        num_active = 0
-        for c in range(num_moves):
-            if head[j, c] >= 0:
-                active[num_active] = c
-                num_active += 1
+        num_active = _activate(head, active, j)
         if num_active == 0:
             continue
         visited[j] = j
+        # A subset of D_j has a smaller number, and so do its covers between it and D_j: these were
+        # visited before it.
         for i in range(j - 1, -1, -1):
-            behind = block = -1
-            for e in range(lattice.start[i], lattice.start[i + 1]):
-                if visited[lattice.cover[e]] == j:
-                    behind, block = lattice.cover[e], lattice.added[e]
-                    break
-            if behind < 0:
+            x = _cover_inside(subsets.start, subsets.cover, visited, i, j)
+            if x < 0:
                 continue
             visited[i] = j
-            grow(stage, i, behind, j, block, masks, sets)
+            grow(stage, i, subsets.cover[x], j, subsets.added[x], masks, sets)
             trained = stage[TRAINED, i]
             static = stage[HELD, i] + (1 + training.moments) * trained
             tied, first = tied_bytes(masks, i, j, sets)
-            for x in range(num_active):
-                c = active[x]
+            for y in range(num_active):
+                c = active[y]
                 if work > limits.work:
                     break
                 for e in range(moves.start[c], moves.start[c + 1]):
-                    then = moves.to[e]
-                    width, warmup = moves.r[then], moves.w[then]
-                    left = training.num_devices - moves.k[then]
+                    to = moves.to[e]
+                    width, warmup = moves.r[to], moves.w[to]
+                    left = training.num_devices - moves.k[to]
                     if i > 0 and left == 0:
+                        continue  # no device would be left for D_i
+                    rounds = -(-training.num_microbatches // width)
+                    again = _recomputation(
+                        static, stage[KEPT, i], stage[BOUNDARY, i], stage[ENTERING, i],
+                        stage[WORKSPACE, i], cuts.bytes[j], cuts.gradient_bytes[j], warmup, rounds,
+                        moves.limit[to], training.may_keep, training.may_recompute,
+                    )  # fmt: skip
+                    if again == TOO_LARGE:
                         continue
                     send = back = 0.0
                     if c > 0:
@@ -269,57 +465,33 @@ def _search(
                             moves.back_latency[e] * cuts.gradients[j]
                             + cuts.gradient_bytes[j] / moves.back_rate[e]
                         )
-                    rounds = -(-microbatches // width)
-                    again = 0.0
-                    need = search_bytes(
-                        static, stage[KEPT, i], stage[ENTERING, i], cuts.gradient_bytes[j],
-                        stage[WORKSPACE, i], warmup, rounds,
-                    )  # fmt: skip
-                    if not training.may_keep or need > moves.limit[then]:
-                        if not training.may_recompute:
-                            continue
-                        again = 1.0
-                        need = search_recompute_bytes(
-                            static, stage[KEPT, i], stage[BOUNDARY, i] + cuts.bytes[j],
-                            stage[ENTERING, i], cuts.gradient_bytes[j], stage[WORKSPACE, i],
-                            warmup, rounds,
-                        )  # fmt: skip
-                        if need > moves.limit[then]:
-                            continue
-                    f = b = 0.0
+                    forward = backward = 0.0
                     for kind in range(num_types):
-                        slow = moves.factor[kind, then]
-                        own = slow * (lattice.forward[kind, j] - lattice.forward[kind, i])
-                        gone = slow * (lattice.backward[kind, j] - lattice.backward[kind, i])
-                        f, b = max(f, own), max(b, gone + again * own)
-                    tail = moves.step[then] * trained
+                        slow = moves.factor[kind, to]
+                        own = slow * (times.forward[kind, j] - times.forward[kind, i])
+                        gone = slow * (times.backward[kind, j] - times.backward[kind, i])
+                        forward, backward = max(forward, own), max(backward, gone + again * own)
+                    tail = moves.step[to] * trained
                     if width > 1 and trained > tied:
                         tail += ring_allreduce_s(
-                            trained - tied, width, moves.ring_latency[then], moves.ring_rate[then]
+                            trained - tied, width, moves.ring_latency[to], moves.ring_rate[to]
                         )
                     if first > 0:
                         tail += ring_allreduce_s(
-                            first, width + 1, moves.tie_latency[then], moves.tie_rate[then]
+                            first, width + 1, moves.tie_latency[to], moves.tie_rate[to]
                         )
-                    # A bottleneck is asked for as if enough were in flight.
+                    # A bottleneck is that of a steady pipeline: enough microbatches in flight.
                     limited = warmup if training.total > 0.0 else rounds
-                    # What the rest costs at least besides the round trip so far: its work once,
-                    # and its share of the other microbatches spread evenly over what is left.
-                    spread = 0.0
-                    if i > 0:
-                        if training.exposed > 0:
-                            spread = max(0.0, (microbatches - left) / left) * lattice.ahead[i]
-                        elif training.total == 0.0:
-                            spread = lattice.ahead[i] / left
+                    spread = _least_period(times.ahead[i], left, training) if i > 0 else 0.0
                     label = head[j, c]
                     while label >= 0:
                         if size + 1 >= value.shape[0]:
-                            return best, -1, dropped, work
+                            return Progress(best, last, NO_ROOM, dropped, work)
                         work += 1
                         total, worst, worst_back, exposed = extend(
-                            value[label, 0], value[label, 1], value[label, 2], value[label, 3],
-                            f, b, send, back, tail, rounds, limited,
-                            moves.weight[then], moves.weight[c], training.phases,
+                            value[label, TOTAL], value[label, WORST], value[label, WORST_BACK],
+                            value[label, EXPOSED], forward, backward, send, back, tail, rounds,
+                            limited, moves.weight[to], moves.weight[c], training.phases,
                         )  # fmt: skip
                         # What the objective does not count does not tell labels apart.
                         if training.total == 0.0:
@@ -330,30 +502,137 @@ def _search(
                             objective = total + worst + worst_back + exposed
                             if objective < best:
                                 best = objective
-                                if last < 0:
+                                if last == NO_LABEL:  # one label serves every best pipeline
                                     last = size
                                     size += 1
-                                link[last, 1], link[last, 2] = label, 0
-                                link[last, 3], link[last, 4] = then, again
+                                link[last, BEHIND], link[last, DOWNSET] = label, 0
+                                link[last, COMBINATION], link[last, AGAIN] = to, again
+                        # Safe to leave out otherwise: a stage in front makes no value smaller, a
+                        # microbatch passes through everything in front once, and the slowest period
+                        # is at least that of an even spread.
                         elif (
-                            training.total * (total + lattice.ahead[i])
+                            training.total * (total + times.ahead[i])
                             + max(worst + worst_back, spread)
                             < best
                         ):
-                            value[size, 0], value[size, 1] = total, worst
-                            value[size, 2], value[size, 3] = worst_back, exposed
-                            link[size, 1], link[size, 2] = label, i
-                            link[size, 3], link[size, 4] = then, again
+                            value[size, TOTAL], value[size, WORST] = total, worst
+                            value[size, WORST_BACK], value[size, EXPOSED] = worst_back, exposed
+                            link[size, BEHIND], link[size, DOWNSET] = label, i
+                            link[size, COMBINATION], link[size, AGAIN] = to, again
                             taken, full = _insert(head, value, link, size, limits.labels)
                             size += taken
                             dropped = dropped or full
-                        label = link[label, 0]
-    return best, max(last, 0), dropped or work > limits.work, work
+                        label = link[label, NEXT]
+    return Progress(best, last, size, dropped, work)
+
+
+@inner
+def _activate(head: npt.NDArray[np.int32], active: Ints, j: int) -> int:
+    """Lists the combinations that have labels behind D_j, and gives their number."""
+    count = 0
+    for c in range(head.shape[1]):
+        if head[j, c] >= 0:
+            active[count] = c
+            count += 1
+    return count
+
+
+@inner
+def _cover_inside(start: Ints, cover: Ints, visited: Ints, i: int, j: int) -> int:
+    """The first cover of D_i that lies within D_j, as its place in `cover`; -1 if there is none,
+    that is if D_i is no subset of D_j.
+    """
+    for x in range(start[i], start[i + 1]):
+        if visited[cover[x]] == j:
+            return x
+    return -1
+
+
+@inner
+def _recomputation(
+    static: float,
+    kept: float,
+    boundary: float,
+    entering: float,
+    workspace: float,
+    cut: float,
+    cut_gradients: float,
+    warmup: int,
+    rounds: int,
+    limit: float,
+    may_keep: bool,
+    may_recompute: bool,
+) -> float:
+    """Whether a stage keeps its activations (0.0) or recomputes them (1.0); TOO_LARGE if it fits
+    neither way. Keeping takes less time, so recomputing is only for what does not fit.
+
+    Args:
+        static: bytes of parameters, gradients and optimizer state.
+        kept: and the next three: see `Scratch.stage`.
+        cut: bytes of the transfers behind the stage; cut_gradients: of those back.
+        limit: bytes of its smallest device.
+    """
+    need = search_bytes(static, kept, entering, cut_gradients, workspace, warmup, rounds)
+    if may_keep and need <= limit:
+        return 0.0
+    if not may_recompute:
+        return TOO_LARGE
+    need = search_recompute_bytes(
+        static, kept, boundary + cut, entering, cut_gradients, workspace, warmup, rounds
+    )
+    return 1.0 if need <= limit else TOO_LARGE
+
+
+@inner
+def _least_period(ahead: float, left: int, training: Training) -> float:
+    """The share of the slowest period in the objective, at least, in s: the work in front of a
+    stage can do no better than to be spread evenly over the devices that are left.
+    """
+    if training.exposed > 0:
+        # All microbatches but one on each of these devices wait for another one there.
+        return float(max(0.0, (training.num_microbatches - left) / left) * ahead)
+    if training.total == 0.0:
+        return ahead / left
+    return 0.0
+
+
+@inner
+def _beats(value: Floats, one: int, other: int) -> bool:
+    """Whether a label is as good as another one in everything. `extend` never falls where one of
+    its values grows, so no pipeline through the other one is better: it may go.
+    """
+    return bool(
+        value[one, TOTAL] <= value[other, TOTAL]
+        and value[one, WORST] <= value[other, WORST]
+        and value[one, WORST_BACK] <= value[other, WORST_BACK]
+        and value[one, EXPOSED] <= value[other, EXPOSED]
+    )
+
+
+@inner
+def _sum(value: Floats, label: int) -> float:
+    """The objective of a label, if nothing came in front of it."""
+    return float(
+        value[label, TOTAL] + value[label, WORST] + value[label, WORST_BACK] + value[label, EXPOSED]
+    )
+
+
+@inner
+def _unlink(head: npt.NDArray[np.int32], link: Ints, before: int, label: int) -> None:
+    """Takes a label out of the list of its state.
+
+    Args:
+        before: the label in front of it there; -1 if it is the first.
+    """
+    if before < 0:
+        head[link[label, DOWNSET], link[label, COMBINATION]] = link[label, NEXT]
+    else:
+        link[before, NEXT] = link[label, NEXT]
 
 
 @inner
 def _insert(
-    head: npt.NDArray[np.int32], value: Floats, link: Ints, new: int, most: int
+    head: npt.NDArray[np.int32], value: Floats, link: Ints, new: int, max_labels: int
 ) -> tuple[int, bool]:
     """Puts a label, the last one, into the list of its state unless another is as good in
     everything; takes out those that it beats.
@@ -361,63 +640,47 @@ def _insert(
     Args:
         head: (n, C) the first label of every state, -1 for none.
         new: its index.
-        most: labels that a state keeps.
+        max_labels: maximum number of labels that a state keeps.
 
     Returns:
         1 if the label is used, else 0; and whether there were too many, so that the one with the
         largest sum had to go.
     """
-    i, c = link[new, 2], link[new, 3]
+    i, c = link[new, DOWNSET], link[new, COMBINATION]
     label = head[i, c]
     while label >= 0:
-        if (
-            value[label, 0] <= value[new, 0]
-            and value[label, 1] <= value[new, 1]
-            and value[label, 2] <= value[new, 2]
-            and value[label, 3] <= value[new, 3]
-        ):
+        if _beats(value, label, new):
             return 0, False
-        label = link[label, 0]
+        label = link[label, NEXT]
     count, before, label = 0, -1, head[i, c]
     largest, worst, before_worst = -1.0, -1, -1
     while label >= 0:
-        behind = link[label, 0]
-        beaten = (
-            value[new, 0] <= value[label, 0]
-            and value[new, 1] <= value[label, 1]
-            and value[new, 2] <= value[label, 2]
-            and value[new, 3] <= value[label, 3]
-        )
-        if beaten:
-            if before < 0:
-                head[i, c] = behind
-            else:
-                link[before, 0] = behind
+        following = link[label, NEXT]
+        if _beats(value, new, label):
+            _unlink(head, link, before, label)
         else:
-            whole = value[label, 0] + value[label, 1] + value[label, 2] + value[label, 3]
+            whole = _sum(value, label)
             if whole > largest:
                 largest, worst, before_worst = whole, label, before
             count += 1
             before = label
-        label = behind
-    full = count >= most
+        label = following
+    full = count >= max_labels
     if full:
-        if value[new, 0] + value[new, 1] + value[new, 2] + value[new, 3] >= largest:
+        if _sum(value, new) >= largest:
             return 0, True
-        if before_worst < 0:
-            head[i, c] = link[worst, 0]
-        else:
-            link[before_worst, 0] = link[worst, 0]
-    link[new, 0] = head[i, c]
+        _unlink(head, link, before_worst, worst)
+    link[new, NEXT] = head[i, c]
     head[i, c] = new
     return 1, full
 
 
 def _stages(link: Ints, last: int) -> Ints:
-    """The rows of the pipeline that ends with a label, first stage first; none for 0."""
+    """The rows of the pipeline that ends with a label, first stage first; none for NO_LABEL."""
     rows, label = [], last
     while label > 0:
-        behind = link[label, 1]
-        rows.append((link[label, 2], link[behind, 2], link[label, 3], link[label, 4]))
+        behind = link[label, BEHIND]
+        row = link[label, DOWNSET], link[behind, DOWNSET], link[label, COMBINATION]
+        rows.append((*row, link[label, AGAIN]))
         label = behind
     return np.array(rows, dtype=np.int64).reshape(-1, 4)

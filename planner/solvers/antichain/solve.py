@@ -31,7 +31,7 @@ Tarnawski et al. (NeurIPS 2020), which have neither latency nor warm-up in their
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -46,9 +46,8 @@ from planner.graph import (
 from planner.graphs.coarsen import Coarsening, coarsen, summary
 from planner.graphs.downsets import Downsets, count_downsets, downsets, members
 from planner.problem import Objective, Problem, Recompute, Result, Status
-from planner.solvers import data_parallel, even, single
-from planner.solvers.antichain import arrays, kernels
-from planner.solvers.antichain.blocks import lattice_of, sets_of
+from planner.solvers.antichain import kernels
+from planner.solvers.antichain.blocks import sets_of, times_of
 from planner.solvers.antichain.devices import (
     ALL_WIDTHS,
     Row,
@@ -58,7 +57,6 @@ from planner.solvers.antichain.devices import (
     stage_devices,
     with_less_memory,
 )
-from planner.solvers.pipedream import solve as pipedream
 from planner.strategy import ScheduleName, Stage, Strategy, shares_devices
 from planner.support.arrays import Ints
 
@@ -77,8 +75,6 @@ _MEMORY_ATTEMPTS = 6
 _OTHERS, _CLOSE = 3, 1.1
 # Two figures that differ by less, relatively, are the same but for rounding.
 _SAME = 1e-9
-# Whose strategies there are to beat, besides those that are known.
-_PLAIN = (single.solve, data_parallel.solve, even.solve, pipedream.solve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +118,20 @@ class _Searched:
     work: float
 
 
-def solve(problem: Problem, time_limit_s: float) -> Result:
+def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ()) -> Result:
     """The best pipeline of blocks over the orders of devices that are tried, and never one that is
-    worse, by the closed form, than the strategies that are known (`Problem.known`) and those of the
-    plain solvers.
+    worse, by the closed form, than the pipelines that are known.
 
     Args:
         time_limit_s: not needed; the work is bounded.
+        known: strategies that fit, to start from and to beat.
 
     Raises:
         OptionError: if the graph has too many downsets to look at all of them.
     """
     if problem.options.exact:
         _check_size(problem)
-    seeds, rows = _seeds(problem), rows_of(problem)
+    seeds, rows = _seeds(problem, known), rows_of(problem)
     margin = _Margin()
     for _ in range(_MEMORY_ATTEMPTS):
         searched = _refined(problem, seeds, rows, margin)
@@ -167,15 +163,10 @@ def _check_size(problem: Problem) -> None:
         )
 
 
-def _seeds(problem: Problem) -> tuple[_Found, ...]:
-    """Strategies that fit and are there to beat, the best last: the known ones, and those of the
-    plain solvers.
-    """
-    alone = replace(problem, known=())
-    plain = (solver(alone, math.inf).strategy for solver in _PLAIN)
-    pipelines = (one for one in problem.known if not shares_devices(one))  # the space searched here
-    known = dict.fromkeys((*pipelines, *(one for one in plain if one is not None)))
-    priced = [_Found(closed_form_s(problem, strategy), strategy) for strategy in known]
+def _seeds(problem: Problem, known: Sequence[Strategy]) -> tuple[_Found, ...]:
+    """The known strategies that are pipelines, the space searched here; the best last."""
+    pipelines = dict.fromkeys(one for one in known if not shares_devices(one))
+    priced = [_Found(closed_form_s(problem, strategy), strategy) for strategy in pipelines]
     return tuple(sorted(priced, key=lambda one: -one.objective_s))
 
 
@@ -316,16 +307,16 @@ def _search(
     """
     subsets = downsets(coarse.predecessors)
     sets = sets_of(problem, coarse, cautious)
-    lattice = lattice_of(problem, coarse, subsets)
+    times = times_of(problem, coarse, subsets)
     cuts = kernels.cut_bytes(subsets.masks, sets)
     exact, work, bound_s = True, 0.0, math.inf
     for row in rows:
         best_s = found[-1].objective_s if found else math.inf
         objective, stages, dropped, extended = kernels.search(
-            lattice, sets, cuts, row.moves, _training(problem, len(row.order)),
-            arrays.Limits(best_s, row.labels, most_work),
+            subsets, times, sets, cuts, row.moves, _training(problem, len(row.order)),
+            kernels.Limits(best_s, row.labels, most_work),
         )  # fmt: skip
-        exact, work = exact and not dropped, work + extended + len(subsets) ** 2 / 2
+        exact, work = exact and not dropped, work + extended + len(subsets.masks) ** 2 / 2
         bound_s = min(bound_s, float(objective))
         if len(stages):
             strategy = _strategy(problem, coarse, subsets, stages, row)
@@ -335,9 +326,9 @@ def _search(
     return _Searched(found, coarse, bound_s, exact, work)
 
 
-def _training(problem: Problem, count: int) -> arrays.Training:
+def _training(problem: Problem, count: int) -> kernels.Training:
     options = problem.options
-    return arrays.Training(
+    return kernels.Training(
         num_devices=count,
         num_microbatches=options.num_microbatches,
         moments=options.optimizer.num_moments,
@@ -363,7 +354,7 @@ def _strategy(
         blocks = members(subsets.masks[behind] & ~subsets.masks[before])
         inside = sorted(v for b in blocks for v in coarse.blocks[b])
         stages.append(
-            Stage(
+            Stage.whole(
                 operators=tuple(operators[v].name for v in inside),
                 devices=stage_devices(devices.order, int(moves.k[c]), int(moves.r[c])),
                 warmup=int(moves.w[c]),

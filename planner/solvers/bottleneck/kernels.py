@@ -1,41 +1,44 @@
-"""Local search for the smallest bottleneck (`bottleneck_model.py`, whose words these are), compiled
-by numba: simulated annealing. Arrays are indexed by
+"""Local search for the smallest bottleneck (`model.py`, whose words these are), compiled by numba:
+simulated annealing. Arrays are indexed by
 
     v     items
     e     nets, the home's item first among the items of each
-    s     entries of what devices keep
+    s     entries of memory
     p, q  devices; D of them
-    r     places of work: devices 0 to D - 1, and D + D p + q for the line from p to q
+    r     places of work: devices 0 to D - 1, and `line_at(D, p, q)` for the line from p to q
+    x, y  positions in the rows of a compressed list: row i is values[start[i]:start[i + 1]]
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from planner.solvers.bottleneck.model import line_place
 from planner.support.arrays import Floats, Ints
 from planner.support.jit import inner, njit
 
+line_at = inner(line_place)
 
-class Costs(NamedTuple):
-    """What items cost, in seconds and bytes.
+
+class BottleneckArrays(NamedTuple):
+    """The problem as arrays.
 
     Attributes:
         work: (items, D) s; inf where an item cannot run.
-        net_start: (nets + 1,) the items of net e are net_item[net_start[e]:net_start[e + 1]].
+        net_start: (nets + 1,) with net_item, the items of each net.
         net_item: see net_start.
-        in_start: (items + 1,) the nets of item v are in_net[in_start[v]:in_start[v + 1]].
+        in_start: (items + 1,) with in_net, the nets of each item.
         in_net: see in_start.
         crossing: (nets, D) s that a device pays if it has some but not all items of the net.
-        message: (nets,) bytes; gradient: (nets,) 1 where one comes back.
-        latency: (D, D) s per message; per_byte: (D, D) s.
-        has_lines: whether any message takes any time.
-        cut: s that a net with items on several devices counts for beside its costs.
-        kept_start: (items + 1,) the entries that item v needs are
-            kept[kept_start[v]:kept_start[v + 1]].
+        net_bytes: (nets,) size of the transfer; gradient: (nets,) 1 where one comes back.
+        latency: (D, D) s per transfer; per_byte: (D, D) s.
+        has_lines: whether any transfer takes any time.
+        cut: s that a net with items on several devices costs besides.
+        kept_start: (items + 1,) with kept, the entries of memory that each item needs.
         kept: see kept_start.
-        kept_bytes: (entries,).
-        room: (D,) bytes.
-        position: (D,) of the devices in their order, if stages are contiguous; else empty.
+        kept_bytes: (entries,) bytes.
+        room: (D,) memory in bytes.
+        position: (D,) place of each device in the order, if stages are contiguous; else empty.
     """
 
     work: Floats
@@ -44,7 +47,7 @@ class Costs(NamedTuple):
     in_start: Ints
     in_net: Ints
     crossing: Floats
-    message: Floats
+    net_bytes: Floats
     gradient: Ints
     latency: Floats
     per_byte: Floats
@@ -57,16 +60,16 @@ class Costs(NamedTuple):
     position: Ints
 
 
-class State(NamedTuple):
-    """A placement and what follows from it.
+class PlacementState(NamedTuple):
+    """A placement, and the sums over it that a move changes.
 
     Attributes:
         on: (items,) device of each item.
-        load: (D + D D,) s of each place of work.
-        here: (nets, D) items of a net on a device.
-        holds: (entries, D) items on a device that need an entry.
-        used: (D,) bytes.
-        cuts: (1,) nets with items on several devices.
+        load: (D + D D,) work of each place, in s.
+        here: (nets, D) number of items of a net on a device.
+        holds: (entries, D) number of items on a device that need an entry.
+        used: (D,) bytes kept.
+        cuts: (1,) number of nets with items on several devices.
     """
 
     on: Ints
@@ -78,8 +81,8 @@ class State(NamedTuple):
 
 
 @inner
-def charge(costs: Costs, state: State, e: int, sign: int) -> None:
-    """Adds what a net costs, or takes it off."""
+def charge(costs: BottleneckArrays, state: PlacementState, e: int, sign: int) -> None:
+    """Adds the costs of a net to the places that pay them, or with sign -1 takes them off."""
     num = state.used.shape[0]
     touched = 0
     for p in range(num):
@@ -94,16 +97,16 @@ def charge(costs: Costs, state: State, e: int, sign: int) -> None:
             continue
         state.load[p] += sign * costs.crossing[e, p]
         if costs.has_lines and p != home:
-            there = costs.latency[home, p] + costs.message[e] * costs.per_byte[home, p]
-            state.load[num + num * home + p] += sign * there
+            there = costs.latency[home, p] + costs.net_bytes[e] * costs.per_byte[home, p]
+            state.load[line_at(num, home, p)] += sign * there
             if costs.gradient[e]:
-                back = costs.latency[p, home] + costs.message[e] * costs.per_byte[p, home]
-                state.load[num + num * p + home] += sign * back
+                back = costs.latency[p, home] + costs.net_bytes[e] * costs.per_byte[p, home]
+                state.load[line_at(num, p, home)] += sign * back
 
 
 @inner
-def put(costs: Costs, state: State, v: int, q: int) -> None:
-    """Moves an item to another device."""
+def put(costs: BottleneckArrays, state: PlacementState, v: int, q: int) -> None:
+    """Moves an item to another device and updates the sums."""
     p = state.on[v]
     for x in range(costs.in_start[v], costs.in_start[v + 1]):
         charge(costs, state, costs.in_net[x], -1)
@@ -125,14 +128,14 @@ def put(costs: Costs, state: State, v: int, q: int) -> None:
 
 
 @inner
-def placed(costs: Costs, on: Ints) -> State:
+def placed(costs: BottleneckArrays, on: Ints) -> PlacementState:
     """The state of a placement."""
     num, items = costs.room.shape[0], on.shape[0]
-    nets, entries = costs.message.shape[0], costs.kept_bytes.shape[0]
+    nets, entries = costs.net_bytes.shape[0], costs.kept_bytes.shape[0]
     load, used = np.zeros(num + num * num), np.zeros(num)
     here = np.zeros((nets, num), np.int64)
     holds = np.zeros((entries, num), np.int64)
-    state = State(on.copy(), load, here, holds, used, np.zeros(1, np.int64))
+    state = PlacementState(on.copy(), load, here, holds, used, np.zeros(1, np.int64))
     for v in range(items):
         load[on[v]] += costs.work[v, on[v]]
         for x in range(costs.in_start[v], costs.in_start[v + 1]):
@@ -148,7 +151,13 @@ def placed(costs: Costs, on: Ints) -> State:
 
 @inner
 def height(load: Floats, count: int) -> tuple[float, float]:
-    """The largest load, and the 64-norm of all loads, which says how many are near it."""
+    """The largest load, and the 64-norm of all loads, which grows with the number of loads near the
+    largest one. Without it annealing would see no progress until the last of several equal largest
+    loads is gone.
+
+    Args:
+        count: number of places.
+    """
     top = 0.0
     for r in range(count):
         top = max(top, load[r])
@@ -157,17 +166,15 @@ def height(load: Floats, count: int) -> tuple[float, float]:
     total = 0.0
     for r in range(count):
         share = load[r] / top
-        for _ in range(6):
+        for _ in range(6):  # share ** 64
             share *= share
         total += share
     return top, top * total ** (1 / 64)
 
 
 @inner
-def in_order(costs: Costs, state: State, v: int) -> bool:
-    """Whether what an item's nets read is not behind what makes it."""
-    if costs.position.shape[0] == 0:
-        return True
+def in_order(costs: BottleneckArrays, state: PlacementState, v: int) -> bool:
+    """Whether no reader of an item's nets is on a device before the home's."""
     for x in range(costs.in_start[v], costs.in_start[v + 1]):
         e = costs.in_net[x]
         home = costs.position[state.on[costs.net_item[costs.net_start[e]]]]
@@ -178,19 +185,26 @@ def in_order(costs: Costs, state: State, v: int) -> bool:
 
 
 LONGEST, ONWARD = 32, 0.6
-"""The longest run of items that one move takes, and the chance of each item after the first."""
+"""Largest run of items that one move takes, and the chance of each item after the first."""
 
 TRIES = 8
-"""For a net that is cut, before any will do."""
+"""Draws of a cut net, before any two items will do."""
+
+SWAP_CHANCE, ANY_ITEM_CHANCE, ANY_DEVICE_CHANCE = 0.3, 0.5, 0.3
+"""Chances that a move swaps two items; that the first of these is any item instead of one at a cut
+net; and that a run goes to any device instead of the other side of the cut."""
+
+REFRESH = 10_000
+"""Moves after which the sums are computed anew, because rounding errors add up."""
 
 
 @inner
-def chosen(costs: Costs, state: State, moved: Ints, target: Ints) -> int:
-    """Draws a move. An item swaps with another one; or a run of items on one device, in the order
-    of the items and at its end next to a net that is cut, goes where that net's other items are,
-    or to any device. Writes items and devices; returns how many.
+def chosen(costs: BottleneckArrays, state: PlacementState, moved: Ints, target: Ints) -> int:
+    """Draws a move. Two items swap; or a run of items on one device, in the order of the items and
+    at its end next to a cut net, goes where that net's other items are, or to any device. Writes
+    items and devices; returns the number of items.
     """
-    items, num, nets = state.on.shape[0], state.used.shape[0], costs.message.shape[0]
+    items, num, nets = state.on.shape[0], state.used.shape[0], costs.net_bytes.shape[0]
     v = u = np.random.randint(items)
     for _ in range(TRIES if nets > 0 else 0):
         e = np.random.randint(nets)
@@ -199,21 +213,22 @@ def chosen(costs: Costs, state: State, moved: Ints, target: Ints) -> int:
         u = costs.net_item[np.random.randint(first, end)]
         if state.on[v] != state.on[u]:
             break
-    if np.random.random() < 0.3:
+    if np.random.random() < SWAP_CHANCE:
         u = np.random.randint(items)
-        if np.random.random() < 0.5:
+        if np.random.random() < ANY_ITEM_CHANCE:
             v = np.random.randint(items)
         moved[0], moved[1], target[0], target[1] = v, u, state.on[u], state.on[v]
         return 0 if state.on[v] == state.on[u] else 2
     p, q = state.on[v], state.on[u]
-    if p == q or np.random.random() < 0.3:
+    if p == q or np.random.random() < ANY_DEVICE_CHANCE:
         q = np.random.randint(num)
     if p == q:
         return 0
-    count, step, most = 0, 1 if v > u else -1, 1
-    while most < LONGEST and np.random.random() < ONWARD:
-        most += 1
-    while 0 <= v < items and count < most:
+    # The run starts at the cut and goes away from it, to the side of v.
+    count, step, longest = 0, 1 if v > u else -1, 1
+    while longest < LONGEST and np.random.random() < ONWARD:
+        longest += 1
+    while 0 <= v < items and count < longest:
         if state.on[v] == p:
             moved[count], target[count] = v, q
             count += 1
@@ -222,18 +237,19 @@ def chosen(costs: Costs, state: State, moved: Ints, target: Ints) -> int:
 
 
 @njit
-def annealed(costs: Costs, start: Ints, seed: int, moves: int, heat: float) -> tuple[Ints, float]:
+def annealed(
+    costs: BottleneckArrays, start: Ints, seed: int, moves: int, heat: float
+) -> tuple[Ints, float]:
     """The best placement that simulated annealing meets, and its largest load in s.
 
-    What is cooled down on is the 64-norm of all loads, from a temperature of `heat` of the first
-    one to none; the largest load is what counts; nets that are cut, at `costs.cut` each, are added
-    to both. Only placements are met that fit the memory and, if stages are contiguous, keep to the
-    order.
+    A move is judged by the 64-norm of all loads, at a temperature that falls from `heat` of the
+    first norm to 0; the best placement by its largest load. Both include `costs.cut` for each cut
+    net. Only placements are met that fit the memory and, if stages are contiguous, keep the order.
 
     Args:
         start: (items,) devices; a placement that fits.
-        moves: how many to try.
-        heat: share of the 64-norm by which a move may be worse at first, likely.
+        moves: number of moves to try.
+        heat: share of the norm by which a move may be worse at first, likely.
     """
     np.random.seed(seed)
     items, num = start.shape[0], costs.room.shape[0]
@@ -243,40 +259,43 @@ def annealed(costs: Costs, start: Ints, seed: int, moves: int, heat: float) -> t
     extra = costs.cut * state.cuts[0]
     best, least, norm = start.copy(), top + extra, norm + extra
     moved, target = np.zeros(items + 2, np.int64), np.zeros(items + 2, np.int64)
-    back = np.zeros(items + 2, np.int64)
-    warm = heat * norm
+    source = np.zeros(items + 2, np.int64)
+    contiguous, warm = costs.position.shape[0] > 0, heat * norm
     for turn in range(moves):
-        if turn % 10_000 == 9_999:  # rounding errors add up
+        if turn % REFRESH == REFRESH - 1:
             state = placed(costs, state.on)
             norm = height(state.load, count)[1] + costs.cut * state.cuts[0]
         length = chosen(costs, state, moved, target)
         if length == 0:
             continue
-        allowed, tried = True, 0
-        while tried < length and allowed:
-            v, q = moved[tried], target[tried]
-            if np.isinf(costs.work[v, q]):
-                allowed = False
-                break
-            back[tried] = state.on[v]
-            put(costs, state, v, q)
-            tried += 1
-        for k in range(tried):
+        # The move is made as far as its items can run, and undone below if it is not kept. This
+        # stands here because a function of its own costs 8 % of the time.
+        allowed, done = True, 0
+        while allowed and done < length:
+            v, q = moved[done], target[done]
+            allowed = not np.isinf(costs.work[v, q])
+            if allowed:
+                source[done] = state.on[v]
+                put(costs, state, v, q)
+                done += 1
+        for k in range(done):
             allowed = allowed and state.used[target[k]] <= costs.room[target[k]]
-            allowed = allowed and in_order(costs, state, moved[k])
-        higher, longer = height(state.load, count)
-        extra = costs.cut * state.cuts[0]
-        higher, longer = higher + extra, longer + extra
-        left = 1 - turn / moves
-        if allowed and (
-            longer <= norm
-            or np.random.random() < np.exp((norm - longer) / (warm * left * left + 1e-300))
-        ):
-            norm = longer
-            if higher < least * (1 - 1e-12):
-                least = higher
+            allowed = allowed and (not contiguous or in_order(costs, state, moved[k]))
+        kept = False
+        if allowed:
+            new_top, new_norm = height(state.load, count)
+            extra = costs.cut * state.cuts[0]
+            new_top, new_norm = new_top + extra, new_norm + extra
+            left = 1 - turn / moves
+            kept = new_norm <= norm or np.random.random() < np.exp(
+                (norm - new_norm) / (warm * left * left + 1e-300)
+            )
+        if kept:
+            norm = new_norm
+            if new_top < least * (1 - 1e-12):  # not by rounding alone
+                least = new_top
                 best[:] = state.on
         else:
-            for k in range(tried - 1, -1, -1):
-                put(costs, state, moved[k], back[k])
+            for k in range(done - 1, -1, -1):
+                put(costs, state, moved[k], source[k])
     return best, height(placed(costs, best).load, count)[0]

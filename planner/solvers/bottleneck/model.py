@@ -1,10 +1,11 @@
-"""The placement with the smallest bottleneck, as data: what the busiest device, or the busiest line
-between two devices, has to do for one microbatch. It bounds the throughput of a pipeline with
-enough microbatches in flight.
+"""The placement with the smallest bottleneck, as data. The bottleneck is the work of the busiest
+device, or of the busiest line between two devices, for one microbatch. It bounds the throughput of
+a pipeline with enough microbatches in flight.
 
-Legend: items v, which are operators that share a device; devices p, q, D of them; nets e, each a
-tensor with the item home(e) that makes it and the items that read it. w_vp s of v on p; c_ep s that
-p pays for a net that it has a part of; m_epq s of the net's message from p to q.
+Legend: items v, operators that share a device; devices p, q, D of them; nets e, each a tensor with
+the item home(e) that makes it and the items that read it. w_vp time of v on p; c_ep time that p
+pays for a net if it has some but not all of its items; m_epq time of the net's transfer from p to
+q. All in s.
 
     work of device p        sum of w_vp over its items
                           + sum of c_ep over the nets with some items on p and some elsewhere
@@ -12,8 +13,9 @@ p pays for a net that it has a part of; m_epq s of the net's message from p to q
                           + sum of m_epq over those with a gradient, home on q and a reader on p
     bottleneck              the largest work of a device or line
 
-Two cost models are of this form. Where transfers overlap with computation (`netsplit_bottleneck`),
-c is 0. Where they are part of a device's load (`dnn_partitioning_placement`), m is 0.
+Two cost models are of this form. Where transfers overlap with computation
+(`netsplit/bottleneck.py`), c is 0. Where they are part of a device's load
+(`peers/dnn_partitioning/placement.py`), m is 0.
 """
 
 from collections.abc import Sequence
@@ -24,18 +26,18 @@ import numpy as np
 from planner.support.arrays import Floats
 
 SAME = 1e-9
-"""Relative; what differs by less is equal."""
+"""Relative difference up to which two times are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """What one item makes and others read.
+    """A tensor that one item makes and others read.
 
     Attributes:
         home: the item that makes it.
         readers: the other items that read it, ascending, at least one.
         crossing_s: c, on devices that pay.
-        bytes: of its message; gradient: whether as many come back.
+        bytes: size of its transfer; gradient: whether a gradient of this size comes back.
     """
 
     home: int
@@ -46,7 +48,7 @@ class Net:
 
     @property
     def items(self) -> tuple[int, ...]:
-        """All that touch it, the home first."""
+        """All items of the net, the home first."""
         return (self.home, *self.readers)
 
 
@@ -56,14 +58,14 @@ class Bottleneck:
 
     Attributes:
         work_s: (items, D) w; inf where an item cannot run.
-        nets: all of them.
-        pays: (D,) whether a device pays for the nets that it has a part of.
-        latency_s: (D, D) of a message; seconds_per_byte: (D, D) of it.
-        kept: bytes that a device keeps if it has any of some items, with those items, ascending.
+        nets: all nets.
+        pays: (D,) whether a device pays c.
+        latency_s: (D, D) latency of a transfer; seconds_per_byte: (D, D) inverse bandwidth.
+        kept: (items, bytes): bytes that a device keeps if it has any of the items, ascending.
         room_bytes: (D,) memory; inf without a limit.
-        alike: classes of devices of which any two may be swapped, each ascending.
-        order: of the devices, if stages are contiguous: no reader is on a device before its net's
-            home. None allows any placement.
+        alike: classes of devices any two of which may be swapped, each ascending.
+        order: order of the devices, if stages are contiguous: no reader is on a device before its
+            net's home. None allows any placement.
     """
 
     work_s: Floats
@@ -78,7 +80,7 @@ class Bottleneck:
 
     @property
     def num_items(self) -> int:
-        """How many items there are."""
+        """The number of items."""
         return len(self.work_s)
 
     @property
@@ -88,35 +90,46 @@ class Bottleneck:
 
     @property
     def has_lines(self) -> bool:
-        """Whether any message takes any time."""
+        """Whether any transfer takes any time."""
         return bool(self.latency_s.any() or self.seconds_per_byte.any())
 
-    def message_s(self, net: Net, p: int, q: int) -> float:
-        """M, in s."""
+    def transfer_s(self, net: Net, p: int, q: int) -> float:
+        """The time m of a net's transfer, in s."""
         return float(self.latency_s[p, q] + net.bytes * self.seconds_per_byte[p, q])
 
 
+def line_place(num_devices: int, p: int, q: int) -> int:
+    """The place of the line from p to q among the works, behind the D devices."""
+    return num_devices + num_devices * p + q
+
+
+def devices_of(num_devices: int, place: int) -> set[int]:
+    """The device at a place of the works, or the two ends of the line there."""
+    return {place} if place < num_devices else set(divmod(place - num_devices, num_devices))
+
+
 def works_s(problem: Bottleneck, on: Sequence[int]) -> Floats:
-    """(D + D D,) works of a placement: of device p at p, of the line from p to q at D + D p + q.
+    """(D + D D,) works of a placement in s, by their places: device p at p, the line from p to q at
+    `line_place(D, p, q)`.
 
     Args:
         on: (items,) device of each.
     """
     num = problem.num_devices
-    found = np.zeros(num + num * num)
+    works = np.zeros(num + num * num)
     for v, p in enumerate(on):
-        found[p] += problem.work_s[v, p]
+        works[p] += problem.work_s[v, p]
     for net in problem.nets:
         home, touched = on[net.home], {on[v] for v in net.items}
         if len(touched) == 1:
             continue
         for p in touched:
-            found[p] += net.crossing_s if problem.pays[p] else 0.0
+            works[p] += net.crossing_s if problem.pays[p] else 0.0
             if p != home and problem.has_lines:
-                found[num + num * home + p] += problem.message_s(net, home, p)
+                works[line_place(num, home, p)] += problem.transfer_s(net, home, p)
                 if net.gradient:
-                    found[num + num * p + home] += problem.message_s(net, p, home)
-    return found
+                    works[line_place(num, p, home)] += problem.transfer_s(net, p, home)
+    return works
 
 
 def bottleneck_s(problem: Bottleneck, on: Sequence[int]) -> float:
@@ -125,8 +138,8 @@ def bottleneck_s(problem: Bottleneck, on: Sequence[int]) -> float:
 
 
 def fits(problem: Bottleneck, on: Sequence[int]) -> bool:
-    """Whether a placement is allowed: each item can run, the memory suffices, and stages are
-    contiguous if they have to be.
+    """Whether a placement is allowed: every item can run where it is, the memory suffices, and
+    stages are contiguous if they have to be.
     """
     if any(np.isinf(problem.work_s[v, p]) for v, p in enumerate(on)):
         return False
@@ -143,8 +156,11 @@ def fits(problem: Bottleneck, on: Sequence[int]) -> bool:
 
 
 def simple_bound_s(problem: Bottleneck) -> float:
-    """A bottleneck that no placement beats, in s: the heaviest item where it is fastest; and all
-    work, shared as if items could be split. With y_p >= 0, whatever they are,
+    """A bottleneck that no placement beats, in s, without a search.
+
+    It is the larger of two: the heaviest item where it is fastest; and all work, shared as if items
+    could be split. For the second, T >= sum_v w_vp over the items of every device p. Summed with
+    any weights y_p >= 0,
 
         T >= sum_v min_p y_p w_vp / sum_p y_p;   here y_p = 1 / sum_v w_vp
 
@@ -164,8 +180,11 @@ def simple_bound_s(problem: Bottleneck) -> float:
 
 
 def contracted(problem: Bottleneck, limit_s: float) -> tuple[Bottleneck, tuple[int, ...]]:
-    """The same problem with items as one that no placement parts whose bottleneck is at most
-    `limit_s`, and the new item of each old one. No such placement is lost.
+    """The problem with items merged that share a device in every placement with a bottleneck of at
+    most `limit_s`, and the new item of each old one. No such placement is lost.
+
+    A net's items are merged if cutting it alone makes the bottleneck larger than that. Merged items
+    are heavier, so more nets may follow: until none does.
     """
     into = tuple(range(problem.num_items))
     while True:
@@ -184,6 +203,7 @@ def contracted(problem: Bottleneck, limit_s: float) -> tuple[Bottleneck, tuple[i
 
 
 def _leader(leader: list[int], v: int) -> int:
+    """The item that stands for v's set."""
     while leader[v] != v:
         leader[v] = leader[leader[v]]
         v = leader[v]
@@ -191,22 +211,24 @@ def _leader(leader: list[int], v: int) -> int:
 
 
 def _cut_s(problem: Bottleneck, net: Net) -> float:
-    """What some device or line has to do at least if a net's items are apart."""
+    """A bottleneck that no placement beats, in s, if it cuts a net."""
     num = problem.num_devices
     if num < 2:
         return float("inf")
     costs = np.where(problem.pays, net.crossing_s, 0.0)
-    # Each item is somewhere, and at least two devices have a part.
+    # The device of each item pays for the cut; of any two devices, one pays the second least.
     least = float((problem.work_s[list(net.items)] + costs).min(axis=1).max())
     least = max(least, float(np.sort(costs)[1]))
     if problem.has_lines:
         ways = [(p, q) for p in range(num) for q in range(num) if p != q]
-        least = max(least, min(problem.message_s(net, p, q) for p, q in ways))
+        least = max(least, min(problem.transfer_s(net, p, q) for p, q in ways))
     return least
 
 
 def _merged(problem: Bottleneck, into: Sequence[int]) -> Bottleneck:
-    """The problem of merged items; equal nets become one where their costs add up."""
+    """The problem of merged items. Without lines and order only the items of a net count, so nets
+    of the same items become one.
+    """
     work = np.zeros((max(into) + 1, problem.num_devices))
     np.add.at(work, list(into), problem.work_s)
     nets: list[Net] = []

@@ -1,10 +1,10 @@
-"""The smallest bottleneck as a mixed integer program (`bottleneck_model.py`, whose symbols these
-are). Besides T, the bottleneck, the variables are
+"""The smallest bottleneck as a mixed integer program (`model.py`, whose symbols these are). Besides
+T, the bottleneck, the variables are
 
     x_vp            whether item v is on device p
-    z_ep            whether p, which pays, has a part of net e and another device has another
-    y_epq           whether net e goes from p to q
-    k_sp            whether p keeps s
+    z_ep            whether p, which pays, has some but not all items of net e
+    y_epq           whether net e is sent from p to q
+    k_sp            whether p keeps entry s of the memory
 
     minimise   T
     subject to (1) sum_p x_vp = 1
@@ -18,12 +18,15 @@ are). Besides T, the bottleneck, the variables are
                (8) contiguous: for every net and each k, its home is on one of the first k devices
                    of the order if a reader is
 
-(4) is stronger than y_epq >= x_home(e)p + x_vq - 1, which half of each satisfies with y = 0. T is
-in units of the bound that needs no search, and bytes are in units of the largest room, so that
+(4) is stronger than y_epq >= x_home(e)p + x_vq - 1, which allows y = 0 in the relaxed program where
+the home and a reader are half on each of two devices.
+
+T is in units of the bound that needs no search, and bytes are in units of the largest room, so that
 tolerances mean the same for every model.
 
-`neighbourhood` is the same program with all items fixed but those on some devices, and T the
-largest of their works only; ties go to less work in total, which leaves room for the next one.
+`neighbourhood` is the same program in which only the items of some devices move, and T covers only
+the works with an end on these devices. Ties go to less work in total, which leaves room for the
+next neighbourhood.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,33 +35,38 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.solvers.bottleneck.model import Bottleneck, Net, simple_bound_s
+from planner.solvers.bottleneck.model import (
+    Bottleneck,
+    Net,
+    devices_of,
+    line_place,
+    simple_bound_s,
+)
 from planner.solvers.engines.mip import Mip
 
 TOLD_APART = 3
-"""Heaviest items per device for which (7) is asked; every further one costs rows and tells less."""
+"""Heaviest items per device that (7) covers; every further one adds rows and rules out less."""
 
 TIDY = 0.03
 """Weight of the mean work beside the largest in a neighbourhood."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """The program of a problem.
+class BottleneckProgram:
+    """The program of a problem; variables are indices into `mip`.
 
     Attributes:
-        mip: the program.
         x: x[v][p].
         bottleneck: T.
-        place: the row of each work, by its place in `works_s`.
-        unit_s: of T.
+        row_of: the row of each work, by its place in `works_s`.
+        unit_s: unit of T.
     """
 
     problem: Bottleneck
     mip: Mip
     x: tuple[tuple[int, ...], ...]
     bottleneck: int
-    place: Mapping[int, int]
+    row_of: Mapping[int, int]
     unit_s: float
 
     def placement(self, values: Sequence[float]) -> tuple[int, ...]:
@@ -77,7 +85,7 @@ def heaviest_first(problem: Bottleneck) -> list[int]:
 
 
 def canonical(problem: Bottleneck, on: Sequence[int]) -> tuple[int, ...]:
-    """The same placement with devices of a class renamed as (7) wants."""
+    """The same placement with the devices of a class renamed by (7)."""
     class_of = {p: known for known in problem.alike for p in known}
     free = {known: list(known) for known in problem.alike}
     name: dict[int, int] = {}
@@ -87,7 +95,7 @@ def canonical(problem: Bottleneck, on: Sequence[int]) -> tuple[int, ...]:
     return tuple(name[p] for p in on)
 
 
-def built(problem: Bottleneck, *, symmetric: bool) -> Model:
+def program_of(problem: Bottleneck, *, symmetric: bool) -> BottleneckProgram:
     """The program.
 
     Args:
@@ -100,8 +108,8 @@ def built(problem: Bottleneck, *, symmetric: bool) -> Model:
     for row in np.isfinite(problem.work_s):
         x.append(tuple(mip.variable(float(runs), integer=True) for runs in row))
         mip.row(dict.fromkeys(x[-1], 1.0), 1.0, 1.0)  # (1)
-    model = Model(problem, mip, tuple(x), bottleneck, {}, unit_s)
-    model = replace(model, place=_works(model))
+    model = BottleneckProgram(problem, mip, tuple(x), bottleneck, {}, unit_s)
+    model = replace(model, row_of=_works(model))
     _memory(model)
     if problem.order is not None:
         _contiguous(model, problem.order)
@@ -110,8 +118,8 @@ def built(problem: Bottleneck, *, symmetric: bool) -> Model:
     return model
 
 
-def _works(model: Model) -> dict[int, int]:
-    """(2) to (5); the row of each work."""
+def _works(model: BottleneckProgram) -> dict[int, int]:
+    """(2) to (5). Returns the row of each work, by its place."""
     problem, mip, num = model.problem, model.mip, model.problem.num_devices
     terms: dict[int, dict[int, float]] = {
         p: {
@@ -124,23 +132,23 @@ def _works(model: Model) -> dict[int, int]:
     for net in problem.nets:
         if net.crossing_s > 0:
             for p in np.flatnonzero(problem.pays).tolist():
-                terms[p][_crosses(model, net, p)] = net.crossing_s / model.unit_s
+                terms[p][_cut(model, net, p)] = net.crossing_s / model.unit_s
         if problem.has_lines:
-            for (p, q), y in _goes(model, net).items():
-                there = terms.setdefault(num + num * p + q, {})
-                there[y] = problem.message_s(net, p, q) / model.unit_s
+            for (p, q), y in _sent(model, net).items():
+                there = terms.setdefault(line_place(num, p, q), {})
+                there[y] = problem.transfer_s(net, p, q) / model.unit_s
                 if net.gradient:
-                    back = terms.setdefault(num + num * q + p, {})
-                    back[y] = problem.message_s(net, q, p) / model.unit_s
-    found = {}
+                    back = terms.setdefault(line_place(num, q, p), {})
+                    back[y] = problem.transfer_s(net, q, p) / model.unit_s
+    row_of = {}
     for place, parts in terms.items():
-        found[place] = len(mip.rows)
+        row_of[place] = len(mip.rows)
         mip.row({**parts, model.bottleneck: -1.0}, high=0.0)
-    return found
+    return row_of
 
 
-def _crosses(model: Model, net: Net, p: int) -> int:
-    """(3)."""
+def _cut(model: BottleneckProgram, net: Net, p: int) -> int:
+    """(3). Returns z."""
     z, home = model.mip.variable(), model.x[net.home][p]
     for v in net.readers:
         model.mip.row({z: 1.0, model.x[v][p]: -1.0, home: 1.0}, low=0.0)
@@ -148,22 +156,22 @@ def _crosses(model: Model, net: Net, p: int) -> int:
     return z
 
 
-def _goes(model: Model, net: Net) -> dict[tuple[int, int], int]:
-    """(4)."""
+def _sent(model: BottleneckProgram, net: Net) -> dict[tuple[int, int], int]:
+    """(4). Returns y by (p, q)."""
     devices, home = range(model.problem.num_devices), model.x[net.home]
-    found = {}
+    sent = {}
     for q in devices:
         for p in devices:
             if p != q:
-                found[p, q] = y = model.mip.variable()
+                sent[p, q] = y = model.mip.variable()
                 model.mip.row({y: 1.0, home[p]: -1.0}, high=0.0)
-        arrives = {found[p, q]: 1.0 for p in devices if p != q}
+        arrives = {sent[p, q]: 1.0 for p in devices if p != q}
         for v in net.readers:
             model.mip.row({**arrives, home[q]: 1.0, model.x[v][q]: -1.0}, low=0.0)
-    return found
+    return sent
 
 
-def _memory(model: Model) -> None:
+def _memory(model: BottleneckProgram) -> None:
     """(6); left out where everything fits every device."""
     problem, mip = model.problem, model.mip
     total = sum(size for _, size in problem.kept)
@@ -179,7 +187,7 @@ def _memory(model: Model) -> None:
         mip.row(terms, high=float(problem.room_bytes[p]) / unit)
 
 
-def _symmetry(model: Model) -> None:
+def _symmetry(model: BottleneckProgram) -> None:
     """(7)."""
     heavy = heaviest_first(model.problem)
     for alike in model.problem.alike:
@@ -190,7 +198,7 @@ def _symmetry(model: Model) -> None:
                 model.mip.row({model.x[v][q]: 1.0, **heavier}, high=0.0)
 
 
-def _contiguous(model: Model, order: Sequence[int]) -> None:
+def _contiguous(model: BottleneckProgram, order: Sequence[int]) -> None:
     """(8)."""
     for home, v in sorted({(net.home, v) for net in model.problem.nets for v in net.readers}):
         for k in range(1, len(order)):
@@ -198,8 +206,8 @@ def _contiguous(model: Model, order: Sequence[int]) -> None:
             model.mip.row({**ahead, **{model.x[v][p]: -1.0 for p in order[:k]}}, low=0.0)
 
 
-def neighbourhood(model: Model, on: Sequence[int], devices: Collection[int]) -> Mip:
-    """The program in which only the items on some devices move, and only between those."""
+def neighbourhood(model: BottleneckProgram, on: Sequence[int], devices: Collection[int]) -> Mip:
+    """The program in which only the items on some devices move, and only between these."""
     mip, num = model.mip, model.problem.num_devices
     low, high = list(mip.low), list(mip.high)
     for v, row in enumerate(model.x):
@@ -209,19 +217,12 @@ def neighbourhood(model: Model, on: Sequence[int], devices: Collection[int]) -> 
             elif p not in devices:
                 high[j] = 0.0
     rows, objective = list(mip.rows), {model.bottleneck: 1.0}
-    for place, at in model.place.items():
-        terms, _, _ = rows[at]
-        if not _touches(place, num, devices):
-            rows[at] = (terms, -np.inf, np.inf)
+    for place, index in model.row_of.items():
+        terms, _, _ = rows[index]
+        if devices_of(num, place).isdisjoint(devices):
+            rows[index] = (terms, -np.inf, np.inf)  # this work is fixed
             continue
         for j, a in terms.items():
             if j != model.bottleneck:
                 objective[j] = objective.get(j, 0.0) + TIDY * a / len(devices)
     return replace(mip, low=low, high=high, rows=rows, objective=objective)
-
-
-def _touches(place: int, num_devices: int, devices: Collection[int]) -> bool:
-    """Whether a place of work is one of some devices or has an end there."""
-    if place < num_devices:
-        return place in devices
-    return not set(divmod(place - num_devices, num_devices)).isdisjoint(devices)

@@ -1,19 +1,19 @@
-"""The search for the placement with the smallest bottleneck (`bottleneck_model.py`).
+"""The search for the placement with the smallest bottleneck (`model.py`).
 
-    (1) simulated annealing from the best placement that is known           `_annealed`
-    (2) items that no better placement parts become one                     `contracted`
+    (1) simulated annealing from the best known placement                   `_annealed`
+    (2) items that no better placement parts are merged                     `contracted`
     (3) neighbourhoods, solved exactly: the items of the busiest device (or of both ends of the
-        busiest line) and of one other are placed anew between these, until none of them
+        busiest line) and of one other device are placed anew on these, until no neighbourhood
         helps                                                               `_improved`
-    (4) the whole program, from what was found: its bound, and often the proof   `_proved`
+    (4) the whole program, from the best placement: its bound, and often the proof   `_proved`
 
-The bound is always one of the whole problem: (2) loses no better placement, and where the program
-is too large, or has not got far, what remains is the bound that needs no search.
+The bound always holds for the whole problem: (2) loses no better placement, and where the program
+is too large, or has not got far, the bound that needs no search remains.
 
 HiGHS does (3) and (4). Measured on published instances (dnn-partitioning, 32 to 177 items on 4 to 7
-devices) against CP-SAT with two workers, on two busy cores: of those that either proves in seconds,
-HiGHS needed 4 s for the hardest and CP-SAT 21 s; after 40 s on ResNet-50, HiGHS had a placement
-1.4 % from its bound, and CP-SAT none.
+devices) against CP-SAT with two workers, on two busy cores: of the instances that either proves in
+seconds, HiGHS needed 4 s for the hardest and CP-SAT 21 s; after 40 s on ResNet-50, HiGHS had a
+placement 1.4 % from its bound, and CP-SAT none.
 Moves, neighbourhoods and nodes are counted, so that answers repeat; the clock cuts only where it
 must, and then the answer says so.
 """
@@ -27,60 +27,67 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graphs.downsets import csr
-from planner.problem import Engine, Status
-from planner.solvers.bottleneck.kernels import Costs, annealed
+from planner.problem import Status
+from planner.solvers.bottleneck.kernels import BottleneckArrays, annealed
 from planner.solvers.bottleneck.model import (
     SAME,
     Bottleneck,
     bottleneck_s,
     contracted,
+    devices_of,
     fits,
     simple_bound_s,
     works_s,
 )
-from planner.solvers.bottleneck.program import Model, built, canonical, neighbourhood
-from planner.solvers.engines.mip import GAP, Limits, Mip, Solved, Terms, gurobi, highs
-from planner.solvers.netsplit.gurobi import EngineUnavailableError
+from planner.solvers.bottleneck.program import (
+    BottleneckProgram,
+    canonical,
+    neighbourhood,
+    program_of,
+)
+from planner.solvers.engines.engine import Engine
+from planner.solvers.engines.gurobi import EngineUnavailableError
+from planner.solvers.engines.mip import GAP, Mip, MipAnswer, MipLimits, Terms, gurobi, highs
 from planner.support.jit import compile_clock
 
 log = logging.getLogger(__name__)
 
 HEATS = (0.001, 0.003, 0.01)
-"""Of the annealing runs, each from the best placement so far."""
+"""First temperatures of the annealing runs, each from the best placement so far."""
 
 MOVES_PER_S = 5_000
-"""Of each run, per second of the limit; a move takes 2 to 4 microseconds."""
+"""Moves of each annealing run per second of the limit; a move takes 2 to 4 microseconds."""
 
 CUT_SHARE = 1e-3
-"""Of the bound, what a net that is cut counts for while annealing, where transfers overlap with
-computation and stages need not be contiguous: there a cut looks free, but makes a stage more."""
+"""Cost of a cut net in annealing, as a share of the bound, where transfers overlap with computation
+and stages need not be contiguous: there a cut looks free, but adds a stage."""
 
 ROUNDS_PER_S = 1.0
 """Neighbourhoods per second of the limit; most take less than half of one."""
 
 ROUND_NODES, ROUND_GAP = 500, 1e-4
-"""Where a neighbourhood's search ends."""
+"""Limits of a neighbourhood's search."""
 
 IMPROVING_SHARE = 0.7
-"""Of the time, for all that comes before the whole program."""
+"""Share of the time before the whole program."""
 
 NODE_ENTRIES_PER_S = 200_000
-"""Nodes of the whole program's search, times its size, per second of the limit."""
+"""Nodes of the whole program's search times its size, per second of the limit."""
 
 MAX_ENTRIES = 300_000
-"""A larger program takes too long to build and to begin with."""
+"""Coefficients of the largest program that is built: a larger one takes too long to start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The answer.
+class BottleneckAnswer:
+    """The answer of the search.
 
     Attributes:
-        status: optimal to `GAP`, or infeasible, of all placements.
+        status: status among all placements; optimal to `GAP`.
         on: (items,) device of each; None if the status is infeasible or unknown.
         bound_s: no placement has a smaller bottleneck; inf if there is none.
         reproducible: False where the clock cut the search.
-        note: what the user should know, such as an engine that could not be used.
+        note: a sentence for the user, such as the engine that could not be used.
     """
 
     status: Status
@@ -90,8 +97,8 @@ class Placed:
     note: str = ""
 
 
-class _Run:
-    """The limits of one search, and how it went."""
+class _SearchBudget:
+    """The limits of one search, and whether the clock or a licence has changed them."""
 
     def __init__(self, time_limit_s: float, seed: int, engine: Engine | None) -> None:
         self.limit_s, self.seed, self.engine = time_limit_s, seed, engine
@@ -102,20 +109,20 @@ class _Run:
         """Seconds until a share of the time is over, at least 0."""
         return max(0.0, self.end_s - (1 - share) * self.limit_s - time.monotonic())
 
-    def solve(self, mip: Mip, limits: Limits, hint: Terms) -> Solved:
-        """The engine's answer, HiGHS' where gurobi cannot be used."""
+    def solve(self, mip: Mip, limits: MipLimits, hint: Terms) -> MipAnswer:
+        """The answer of the chosen engine, or of HiGHS if gurobi cannot be used."""
         if self.engine is Engine.GUROBI:
             try:
-                solved = gurobi(mip, limits, hint)
-                self.in_time = self.in_time and solved.in_time
-                return solved
+                answer = gurobi(mip, limits, hint)
+                self.in_time = self.in_time and answer.in_time
+                return answer
             except EngineUnavailableError as error:
                 if not self.note:
                     self.note = f"{error}, so HiGHS solved it"
                     log.warning("%s", self.note)
-        solved = highs(mip, limits, hint)
-        self.in_time = self.in_time and solved.in_time
-        return solved
+        answer = highs(mip, limits, hint)
+        self.in_time = self.in_time and answer.in_time
+        return answer
 
 
 def solve(
@@ -124,50 +131,54 @@ def solve(
     time_limit_s: float,
     seed: int = 0,
     engine: Engine | None = None,
-) -> Placed:
-    """The best placement that is found, and how good any can be.
+) -> BottleneckAnswer:
+    """The best placement found, with a bound.
 
     Args:
-        starts: placements that are known, (items,) devices; those that do not fit are left out.
-        time_limit_s: of the wall clock; the limits that are meant are counted.
+        starts: known placements, (items,) devices; those that do not fit are left out.
+        time_limit_s: limit of the wall clock; work is limited so that it rarely cuts.
         engine: gurobi, or else HiGHS.
     """
     if not problem.num_items:
-        return Placed(Status.OPTIMAL, (), 0.0)
+        return BottleneckAnswer(Status.OPTIMAL, (), 0.0)
     if not np.isfinite(problem.work_s).any(axis=1).all():
-        return Placed(Status.INFEASIBLE, None, math.inf)
-    run = _Run(time_limit_s, seed, engine)
+        return BottleneckAnswer(Status.INFEASIBLE, None, math.inf)
+    budget = _SearchBudget(time_limit_s, seed, engine)
     known = [tuple(on) for on in starts if fits(problem, on)]
     bound_s = simple_bound_s(problem)
     if not known:
-        first = _proved(problem, None, run, 1 - IMPROVING_SHARE)
+        first = _proved(problem, None, budget, 1 - IMPROVING_SHARE)
         if first.on is None or first.status is Status.OPTIMAL:
             return first
         known, bound_s = [first.on], max(bound_s, first.bound_s)
     best = min(known, key=lambda on: bottleneck_s(problem, on))
-    best = _improved(problem, _annealed(problem, best, run), run)
+    best = _improved(problem, _annealed(problem, best, budget), budget)
     if bottleneck_s(problem, best) <= bound_s * (1 + GAP):
-        return Placed(Status.OPTIMAL, best, bound_s, run.in_time, run.note)
-    answer = _proved(problem, best, run, 1.0)
-    return Placed(answer.status, answer.on, max(bound_s, answer.bound_s), run.in_time, run.note)
+        return BottleneckAnswer(Status.OPTIMAL, best, bound_s, budget.in_time, budget.note)
+    answer = _proved(problem, best, budget, 1.0)
+    return BottleneckAnswer(
+        answer.status, answer.on, max(bound_s, answer.bound_s), budget.in_time, budget.note
+    )
 
 
 # ---------------------------------------------------------------------------------- annealing
 
 
-def _annealed(problem: Bottleneck, on: tuple[int, ...], run: _Run) -> tuple[int, ...]:
+def _annealed(problem: Bottleneck, on: tuple[int, ...], budget: _SearchBudget) -> tuple[int, ...]:
     """(1)."""
-    costs, moves = _costs(problem), max(1, round(MOVES_PER_S * run.limit_s))
+    costs, moves = _costs(problem), max(1, round(MOVES_PER_S * budget.limit_s))
     with compile_clock() as compiling_s:
         for k, heat in enumerate(HEATS):
-            found, _ = annealed(costs, np.array(on), run.seed + k, moves, heat)
-            on = min(on, tuple(found.tolist()), key=lambda one: bottleneck_s(problem, one))
-    run.end_s += compiling_s()
+            best, _ = annealed(costs, np.array(on), budget.seed + k, moves, heat)
+            on = min(
+                on, tuple(best.tolist()), key=lambda placement: bottleneck_s(problem, placement)
+            )
+    budget.end_s += compiling_s()
     return on
 
 
-def _costs(problem: Bottleneck) -> Costs:
-    """The problem in arrays."""
+def _costs(problem: Bottleneck) -> BottleneckArrays:
+    """The problem as arrays."""
     count = problem.num_items
     in_nets: list[list[int]] = [[] for _ in range(count)]
     for e, net in enumerate(problem.nets):
@@ -182,14 +193,14 @@ def _costs(problem: Bottleneck) -> Costs:
     kept_start, kept = csr(needs)
     crossing = np.array([net.crossing_s for net in problem.nets], dtype=np.float64)
     order = problem.order or ()
-    return Costs(
+    return BottleneckArrays(
         work=np.ascontiguousarray(problem.work_s),
         net_start=net_start,
         net_item=net_item,
         in_start=in_start,
         in_net=in_net,
         crossing=crossing[:, None] * np.array(problem.pays, dtype=np.float64),
-        message=np.array([net.bytes for net in problem.nets], dtype=np.float64),
+        net_bytes=np.array([net.bytes for net in problem.nets], dtype=np.float64),
         gradient=np.array([net.gradient for net in problem.nets], dtype=np.int64),
         latency=np.ascontiguousarray(problem.latency_s),
         per_byte=np.ascontiguousarray(problem.seconds_per_byte),
@@ -210,42 +221,43 @@ def _cuts_look_free(problem: Bottleneck) -> bool:
 # ------------------------------------------------------------------------------ neighbourhoods
 
 
-def _improved(problem: Bottleneck, on: tuple[int, ...], run: _Run) -> tuple[int, ...]:
+def _improved(problem: Bottleneck, on: tuple[int, ...], budget: _SearchBudget) -> tuple[int, ...]:
     """(3), after (2)."""
     if problem.num_devices < 3:
         return on  # a neighbourhood would be the whole
     small, into = contracted(problem, bottleneck_s(problem, on) * (1 + SAME))
     if _entries(small) > MAX_ENTRIES:
         return on
-    here, model = _small(on, into), built(small, symmetric=False)
-    rounds, helps = round(ROUNDS_PER_S * run.limit_s), True
+    here, model = _small(on, into), program_of(small, symmetric=False)
+    rounds, helps = round(ROUNDS_PER_S * budget.limit_s), True
     while helps:
         helps = False
         for devices in _neighbourhoods(small, here):
             if rounds == 0:
                 break
-            if run.left_s(IMPROVING_SHARE) == 0:
-                run.in_time = False
+            if budget.left_s(IMPROVING_SHARE) == 0:
+                budget.in_time = False
                 break
             rounds -= 1
-            found = _replaced(model, here, devices, run)
-            if _better(small, found, here, devices):
-                here, helps = found, True
+            new = _replaced(model, here, devices, budget)
+            if _better(small, new, here, devices):
+                here, helps = new, True
                 break
     return tuple(here[v] for v in into)
 
 
 def _small(on: Sequence[int], into: Sequence[int]) -> tuple[int, ...]:
-    """A placement of the items that others became one of, which it does not part."""
-    found = dict(zip(into, on, strict=True))
-    return tuple(found[v] for v in range(len(found)))
+    """A placement in terms of merged items, which it must not part."""
+    device_of = dict(zip(into, on, strict=True))
+    return tuple(device_of[v] for v in range(len(device_of)))
 
 
 def _neighbourhoods(problem: Bottleneck, on: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Sets of devices with the busiest place of work; those with the least work first."""
+    """Sets of devices: those of the busiest work, alone if they are two, and with one other device;
+    those with the least work first.
+    """
     works, num = works_s(problem, on), problem.num_devices
-    top = int(works.argmax())
-    busiest = {top} if top < num else set(divmod(top - num, num))
+    busiest = devices_of(num, int(works.argmax()))
     others = sorted(set(range(num)) - busiest, key=lambda p: (works[p], p))
     if len(busiest) == 2:
         yield tuple(sorted(busiest))
@@ -254,22 +266,22 @@ def _neighbourhoods(problem: Bottleneck, on: Sequence[int]) -> Iterator[tuple[in
 
 
 def _replaced(
-    model: Model, on: tuple[int, ...], devices: Sequence[int], run: _Run
+    model: BottleneckProgram, on: tuple[int, ...], devices: Sequence[int], budget: _SearchBudget
 ) -> tuple[int, ...]:
-    """The best placement with only the items on some devices moved, between these."""
-    limits = Limits(run.left_s(IMPROVING_SHARE), ROUND_NODES, run.seed, ROUND_GAP)
-    solved = run.solve(neighbourhood(model, on, devices), limits, model.hint(on))
+    """The best placement in which only the items on some devices move, between these."""
+    limits = MipLimits(budget.left_s(IMPROVING_SHARE), ROUND_NODES, budget.seed, ROUND_GAP)
+    solved = budget.solve(neighbourhood(model, on, devices), limits, model.hint(on))
     if solved.values is None:
         return on
-    found = model.placement(solved.values)
-    return found if fits(model.problem, found) else on
+    new = model.placement(solved.values)
+    return new if fits(model.problem, new) else on
 
 
 def _better(
     problem: Bottleneck, new: Sequence[int], old: Sequence[int], devices: Sequence[int]
 ) -> bool:
-    """Whether the bottleneck is smaller; or as large, but the devices have a smaller one, or as
-    large a one and less work.
+    """Whether a placement is better: by its bottleneck, then by the bottleneck of the devices that
+    changed, then by total work.
     """
     for a, b in zip(_heights(problem, new, devices), _heights(problem, old, devices), strict=True):
         if abs(a - b) > SAME * b:
@@ -280,6 +292,7 @@ def _better(
 def _heights(
     problem: Bottleneck, on: Sequence[int], devices: Sequence[int]
 ) -> tuple[float, float, float]:
+    """The three times that `_better` compares, in s."""
     works, num = works_s(problem, on), problem.num_devices
     lines = works[num:].reshape(num, num)[list(devices)]
     top = max(works[list(devices)].max(), lines.max())
@@ -290,43 +303,46 @@ def _heights(
 
 
 def _entries(problem: Bottleneck) -> int:
-    """About the size of the program, before it is built."""
+    """The number of coefficients of the program, about, before it is built."""
     num = problem.num_devices
     touching = sum(len(net.items) for net in problem.nets)
     lines = 5 * num * num * len(problem.nets) if problem.has_lines else 0
     return 3 * num * problem.num_items + 6 * num * touching + lines
 
 
-def _proved(problem: Bottleneck, on: tuple[int, ...] | None, run: _Run, share: float) -> Placed:
+def _proved(
+    problem: Bottleneck, on: tuple[int, ...] | None, budget: _SearchBudget, share: float
+) -> BottleneckAnswer:
     """(4), after (2): the whole program, from a placement if one is known.
 
     Args:
-        share: of the time, by the end of which it has to be done.
+        share: share of the time that may be over at its end.
     """
     bound_s = simple_bound_s(problem)
     limit_s = math.inf if on is None else bottleneck_s(problem, on) * (1 + SAME)
     small, into = contracted(problem, limit_s)
     if on is not None and _entries(small) > MAX_ENTRIES:
-        return Placed(Status.FEASIBLE, on, bound_s)
-    model = built(small, symmetric=True)
+        return BottleneckAnswer(Status.FEASIBLE, on, bound_s)
+    model = program_of(small, symmetric=True)
     here = None if on is None else _small(on, into)
     if here is not None and problem.order is None:
         here = canonical(small, here)
-    nodes = max(1, round(NODE_ENTRIES_PER_S * run.limit_s / max(model.mip.size, 1)))
+    nodes = max(1, round(NODE_ENTRIES_PER_S * budget.limit_s / max(model.mip.size, 1)))
     hint = {} if here is None else model.hint(here)
-    solved = run.solve(model.mip, Limits(run.left_s(share), nodes, run.seed), hint)
+    solved = budget.solve(model.mip, MipLimits(budget.left_s(share), nodes, budget.seed), hint)
     if on is None and solved.status is Status.INFEASIBLE:
-        return Placed(Status.INFEASIBLE, None, math.inf, run.in_time, run.note)
+        return BottleneckAnswer(Status.INFEASIBLE, None, math.inf, budget.in_time, budget.note)
     if solved.status is not Status.INFEASIBLE and math.isfinite(solved.bound):
-        # Contracted items may be heavier than any placement that is worse than the known one.
+        # Merging loses placements beyond the limit, so the bound holds only up to the limit.
         bound_s = max(bound_s, min(solved.bound * model.unit_s, limit_s / (1 + SAME)))
     known = [] if on is None else [on]
     if solved.values is not None:
-        found = model.placement(solved.values)
-        known += [whole for whole in [tuple(found[v] for v in into)] if fits(problem, whole)]
+        merged = model.placement(solved.values)
+        whole = tuple(merged[v] for v in into)
+        known += [whole] if fits(problem, whole) else []
     if not known:
-        return Placed(Status.UNKNOWN, None, bound_s, run.in_time, run.note)
-    best = min(known, key=lambda one: bottleneck_s(problem, one))
+        return BottleneckAnswer(Status.UNKNOWN, None, bound_s, budget.in_time, budget.note)
+    best = min(known, key=lambda placement: bottleneck_s(problem, placement))
     optimal = bottleneck_s(problem, best) <= bound_s * (1 + 2 * GAP)
     status = Status.OPTIMAL if optimal else Status.FEASIBLE
-    return Placed(status, best, bound_s, run.in_time, run.note)
+    return BottleneckAnswer(status, best, bound_s, budget.in_time, budget.note)

@@ -16,10 +16,10 @@ from datetime import timedelta
 from typing import Any
 
 from planner.problem import Status
-from planner.solvers.netsplit.gurobi import NO_LICENCE, TOO_LARGE, EngineUnavailableError
+from planner.solvers.engines.gurobi import gurobi_model
 
 GAP = 1e-6
-"""Relative; that near to the bound is optimal."""
+"""Relative gap between value and bound up to which a value counts as optimal."""
 
 Terms = Mapping[int, float]
 
@@ -30,8 +30,8 @@ class Mip:
 
     Attributes:
         low, high, integer: per variable.
-        rows: per row, its terms and its limits.
-        objective: its terms.
+        rows: per constraint, its terms and its limits.
+        objective: the terms to minimise.
     """
 
     low: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Mip:
     objective: Terms = field(default_factory=dict)
 
     def variable(self, high: float = 1.0, *, integer: bool = False) -> int:
-        """A new variable from 0 on."""
+        """A new variable with 0 as its lower limit; its index."""
         self.low.append(0.0)
         self.high.append(high)
         self.integer.append(integer)
@@ -53,19 +53,19 @@ class Mip:
 
     @property
     def size(self) -> int:
-        """Entries of all rows."""
+        """The number of coefficients in all rows."""
         return sum(len(terms) for terms, _, _ in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MipLimits:
     """When an engine stops.
 
     Attributes:
-        time_s: of the wall clock.
-        nodes: of the search tree.
-        seed: of the engine's own draws.
-        gap: relative; a value that is nearer to the bound is optimal.
+        time_s: limit of the wall clock.
+        nodes: limit of the search tree's nodes.
+        seed: seed of the engine's own draws.
+        gap: relative gap at which a value counts as optimal.
     """
 
     time_s: float
@@ -75,14 +75,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
-    """What an engine says.
+class MipAnswer:
+    """The answer of an engine.
 
     Attributes:
         status: optimal to the gap of the limits.
-        values: of the variables; None if the status is infeasible or unknown.
-        bound: of the objective; -inf if there is none.
-        in_time: whether the clock did not cut the search.
+        values: values of the variables; None if the status is infeasible or unknown.
+        bound: lower bound of the objective; -inf if there is none.
+        in_time: False if the clock cut the search.
     """
 
     status: Status
@@ -91,11 +91,11 @@ class Solved:
     in_time: bool
 
 
-def highs(mip: Mip, limits: Limits, hint: Terms) -> Solved:
+def highs(mip: Mip, limits: MipLimits, hint: Terms) -> MipAnswer:
     """HiGHS' answer.
 
     Args:
-        hint: values of some variables to start from.
+        hint: values of some variables, to start from.
 
     Source: https://developers.google.com/optimization/math_opt (TerminationReason).
     """
@@ -123,23 +123,23 @@ def highs(mip: Mip, limits: Limits, hint: Terms) -> Solved:
         random_seed=limits.seed,
     )
     with _library_on_standard_error():
-        found = mathopt.solve(
+        solution = mathopt.solve(
             model, mathopt.SolverType.HIGHS, params=parameters, model_params=starts
         )
-    reason, limit = found.termination.reason, found.termination.limit
+    reason, limit = solution.termination.reason, solution.termination.limit
     in_time = limit != mathopt.Limit.TIME
-    bound = found.termination.objective_bounds.dual_bound
-    if found.has_primal_feasible_solution():
+    bound = solution.termination.objective_bounds.dual_bound
+    if solution.has_primal_feasible_solution():
         optimal = reason == mathopt.TerminationReason.OPTIMAL
-        values = found.variable_values(variables)
-        return Solved(Status.OPTIMAL if optimal else Status.FEASIBLE, values, bound, in_time)
-    nowhere = (
+        values = solution.variable_values(variables)
+        return MipAnswer(Status.OPTIMAL if optimal else Status.FEASIBLE, values, bound, in_time)
+    infeasible = (
         mathopt.TerminationReason.INFEASIBLE,
         mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED,
     )
-    if reason in nowhere:
-        return Solved(Status.INFEASIBLE, None, math.inf, in_time)
-    return Solved(Status.UNKNOWN, None, bound, in_time)
+    if reason in infeasible:
+        return MipAnswer(Status.INFEASIBLE, None, math.inf, in_time)
+    return MipAnswer(Status.UNKNOWN, None, bound, in_time)
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def _library_on_standard_error() -> Iterator[None]:
         os.close(kept)
 
 
-def gurobi(mip: Mip, limits: Limits, hint: Terms) -> Solved:
+def gurobi(mip: Mip, limits: MipLimits, hint: Terms) -> MipAnswer:
     """Gurobi's answer; arguments as `highs`.
 
     Raises:
@@ -167,24 +167,12 @@ def gurobi(mip: Mip, limits: Limits, hint: Terms) -> Solved:
 
     Source: Gurobi Optimization, https://docs.gurobi.com/projects/optimizer (status codes).
     """
-    import gurobipy
-
-    try:
-        # Empty and silent before it starts, or the licence's banner goes to standard output.
-        with gurobipy.Env(empty=True) as env:
-            env.setParam("OutputFlag", 0)
-            env.start()
-            with gurobipy.Model(env=env) as model:
-                return _gurobi_solved(mip, limits, hint, gurobipy, model)
-    except gurobipy.GurobiError as error:
-        if error.errno in (TOO_LARGE, NO_LICENCE):
-            what = "model too large for its licence" if error.errno == TOO_LARGE else "no licence"
-            raise EngineUnavailableError(f"gurobi: {what} (error {error.errno})") from error
-        raise
+    with gurobi_model() as (grb, model):
+        return _gurobi_solved(mip, limits, hint, grb, model)
 
 
-def _gurobi_solved(mip: Mip, limits: Limits, hint: Terms, grb: Any, model: Any) -> Solved:
-    model.Params.Threads, model.Params.Seed, model.Params.MIPGap = 1, limits.seed, limits.gap
+def _gurobi_solved(mip: Mip, limits: MipLimits, hint: Terms, grb: Any, model: Any) -> MipAnswer:
+    model.Params.Seed, model.Params.MIPGap = limits.seed, limits.gap
     model.Params.TimeLimit, model.Params.NodeLimit = max(limits.time_s, 0.0), limits.nodes
     variables = [
         model.addVar(lb=low, ub=high, vtype=grb.GRB.INTEGER if integer else grb.GRB.CONTINUOUS)
@@ -205,8 +193,8 @@ def _gurobi_solved(mip: Mip, limits: Limits, hint: Terms, grb: Any, model: Any) 
     model.optimize()
     in_time = model.Status != grb.GRB.TIME_LIMIT
     if model.Status in (grb.GRB.INFEASIBLE, grb.GRB.INF_OR_UNBD):
-        return Solved(Status.INFEASIBLE, None, math.inf, in_time)
+        return MipAnswer(Status.INFEASIBLE, None, math.inf, in_time)
     if not model.SolCount:
-        return Solved(Status.UNKNOWN, None, model.ObjBound, in_time)
+        return MipAnswer(Status.UNKNOWN, None, model.ObjBound, in_time)
     status = Status.OPTIMAL if model.Status == grb.GRB.OPTIMAL else Status.FEASIBLE
-    return Solved(status, [one.X for one in variables], model.ObjBound, in_time)
+    return MipAnswer(status, [x.X for x in variables], model.ObjBound, in_time)

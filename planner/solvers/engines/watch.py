@@ -1,5 +1,5 @@
-"""How a search is watched: it says what it knows whenever that gets better, and Ctrl-C ends it with
-the best that it has.
+"""How a search is watched: it logs its best value and bound whenever one improves, and Ctrl-C ends
+it with the best answer so far.
 """
 
 import logging
@@ -15,10 +15,10 @@ from typing import TypeVar
 from planner.units import format_seconds
 
 INTERRUPTED = "interrupted"
-"""The note of an answer that came early because of it."""
+"""The note of an answer that Ctrl-C cut short."""
 
 AGAIN_S = 0.1
-"""While an engine runs, it is looked after so often."""
+"""Interval between checks for an interruption while an engine runs."""
 
 T = TypeVar("T")
 
@@ -27,20 +27,20 @@ def _nothing() -> None:
     pass
 
 
-class Watch:
-    """What a search knows by now.
+class SearchWatch:
+    """The best value and bound of a search, and whether it should end.
 
     Attributes:
-        interrupted: whether the user wants it to end.
-        enough: the gap at which it may end.
-        listen: makes sure that signals are heard.
+        interrupted: whether the user pressed Ctrl-C.
+        enough: the gap at which the search may end.
+        listen: installs the signal handler again, because engines replace it.
     """
 
     def __init__(self, log: logging.Logger, tick_s: float, gap: float = 0.0) -> None:
-        """Nothing is known.
+        """At the start, nothing is known.
 
         Args:
-            log: says it.
+            log: where progress is logged.
             tick_s: length of a tick.
             gap: (incumbent - bound) / bound at which the search may end.
         """
@@ -57,24 +57,25 @@ class Watch:
 
     @property
     def bound(self) -> float:
-        """Ticks that no schedule is shorter than."""
+        """Ticks of the lower bound."""
         return self._bound
 
     @property
     def gap(self) -> float:
-        """(incumbent - bound) / bound; inf if nothing is known of either."""
+        """(incumbent - bound) / bound; inf as long as one is unknown."""
         return self._incumbent / self._bound - 1 if self._bound > 0 else math.inf
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to search for, or none shall go on."""
+        """Whether the search should end: interrupted, proved, or within the gap."""
         return self.interrupted or self._incumbent <= self._bound or self.gap <= self.enough
 
     def see(self, incumbent: float = math.inf, bound: float = 0.0) -> None:
-        """Takes in what was found, and says it if it is news; ends the engine if nothing is left.
+        """Takes in a value or a bound; logs it if it is better; stops the engine when both meet.
 
         Args:
-            incumbent: ticks of a schedule; bound: of which none is shorter.
+            incumbent: ticks of a schedule.
+            bound: ticks of a lower bound.
         """
         if incumbent >= self._incumbent and bound <= self._bound:
             return
@@ -92,23 +93,23 @@ class Watch:
             self.stop()
 
     def stop(self) -> None:
-        """Asks the engines that run now to end."""
+        """Asks the running engines to end."""
         for stop in list(self._stops):
             stop()
 
     def run(self, engine: Callable[[], T], stop: Callable[[], object]) -> T:
-        """What an engine gives, which runs beside this thread so that signals are heard meanwhile.
+        """The result of an engine, run in another thread so that this one hears signals meanwhile.
 
         Args:
-            stop: ends it soon, from any thread.
+            stop: ends the engine soon, from any thread.
         """
         self._stops.append(stop)
         beside = ThreadPoolExecutor(1)
         try:
             result = beside.submit(engine)
             while not wait([result], timeout=AGAIN_S).done:
-                # Gurobi takes the signal for itself when it begins; and an engine that has not
-                # begun hears nothing, so it is told again.
+                # Gurobi replaces the signal handler when it begins, and an engine that has not
+                # begun ignores a stop, so both are repeated.
                 if self.interrupted:
                     stop()
                 else:
@@ -120,9 +121,9 @@ class Watch:
 
 
 @contextmanager
-def interruptible(watch: Watch) -> Iterator[None]:
-    """The first Ctrl-C ends the search that is watched; the next does what it did before. In other
-    threads than the main one, which signals do not reach, nothing changes.
+def interruptible(watch: SearchWatch) -> Iterator[None]:
+    """The first Ctrl-C ends the watched search; the second has its usual effect. Signals reach only
+    the main thread, so in other threads nothing changes.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:

@@ -1,29 +1,30 @@
-"""NetSplit's model in OR-Tools CP-SAT (`netsplit_cpsat_model.py`): how it is searched.
+"""The search of NetSplit's model with OR-Tools CP-SAT (`cpsat_model.py`).
 
-First a schedule near the known one is looked for (`netsplit_search`) and small parts of the graph
-tell bounds (`netsplit_windows`), then the proof comes step by step, because a model of half the
-size is solved much faster than one that is twice as large, and because messages that wait for each
-other seldom make the best schedule longer:
+The local search (`search.py`) looks for a schedule near the known one, and windows (`windows.py`)
+give bounds. Then the proof comes step by step, because a model of half the size is solved much
+faster than one twice as large, and because transfers that wait for each other seldom make the best
+schedule longer:
 
-    step 1   forwards alone, with neither (7) nor (8): F is never less
-    step 2   backwards alone, likewise: B is never less
-    step 3   both together with (8), each within what the other leaves: F + B is never less
+    step 1   forwards alone, without (7) and (8): F is never less
+    step 2   backwards alone, without (7) and (8): B is never less
+    step 3   both together with (8), each within the ticks that the other leaves: F + B is never
+             less
     step 4   the same near the best schedule, for a better placement if step 3 found none
-    step 5   all of it, but with the placement of the step before
-    step 6   all of it
+    step 5   the whole model with the placement of the step before
+    step 6   the whole model
 
-A step climbs: it asks for what is within 0.1 % of the least that is known, proves that there is no
-such thing, asks for what is within the next 0.2 %, and so on; what it finds at last is the optimum.
-Times are so tight then that each proof is short, and all of them together take a fraction of the
-work of a single one from the best schedule down; where the limit ends a climb, all that is below is
-proved. After steps 3 and 4 the local search goes on from what they found. The search ends when no
-schedule is better than the best.
+A step climbs: it asks for a solution within 0.1 % of the least known bound, proves that there is
+none, asks within the next 0.2 %, and so on; the first solution is the optimum. So tight a limit
+makes each proof short, and all of them together take a fraction of the work of one search from the
+best schedule down. Where the limit ends a climb, every bound below is proved. After steps 3 and 4
+the local search goes on from their solutions. The search ends when the bound meets the best
+schedule.
 
-Without linear relaxations and with one worker: on such models CP-SAT's clauses prove in seconds
-what takes its other strategies minutes, and one worker repeats itself. Where there is more work
-than the devices can share within the longest path, hardly any step improves the bound: then steps
-1 to 3 are left out and most of the limit goes into the local search. Everything is limited by
-deterministic work.
+CP-SAT runs with one worker and without linear relaxations: on such models its clauses prove in
+seconds what takes its other strategies minutes, and one worker repeats itself. In a crowded model
+(the devices together need longer for the work than the longest path takes) hardly any step improves
+the bound: then steps 1 to 3 are left out, and most of the limit goes into the local search. All
+limits are of deterministic work.
 
 Source: Perron and Didier, OR-Tools CP-SAT.
 """
@@ -34,29 +35,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.problem import Status
-from planner.solvers.engines.watch import INTERRUPTED, Watch, interruptible
-from planner.solvers.netsplit.bounds import Joint, Limits, joint_of, limits_of
-from planner.solvers.netsplit.cpsat_model import (
-    Model,
-    Phase,
-    add_apart,
-    add_channels,
-    add_crossings,
-    add_joint,
-    keep,
-    phase_of,
-    placement_of,
+from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
+from planner.solvers.netsplit.bounds import (
+    JointBounds,
+    PhaseBounds,
+    joint_bounds_of,
+    phase_bounds_of,
 )
-from planner.solvers.netsplit.cpsat_relaxed import relaxed
-from planner.solvers.netsplit.cpsat_run import (
+from planner.solvers.netsplit.cpsat_call import (
     CROWDED_PER_S,
     DETERMINISTIC_PER_S,
     FEW_PER_S,
-    Found,
-    Run,
+    CallAnswer,
+    SearchBudget,
     call,
 )
-from planner.solvers.netsplit.model import Answer, Instance, Known, Schedule, known_of, overflow
+from planner.solvers.netsplit.cpsat_model import (
+    CpSatModel,
+    CpSatPhase,
+    add_apart,
+    add_channels,
+    add_joint,
+    add_transfers,
+    keep,
+    makespan_of,
+    phase_of,
+    placement_of,
+)
+from planner.solvers.netsplit.model import (
+    EngineAnswer,
+    KnownPlacement,
+    NetSplitInstance,
+    TickSchedule,
+    known_placement_of,
+    overflow,
+)
 from planner.solvers.netsplit.search import improved, timed
 from planner.solvers.netsplit.windows import windowed
 from planner.solvers.placement import heft
@@ -65,44 +78,44 @@ from planner.support.jit import compile_clock
 log = logging.getLogger(__name__)
 
 MOVES_PER_S = 200_000
-"""Moves of the local search per second of the limit, for a graph with `MOVES_SIZE` operators and
-edges."""
+"""Moves of the local search per second of the limit, for `MOVES_SIZE` operators and edges."""
 
 MOVES_SIZE = 300
+"""The size of a graph that `MOVES_PER_S` is for; moves are as slow as a graph is large."""
 
 SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.6
-"""Of the limit, for the local search before the proof; the second where work decides."""
+"""Shares of the limit for the local search before the proof; the second for crowded models."""
 
 WINDOWS_SHARE = 0.3
-"""Of what is left, for the bounds by windows."""
+"""Share of the rest for the bounds by windows."""
 
 POLISH_SHARE = 0.03
-"""The same, after a step."""
+"""Share of the limit for the local search after a step."""
 
 NEAR_SHARES = (0.03, 0.3)
-"""The most of what is left, to find a good placement that fits, and any if there is none yet."""
+"""Largest shares of the rest for the first and the second try to find a placement that fits."""
 
 RISE = 0.001
-"""A step looks so far above the least first, and then twice as far each time."""
+"""A climb first looks this share above the bound, then twice as far each time."""
 
 STEEP = 3
-"""It looks no further than before if so many times the work is more than there is left."""
+"""A climb does not widen if this multiple of the last proof's work exceeds the rest."""
 
 FEW_OPERATORS = 20
-"""Up to so many operators, everything is proved at once, whatever the strategy; up to so many
-groups, the steps prove more than the local search finds, and windows tell nothing new."""
+"""Small graphs: with at most this many operators the local search is skipped; with at most this
+many groups the steps prove more than the local search finds, and windows add nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Which parts of the model are built.
+    """The parts of the model that a step builds.
 
     Attributes:
-        share: the most that it takes of what the steps before it have left.
+        share: largest share of the budget's rest.
         phases: False for forwards, True for backwards.
-        channels: whether there is (7); memory: whether there is (8).
+        channels: whether with (7); memory: whether with (8).
         kept: whether the placement is that of the step before.
-        near: whether it looks near the best schedule for a better one instead of climbing.
+        near: whether to look for a better schedule near the best one instead of climbing.
     """
 
     share: float
@@ -125,92 +138,96 @@ _STEPS = (
 
 
 @dataclass(slots=True)
-class _Search:
-    """A search of the full model while it goes on.
+class _FullSearch:
+    """The state of a search of the full model.
 
     Attributes:
         known: the best schedule.
-        limits: of forwards and of backwards, with what steps have proved of them.
-        total: F + B is at least that.
-        joint: what is known of both phases together.
+        bounds: of forwards and of backwards, raised by the steps.
+        total: lower bound of F + B.
+        joint: bounds of both phases together.
         kept: the placement of a step without (7), if it fits.
-        infeasible: whether nothing fits.
+        infeasible: whether no placement fits.
     """
 
-    instance: Instance
-    run: Run
-    known: Known
-    limits: list[Limits]
+    instance: NetSplitInstance
+    budget: SearchBudget
+    known: KnownPlacement
+    bounds: list[PhaseBounds]
     total: int
-    joint: Joint
+    joint: JointBounds
     kept: tuple[int, ...] | None = None
     infeasible: bool = False
 
     @property
     def crowded(self) -> bool:
-        """Whether work decides about the length, and there are many placements."""
+        """Whether a phase is crowded, and there are many placements."""
         many = len(self.instance.groups) > FEW_OPERATORS
-        return many and any(limits.crowded for limits in self.limits)
+        return many and any(bounds.crowded for bounds in self.bounds)
 
     def asks(self, step: _Step) -> bool:
-        """Whether a step may tell something."""
+        """Whether a step can improve a bound or the schedule."""
         if step.near:
             return step.kept == (self.kept is not None)
         return step.channels or not self.crowded
 
 
 def solve(
-    instance: Instance,
+    instance: NetSplitInstance,
     time_limit_s: float,
     start: Sequence[int] | None,
     *,
     seed: int = 0,
     gap: float = 0.0,
-) -> Answer:
-    """The best placement that is found from a known one.
+) -> EngineAnswer:
+    """The best placement that a search from a known one finds.
 
     Args:
-        time_limit_s: of the wall clock, and of deterministic work.
+        time_limit_s: limit of the wall clock, and of deterministic work.
         start: a placement that fits, to start from and to beat; None if none is known.
-        seed: for everything that draws lots.
+        seed: seed of all random choices.
         gap: (latency - bound) / bound at which the search may end.
     """
-    watch = Watch(log, instance.tick_s, gap)
+    watch = SearchWatch(log, instance.tick_s, gap)
     with interruptible(watch), compile_clock() as compiling_s:
-        run = Run.begun(watch, time_limit_s, seed, compiling_s)
-        answer = (relaxed if instance.relaxed else _full)(instance, run, start)
+        budget = SearchBudget.begun(watch, time_limit_s, seed, compiling_s)
+        answer = (_relaxed if instance.relaxed else _full)(instance, budget, start)
     if watch.interrupted:
         return replace(answer, reproducible=False, note=INTERRUPTED)
     return answer
 
 
-def _full(instance: Instance, run: Run, start: Sequence[int] | None) -> Answer:
-    """Local search, then the steps."""
+def _full(
+    instance: NetSplitInstance, budget: SearchBudget, start: Sequence[int] | None
+) -> EngineAnswer:
+    """Local search, windows, then the steps."""
     if start is None:
-        found = _near(instance, heft.place(instance.placing), run)
-        if found.status == "INFEASIBLE":
-            return Answer(Status.INFEASIBLE, None, math.inf, None)
-        start = found.device_of
-    limits = [limits_of(instance, backward=backward) for backward in _BOTH]
-    joint = joint_of(limits)
-    search = _Search(instance, run, known_of(instance, start), limits, joint.least, joint)
-    run.watch.see(bound=search.total)
+        fitting = _near(instance, heft.place(instance.problem), budget)
+        if fitting.status == "INFEASIBLE":
+            return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
+        start = fitting.device_of
+    bounds = [phase_bounds_of(instance, backward=backward) for backward in _BOTH]
+    joint = joint_bounds_of(bounds)
+    search = _FullSearch(
+        instance, budget, known_placement_of(instance, start), bounds, joint.least, joint
+    )
+    budget.watch.see(bound=search.total)
     if search.known.fits:
-        run.watch.see(search.known.latest)
+        budget.watch.see(search.known.latest)
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
-        run.per_s = _per_s(search)
+        budget.per_s = _per_s(search)
         search.known = _improved(search, search.known, share)
-    if len(instance.groups) > FEW_OPERATORS and not run.watch.done:
-        search.limits, search.joint = windowed(instance, limits, run, WINDOWS_SHARE)
+    if len(instance.groups) > FEW_OPERATORS and not budget.watch.done:
+        search.bounds, search.joint = windowed(instance, bounds, budget, WINDOWS_SHARE)
         search.total = search.joint.least
-        run.watch.see(bound=search.total)
+        budget.watch.see(bound=search.total)
     for step in _STEPS:
-        if search.asks(step) and not run.watch.done:
+        if search.asks(step) and not budget.watch.done:
             _climb(search, step)
     return _answer(search)
 
 
-def _per_s(search: _Search) -> float:
+def _per_s(search: _FullSearch) -> float:
     """Units of deterministic work per second."""
     if search.crowded:
         return CROWDED_PER_S
@@ -218,101 +235,105 @@ def _per_s(search: _Search) -> float:
     return DETERMINISTIC_PER_S if many else FEW_PER_S
 
 
-def _improved(search: _Search, known: Known, share: float) -> Known:
-    """The best schedule near a known one that a share of the whole limit finds."""
-    instance, run = search.instance, search.run
-    if instance.placing.num_operators <= FEW_OPERATORS:
+def _improved(search: _FullSearch, known: KnownPlacement, share: float) -> KnownPlacement:
+    """The best schedule that the local search finds near a known one, in a share of the limit."""
+    instance, budget = search.instance, search.budget
+    if instance.problem.num_operators <= FEW_OPERATORS:
         return known
-    edges = sum(len(flow.consumers) for flow in instance.placing.tensors)
-    per_s = MOVES_PER_S * MOVES_SIZE / (instance.placing.num_operators + edges)
-    return improved(instance, known, int(per_s * run.draw(share)), run.watch, run.over, run.seed)
+    edges = sum(len(tensor.consumers) for tensor in instance.problem.tensors)
+    per_s = MOVES_PER_S * MOVES_SIZE / (instance.problem.num_operators + edges)
+    return improved(
+        instance, known, int(per_s * budget.draw(share)), budget.watch, budget.over, budget.seed
+    )
 
 
-def _climb(search: _Search, step: _Step) -> None:
-    """Looks for what a step's model has just above the least that is known of it, and further above
-    while there is nothing; or for all that is better than the best schedule.
+def _climb(search: _FullSearch, step: _Step) -> None:
+    """Looks for a solution of a step's model just above its bound, and further above while there is
+    none; `near` steps, and climbs that would reach the best schedule, look below that at once.
     """
-    run, rise = search.run, RISE
-    until_s = run.left_s * (1 - step.share)
-    while not run.watch.done and run.left_s > until_s:
-        worst, begun_s = _worst(search, step), run.left_s
+    budget, rise = search.budget, RISE
+    until_s = budget.left_s * (1 - step.share)
+    while not budget.watch.done and budget.left_s > until_s:
+        worst, begun_s = _worst(search, step), budget.left_s
         at_once = step.near or worst <= (1 + 2 * rise) * _least(search, step)
-        most = worst if at_once else int((1 + rise) * _least(search, step))
-        found = _solved(search, step, most, 1 - until_s / run.left_s)
-        if found.status != "INFEASIBLE" or most == worst:
-            _learn(search, step, found)
+        max_ticks = worst if at_once else int((1 + rise) * _least(search, step))
+        answer = _solved(search, step, max_ticks, 1 - until_s / budget.left_s)
+        if answer.status != "INFEASIBLE" or max_ticks == worst:
+            _learn(search, step, answer)
             return
-        _raise(search, step, most + 1)
-        if STEEP * (begun_s - run.left_s) < run.left_s - until_s:
+        # Steps that climb keep no placement: their models are relaxations of the whole one.
+        _raise(search, step, max_ticks + 1)
+        if STEEP * (begun_s - budget.left_s) < budget.left_s - until_s:
             rise *= 2
 
 
-def _least(search: _Search, step: _Step) -> int:
-    """Ticks that a step's objective is known not to be below."""
-    return search.total if len(step.phases) == 2 else search.limits[step.phases[0]].least
+def _least(search: _FullSearch, step: _Step) -> int:
+    """The lower bound of a step's objective, in ticks."""
+    return search.total if len(step.phases) == 2 else search.bounds[step.phases[0]].least
 
 
-def _worst(search: _Search, step: _Step) -> int:
-    """Ticks of a step's objective beyond which there is nothing worth finding."""
+def _worst(search: _FullSearch, step: _Step) -> int:
+    """The largest value of a step's objective, in ticks, that would improve the best schedule."""
     known = search.known
     worst = known.latest - 1 if known.fits else known.latest
     if len(step.phases) == 1:
-        worst -= search.limits[not step.phases[0]].least
+        worst -= search.bounds[not step.phases[0]].least
     return worst
 
 
-def _raise(search: _Search, step: _Step, least: int) -> None:
-    """Takes in that a step's objective is not below some ticks."""
+def _raise(search: _FullSearch, step: _Step, least: int) -> None:
+    """Takes in a lower bound of a step's objective."""
     if len(step.phases) == 1:
         which = step.phases[0]
-        least = max(least, search.limits[which].least)
-        search.limits[which] = replace(search.limits[which], least=least)
-        least = sum(limits.least for limits in search.limits)
+        least = max(least, search.bounds[which].least)
+        search.bounds[which] = replace(search.bounds[which], least=least)
+        least = sum(bounds.least for bounds in search.bounds)
     search.total = max(search.total, least)
-    search.run.watch.see(bound=search.total)
+    search.budget.watch.see(bound=search.total)
 
 
-def _learn(search: _Search, step: _Step, found: Found) -> None:
-    """Takes in what a step found: a bound, unless it kept a placement; and a schedule, or what may
-    become one.
-    """
-    if found.status == "INFEASIBLE":
+def _learn(search: _FullSearch, step: _Step, answer: CallAnswer) -> None:
+    """Takes in a step's answer: its bound, unless the step kept a placement, and its schedule."""
+    if answer.status == "INFEASIBLE":
         search.infeasible = not search.known.fits
+        # Nothing is better than the best schedule; of a kept placement that says nothing.
         if search.known.fits and not step.kept:
             search.total = search.known.latest
-            search.run.watch.see(bound=search.total)
+            search.budget.watch.see(bound=search.total)
         return
     if not step.kept:
-        _raise(search, step, found.bound)
-    if len(step.phases) == 2 and found.device_of is not None:
-        _adopt(search, step, found, found.device_of)
+        _raise(search, step, answer.bound)
+    if len(step.phases) == 2 and answer.device_of is not None:
+        _adopt(search, step, answer, answer.device_of)
 
 
-def _adopt(search: _Search, step: _Step, found: Found, device_of: tuple[int, ...]) -> None:
-    """Takes in a step's placement, if it fits."""
+def _adopt(
+    search: _FullSearch, step: _Step, answer: CallAnswer, device_of: tuple[int, ...]
+) -> None:
+    """Takes in a step's placement: as it is if the step had (7), else timed anew if it fits."""
     if step.channels:
-        forward, backward = found.starts
-        schedule = Schedule(forward, backward, {}, {}, *found.ends)
-        _take(search, Known(device_of, True, schedule.latency, schedule))
+        forward, backward = answer.starts
+        schedule = TickSchedule(forward, backward, {}, {}, *answer.ends)
+        _take(search, KnownPlacement(device_of, True, schedule.latency, schedule))
     elif overflow(search.instance, device_of) <= 0:
         search.kept = device_of
-        near = timed(search.instance, device_of, *found.starts)
+        near = timed(search.instance, device_of, *answer.starts)
         _take(search, _improved(search, near, POLISH_SHARE))
 
 
-def _take(search: _Search, found: Known) -> None:
+def _take(search: _FullSearch, new: KnownPlacement) -> None:
     """Keeps a schedule if it is the best."""
-    if not search.known.fits or found.latest < search.known.latest:
-        search.known = found
-    search.run.watch.see(search.known.latest)
+    if not search.known.fits or new.latest < search.known.latest:
+        search.known = new
+    search.budget.watch.see(search.known.latest)
 
 
-def _solved(search: _Search, step: _Step, most: int, share: float) -> Found:
+def _solved(search: _FullSearch, step: _Step, max_ticks: int, share: float) -> CallAnswer:
     """Builds a step's model and solves it.
 
     Args:
-        most: ticks of its objective.
-        share: of what is left.
+        max_ticks: upper limit of its objective.
+        share: largest share of the budget's rest.
     """
     from ortools.sat.python import cp_model
 
@@ -322,17 +343,17 @@ def _solved(search: _Search, step: _Step, most: int, share: float) -> Found:
         keep(model, search.kept)
     add_apart(model, known.device_of)
     if step.channels:
-        add_crossings(model, known.device_of)
-    phases = [_phase(search, step, model, most, backward) for backward in step.phases]
+        add_transfers(model, known.device_of)
+    phases = [_phase(search, step, model, max_ticks, backward) for backward in step.phases]
     ends = [phase.end for phase in phases]
     if len(phases) > 1:
-        model.cp.add_linear_constraint(sum(ends), search.total, most)
+        model.cp.add_linear_constraint(sum(ends), search.total, max_ticks)
         add_joint(model, phases[0], phases[1], search.joint)
     model.cp.minimize(sum(ends))
-    besides = search.limits[not step.phases[0]].least if len(ends) == 1 else 0
+    besides = search.bounds[not step.phases[0]].least if len(ends) == 1 else 0
     return call(
         model,
-        search.run,
+        search.budget,
         share,
         besides=None if step.kept else besides,
         starts=[phase.start for phase in phases],
@@ -342,22 +363,28 @@ def _solved(search: _Search, step: _Step, most: int, share: float) -> Found:
     )
 
 
-def _phase(search: _Search, step: _Step, model: Model, most: int, backward: bool) -> Phase:
-    """A phase of a step's model, which leaves the other its least time."""
-    latest = most - search.limits[not backward].least if len(step.phases) == 2 else most
-    phase = phase_of(model, search.limits[backward], search.known, latest, backward=backward)
+def _phase(
+    search: _FullSearch, step: _Step, model: CpSatModel, max_ticks: int, backward: bool
+) -> CpSatPhase:
+    """A phase of a step's model. It leaves the other phase at least that one's bound."""
+    latest = max_ticks
+    if len(step.phases) == 2:
+        latest -= search.bounds[not backward].least
+    phase = phase_of(model, search.bounds[backward], search.known, latest, backward=backward)
     if step.channels:
         add_channels(model, phase, search.known, latest)
     return phase
 
 
-def _near(instance: Instance, wish: Sequence[int], run: Run) -> Found:
-    """A placement that fits with as much work as can be where a given one has it, if there is one
-    and it was found.
+def _near(instance: NetSplitInstance, wish: Sequence[int], budget: SearchBudget) -> CallAnswer:
+    """A placement that fits, with as much work as possible where a given one has it.
+
+    Args:
+        wish: a placement that need not fit.
     """
     from ortools.sat.python import cp_model
 
-    known = known_of(instance, wish)
+    known = known_placement_of(instance, wish)
     model = placement_of(instance, cp_model.CpModel(), known.device_of, memory=True)
     work = (instance.forward + instance.backward).min(axis=1)
     model.cp.maximize(
@@ -366,23 +393,56 @@ def _near(instance: Instance, wish: Sequence[int], run: Run) -> Found:
             for g, group in enumerate(instance.groups)
         )
     )
-    found = call(model, run, NEAR_SHARES[0])
-    return call(model, run, NEAR_SHARES[1]) if found.status == "UNKNOWN" else found
+    answer = call(model, budget, NEAR_SHARES[0])
+    return call(model, budget, NEAR_SHARES[1]) if answer.status == "UNKNOWN" else answer
 
 
-def _answer(search: _Search) -> Answer:
+def _answer(search: _FullSearch) -> EngineAnswer:
     """The best schedule, with the bound."""
-    known, tick_s, in_time = search.known, search.instance.tick_s, search.run.in_time
+    known, tick_s, in_time = search.known, search.instance.tick_s, search.budget.in_time
     bound_s = max(0.0, search.total * tick_s - search.instance.lost_s)
     if search.infeasible:
-        return Answer(Status.INFEASIBLE, None, math.inf, None)
+        return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
     if not known.fits or known.schedule is None:
-        return Answer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=in_time)
-    return Answer(
+        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=in_time)
+    return EngineAnswer(
         Status.OPTIMAL if known.latest <= search.total else Status.FEASIBLE,
         known.device_of,
         known.latest * tick_s,
         bound_s,
         reproducible=in_time,
         order=known.schedule.orders[0],
+    )
+
+
+# --------------------------------------------------------------------------- the published model
+
+
+def _relaxed(
+    instance: NetSplitInstance, budget: SearchBudget, start: Sequence[int] | None
+) -> EngineAnswer:
+    """The best placement by the published model.
+
+    Args:
+        start: see `solve`.
+    """
+    from ortools.sat.python import cp_model
+
+    known = known_placement_of(instance, start)
+    model = placement_of(instance, cp_model.CpModel(), known.device_of, memory=True)
+    model.cp.minimize(makespan_of(model, known))
+    if known.fits:
+        budget.watch.see(known.latest)
+    answer = call(model, budget, 1.0, besides=0, whole=True)
+    bound_s = max(0.0, answer.bound * instance.tick_s - instance.lost_s)
+    value, device_of = known.latest, known.device_of
+    if answer.device_of is not None:
+        value, device_of = answer.value, answer.device_of
+    elif not known.fits and answer.status == "INFEASIBLE":
+        return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
+    elif not known.fits:
+        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=budget.in_time)
+    status = Status.OPTIMAL if value <= answer.bound else Status.FEASIBLE
+    return EngineAnswer(
+        status, device_of, value * instance.tick_s, bound_s, reproducible=budget.in_time
     )

@@ -1,6 +1,5 @@
-"""NetSplit's model (`netsplit_model.py`, whose numbers and symbols these are) in gurobipy, with
-big-M constraints. H, the known schedule's ticks, is the M of all of them. Besides the variables
-there:
+"""NetSplit's model (`model.py`, whose numbers and symbols these are) in gurobipy, with big-M
+constraints. H, the known schedule's ticks, is the M of all of them. Besides the variables there:
 
     r_tq       >= x_g(j)q for j in J(t)                              whether t is read on q
     y_tpq      >= x_g(i(t))p + r_tq - 1                              (3)
@@ -9,9 +8,9 @@ there:
 
     (6)  S_j >= C_i - H (1 - o_ij) - H (2 - x_g(i)p - x_g(j)p), and the same with i and j swapped
     (7)  A_uq >= A_tq + m_tpq - H (1 - o_tu) - H (2 - y_tpq - y_upq), and with t and u swapped
-    (9)  as it stands; heads, tails and least ends as in `netsplit_bounds`
+    (9)  as it stands; heads, tails and least ends as in `bounds.py`
 
-Pairs grow with the square of operators and messages: this engine is for small instances, and for a
+Pairs grow with the square of operators and transfers: this engine is for small instances, and for a
 second opinion. The bundled licence takes 2,000 variables and 2,000 constraints.
 
 Source: Gurobi Optimization, https://docs.gurobi.com/projects/optimizer.
@@ -25,40 +24,36 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from planner.problem import Status
-from planner.solvers.engines.watch import INTERRUPTED, Watch, interruptible
-from planner.solvers.netsplit.bounds import limits_of
+from planner.solvers.engines.gurobi import gurobi_model
+from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
+from planner.solvers.netsplit.bounds import phase_bounds_of
 from planner.solvers.netsplit.model import (
-    Answer,
-    Instance,
-    Known,
+    EngineAnswer,
+    KnownPlacement,
+    NetSplitInstance,
     edge_ticks,
-    known_of,
-    message_ticks,
+    known_placement_of,
+    transfer_ticks,
 )
 from planner.solvers.placement.coplacement import edge_bytes
 from planner.support.arrays import Ints
 
 log = logging.getLogger(__name__)
 
-TOO_LARGE, NO_LICENCE = 10010, 10009
-
 WORK_PER_S = 1.0
-"""Work units per second of the limit, of which gurobi does about one per second."""
-
-
-class EngineUnavailableError(Exception):
-    """The engine cannot solve this instance here; another one can. The message says why."""
+"""Work units per second of the limit; gurobi does about one per second."""
 
 
 @dataclass(slots=True)
-class _Model:
+class _GurobiModel:
     """The model while it is built.
 
     Attributes:
-        grb: the module; model: the engine's; x: x[g][p]; y: y[t, p, q]; horizon: H.
+        grb: the module; model: the engine's model.
+        x: x[g][p]; y: y[t, p, q]; horizon: H.
     """
 
-    instance: Instance
+    instance: NetSplitInstance
     grb: Any
     model: Any
     x: list[list[Any]]
@@ -79,54 +74,45 @@ class _Model:
 
 
 def solve(
-    instance: Instance,
+    instance: NetSplitInstance,
     time_limit_s: float,
     start: Sequence[int] | None,
     *,
     seed: int = 0,
     gap: float = 0.0,
-) -> Answer:
-    """The best placement that is found from a known one.
+) -> EngineAnswer:
+    """The best placement that a search from a known one finds.
 
     Args:
-        time_limit_s: of the wall clock, and of deterministic work.
+        time_limit_s: limit of the wall clock, and of deterministic work.
         start: a placement that fits, to start from and to beat; None if none is known.
-        seed: of the engine.
+        seed: seed of the engine.
         gap: (latency - bound) / bound at which the search may end.
 
     Raises:
         EngineUnavailableError: if there is no licence, or it does not cover so large a model.
     """
-    import gurobipy
-
-    watch = Watch(log, instance.tick_s, gap)
-    try:
-        # Empty and silent before it starts, or the licence's banner goes to standard output.
-        with gurobipy.Env(empty=True) as env:
-            env.setParam("OutputFlag", 0)
-            env.start()
-            with gurobipy.Model(env=env) as model, interruptible(watch):
-                model.Params.Threads, model.Params.Seed = 1, seed
-                model.Params.TimeLimit = time_limit_s
-                model.Params.WorkLimit = WORK_PER_S * time_limit_s
-                answer = _solved(instance, gurobipy, model, watch, start)
-    except gurobipy.GurobiError as error:
-        if error.errno in (TOO_LARGE, NO_LICENCE):
-            what = "model too large for its licence" if error.errno == TOO_LARGE else "no licence"
-            raise EngineUnavailableError(f"gurobi: {what} (error {error.errno})") from error
-        raise
+    watch = SearchWatch(log, instance.tick_s, gap)
+    with gurobi_model() as (grb, model), interruptible(watch):
+        model.Params.Seed, model.Params.TimeLimit = seed, time_limit_s
+        model.Params.WorkLimit = WORK_PER_S * time_limit_s
+        answer = _solved(instance, grb, model, watch, start)
     if watch.interrupted:
         return replace(answer, reproducible=False, note=INTERRUPTED)
     return answer
 
 
 def _solved(
-    instance: Instance, grb: Any, model: Any, watch: Watch, start: Sequence[int] | None
-) -> Answer:
+    instance: NetSplitInstance,
+    grb: Any,
+    model: Any,
+    watch: SearchWatch,
+    start: Sequence[int] | None,
+) -> EngineAnswer:
     # The default stops at 0.01 %, and allows 1e-6 of H in big-M constraints. A gap is of the
     # incumbent here.
     model.Params.MIPGap, model.Params.IntFeasTol = watch.enough / (1 + watch.enough), 1e-9
-    known = known_of(instance, start)
+    known = known_placement_of(instance, start)
     built = _placement(instance, grb, model, known)
     objective = _relaxed(built) if instance.relaxed else _full(built)
     model.setObjective(objective, grb.GRB.MINIMIZE)
@@ -137,16 +123,18 @@ def _solved(
     in_time = model.Status != grb.GRB.TIME_LIMIT
     bound_s = max(0.0, model.ObjBound) * instance.tick_s - instance.lost_s
     if model.SolCount == 0 and model.Status == grb.GRB.INFEASIBLE and not known.fits:
-        return Answer(Status.INFEASIBLE, None, math.inf, None)
+        return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
     if model.SolCount == 0 and not known.fits:
-        return Answer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=in_time)
+        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=in_time)
     if model.SolCount == 0:
         latency_s = known.latest * instance.tick_s
-        return Answer(Status.FEASIBLE, known.device_of, latency_s, bound_s, reproducible=in_time)
+        return EngineAnswer(
+            Status.FEASIBLE, known.device_of, latency_s, bound_s, reproducible=in_time
+        )
     # The optimum is a whole number of ticks.
     proved = model.ObjVal <= model.ObjBound + 0.5
     device_of = tuple(max(range(len(row)), key=lambda p: row[p].X) for row in built.x)
-    return Answer(
+    return EngineAnswer(
         Status.OPTIMAL if proved else Status.FEASIBLE,
         tuple(device_of[g] for g in instance.group_of),
         model.ObjVal * instance.tick_s,
@@ -155,8 +143,8 @@ def _solved(
     )
 
 
-def _tell(grb: Any, watch: Watch) -> Callable[[Any, int], None]:
-    """Tells the watch what the engine finds."""
+def _tell(grb: Any, watch: SearchWatch) -> Callable[[Any, int], None]:
+    """A callback that tells the watch the engine's best value and bound."""
 
     def called(model: Any, where: int) -> None:
         if where == grb.GRB.Callback.MIP:
@@ -169,10 +157,12 @@ def _tell(grb: Any, watch: Watch) -> Callable[[Any, int], None]:
     return called
 
 
-def _placement(instance: Instance, grb: Any, model: Any, known: Known) -> _Model:
-    """(1), (8) and (9), with the known placement to start from."""
-    devices = range(instance.placing.num_devices)
-    built = _Model(instance, grb, model, [], {}, known.latest)
+def _placement(
+    instance: NetSplitInstance, grb: Any, model: Any, known: KnownPlacement
+) -> _GurobiModel:
+    """(1), (8) and (9); the known placement is the start."""
+    devices = range(instance.problem.num_devices)
+    built = _GurobiModel(instance, grb, model, [], {}, known.latest)
     for group in instance.groups:
         row = [built.flag() for _ in devices]
         for p, one in enumerate(row):
@@ -180,7 +170,7 @@ def _placement(instance: Instance, grb: Any, model: Any, known: Known) -> _Model
                 one.Start = float(known.device_of[group[0]] == p)
         model.addConstr(sum(row) == 1)
         built.x.append(row)
-    room = instance.placing.capacity_bytes
+    room = instance.problem.capacity_bytes
     # In units of the largest memory, because 1e10 beside 1 is more than the engine's accuracy.
     unit = float(max(room.max(), 1))
     if sum(instance.alone_bytes) + sum(instance.together_bytes.values()) > room.min():
@@ -202,25 +192,25 @@ def _placement(instance: Instance, grb: Any, model: Any, known: Known) -> _Model
     return built
 
 
-def _any(built: _Model, groups: Sequence[int], p: int) -> Any:
-    """At least whether a device has one of some groups."""
+def _any(built: _GurobiModel, groups: Sequence[int], p: int) -> Any:
+    """A variable that is at least 1 if a device has one of some groups."""
     if len(groups) == 1:
         return built.x[groups[0]][p]
-    found = built.model.addVar(ub=1.0)
+    held = built.model.addVar(ub=1.0)
     for g in groups:
-        built.model.addConstr(found >= built.x[g][p])
-    return found
+        built.model.addConstr(held >= built.x[g][p])
+    return held
 
 
 # ----------------------------------------------------------------------------------- full model
 
 
-def _full(built: _Model) -> Any:
+def _full(built: _GurobiModel) -> Any:
     """F + B."""
-    instance, devices = built.instance, range(built.instance.placing.num_devices)
-    for t, flow in enumerate(instance.placing.tensors):
-        home = instance.group_of[flow.producer]
-        groups = sorted({instance.group_of[j] for j in flow.consumers} - {home})
+    instance, devices = built.instance, range(built.instance.problem.num_devices)
+    for t, tensor in enumerate(instance.problem.tensors):
+        home = instance.group_of[tensor.producer]
+        groups = sorted({instance.group_of[j] for j in tensor.consumers} - {home})
         for q in devices if groups else ():
             read = _any(built, groups, q)
             for p in devices:
@@ -232,18 +222,18 @@ def _full(built: _Model) -> Any:
     )
 
 
-def _phase(built: _Model, ticks: Ints, *, backward: bool) -> Any:
+def _phase(built: _GurobiModel, ticks: Ints, *, backward: bool) -> Any:
     """The end of a phase, F or B, with (2) and (4) or (5) to (7)."""
     instance, model = built.instance, built.model
-    num, devices = instance.placing.num_operators, range(instance.placing.num_devices)
-    limits = limits_of(instance, backward=backward)
-    end, start = built.time(limits.least), [built.time(head) for head in limits.head]
+    num, devices = instance.problem.num_operators, range(instance.problem.num_devices)
+    bounds = phase_bounds_of(instance, backward=backward)
+    end, start = built.time(bounds.least), [built.time(head) for head in bounds.head]
     last = [sum(int(ticks[i, p]) * built.on(i, p) for p in devices) for i in range(num)]
     for i in range(num):
-        model.addConstr(end >= start[i] + last[i] + limits.tail[i])
+        model.addConstr(end >= start[i] + last[i] + bounds.tail[i])
     for p in devices:
         model.addConstr(end >= sum(int(ticks[i, p]) * built.on(i, p) for i in range(num)))
-    before = _messages(built, start, last, backward=backward)
+    before = _transfers(built, start, last, backward=backward)
     for i, j in combinations(range(num), 2):  # (6)
         if j in before[i] or i in before[j]:
             continue
@@ -257,19 +247,21 @@ def _phase(built: _Model, ticks: Ints, *, backward: bool) -> Any:
     return end
 
 
-def _messages(
-    built: _Model, start: Sequence[Any], last: Sequence[Any], *, backward: bool
+def _transfers(
+    built: _GurobiModel, start: Sequence[Any], last: Sequence[Any], *, backward: bool
 ) -> list[set[int]]:
-    """(4) or (5), and (7). Returns all operators before each in the phase."""
+    """(4) or (5), and (7). Returns all operators before each one in the phase, direct or not: such
+    pairs need no (6).
+    """
     instance, model, horizon = built.instance, built.model, built.horizon
-    num, devices = instance.placing.num_operators, range(instance.placing.num_devices)
+    num, devices = instance.problem.num_operators, range(instance.problem.num_devices)
     feeds: list[set[int]] = [set() for _ in range(num)]
     sent: dict[tuple[int, int], Any] = {}
-    for t, flow in enumerate(instance.placing.tensors):
-        if backward and not flow.gradient:
+    for t, tensor in enumerate(instance.problem.tensors):
+        if backward and not tensor.gradient:
             continue
-        i = flow.producer
-        for j in flow.consumers:
+        i = tensor.producer
+        for j in tensor.consumers:
             first, then = (j, i) if backward else (i, j)
             feeds[then].add(first)
             model.addConstr(start[then] >= start[first] + last[first])
@@ -282,7 +274,7 @@ def _messages(
                 _ticks(instance, t, p, other, backward=backward) * built.y[t, p, other]
                 for p in ways
             )
-            for j in flow.consumers:
+            for j in tensor.consumers:
                 elsewhere = horizon * (1 - built.on(j, other))
                 if backward:
                     model.addConstr(begin >= start[j] + last[j] - elsewhere)
@@ -296,20 +288,20 @@ def _messages(
     return _all_before(feeds, range(num) if not backward else range(num - 1, -1, -1))
 
 
-def _ticks(instance: Instance, t: int, p: int, other: int, *, backward: bool) -> int:
+def _ticks(instance: NetSplitInstance, t: int, p: int, other: int, *, backward: bool) -> int:
     """Ticks of a tensor from p to another device, or of its gradient back to p."""
     way = (other, p) if backward else (p, other)
-    return message_ticks(instance, instance.placing.tensors[t].bytes, *way)
+    return transfer_ticks(instance, instance.problem.tensors[t].bytes, *way)
 
 
-def _channels(built: _Model, sent: Mapping[tuple[int, int], Any], *, backward: bool) -> None:
+def _channels(built: _GurobiModel, sent: Mapping[tuple[int, int], Any], *, backward: bool) -> None:
     """(7)."""
     model, horizon = built.model, built.horizon
     for (t, q), (u, r) in combinations(sent, 2):
         if q != r:
             continue
         first = built.flag()
-        for p in range(built.instance.placing.num_devices):
+        for p in range(built.instance.problem.num_devices):
             if p == q:
                 continue
             long_t = _ticks(built.instance, t, p, q, backward=backward)
@@ -321,20 +313,20 @@ def _channels(built: _Model, sent: Mapping[tuple[int, int], Any], *, backward: b
 
 
 def _all_before(feeds: Sequence[set[int]], order: Sequence[int]) -> list[set[int]]:
-    found: list[set[int]] = [set() for _ in feeds]
+    before: list[set[int]] = [set() for _ in feeds]
     for i in order:
-        found[i] = feeds[i].union(*(found[j] for j in feeds[i]))
-    return found
+        before[i] = feeds[i].union(*(before[j] for j in feeds[i]))
+    return before
 
 
 # -------------------------------------------------------------------------------- published model
 
 
-def _relaxed(built: _Model) -> Any:
+def _relaxed(built: _GurobiModel) -> Any:
     """(2'), (4') and (5'): the makespan."""
     instance, model, horizon = built.instance, built.model, built.horizon
-    num, devices = instance.placing.num_operators, range(instance.placing.num_devices)
-    edges = edge_bytes(instance.placing)
+    num, devices = instance.problem.num_operators, range(instance.problem.num_devices)
+    edges = edge_bytes(instance.problem)
 
     def duration(ticks: Ints, i: int) -> Any:
         return sum(int(ticks[i, p]) * built.on(i, p) for p in devices)

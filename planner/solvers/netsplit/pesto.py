@@ -1,23 +1,24 @@
 """Pesto: a placement with the least forward makespan, by an integer program.
 
-The program is the forward half of NetSplit's (`netsplit_model.py`, whose symbols these are):
+The program is the forward half of NetSplit's (`model.py`, whose symbols these are):
 
     minimise   F
     subject to (1) sum_p x_gp = 1
                (2) C_i = S_i + sum_p f_ip x_g(i)p;  F >= C_i
-               (3), (4) a reader starts when the tensor has come, which takes time between devices
+               (3), (4) a reader starts when the tensor has arrived from the other device
                (6) operators on a device do not overlap
-               (7) messages from p to q do not overlap
-               (8) memory of p >= what p keeps for training
+               (7) transfers from p to q do not overlap
+               (8) memory of p >= the bytes that p keeps for training
 
-There is no backward: no time of it, and no gradient on its way. So what is optimal here need not be
-for a training step. Three things are not as NetSplit prints Pesto:
+There is no backward: it takes no time, and no gradient is sent. So an optimum here need not be one
+of a training step. Three things are not as NetSplit prints Pesto:
 
-- S_i = 0 for operators that none feeds has become S_i >= 0, which (6) needs.
-- (6) and (7), without which all operators on one device at once are optimal wherever they fit.
-- (8), which it leaves out: what training keeps at the least, see `placing.least_bytes`.
+- S_i = 0 for operators that nothing feeds has become S_i >= 0, which (6) needs.
+- (6) and (7) are added: without them, all operators on one device at once are optimal wherever they
+  fit.
+- (8) is added: the minimum that training keeps, `least_bytes`.
 
-Where there are more than `GROUPS` operators, those that exchange most share a device.
+With more than `GROUPS` operators, those that exchange most share a device.
 
 Source: Hafeez et al., Middleware 2021; on more than two devices as in NetSplit, Nanjing 2023.
 """
@@ -30,37 +31,51 @@ from planner.costs.memory import limit_bytes
 from planner.problem import Problem, Result, Status
 from planner.solvers.fit import placed
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
-from planner.solvers.netsplit.model import Answer, Instance, grouped, instance_of, overflow
-from planner.solvers.placement import heft, m_etf, m_topo
+from planner.solvers.netsplit.model import (
+    EngineAnswer,
+    NetSplitInstance,
+    grouped,
+    instance_of,
+    overflow,
+)
+from planner.solvers.placement import heft
+from planner.solvers.placement.baechi import place_m_topo
 from planner.solvers.placement.coplacement import coplaced, kept_bytes
-from planner.solvers.placement.list_schedule import NoRoom
-from planner.solvers.placement.problem import Placing, latency_s, placing_of, tighter
+from planner.solvers.placement.list_schedule import NoRoom, earliest, list_schedule
+from planner.solvers.placement.problem import (
+    Placement,
+    PlacementProblem,
+    placement_problem_of,
+    tighter,
+)
 from planner.solvers.placement.stages import strategy_of
+from planner.solvers.placement.timetable import latency_s
 from planner.units import format_bytes
 
 ROUND_SHARES = (0.7, 0.2, 0.1)
-"""Of the time, for searches with less memory each time."""
+"""Shares of the time for searches with less memory each time."""
 
 GROUPS = 200
-"""Finer than that, the program is hardly better than what it starts from in the time of a plan."""
+"""With more groups, the program hardly improves on its start in the time of a plan."""
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
-    """The placement, if the evaluator finds room for it as well; what it finds none for is tried
-    again with that much less memory.
+    """The placement, if the evaluator finds room for it as well; otherwise the search is repeated
+    with less memory.
+
+    Args:
+        time_limit_s: limit of all searches together.
     """
-    placing = replace(placing_of(problem), doubled=False)
-    space = (
-        f"least forward makespan, with memory, of {len(groups_of(placing))} groups of operators;"
-        " no backward"
-    )
+    placement_problem = replace(placement_problem_of(problem), published_memory=False)
+    num_groups = len(groups_of(placement_problem))
+    space = f"least forward makespan, with memory, of {num_groups} groups of operators; no backward"
     shortage = None
     for share in ROUND_SHARES:
-        answer = place(placing, time_limit_s * share, problem.options.seed)
+        answer = place(placement_problem, time_limit_s * share, problem.options.seed)
         if answer.device_of is None:
-            # With less memory, what the program says is not said of the problem.
+            # With less memory than there is, no placement proves nothing about the problem.
             status = Status.UNKNOWN if shortage else answer.status
-            reason = shortage or _reason(problem, placing)
+            reason = shortage or _reason(problem, placement_problem)
             return Result(status, None, space=space, reason=reason)
         result = placed(problem, answer.device_of, space)
         if result.strategy is not None:
@@ -71,18 +86,20 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
             )  # fmt: skip
         shortage = result.reason
         strategy = strategy_of(problem, answer.device_of)
-        placing = tighter(problem, placing, answer.device_of, strategy, kept_bytes(placing))
+        placement_problem = tighter(
+            problem, placement_problem, answer.device_of, strategy, kept_bytes(placement_problem)
+        )
     return Result(Status.UNKNOWN, None, space=space, reason=shortage)
 
 
-def place(placing: Placing, time_limit_s: float, seed: int = 0) -> Answer:
+def place(problem: PlacementProblem, time_limit_s: float, seed: int = 0) -> EngineAnswer:
     """The device of each operator, and a bound on the forward makespan.
 
     Args:
-        seed: of the engine.
+        seed: seed of the engine.
     """
-    groups = groups_of(placing)
-    whole, forward = instance_of(placing, groups), forward_of(placing)
+    groups = groups_of(problem)
+    whole, forward = instance_of(problem, groups), forward_of(problem)
     instance = replace(
         instance_of(forward, groups),
         alone_bytes=whole.alone_bytes,
@@ -91,34 +108,35 @@ def place(placing: Placing, time_limit_s: float, seed: int = 0) -> Answer:
     return netsplit_cpsat.solve(instance, max(0.0, time_limit_s), _start(whole, forward), seed=seed)
 
 
-def groups_of(placing: Placing) -> tuple[tuple[int, ...], ...]:
-    """The operators that share a device: each by itself where they are few."""
-    if placing.num_operators <= GROUPS:
-        return tuple((i,) for i in range(placing.num_operators))
-    return coplaced(placing, GROUPS)
+def groups_of(problem: PlacementProblem) -> tuple[tuple[int, ...], ...]:
+    """The operators that share a device; each by itself if there are few."""
+    if problem.num_operators <= GROUPS:
+        return tuple((i,) for i in range(problem.num_operators))
+    return coplaced(problem, GROUPS)
 
 
-def forward_of(placing: Placing) -> Placing:
+def forward_of(problem: PlacementProblem) -> PlacementProblem:
     """The same with a backward that takes no time and sends nothing."""
-    tensors = tuple(replace(flow, gradient=False) for flow in placing.tensors)
-    return replace(placing, backward_s=np.zeros_like(placing.backward_s), tensors=tensors)
+    tensors = tuple(replace(tensor, gradient=False) for tensor in problem.tensors)
+    return replace(problem, backward_s=np.zeros_like(problem.backward_s), tensors=tensors)
 
 
-def _start(whole: Instance, forward: Placing) -> tuple[int, ...] | None:
-    """The best of some list schedules that keeps groups together and fits, if there is one."""
-    by_etf = m_etf.place(whole.placing)
-    found = [heft.place(forward), m_topo.place(whole.placing)]
-    found += [] if isinstance(by_etf, NoRoom) else [by_etf]
-    found += [(p,) * forward.num_operators for p in range(forward.num_devices)]
-    fitting = [one for one in (grouped(whole, f) for f in found) if overflow(whole, one) <= 0]
-    return min(fitting, key=lambda one: latency_s(forward, one), default=None)
+def _start(whole: NetSplitInstance, forward: PlacementProblem) -> Placement | None:
+    """The best list schedule, or single device, that keeps groups together and fits, if any."""
+    by_etf = list_schedule(whole.problem, earliest)
+    starts = [heft.place(forward), place_m_topo(whole.problem)]
+    starts += [] if isinstance(by_etf, NoRoom) else [tuple(by_etf.device_of)]
+    starts += [(p,) * forward.num_operators for p in range(forward.num_devices)]
+    together = [grouped(whole, start) for start in starts]
+    fitting = [start for start in together if overflow(whole, start) <= 0]
+    return min(fitting, key=lambda start: latency_s(forward, start), default=None)
 
 
-def _reason(problem: Problem, placing: Placing) -> str:
-    devices = range(placing.num_devices)
+def _reason(problem: Problem, placement_problem: PlacementProblem) -> str:
+    devices = range(placement_problem.num_devices)
     limit = max(limit_bytes(problem, devices, d) for d in devices)
+    need = format_bytes(sum(kept_bytes(placement_problem).values()))
     return (
-        f"no placement was found to fit: training keeps"
-        f" {format_bytes(sum(kept_bytes(placing).values()))} on {len(devices)} devices, the limit"
+        f"no placement was found to fit: training keeps {need} on {len(devices)} devices, the limit"
         f" is {format_bytes(limit)} each (reserve {format_bytes(problem.options.reserve_bytes)})"
     )

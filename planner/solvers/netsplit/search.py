@@ -1,14 +1,14 @@
-"""Local search for NetSplit's full model (`netsplit_model.py`): schedules near a known one.
+"""Local search for NetSplit's full model (`model.py`): schedules near a known one.
 
     (1) a schedule is a placement and an order of the operators per phase; every operator starts
-        as soon as what is before it in the order lets it                         `state_of`
+        as soon as the operators before it in the order let it                    `state_of`
     (2) simulated annealing: a group goes to another device, alone, with a neighbour or in exchange
-        for another group; an operator goes up to `netsplit_kernels.FAR` places ahead or back in an
-        order. Memory (8) holds throughout                                          `anneal`
-    (3) rounds of it, each from the best so far, each with its own seed; the second of every two
-        starts hot, the first only warm                                             `improved`
+        for another group; an operator goes up to `kernels.FAR` places ahead or back in an order.
+        Memory (8) holds throughout                                                 `anneal`
+    (3) rounds of annealing, each from the best schedule so far, each with its own seed; the second
+        of every two starts hot, the first only warm                                `improved`
 
-Limited by the number of moves, so it repeats itself.
+The number of moves is limited, so the search repeats itself.
 
 Source: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992 (the orders); the rest is
 this project's.
@@ -18,14 +18,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planner.solvers.engines.watch import Watch
-from planner.solvers.netsplit.kernels import Plant, State, anneal, lists_of, state_of
+from planner.solvers.engines.watch import SearchWatch
+from planner.solvers.netsplit.kernels import (
+    BACKWARD,
+    FORWARD,
+    ModelArrays,
+    SearchState,
+    anneal,
+    ragged,
+    state_of,
+)
 from planner.solvers.netsplit.model import (
-    Instance,
-    Known,
-    Schedule,
+    KnownPlacement,
+    NetSplitInstance,
+    TickSchedule,
+    all_transfer_ticks,
     canonical,
-    messages_of,
     orders_of,
 )
 from planner.solvers.placement.problem import feeds_of
@@ -34,113 +42,116 @@ ROUND = 100_000
 """Moves per round."""
 
 HEATS = (0.003, 0.01)
-"""Of the latency, the temperatures that rounds start with in turn."""
+"""Temperatures at the starts of rounds, in turn, as shares of the latency."""
 
 COLD = 0.0001
-"""The same, at their ends."""
+"""Temperature at their ends."""
 
 
 def improved(
-    instance: Instance,
-    known: Known,
+    instance: NetSplitInstance,
+    known: KnownPlacement,
     moves: int,
-    watch: Watch,
+    watch: SearchWatch,
     over: Callable[[], bool],
     seed: int,
-) -> Known:
-    """The best schedule that is found from a known one, or that one.
+) -> KnownPlacement:
+    """The best schedule found from a known one, or that one.
 
     Args:
-        known: with a schedule.
-        moves: to try.
-        watch: is told of better ones.
-        over: whether to end before the next round.
+        known: a placement with a schedule.
+        moves: number of moves to try.
+        watch: is told of better schedules.
+        over: says before each round whether to end.
     """
-    plant = _plant(instance)
+    model = _arrays_of(instance)
     best = known
     for number, first in enumerate(range(0, moves, ROUND)):
         if over() or best.schedule is None:
             break
-        state = state_of(plant, best.device_of, best.schedule.orders)
+        state = state_of(model, best.device_of, best.schedule.orders)
         heat = HEATS[number % len(HEATS)]
         size = min(ROUND, moves - first)
-        anneal(plant, state, size, heat * best.latest, COLD * best.latest, seed + number)
+        anneal(model, state, size, heat * best.latest, COLD * best.latest, seed + number)
         latest = int(state.ends.sum())
         if latest < best.latest:
-            best = _known(instance, plant, state)
+            best = _known(instance, model, state)
             watch.see(incumbent=latest)
     return best
 
 
 def timed(
-    instance: Instance, device_of: Sequence[int], forward: Sequence[int], backward: Sequence[int]
-) -> Known:
-    """The schedule of a placement that fits in the order of some starts, which need not be those of
-    a schedule with (7).
+    instance: NetSplitInstance,
+    device_of: Sequence[int],
+    forward: Sequence[int],
+    backward: Sequence[int],
+) -> KnownPlacement:
+    """The schedule of a placement that fits, in the order of given starts.
 
     Args:
-        forward, backward: (N,) starts.
+        forward, backward: (N,) starts; they may break (7).
     """
-    plant = _plant(instance)
-    return _known(instance, plant, state_of(plant, device_of, orders_of(forward, backward)))
+    model = _arrays_of(instance)
+    return _known(instance, model, state_of(model, device_of, orders_of(forward, backward)))
 
 
-def _plant(instance: Instance) -> Plant:
-    """The instance in arrays."""
-    placing, num = instance.placing, instance.placing.num_operators
-    feeds = feeds_of(placing)
+def _arrays_of(instance: NetSplitInstance) -> ModelArrays:
+    """The instance as arrays."""
+    problem, num = instance.problem, instance.problem.num_operators
+    feeds = feeds_of(problem)
     after: list[list[int]] = [[] for _ in range(num)]
     for j, before in enumerate(feeds):
         for i in before:
             after[i].append(j)
     makes: list[list[int]] = [[] for _ in range(num)]
     reads: list[list[int]] = [[] for _ in range(num)]
-    for t, flow in enumerate(placing.tensors):
-        makes[flow.producer].append(t)
-        for j in flow.consumers:
+    for t, tensor in enumerate(problem.tensors):
+        makes[tensor.producer].append(t)
+        for j in tensor.consumers:
             reads[j].append(t)
     kept: list[tuple[tuple[int, ...], int]] = [
         ((g,), size) for g, size in enumerate(instance.alone_bytes)
     ]
-    kept += sorted((tuple(those), size) for those, size in instance.together_bytes.items())
+    kept += sorted(instance.together_bytes.items())
     keeps: list[list[int]] = [[] for _ in instance.groups]
     for e, (groups, _) in enumerate(kept):
         for g in groups:
             keeps[g].append(e)
-    return Plant(
+    return ModelArrays(
         ticks=np.array([instance.forward, instance.backward]),
-        away=messages_of(instance),
-        maker=np.array([flow.producer for flow in placing.tensors], dtype=np.int64),
-        gradient=np.array([flow.gradient for flow in placing.tensors], dtype=np.bool_),
-        readers=lists_of(flow.consumers for flow in placing.tensors),
-        makes=lists_of(makes),
-        reads=lists_of(reads),
-        before=lists_of(feeds),
-        after=lists_of(after),
+        away=all_transfer_ticks(instance),
+        maker=np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64),
+        gradient=np.array([tensor.gradient for tensor in problem.tensors], dtype=np.bool_),
+        readers=ragged(tensor.consumers for tensor in problem.tensors),
+        makes=ragged(makes),
+        reads=ragged(reads),
+        before=ragged(feeds),
+        after=ragged(after),
         group_of=np.array(instance.group_of, dtype=np.int64),
-        members=lists_of(instance.groups),
-        keeps=lists_of(keeps),
+        members=ragged(instance.groups),
+        keeps=ragged(keeps),
         kept=np.array([size for _, size in kept], dtype=np.int64),
-        room=placing.capacity_bytes.copy(),
+        room=problem.capacity_bytes.copy(),
     )
 
 
-def _known(instance: Instance, plant: Plant, state: State) -> Known:
-    """The schedule of a state, with devices named as (9) wants it."""
-    state = state_of(plant, canonical(instance, state.where.tolist()), state.orders.tolist())
-    where, placing = state.where.tolist(), instance.placing
+def _known(instance: NetSplitInstance, model: ModelArrays, state: SearchState) -> KnownPlacement:
+    """The schedule of a state, with devices named by (9)."""
+    state = state_of(model, canonical(instance, state.where.tolist()), state.orders.tolist())
+    where, problem = state.where.tolist(), instance.problem
     sent, returned = {}, {}
-    for t, flow in enumerate(placing.tensors):
-        home = where[flow.producer]
-        for q in range(placing.num_devices):
-            if state.there[0, t, q] >= 0:
-                sent[t, q] = int(state.there[0, t, q] - plant.away[t, home, q])
-            if state.there[1, t, q] >= 0:
-                returned[t, q] = int(state.there[1, t, q] - plant.away[t, q, home])
+    tensors_there, gradients_there = state.there[FORWARD], state.there[BACKWARD]
+    for t, tensor in enumerate(problem.tensors):
+        home = where[tensor.producer]
+        for q in range(problem.num_devices):
+            if tensors_there[t, q] >= 0:
+                sent[t, q] = int(tensors_there[t, q] - model.away[t, home, q])
+            if gradients_there[t, q] >= 0:
+                returned[t, q] = int(gradients_there[t, q] - model.away[t, q, home])
     forward, backward = (
-        (state.end[phase] - plant.ticks[phase, range(len(where)), where]).tolist()
-        for phase in range(2)
+        (state.end[phase] - model.ticks[phase, range(len(where)), where]).tolist()
+        for phase in (FORWARD, BACKWARD)
     )
-    ends = int(state.ends[0]), int(state.ends[1])
-    schedule = Schedule(tuple(forward), tuple(backward), sent, returned, *ends)
-    return Known(tuple(where), True, schedule.latency, schedule)
+    ends = int(state.ends[FORWARD]), int(state.ends[BACKWARD])
+    schedule = TickSchedule(tuple(forward), tuple(backward), sent, returned, *ends)
+    return KnownPlacement(tuple(where), True, schedule.latency, schedule)

@@ -1,23 +1,24 @@
-"""What is known of every schedule of NetSplit's full model, beyond `netsplit_bounds`: small parts
-of the graph are solved, each on top of what is known of those before it.
+"""Bounds that hold in every schedule of NetSplit's full model, beyond `bounds.py`: small parts of
+the graph are solved, each on top of the bounds of those before it.
 
-Legend: a_i, b_i ticks of forward and backward of i on its fastest device; h_i, h'_i what no
-schedule has less of before the forward of i and behind its backward; F, B the phases' lengths.
-Read from its end, the phase of backwards is one of forwards: it takes the same way through the
-graph, and h' is what h is.
+Legend: a_i, b_i ticks of forward and backward of i on its fastest device; h_i the least ticks
+before the forward of i, h'_i behind its backward; F, B the lengths of the phases. Read from its
+end, the phase of backwards is one of forwards: it takes the same path through the graph, and h' is
+its h.
 
-    (w1) the window of j are the operators that come before it, of these the few with the largest
-         h + h'. No schedule of all operators starts j earlier than the best one of j and its
-         window, where no i starts before h_i; likewise for h'                       `_least`
+    (w1) the window of j are the few operators with the largest h + h' of all that come before j.
+         No schedule of all operators starts j earlier than the best schedule of j and its window
+         alone, in which no i starts before h_i: leaving out operators and keeping their heads
+         only relaxes the model. The same holds for h'                               `_least`
     (w2) a placement that is good for the forwards of a window may be bad for its backwards:
-         J_j is the least sum of what is before the forward of j and behind its backward, by one
-         placement of the window whose operators have h, h' and J themselves         `_least`
-    (w3) behind j it is the same, with the graph reversed: tails, and K for J        `_swept`
+         J_j is the least sum of the ticks before the forward of j and behind its backward, by one
+         placement of the window whose operators respect h, h' and J themselves      `_least`
+    (w3) the same behind j, with the graph reversed: tails, and K for J              `_swept`
     (w4) F + B >= J_j + a_j + b_j + K_j                                              `windowed`
 
-(w2) is what the phases alone do not tell: the best forwards and the best backwards want different
-placements. Operators before and behind are swept at once, by a thread each. Everything is limited
-by deterministic work.
+(w2) sees what bounds of single phases cannot: the best forwards and the best backwards want
+different placements. Operators before and behind are swept at once, by a thread each. All limits
+are of deterministic work.
 
 Source: this project's; windows are the subproblem bounds of job-shop scheduling (Carlier and
 Pinson, Management Science 35(2), 1989) with placements for sequences.
@@ -27,69 +28,76 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from planner.solvers.netsplit.bounds import Joint, Limits, joint_of
+from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, joint_bounds_of
+from planner.solvers.netsplit.cpsat_call import SearchBudget, least_of, worker
 from planner.solvers.netsplit.cpsat_model import add_apart, phase_of, placement_of
-from planner.solvers.netsplit.cpsat_run import Run, least_of, worker
-from planner.solvers.netsplit.model import Instance, Known, messages_of, part
+from planner.solvers.netsplit.model import (
+    KnownPlacement,
+    NetSplitInstance,
+    all_transfer_ticks,
+    part,
+)
 
 SIZES = ((18, 0.01), (14, 0.005), (10, 0.002), (7, 0.001), (5, 0.0006))
-"""Operators of a window, and units of deterministic work that an operator's three windows take of
-that size, on 4 devices; the first is taken that the limit allows."""
+"""Operators of a window, and units of deterministic work for an operator's three windows of that
+size, measured on 4 devices; the first size that the limit allows is taken."""
 
 EACH = 2.0
-"""A single window gets at most so many times what three take."""
+"""A single window gets at most this multiple of the work of three."""
 
 WINDOWS_PER_S = 0.07
-"""Units of deterministic work per second of the limit: each of two sweeps did 0.05 to 0.1."""
+"""Units of deterministic work per second of the limit; each of two sweeps did 0.05 to 0.1."""
 
 RISE = 0.002
-"""A window is asked for what is so far above the least that is known first, then twice as far."""
+"""A window is first asked for a solution within this share of its bound, then twice as far."""
 
 SLOW = 2.0
-"""A machine that needs so many times longer is cut by the clock."""
+"""The clock cuts a machine that needs more than this multiple of the time."""
 
 
 def windowed(
-    instance: Instance, limits: Sequence[Limits], run: Run, share: float
-) -> tuple[list[Limits], Joint]:
-    """Better limits of forwards and of backwards, and of both.
+    instance: NetSplitInstance, bounds: Sequence[PhaseBounds], budget: SearchBudget, share: float
+) -> tuple[list[PhaseBounds], JointBounds]:
+    """Better bounds of forwards and of backwards, and of both together.
 
     Args:
-        share: of what is left, the most that this takes.
+        bounds: those of forwards and of backwards before.
+        share: largest share of the budget's rest.
     """
-    limit = share * run.left_s * WINDOWS_PER_S
-    each = limit / instance.placing.num_operators
+    limit = share * budget.left_s * WINDOWS_PER_S
+    each = limit / instance.problem.num_operators
     size, work = next(((size, work) for size, work in SIZES if work <= each), (0, 0.0))
     if not size:
-        return list(limits), joint_of(limits)
-    until_s = run.seconds() - SLOW * share * run.seconds()
+        return list(bounds), joint_bounds_of(bounds)
+    until_s = budget.seconds() - SLOW * share * budget.seconds()
 
     def over() -> bool:
-        if run.seconds() < until_s:
-            run.in_time = False
-        return run.over()
+        if budget.seconds() < until_s:
+            budget.in_time = False
+        return budget.over()
 
-    plan = _Plan(instance, limits, size, EACH * work, limit, run.seed, over)
+    settings = _WindowSettings(instance, bounds, size, EACH * work, limit, budget.seed, over)
     with ThreadPoolExecutor(2) as beside:
-        sweeps = [beside.submit(_swept, plan, behind) for behind in (False, True)]
-        before, after = run.watch.run(lambda: [one.result() for one in sweeps], lambda: None)
-    run.left_s -= max(before.worked, after.worked) / WINDOWS_PER_S
-    return _limits(plan, before, after)
+        sweeps = [beside.submit(_swept, settings, behind) for behind in (False, True)]
+        before, after = budget.watch.run(lambda: [sweep.result() for sweep in sweeps], lambda: None)
+    budget.left_s -= max(before.worked, after.worked) / WINDOWS_PER_S
+    return _bounds(settings, before, after)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _WindowSettings:
     """How windows are solved.
 
     Attributes:
-        limits: what is known before.
+        bounds: of forwards and of backwards, before the windows.
         size: operators of a window.
-        each: the most units of work for one; limit: for a sweep.
-        seed: of the engine; over: whether to end before the next window.
+        each: units of work for one window at most; limit: for a sweep.
+        seed: seed of the engine.
+        over: says before each window whether to end.
     """
 
-    instance: Instance
-    limits: Sequence[Limits]
+    instance: NetSplitInstance
+    bounds: Sequence[PhaseBounds]
     size: int
     each: float
     limit: float
@@ -99,13 +107,13 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Side:
-    """What lies before all operators, or behind them.
+    """The bounds of what lies before each operator, or behind it, in the forwards' direction.
 
     Attributes:
-        behind: which.
-        times: (2, N) ticks in the phase of forwards, h or a tail, and in that of backwards.
+        behind: whether behind.
+        times: (2, N) ticks by phase: h and h', or tails of forwards and heads of backwards.
         both: (N,) J or K.
-        worked: units of deterministic work.
+        worked: units of deterministic work so far.
     """
 
     behind: bool
@@ -114,119 +122,148 @@ class _Side:
     worked: float = 0.0
 
 
-def _side(plan: _Plan, behind: bool) -> _Side:
-    """What is known of a side before."""
-    forward, backward = plan.limits
+def _side(settings: _WindowSettings, behind: bool) -> _Side:
+    """The bounds of a side before the windows."""
+    forward, backward = settings.bounds
     times = (forward.tail, backward.head) if behind else (forward.head, backward.tail)
-    return _Side(
-        behind, [list(one) for one in times], [sum(two) for two in zip(*times, strict=True)]
-    )
+    both = [there + back for there, back in zip(*times, strict=True)]
+    return _Side(behind, [list(phase) for phase in times], both)
 
 
-def _limits(plan: _Plan, before: _Side, behind: _Side) -> tuple[list[Limits], Joint]:
-    """What both sides say together."""
-    ticks = _least_ticks(plan.instance)
-    found = []
-    for backward, limits in enumerate(plan.limits):
+def _bounds(
+    settings: _WindowSettings, before: _Side, behind: _Side
+) -> tuple[list[PhaseBounds], JointBounds]:
+    """The bounds that both sides give together."""
+    ticks = _least_ticks(settings.instance)
+    phases = []
+    for backward, bounds in enumerate(settings.bounds):
         through = zip(before.times[backward], ticks[backward], behind.times[backward], strict=True)
-        least = max(limits.least, *map(sum, through))
-        head, tail = (behind, before) if backward else (before, behind)
-        own = tuple(head.times[backward]), tuple(tail.times[backward])
-        found.append(replace(limits, head=own[0], tail=own[1], least=least))
+        least = max(bounds.least, *map(sum, through))
+        first, last = (behind, before) if backward else (before, behind)
+        head, tail = tuple(first.times[backward]), tuple(last.times[backward])
+        phases.append(replace(bounds, head=head, tail=tail, least=least))
     whole = zip(before.both, *ticks, behind.both, strict=True)
-    least = max(sum(one.least for one in found), *map(sum, whole))
-    return found, Joint(tuple(before.both), tuple(behind.both), least)
+    least = max(sum(phase.least for phase in phases), *map(sum, whole))
+    return phases, JointBounds(tuple(before.both), tuple(behind.both), least)
 
 
-def _least_ticks(instance: Instance) -> tuple[list[int], list[int]]:
+def _least_ticks(instance: NetSplitInstance) -> tuple[list[int], list[int]]:
     """(N,) a and (N,) b."""
     return instance.forward.min(axis=1).tolist(), instance.backward.min(axis=1).tolist()
 
 
-def _swept(plan: _Plan, behind: bool) -> _Side:
-    """One operator after the other, those first that the others come after, or before."""
-    side = _side(plan, behind)
-    num, ticks = plan.instance.placing.num_operators, _least_ticks(plan.instance)
-    near, times = _near(plan.instance, behind), side.times
+def _swept(settings: _WindowSettings, behind: bool) -> _Side:
+    """The bounds of a side, over all operators in topological order or its reverse: when an
+    operator's window is solved, the bounds of those in it are final.
+    """
+    side = _side(settings, behind)
+    num, ticks = settings.instance.problem.num_operators, _least_ticks(settings.instance)
+    near, times = _near(settings.instance, behind), side.times
     all_before: list[set[int]] = [set() for _ in range(num)]
     for j in reversed(range(num)) if behind else range(num):
         for i, gradient in near[j].items():
             all_before[j] |= all_before[i] | {i}
-            for phase in (0, 1) if gradient else (0,):
-                own = times[phase]
-                own[j] = max(own[j], own[i] + ticks[phase][i])
+            # Without a gradient, the backward of i does not wait for that of j.
+            for backward in (False, True) if gradient else (False,):
+                own = times[backward]
+                own[j] = max(own[j], own[i] + ticks[backward][i])
             if gradient:
                 side.both[j] = max(side.both[j], side.both[i] + ticks[0][i] + ticks[1][i])
-        ranked = sorted(all_before[j], key=lambda i: (-times[0][i] - times[1][i], i))
+        ranked = sorted(all_before[j], key=lambda i: (-times[False][i] - times[True][i], i))
         for phases in ((False,), (True,), (False, True)):
-            if ranked and side.worked < plan.limit and not plan.over():
-                least = _least(plan, side, j, ranked[: plan.size], phases)
+            if ranked and side.worked < settings.limit and not settings.over():
+                window = _window(settings.instance, j, ranked[: settings.size], phases)
                 best = side.both if len(phases) == 2 else times[phases[0]]
-                best[j] = max(best[j], least)
-        side.both[j] = max(side.both[j], times[0][j] + times[1][j])
+                best[j] = max(best[j], _least(settings, side, window))
+        side.both[j] = max(side.both[j], times[False][j] + times[True][j])
     return side
 
 
-def _near(instance: Instance, behind: bool) -> list[dict[int, bool]]:
-    """The operators right before each, or right behind it, with whether a gradient comes back."""
-    near: list[dict[int, bool]] = [{} for _ in range(instance.placing.num_operators)]
-    for flow in instance.placing.tensors:
-        for j in flow.consumers:
-            here, there = (flow.producer, j) if behind else (j, flow.producer)
-            near[here][there] = near[here].get(there, False) or flow.gradient
+def _near(instance: NetSplitInstance, behind: bool) -> list[dict[int, bool]]:
+    """The neighbours before each operator, or behind it, and whether a gradient comes back."""
+    near: list[dict[int, bool]] = [{} for _ in range(instance.problem.num_operators)]
+    for tensor in instance.problem.tensors:
+        for j in tensor.consumers:
+            here, there = (tensor.producer, j) if behind else (j, tensor.producer)
+            near[here][there] = near[here].get(there, False) or tensor.gradient
     return near
 
 
-def _least(plan: _Plan, side: _Side, j: int, window: Sequence[int], phases: Sequence[bool]) -> int:
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """An operator and its window.
+
+    Attributes:
+        j: the operator.
+        operators: j and the window, ascending.
+        part: the model of these operators alone.
+        phases: False for forwards, True for backwards.
+    """
+
+    j: int
+    operators: tuple[int, ...]
+    part: NetSplitInstance
+    phases: tuple[bool, ...]
+
+
+def _window(
+    instance: NetSplitInstance, j: int, window: Sequence[int], phases: tuple[bool, ...]
+) -> _Window:
+    operators = tuple(sorted((*window, j)))
+    return _Window(j, operators, part(instance, operators), phases)
+
+
+def _least(settings: _WindowSettings, side: _Side, window: _Window) -> int:
     """(w1) or, with both phases, (w2): the least ticks on a side of j that its window allows.
 
-    Mostly that is what is known already; so what is near it is asked for first.
+    Mostly that is the bound known before, so solutions near it are asked for first. When the work
+    ends, every limit that had no solution is proved.
     """
-    operators = sorted((*window, j))
-    inside = part(plan.instance, operators)
-    least = sum(side.times[phase][j] for phase in phases)
-    if len(phases) == 2:
-        least = max(least, side.both[j])
-    work, rise = plan.each, RISE
+    least = sum(side.times[backward][window.j] for backward in window.phases)
+    if len(window.phases) == 2:
+        least = max(least, side.both[window.j])
+    work, rise = settings.each, RISE
     while work > 0:
-        most = int((1 + rise) * least)
-        found, worked = _within(plan, side, operators, inside, phases, j, most, work)
+        max_ticks = int((1 + rise) * least)
+        bound, worked = _within(settings, side, window, max_ticks, work)
         side.worked += worked
         work -= worked
-        if found is not None:
-            return max(least, found)
-        least, rise = most + 1, 2 * rise
+        if bound is not None:
+            return max(least, bound)
+        least, rise = max_ticks + 1, 2 * rise
     return least
 
 
 def _within(
-    plan: _Plan, side: _Side, operators: Sequence[int], inside: Instance, phases: Sequence[bool],
-    j: int, most: int, work: float,
-) -> tuple[int | None, float]:  # fmt: skip
-    """The same if it is no more than some ticks; None if it is; with the work that it took."""
+    settings: _WindowSettings, side: _Side, window: _Window, max_ticks: int, work: float
+) -> tuple[int | None, float]:
+    """A lower bound of the window, None if all its solutions take more than `max_ticks`; and the
+    units of work that it took.
+    """
     from ortools.sat.python import cp_model
 
-    nothing = (0,) * len(operators)
-    nowhere = Known(nothing, False, 0)
-    model = placement_of(inside, cp_model.CpModel(), nothing, memory=False)
+    nothing = (0,) * len(window.operators)
+    nowhere = KnownPlacement(nothing, False, 0)
+    model = placement_of(window.part, cp_model.CpModel(), nothing, memory=False)
     add_apart(model, nothing)
-    ways, last = [], operators.index(j)
-    messages = sum(int(ticks.max()) for ticks in messages_of(inside))
-    for backward in phases:
-        times = tuple(side.times[backward][i] for i in operators)
-        ticks = inside.backward if backward else inside.forward
-        # Without a gradient between them, an operator of the window may run after j as well.
-        latest = max(most, *times) + int(ticks.max(axis=1).sum()) + messages
-        limits, mirrored = Limits(times, nothing, 0, False), backward != side.behind
-        phase = phase_of(model, limits, nowhere, latest, backward=backward, mirrored=mirrored)
-        ways.append(phase.start)
-    if len(phases) == 2:
-        for there, back, i in zip(*ways, operators, strict=True):
+    starts, last = [], window.operators.index(window.j)
+    transfers = sum(int(ticks.max()) for ticks in all_transfer_ticks(window.part))
+    for backward in window.phases:
+        times = tuple(side.times[backward][i] for i in window.operators)
+        ticks = window.part.backward if backward else window.part.forward
+        # An operator of the window that sends j no gradient may run after j; then the phase ends up
+        # to all work and all transfers later.
+        latest = max(max_ticks, *times) + int(ticks.max(axis=1).sum()) + transfers
+        bounds, mirrored = PhaseBounds(times, nothing, 0, False), backward != side.behind
+        phase = phase_of(model, bounds, nowhere, latest, backward=backward, mirrored=mirrored)
+        starts.append(phase.start)
+    if len(window.phases) == 2:
+        for there, back, i in zip(*starts, window.operators, strict=True):
             model.cp.add(there + back >= side.both[i])
-    least = sum(way[last] for way in ways)
-    model.cp.add(least <= most)
+    least = sum(start[last] for start in starts)
+    model.cp.add(least <= max_ticks)
     model.cp.minimize(least)
-    solver = worker(plan.seed, work)
+    solver = worker(settings.seed, work)
     parameters = solver.parameters
     parameters.search_branching = parameters.PORTFOLIO_WITH_QUICK_RESTART_SEARCH
     parameters.cp_model_probing_level = parameters.symmetry_level = 0

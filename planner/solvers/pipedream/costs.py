@@ -30,8 +30,8 @@ import numpy as np
 
 from planner.costs.compute import times_on
 from planner.graph import parameters_by_name, tensors_by_name
-from planner.graphs.downsets import States, bit_matrix
 from planner.problem import Problem
+from planner.solvers.pipedream.states import States, bit_matrix
 from planner.support.arrays import Floats
 from planner.topology import Level
 

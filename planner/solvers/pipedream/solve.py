@@ -19,14 +19,12 @@ section 3.1, and the optimizer published with it.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 
 from planner.graph import Graph, consumers, predecessors
-from planner.graphs.downsets import States, pipedream_states
-from planner.problem import Problem, Result, Status
+from planner.problem import Options, Problem, Result, Status, switches_of
 from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
 from planner.solvers.pipedream import kernels
 from planner.solvers.pipedream.costs import (
@@ -39,6 +37,8 @@ from planner.solvers.pipedream.costs import (
     transfer_s,
     whole_s,
 )
+from planner.solvers.pipedream.options import PipeDream
+from planner.solvers.pipedream.states import States, pipedream_states
 from planner.strategy import Strategy
 from planner.support.arrays import Floats
 from planner.units import format_bytes
@@ -47,6 +47,8 @@ SPACE = "PipeDream's splits of its states, by its own cost model"
 
 # More states are not enumerated, nor as many as would take more steps than this: some seconds.
 _STATES, _STEPS = 3000, 2e9
+# The memory constraint where no device memory is given.
+_MEMORY_BYTES = 16_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     if wrong is not None:
         return wrong
     strategies = (_strategy(problem, found, recompute=r) for r in recompute_choices(problem))
-    return first_that_fits(problem, strategies, SPACE)
+    return replace(first_that_fits(problem, strategies, SPACE), report=found.report)
 
 
 def solve_alone(problem: Problem) -> Result:
@@ -85,7 +87,7 @@ def solve_alone(problem: Problem) -> Result:
     found = optimum(problem)
     return _not_a_strategy(problem, found) or Result(
         Status.OPTIMAL, _strategy(problem, found, recompute=recompute_choices(problem)[0]),
-        space=SPACE,
+        space=SPACE, report=found.report,
     )  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def _not_a_strategy(problem: Problem, found: Optimum) -> Result | None:
         f"a stage of PipeDream's plan has {widest} replicas, and there are only"
         f" {problem.options.num_microbatches} microbatches; give --microbatches {widest} or more"
     )
-    return Result(Status.UNKNOWN, None, space=SPACE, reason=reason)
+    return Result(Status.UNKNOWN, None, space=SPACE, reason=reason, report=found.report)
 
 
 def _strategy(problem: Problem, found: Optimum, *, recompute: bool) -> Strategy:
@@ -113,12 +115,6 @@ def _strategy(problem: Problem, found: Optimum, *, recompute: bool) -> Strategy:
 
 def optimum(problem: Problem) -> Optimum:
     """The plan that PipeDream's optimizer finds, and its report."""
-    return _optimum(replace(problem, known=()))
-
-
-@lru_cache(maxsize=4)
-def _optimum(problem: Problem) -> Optimum:
-    """Remembered, because another solver asks for it as well."""
     levels = problem.topology.levels
     if not levels or math.prod(level.count for level in levels) != len(problem.topology.devices):
         return _unknown(
@@ -187,7 +183,8 @@ def _search(
     problem: Problem, states: States, costs: StateCosts
 ) -> tuple[list[kernels.LevelTables], list[Floats]]:
     """What was known and what was found at every level, innermost first."""
-    options, levels = problem.options.pipedream, problem.topology.levels
+    options, levels = switches_of(problem.options, PipeDream), problem.topology.levels
+    limit_bytes = _limit_bytes(problem.options)
     compute = costs.compute_s[None, :] - np.concatenate(([0.0], costs.compute_s[:-1]))[:, None]
     tables, found = [], []
     inside = 1
@@ -202,8 +199,8 @@ def _search(
             bandwidth=level.bandwidth_bytes_per_s,
             inside=inside,
             widest=1 if options.straight_pipeline else level.count,
-            memory=math.inf if options.memory_bytes is None else float(options.memory_bytes),
-            ratio=options.compression or 0.0,
+            memory=limit_bytes,
+            ratio=options.activation_compression or 0.0,
             fewer=options.fewer_machines,
             final=level is levels[-1],
         )
@@ -214,14 +211,21 @@ def _search(
     return tables, found
 
 
+def _limit_bytes(options: Options) -> float:
+    """The limit to what a stage stashes, by PipeDream's count; inf for none."""
+    if not switches_of(options, PipeDream).memory_constraint:
+        return math.inf
+    return float(options.device_memory_bytes or _MEMORY_BYTES)
+
+
 def _why_infeasible(problem: Problem, num_states: int) -> str:
-    options, levels = problem.options.pipedream, problem.topology.levels
+    options, levels = switches_of(problem.options, PipeDream), problem.topology.levels
     reasons = []
-    if options.memory_bytes is not None:
+    if options.memory_constraint:
         reasons.append(
             "every split stashes more activations and parameters in front, by PipeDream's count,"
-            f" than the memory constraint of {format_bytes(options.memory_bytes)}; give a larger"
-            " --device-memory, more levels or no --memory-constraint"
+            f" than the memory constraint of {format_bytes(_limit_bytes(problem.options))}; give"
+            " a larger --device-memory, more levels or no --memory-constraint"
         )
     if options.straight_pipeline:
         counts = " x ".join(str(level.count) for level in levels)
@@ -389,11 +393,12 @@ def _flattened(
         )
         for s, leaf in enumerate(leaves)
     )
+    own = switches_of(problem.options, PipeDream)
     report = PipeDreamReport(
         objective_s=float(best[-1][-1, -1, 0]),
         single_s=float(costs.compute_s[-1]),
         data_parallel_s=data_parallel_s(costs, problem.topology.levels),
-        transfers_counted=problem.options.pipedream.compression is not None,
+        transfers_counted=own.activation_compression is not None,
         num_states=len(states),
         unused_devices=tuple(d for d in range(len(problem.topology.devices)) if d not in used),
         stages=stages,

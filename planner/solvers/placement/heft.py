@@ -1,8 +1,8 @@
 """HEFT: heterogeneous earliest finish time.
 
 A training step is taken as one pass: w_ip is the time of forward and backward of operator i on
-device p, c_tpq that of tensor t from p to q and, where it has a gradient, of the gradient's way
-back. Transfers do not wait for each other.
+device p, c_tpq the time of tensor t from p to q plus, where it has a gradient, of the gradient from
+q to p. Transfers do not wait for each other.
 
     (1) upward rank: rank_i = mean over p of w_ip + max over tensors t that i makes and readers j of
         (mean over p != q of c_tpq + rank_j)                                          `_by_rank`
@@ -10,7 +10,7 @@ back. Transfers do not wait for each other.
             start = the first gap of the device, after all data are there, that is long enough;
         ties to the first device                                                     `schedule`
 
-Memory plays no part in it: whether the placement fits is for the evaluator to say.
+HEFT ignores memory: the evaluator checks whether the placement fits.
 
 Source: Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002.
 """
@@ -21,7 +21,12 @@ import numpy as np
 
 from planner.problem import Problem, Result
 from planner.solvers.fit import placed
-from planner.solvers.placement.problem import Flow, Placing, placing_of
+from planner.solvers.placement.problem import (
+    ConsumedTensor,
+    Placement,
+    PlacementProblem,
+    placement_problem_of,
+)
 from planner.support.arrays import Floats
 
 _SPACE = "the earliest finish for each operator"
@@ -33,56 +38,57 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: not needed.
     """
-    device_of, start_s = schedule(placing_of(problem))
+    device_of, start_s = schedule(placement_problem_of(problem))
     order = sorted(range(len(start_s)), key=lambda i: (start_s[i], i))
     return placed(problem, device_of, _SPACE, order)
 
 
-def place(placing: Placing) -> tuple[int, ...]:
+def place(problem: PlacementProblem) -> Placement:
     """The device of each operator."""
-    return schedule(placing)[0]
+    return schedule(problem)[0]
 
 
-def schedule(placing: Placing) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def schedule(problem: PlacementProblem) -> tuple[Placement, tuple[float, ...]]:
     """The device and the start, in s, of each operator."""
-    time_s = placing.forward_s + placing.backward_s
+    time_s = problem.forward_s + problem.backward_s
     inputs: list[list[tuple[int, Floats]]] = [[] for _ in time_s]
-    for flow in placing.tensors:
-        for j in flow.consumers:
-            inputs[j].append((flow.producer, _ways_s(placing, flow)))
-    device_of, start_s, end_s = ([0] * len(time_s), [0.0] * len(time_s), [0.0] * len(time_s))
-    busy: list[list[tuple[float, float]]] = [[] for _ in range(placing.num_devices)]
-    for i in _by_rank(placing, time_s):
-        ready_s = np.zeros(placing.num_devices)
+    for tensor in problem.tensors:
+        for j in tensor.consumers:
+            inputs[j].append((tensor.producer, _ways_s(problem, tensor)))
+    device_of, start_s, end_s = [0] * len(time_s), [0.0] * len(time_s), [0.0] * len(time_s)
+    busy: list[list[tuple[float, float]]] = [[] for _ in range(problem.num_devices)]
+    for i in _by_rank(problem, time_s):
+        ready_s = np.zeros(problem.num_devices)
         for j, way_s in inputs[i]:
             ready_s = np.maximum(ready_s, end_s[j] + way_s[device_of[j]])
-        starts = [_gap(busy[p], float(ready_s[p]), float(lasts)) for p, lasts in
-                  enumerate(time_s[i])]  # fmt: skip
-        ends = [start + float(lasts) for start, lasts in zip(starts, time_s[i], strict=True)]
+        lasts_s = time_s[i].tolist()
+        starts = [_gap(busy[p], float(ready_s[p]), lasts) for p, lasts in enumerate(lasts_s)]
+        ends = [start + lasts for start, lasts in zip(starts, lasts_s, strict=True)]
         p = ends.index(min(ends))
         device_of[i], start_s[i], end_s[i] = p, starts[p], ends[p]
         insort(busy[p], (starts[p], ends[p]))
     return tuple(device_of), tuple(start_s)
 
 
-def _ways_s(placing: Placing, flow: Flow) -> Floats:
-    """(D, D) time of a tensor from p to q, and of its gradient back, in s."""
-    there = placing.latency_s + flow.bytes * placing.seconds_per_byte
-    return there + there.T if flow.gradient else there
+def _ways_s(problem: PlacementProblem, tensor: ConsumedTensor) -> Floats:
+    """(D, D) c: time of a tensor from p to q plus that of its gradient back, in s."""
+    there = problem.latency_s + tensor.bytes * problem.seconds_per_byte
+    return there + there.T if tensor.gradient else there
 
 
-def _by_rank(placing: Placing, time_s: Floats) -> list[int]:
+def _by_rank(problem: PlacementProblem, time_s: Floats) -> list[int]:
     """The operators by falling upward rank."""
-    pairs = max(1, placing.num_devices * (placing.num_devices - 1))
-    made: list[list[Flow]] = [[] for _ in time_s]
-    for flow in placing.tensors:
-        made[flow.producer].append(flow)
+    pairs = max(1, problem.num_devices * (problem.num_devices - 1))
+    made: list[list[ConsumedTensor]] = [[] for _ in time_s]
+    for tensor in problem.tensors:
+        made[tensor.producer].append(tensor)
     rank = [float(mean) for mean in time_s.mean(axis=1)]
     for i in reversed(range(len(rank))):
         rank[i] += max(
             (
-                float(_ways_s(placing, flow).sum()) / pairs + max(rank[j] for j in flow.consumers)
-                for flow in made[i]
+                float(_ways_s(problem, tensor).sum()) / pairs
+                + max(rank[j] for j in tensor.consumers)
+                for tensor in made[i]
             ),
             default=0.0,
         )
@@ -94,7 +100,7 @@ def _gap(busy: list[tuple[float, float]], ready_s: float, lasts_s: float) -> flo
     """The start of the first gap from `ready_s` on that is long enough.
 
     Args:
-        busy: (start, end) of what a device runs, ascending.
+        busy: (start, end) of the operators of a device, ascending.
     """
     start_s = ready_s
     for begin, end in busy:

@@ -1,25 +1,26 @@
 """The event-driven list scheduling that m-ETF and m-SCT share: forwards in the order of time, on
-devices with one channel each, as far as memory reaches.
+devices with one channel each, within their memory.
 
-Baechi places the forward operators, and every backward goes where its forward is: backwards begin
+Baechi places the forward operators, and every backward runs where its forward does. Backwards begin
 when all forwards are placed. Legend: operators i, j; devices p, q.
 
-    (1) i is ready when all that feed it have ended                               `_finish`
+    (1) i is ready when all operators that feed it have ended                     `_finish`
     (2) a device runs one operator at a time                                      `start_s`
-    (3) data from q are on p when a transfer has ended that occupies the channel
-        of q from the end of the operator on, and the channel of p from then on;
-        every device has one channel, for one transfer at a time, and what it has
-        received is not sent to it again                                          `_bring`
+    (3) data from q are on p when their transfer has ended; it occupies the
+        channel of q from the end of the operator on, and the channel of p from
+        then on; every device has one channel, for one transfer at a time; a
+        device receives each tensor once                                          `_bring`
     (4) an operator that starts takes its state, its output and its temporary
-        memory from its device; the temporary is freed when it ends, an output
-        that autograd does not stash when its last reader ends                    `_take`, `_finish`
+        memory from its device; the temporary memory is freed when it ends, an
+        output that autograd does not stash when its last reader ends             `take`, `_finish`
 
-A rule says what an idle device takes. Of several devices that take something at one time, the first
-operator in topological order goes first, then the first device; then the rule is asked again.
+A dispatch rule chooses the next operator of an idle device. If several devices could start one at
+the same time, the first operator in topological order starts, ties to the first device; then the
+rule is asked again.
 
-State is parameters, gradients, moments, and what autograd keeps besides tensors; parameters of
-several operators are held by the first, as a framework's variable is an operator. Copies of what is
-received are not counted. So what is placed here may still be too large: the evaluator says so.
+The state of an operator is its parameters, gradients, moments, and its stash besides tensors. The
+first reader of a shared parameter holds it, as a framework's variable is an operator. Copies of
+received tensors are not counted, so a placement may still be too large: the evaluator checks it.
 
 Source: Jeon et al., SoCC 2020, sections 3 and 4, and its code's virtual scheduler.
 """
@@ -30,7 +31,7 @@ from heapq import heappop, heappush
 
 from planner.costs.memory import limit_bytes
 from planner.problem import Problem
-from planner.solvers.placement.problem import Placing, feeds_of, transfer_s
+from planner.solvers.placement.problem import PlacementProblem, feeds_of, transfer_s
 from planner.units import format_bytes
 
 
@@ -39,9 +40,9 @@ class NoRoom:
     """Why an algorithm has no placement: an operator that fits no device.
 
     Attributes:
-        operator: the first such.
-        placed: how many operators were placed before.
-        needs_bytes: what it takes beside the reserve.
+        operator: the first such operator.
+        placed: the number of operators placed before.
+        needs_bytes: its memory without the reserve.
     """
 
     operator: int
@@ -49,7 +50,7 @@ class NoRoom:
     needs_bytes: int
 
     def reason(self, problem: Problem) -> str:
-        """In words for the user."""
+        """The sentence for the user."""
         operators, reserve = problem.profile.operators, problem.options.reserve_bytes
         name, devices = operators[self.operator].name, range(len(problem.topology.devices))
         limit = max(limit_bytes(problem, devices, d) for d in devices)
@@ -61,13 +62,13 @@ class NoRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What an operator takes from its device, in bytes.
+class OperatorMemory:
+    """The memory that an operator takes from its device, in bytes.
 
     Attributes:
-        state: parameters with gradients and moments, and what is stashed besides tensors.
-        output: all that it makes.
-        temporary: while it runs.
+        state: parameters with gradients and moments, and the stash besides tensors.
+        output: all tensors that it makes.
+        temporary: workspace while it runs.
     """
 
     state: int
@@ -76,38 +77,38 @@ class Needs:
 
     @property
     def bytes(self) -> int:
-        """All together."""
+        """The sum."""
         return self.state + self.output + self.temporary
 
 
-def needs_of(placing: Placing) -> tuple[Needs, ...]:
-    """What each operator takes."""
-    trained = placing.trainable_bytes.tolist()
-    state = (placing.parameter_bytes + placing.private_bytes).tolist()
-    output = placing.result_bytes.tolist()
-    for shared in placing.shared_parameters:
+def operator_memory_of(problem: PlacementProblem) -> tuple[OperatorMemory, ...]:
+    """The memory of each operator."""
+    trained = problem.trainable_bytes.tolist()
+    state = (problem.parameter_bytes + problem.private_bytes).tolist()
+    output = problem.result_bytes.tolist()
+    for shared in problem.shared_parameters:
         first = shared.operators[0]
         state[first] += shared.bytes
         trained[first] += shared.bytes if shared.trainable else 0
-    for flow in placing.tensors:
-        output[flow.producer] += flow.bytes
-    moments = placing.moments
+    for tensor in problem.tensors:
+        output[tensor.producer] += tensor.bytes
+    moments = problem.moments
     return tuple(
-        Needs(kept + (1 + moments) * own, made, temporary)
+        OperatorMemory(kept + (1 + moments) * own, made, temporary)
         for kept, own, made, temporary in zip(
-            state, trained, output, placing.workspace_bytes.tolist(), strict=True
+            state, trained, output, problem.workspace_bytes.tolist(), strict=True
         )
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """A tensor on its way.
+class ChannelTransfer:
+    """The transfer of a tensor from a device's channel to another one's.
 
     Attributes:
-        tensor: index into `Placing.tensors`.
+        tensor: index into `PlacementProblem.tensors`.
         source: device that sends, from send_s on; target: device that receives, from receive_s on.
-        duration_s: for which it occupies either channel.
+        duration_s: how long it occupies either channel.
     """
 
     tensor: int
@@ -127,17 +128,17 @@ class ListSchedule:
         start: when it started; end: when it ends; in s.
         last: the operator that each device ran last, -1 for none.
         ready: operators that may start now, ascending.
-        transfers: what was sent.
+        transfers: all transfers so far.
         used_bytes: per device, at this time.
     """
 
-    def __init__(self, placing: Placing) -> None:
-        size, devices = placing.num_operators, placing.num_devices
-        self.placing, self.needs = placing, needs_of(placing)
+    def __init__(self, problem: PlacementProblem) -> None:
+        size, devices = problem.num_operators, problem.num_devices
+        self.problem, self.needs = problem, operator_memory_of(problem)
         self.now_s = 0.0
         self.device_of, self.last = [-1] * size, [-1] * devices
         self.start, self.end = [0.0] * size, [0.0] * size
-        self.transfers: list[Transfer] = []
+        self.transfers: list[ChannelTransfer] = []
         self.used_bytes = [0] * devices
         self._free_s, self._channel_s = [0.0] * devices, [0.0] * devices
         self._there: dict[tuple[int, int], float] = {}
@@ -145,11 +146,11 @@ class ListSchedule:
         self._running: list[tuple[float, int]] = []
         self._read_by: list[list[int]] = [[] for _ in range(size)]
         self._inputs: list[list[int]] = [[] for _ in range(size)]
-        for t, flow in enumerate(placing.tensors):
-            for j in flow.consumers:
+        for t, tensor in enumerate(problem.tensors):
+            for j in tensor.consumers:
                 self._inputs[j].append(t)
-        self._left = [len(flow.consumers) for flow in placing.tensors]
-        feeds = feeds_of(placing)
+        self._left = [len(tensor.consumers) for tensor in problem.tensors]
+        feeds = feeds_of(problem)
         for j, before in enumerate(feeds):
             for i in before:
                 self._read_by[i].append(j)
@@ -167,7 +168,7 @@ class ListSchedule:
 
     def fits(self, i: int, p: int) -> bool:
         """Whether a device has room for an operator now."""
-        left = int(self.placing.capacity_bytes[p]) - self.used_bytes[p]
+        left = int(self.problem.capacity_bytes[p]) - self.used_bytes[p]
         return self.needs[i].bytes <= left
 
     def start_s(self, i: int, p: int) -> float:
@@ -177,7 +178,9 @@ class ListSchedule:
         return max(self.now_s, self._free_s[p], self.data_s(i, p))
 
     def data_s(self, i: int, p: int) -> float:
-        """When the data of a ready operator could be on a device."""
+        """When the data of a ready operator could be on a device. Known until the next transfer,
+        which changes the channels.
+        """
         if (i, p) not in self._known:
             self._known[i, p] = self._bring(i, p, list(self._channel_s), [])
         return self._known[i, p]
@@ -186,21 +189,26 @@ class ListSchedule:
         """When a ready operator could start, by the devices that have room for it."""
         return {p: self.start_s(i, p) for p in range(len(self.last)) if self.fits(i, p)}
 
-    def _bring(self, i: int, p: int, channel_s: list[float], sent: list[Transfer]) -> float:
-        """When all data of an operator are on a device; adds the transfers that it takes."""
+    def _bring(self, i: int, p: int, channel_s: list[float], sent: list[ChannelTransfer]) -> float:
+        """When all data of an operator are on a device.
+
+        Args:
+            channel_s: when each channel is free; the new transfers are added.
+            sent: the new transfers are appended.
+        """
         there_s = 0.0
         for t in self._inputs[i]:
-            flow = self.placing.tensors[t]
-            q, made_s = self.device_of[flow.producer], self.end[flow.producer]
+            tensor = self.problem.tensors[t]
+            q, made_s = self.device_of[tensor.producer], self.end[tensor.producer]
             if q == p:
                 there_s = max(there_s, made_s)
                 continue
             if (t, p) not in self._there:
-                duration_s = transfer_s(self.placing, flow.bytes, q, p)
+                duration_s = transfer_s(self.problem, tensor.bytes, q, p)
                 send_s = max(made_s, channel_s[q])
                 receive_s = max(send_s, channel_s[p])
                 channel_s[q], channel_s[p] = send_s + duration_s, receive_s + duration_s
-                sent.append(Transfer(t, q, p, send_s, receive_s, duration_s))
+                sent.append(ChannelTransfer(t, q, p, send_s, receive_s, duration_s))
                 there_s = max(there_s, receive_s + duration_s)
             else:
                 there_s = max(there_s, self._there[t, p])
@@ -208,7 +216,7 @@ class ListSchedule:
 
     def take(self, i: int, p: int) -> None:
         """Starts an operator on a device now."""
-        sent: list[Transfer] = []
+        sent: list[ChannelTransfer] = []
         self._bring(i, p, self._channel_s, sent)
         self.transfers += sent
         self._there.update(((s.tensor, p), s.receive_s + s.duration_s) for s in sent)
@@ -217,21 +225,21 @@ class ListSchedule:
         self.used_bytes[p] += self.needs[i].bytes
         self.device_of[i], self.last[p] = p, i
         self.start[i] = self.now_s
-        self.end[i] = self._free_s[p] = self.now_s + float(self.placing.forward_s[i, p])
+        self.end[i] = self._free_s[p] = self.now_s + float(self.problem.forward_s[i, p])
         self.ready.remove(i)
         heappush(self._running, (self.end[i], i))
         self._finish()
 
     def _finish(self) -> None:
-        """What ends by now frees memory and makes others ready."""
+        """Operators that have ended free memory and make their readers ready."""
         while self._running and self._running[0][0] <= self.now_s:
             _, i = heappop(self._running)
             self.used_bytes[self.device_of[i]] -= self.needs[i].temporary
             for t in self._inputs[i]:
                 self._left[t] -= 1
-                flow = self.placing.tensors[t]
-                if self._left[t] == 0 and not flow.stashed:
-                    self.used_bytes[self.device_of[flow.producer]] -= flow.bytes
+                tensor = self.problem.tensors[t]
+                if self._left[t] == 0 and not tensor.stashed:
+                    self.used_bytes[self.device_of[tensor.producer]] -= tensor.bytes
             for j in self._read_by[i]:
                 self._waits_for[j] -= 1
                 if self._waits_for[j] == 0:
@@ -239,7 +247,7 @@ class ListSchedule:
         self.ready.sort()
 
     def advance(self) -> bool:
-        """Goes on to when something ends or could start next; False if nothing will."""
+        """Goes on to the next end of an operator or possible start; False if there is none."""
         later = [end_s for end_s, _ in self._running[:1]]
         for i in self.ready:
             later += [s for s in self.starts_s(i).values() if s > self.now_s]
@@ -250,14 +258,17 @@ class ListSchedule:
         return True
 
 
-Rule = Callable[[ListSchedule, int], int | None]
-"""What an idle device takes now: an operator that is ready, fits and could start; None if nothing.
-"""
+DispatchRule = Callable[[ListSchedule, int], int | None]
+"""The next operator of an idle device, ready, fitting and able to start now; None for none."""
 
 
-def list_schedule(placing: Placing, rule: Rule) -> ListSchedule | NoRoom:
-    """Runs all forwards."""
-    schedule = ListSchedule(placing)
+def list_schedule(problem: PlacementProblem, rule: DispatchRule) -> ListSchedule | NoRoom:
+    """The schedule of all forwards.
+
+    Args:
+        rule: chooses the next operator of an idle device.
+    """
+    schedule = ListSchedule(problem)
     while True:
         taken = [(i, p) for p in schedule.idle() if (i := rule(schedule, p)) is not None]
         if taken:

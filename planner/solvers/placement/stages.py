@@ -1,16 +1,16 @@
 """A placement of single operators on devices -> a strategy.
 
 A stage runs in one piece, so a placement is cut into segments: sets of operators of one device
-between which the flow has no cycle. Ways of cutting it:
+whose graph has no cycle. There are two ways of cutting it:
 
-    `segments`   as few as there can be: each takes all that its device can run before another
-                 device must go on.
+    `segments`   the fewest segments: each takes all operators that its device can run before
+                 another device must go on.
     `pieces`     one ends behind every operator that another device waits for, and before every one
                  that waits for another device, so that branches on different devices run side by
                  side also within a microbatch.
 
-`strategies_of` makes a strategy of both, each with its stages in the order in which a list schedule
-of one forward pass starts them. `strategy_of` takes the one that is faster by the closed form.
+`strategies_of` makes strategies of both, their stages in the order in which a list schedule of one
+forward pass starts them. `strategy_of` takes the one that is faster by the closed form.
 """
 
 from collections import defaultdict
@@ -24,15 +24,20 @@ from planner.problem import Problem, Recompute
 from planner.schedules.orders import default_warmups
 from planner.strategy import Stage, Strategy
 
-# `segments` looks at no more downsets than this, and at fewer of graphs with more than 500
-# operators.
-MOST_DOWNSETS, MOST_LOOKS = 2_000, 1_000_000
-# A strategy with more stages than needed has to be faster by more than this.
+MAX_DOWNSETS = 2_000
+"""Downsets that `segments` reaches before it gives up the exact search."""
+
+MAX_LOOKS = 1_000_000
+"""Operators looked at by that search: graphs of more than 500 operators get fewer downsets."""
+
 WORTH_MORE_STAGES = 0.01
+"""A strategy with more stages than needed has to be faster by more than this share."""
 
 Segment = tuple[int, tuple[int, ...]]
-# (downset as a bitmask, device) -> the downset after the device's run.
-_Run = Callable[[int, int], int]
+"""A device and its operators, ascending."""
+
+_RunDevice = Callable[[int, int], int]
+"""(downset as a bitmask, device) -> the downset after the device has run all that it can."""
 
 
 def strategy_of(
@@ -40,21 +45,23 @@ def strategy_of(
 ) -> Strategy:
     """The first of `strategies_of` that fits in memory; the first of all if none does."""
     strategies = strategies_of(problem, device_of, order)
-    fitting = (one for one in strategies if evaluate(problem, one).shortage is None)
+    fitting = (s for s in strategies if evaluate(problem, s).shortage is None)
     return next(fitting, strategies[0])
 
 
 def strategies_of(
     problem: Problem, device_of: Sequence[int], order: Sequence[int] | None = None
 ) -> tuple[Strategy, ...]:
-    """The strategies of a placement, one to three: with few stages, and with more that wait less
-    for each other, by forwards and by backwards. The best one by the closed form of the problem's
-    objective comes first, that with few stages where they are as good.
+    """One to three strategies of a placement: one with the fewest stages, and two with more stages
+    that wait less for each other, ordered by forwards and by backwards.
+
+    The best one by the closed form of the problem's objective comes first; the fewest stages win a
+    near tie.
 
     Args:
         device_of: the device of each operator.
         order: the operators as a solver's schedule starts their forwards, a topological order;
-            without it, by a list schedule.
+            by default that of a list schedule.
 
     Raises:
         ValueError: if there is not one device for each operator.
@@ -62,19 +69,19 @@ def strategies_of(
     graph = problem.profile.graph
     _check(graph, device_of)
     few = segments(graph, device_of)
-    found = [_strategy(problem, [few[i] for i in _order(problem, few)])]
+    strategies = [_strategy(problem, [few[i] for i in _order(problem, few)])]
     each = [(p, (v,)) for v, p in enumerate(device_of)]
-    there = _order(problem, each) if order is None else order
-    for one in (there, _order(problem, each, backward=True)):
-        found.append(_strategy(problem, pieces(graph, device_of, one)))
+    by_forwards = _order(problem, each) if order is None else order
+    for operators in (by_forwards, _order(problem, each, backward=True)):
+        strategies.append(_strategy(problem, pieces(graph, device_of, operators)))
 
     def price_s(strategy: Strategy) -> float:
         many = len(strategy.stages) > len(few)
         return closed_form_s(problem, strategy) * (1 + WORTH_MORE_STAGES if many else 1)
 
-    # One for each set of stages, whose orders differ little.
+    # Strategies with the same stages in another order differ little: the best of each is kept.
     distinct: dict[frozenset[tuple[str, ...]], Strategy] = {}
-    for strategy in sorted(found, key=price_s):
+    for strategy in sorted(strategies, key=price_s):
         distinct.setdefault(frozenset(s.operators for s in strategy.stages), strategy)
     return tuple(distinct.values())
 
@@ -88,7 +95,7 @@ def _strategy(problem: Problem, parts: Sequence[Segment]) -> Strategy:
     )  # fmt: skip
     return Strategy(
         tuple(
-            Stage(
+            Stage.whole(
                 tuple(operators[v].name for v in inside),
                 (device,),
                 depth,
@@ -112,13 +119,12 @@ def _check(graph: Graph, device_of: Sequence[int]) -> None:
 
 
 def segments(graph: Graph, device_of: Sequence[int]) -> tuple[Segment, ...]:
-    """Cuts a placement into few segments, in a topological order of their graph.
+    """Cuts a placement into the fewest segments, in a topological order of their graph.
 
-    After a downset, a device's run is all that it can do without the others. More done is never
-    worse, so some sequence of runs has the fewest segments. Found is the shortest one, by breadth
-    first search over the downsets that runs reach, of which those within another one are left out;
-    if they are too many, the device with the longest run goes next, the best over the devices that
-    may begin.
+    After a downset, a device's run is all that it can do without the others. A longer run never
+    hurts: what could follow the shorter one can follow it as well. So some sequence of whole runs
+    has the fewest segments. Breadth-first search over the downsets that runs reach finds it; if
+    there are too many, the device with the longest run goes next, and the best first device counts.
 
     Args:
         device_of: the device of each operator.
@@ -133,7 +139,7 @@ def segments(graph: Graph, device_of: Sequence[int]) -> tuple[Segment, ...]:
         mine[device].append(v)
 
     def run(done: int, device: int) -> int:
-        for v in mine[device]:
+        for v in mine[device]:  # topological, so one pass suffices
             if not feeds[v] & ~done:
                 done |= 1 << v
         return done
@@ -142,17 +148,17 @@ def segments(graph: Graph, device_of: Sequence[int]) -> tuple[Segment, ...]:
     path = _shortest(everything, mine, run) or min(
         (_longest_runs(everything, mine, run, first) for first in mine), key=len
     )
-    found, done = [], 0
+    cut, done = [], 0
     for device in path:
         after = run(done, device)
-        found.append((device, tuple(v for v in mine[device] if (after & ~done) >> v & 1)))
+        cut.append((device, tuple(v for v in mine[device] if (after & ~done) >> v & 1)))
         done = after
-    return tuple((device, inside) for device, inside in found if inside)
+    return tuple((device, inside) for device, inside in cut if inside)
 
 
-def _shortest(everything: int, devices: Iterable[int], run: _Run) -> tuple[int, ...] | None:
-    """The devices in the order of their runs, as few as can be; None if it takes too long."""
-    left = min(MOST_DOWNSETS, MOST_LOOKS // everything.bit_length())
+def _shortest(everything: int, devices: Iterable[int], run: _RunDevice) -> tuple[int, ...] | None:
+    """The devices of the fewest runs, in their order; None if it takes too long."""
+    left = min(MAX_DOWNSETS, MAX_LOOKS // everything.bit_length())
     level: dict[int, tuple[int, ...]] = {0: ()}
     while everything not in level:
         after: dict[int, tuple[int, ...]] = {}
@@ -164,6 +170,8 @@ def _shortest(everything: int, devices: Iterable[int], run: _Run) -> tuple[int, 
                     left -= 1
         if left < 0:
             return None
+        # A downset within another one of as many runs is dropped: whatever completes it completes
+        # the larger one in as few runs.
         level = {
             done: path
             for done, path in after.items()
@@ -173,9 +181,9 @@ def _shortest(everything: int, devices: Iterable[int], run: _Run) -> tuple[int, 
 
 
 def _longest_runs(
-    everything: int, devices: Iterable[int], run: _Run, first: int
+    everything: int, devices: Iterable[int], run: _RunDevice, first: int
 ) -> tuple[int, ...]:
-    """The same by the longest run each time, after that of a given device."""
+    """Devices by the longest run each time, after that of a given device."""
     path, done = [first], run(0, first)
     while done != everything:
         runs = {device: run(done, device) for device in devices}
@@ -189,13 +197,13 @@ def _longest_runs(
 
 
 def pieces(graph: Graph, device_of: Sequence[int], order: Sequence[int]) -> tuple[Segment, ...]:
-    """Cuts a placement so that no operator waits for a tensor longer than its order asks, nor does
-    a tensor wait to be sent.
+    """Cuts a placement so that no operator waits for a tensor longer than its order asks, and no
+    tensor waits to be sent.
 
-    The operators of each device are taken in order. One that others wait for elsewhere is the last
+    The operators of each device are taken in order. One that another device waits for is the last
     of its piece. One that waits for another device begins a piece, unless an operator before it on
-    its device has waited for the same piece there or a later one. So every piece ends before
-    those begin that wait for it, and there is no cycle.
+    its device has waited for the same piece there or a later one. So every piece ends before the
+    pieces begin that wait for it, and there is no cycle.
 
     Args:
         device_of: the device of each operator.
@@ -207,7 +215,7 @@ def pieces(graph: Graph, device_of: Sequence[int], order: Sequence[int]) -> tupl
     _check(graph, device_of)
     feeds = predecessors(graph)
     sends = {u for v, before in enumerate(feeds) for u in before if device_of[u] != device_of[v]}
-    found: list[tuple[int, list[int]]] = []
+    cut: list[tuple[int, list[int]]] = []
     open_piece: dict[int, int] = {}
     piece_of: dict[int, int] = {}
     # Per device, the latest piece of each other device that it has waited for.
@@ -216,29 +224,33 @@ def pieces(graph: Graph, device_of: Sequence[int], order: Sequence[int]) -> tupl
         device = device_of[v]
         for u in feeds[v]:
             other = device_of[u]
+            # Pieces of a device are numbered in their order, so a piece up to the latest one waited
+            # for has ended already.
             if other != device and piece_of[u] > waited[device][other]:
                 waited[device][other] = piece_of[u]
                 open_piece.pop(device, None)
         if device not in open_piece:
-            open_piece[device] = len(found)
-            found.append((device, []))
+            open_piece[device] = len(cut)
+            cut.append((device, []))
         piece_of[v] = open_piece[device]
-        found[piece_of[v]][1].append(v)
+        cut[piece_of[v]][1].append(v)
         if v in sends:
             del open_piece[device]
-    return tuple((device, tuple(sorted(inside))) for device, inside in found)
+    return tuple((device, tuple(sorted(inside))) for device, inside in cut)
 
 
 # ---------------------------------------------------------------------------------- the order
 
 
 def _order(problem: Problem, parts: Sequence[Segment], *, backward: bool = False) -> list[int]:
-    """The parts as one forward pass starts them: of those whose inputs have been made, the one that
-    can start first; of equals, the one with the longest way to the end. What a part makes for a
-    device goes there in one transfer, and the transfers of a pair of devices one after the other.
+    """The parts in the order in which one forward pass starts them.
+
+    Of the parts whose inputs have been made, the one that can start first starts; of equals, the
+    one with the longest path to the end. A part sends all its outputs for a device in one transfer,
+    and the transfers of a pair of devices follow each other.
 
     Args:
-        backward: the reverse of the order in which one backward pass starts them instead.
+        backward: take one backward pass instead, and return the reverse of its order.
     """
     time_s = _times_s(problem, parts, backward=backward)
     edges = _edges_s(problem, parts, backward=backward)
@@ -246,13 +258,15 @@ def _order(problem: Problem, parts: Sequence[Segment], *, backward: bool = False
     for after in edges:
         for b in after:
             waits[b] += 1
-    ways = _ways_s(time_s, edges, list(waits))
+    longest_s = _longest_s(time_s, edges, list(waits))
     inputs_s, free_s = [0.0] * len(parts), dict.fromkeys((device for device, _ in parts), 0.0)
-    # By pair of devices; on one device, when it has ended.
+    # By pair of devices, the end of the last transfer; on one device, that of its last part.
     sent_until_s: dict[tuple[int, int], float] = defaultdict(float)
     ready, order = [i for i, count in enumerate(waits) if count == 0], []
     while ready:
-        start_s, _, i = min((max(inputs_s[i], free_s[parts[i][0]]), -ways[i], i) for i in ready)
+        start_s, _, i = min(
+            (max(inputs_s[i], free_s[parts[i][0]]), -longest_s[i], i) for i in ready
+        )
         ready.remove(i)
         order.append(i)
         p = parts[i][0]
@@ -274,19 +288,20 @@ def _times_s(problem: Problem, parts: Sequence[Segment], *, backward: bool) -> l
     """The forward or backward of each part on its device, in s."""
     slow = slowdowns(problem.topology, {device for device, _ in parts})
     by_device = {device: times_on(problem, device) for device in slow}
-    found = []
+    parts_s = []
     for device, inside in parts:
         times = by_device[device]
         each_s = times.backward_s if backward else times.forward_s
-        found.append(slow[device] * float(each_s[list(inside)].sum()))
-    return found
+        parts_s.append(slow[device] * float(each_s[list(inside)].sum()))
+    return parts_s
 
 
 def _edges_s(
     problem: Problem, parts: Sequence[Segment], *, backward: bool
 ) -> list[dict[int, float]]:
-    """Per part, those that wait for its tensors or gradients, and how long these take to get there,
-    in s; backwards keep the order of the flow also where no gradient comes back.
+    """Per part, the parts that wait for its tensors or gradients, with the transfer's time in s.
+
+    A backward also waits where no gradient comes back, for the latency of an empty transfer.
     """
     graph = problem.profile.graph
     tensors, read_by = tensors_by_name(graph), consumers(graph)
@@ -301,17 +316,18 @@ def _edges_s(
     return edges
 
 
-def _ways_s(
+def _longest_s(
     time_s: Sequence[float], edges: Sequence[Mapping[int, float]], waits: list[int]
 ) -> list[float]:
-    """Per part, the longest way to the end, itself and transfers included, in s."""
+    """Per part, the longest path to the end, with itself and the transfers, in s."""
     sequence = [i for i, count in enumerate(waits) if count == 0]
     for i in sequence:
         for b in edges[i]:
             waits[b] -= 1
             if waits[b] == 0:
                 sequence.append(b)
-    ways = [0.0] * len(time_s)
+    longest_s = [0.0] * len(time_s)
     for i in reversed(sequence):
-        ways[i] = time_s[i] + max((s + ways[b] for b, s in edges[i].items()), default=0.0)
-    return ways
+        after_s = (sent_s + longest_s[b] for b, sent_s in edges[i].items())
+        longest_s[i] = time_s[i] + max(after_s, default=0.0)
+    return longest_s

@@ -10,8 +10,9 @@ from difflib import get_close_matches
 
 from planner.errors import OptionError
 from planner.graph import Graph, predecessors
-from planner.problem import Problem, Result
+from planner.problem import Problem, Result, switches_of
 from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
+from planner.solvers.manual.options import Manual
 from planner.strategy import Strategy, operator_indices
 
 
@@ -25,8 +26,8 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         OptionError: if no cuts are given, an operator is unknown, a stage is empty, or there are
             not as many numbers of replicas as stages, or not enough devices.
     """
-    manual = problem.options.manual
-    if manual is None:
+    manual = switches_of(problem.options, Manual)
+    if manual == Manual():
         raise OptionError(
             "the solver manual needs --cuts NAME,NAME with the last operators of all stages but"
             " the last, or --replicas N for one stage"

@@ -1,0 +1,1177 @@
+"""What the planner does, as functions, in the words of the command line. The commands call these
+and nothing else, and `planner` has them all: `planner.solve(...)`.
+
+Artefacts go in and come out: a profile, a topology, a plan. Where an argument is a `File`, it may
+be a path instead of the artefact that the file holds; a topology may also be named, as on the
+command line: a file, one in ./topologies, or a preset. Options that several functions share are
+the frozen types of `planner.request`. Mistakes are `PlannerError`s, ready to print. Progress is
+told to callbacks. Nothing is printed. Files are written by the functions whose names begin with
+`write`, by `convert`, by `launch` for its trace, and by `profile` for its cache.
+
+    profile, rescale, compare_engines           what operators cost
+    solve, compare, solve_under, sensitivity    who runs what
+    simulate, simulate_stages                   how long that takes
+    launch, start_launch, probe, start_probe    training, and measuring the cluster
+    compare_traces, calibrate                   measured beside predicted
+    convert, import_topology                    other formats
+    read_..., write_..., newest_profile         files
+
+Readers raise a `FileError` if a file is missing, malformed or of another kind, writers if it cannot
+be written. Modules are imported when they are used, because some take long to load.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.errors import FileError, ModelError, OptionError
+from planner.request import Search as Search
+from planner.request import Training as Training
+from planner.request import WhatIf as WhatIf
+from planner.solvers.registry import SOLVERS as SOLVERS
+from planner.solvers.registry import automatic as automatic
+from planner.solvers.registry import option_fields as option_fields
+from planner.solvers.registry import own_options as own_options
+from planner.solvers.registry import portfolio as portfolio
+from planner.solvers.registry import with_given
+
+if TYPE_CHECKING:
+    from planner.calibration import Calibration as Calibration
+    from planner.judging.portfolio import SolverComparison as SolverComparison
+    from planner.judging.portfolio import SolverRow as SolverRow
+    from planner.judging.sensitivity import Gain as Gain
+    from planner.launcher.probe import Probed as Probed
+    from planner.launcher.report import LaunchReport as LaunchReport
+    from planner.model import Model as Model
+    from planner.peers.compare import ForeignComparison as ForeignComparison
+    from planner.plan import Plan as Plan
+    from planner.problem import Problem as Problem
+    from planner.problem import Result as Result
+    from planner.profilers.analytic import RooflineFit as RooflineFit
+    from planner.profilers.compare import EngineComparison as EngineComparison
+    from planner.profilers.measured import Effort as Effort
+    from planner.profiles import Profile as Profile
+    from planner.simulator.account import Account as Account
+    from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
+    from planner.topology import Topology as Topology
+    from planner.traces.calibrate import CheckedCalibration as CheckedCalibration
+    from planner.traces.comparison import TraceComparison as TraceComparison
+    from planner.traces.read import Trace as Trace
+
+File = str | os.PathLike[str]
+"""The path of a file."""
+
+# Iterations with more actions are not described action by action.
+MAX_ACTIONS = 300_000
+
+
+# ------------------------------------------------------------------------------ profiles
+
+
+def read_model(
+    path: File,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    train: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+) -> "Model":
+    """The model in an ONNX file, its dimensions bound and its constants folded.
+
+    Args:
+        batch: samples per microbatch, for models whose first dimension is symbolic.
+        dims: sizes of other symbolic dimensions, by name.
+        train: initializers to train that the planner's rules would freeze.
+        freeze: initializers not to train.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+        ModelError: if the model cannot be bound or planned.
+    """
+    from planner.model import load
+
+    return load(Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze)
+
+
+def profile(
+    model: "File | Model",
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    train: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    device: str = "cpu",
+    engine: str | None = None,
+    dtype: str | None = None,
+    threads: int = 1,
+    repetitions: int | None = None,
+    budget_s: float = 1.0,
+    cache: bool = True,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    effort: "Callable[[Effort], None]" = lambda effort: None,
+) -> "Profile":
+    """What each operator of a model costs: forward and backward time, and what it keeps in memory.
+
+    Args:
+        model: an ONNX file, or a model that `read_model` has read.
+        batch, dims, train, freeze: see `read_model`, which gets them; only with a file.
+        device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
+        engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
+            here, and computes for others.
+        dtype: floating-point type of the computation, "float32", "bfloat16" or "float16"; None
+            takes the model's own.
+        threads: CPU threads.
+        repetitions: minimum number of timed runs per operator; None takes the engine's own.
+        budget_s: time for each different operator.
+        cache: whether measurements made on this machine are reused, and new ones stored.
+        seed: of the synthetic inputs.
+        progress: called with the number of operators done, and of all.
+        effort: called once with what the measuring took, where the engine knows it.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+        ModelError: if the model cannot be bound or planned.
+        OptionError: if the options contradict each other, or the device is not there.
+    """
+    from planner.profilers.engines import Measuring, engine_for, profile_with
+    from planner.support.paths import relative
+
+    chosen = engine_for(device, engine)
+    how = Measuring(
+        threads=threads,
+        dtype=dtype,
+        repetitions=repetitions,
+        budget_s=budget_s,
+        seed=seed,
+        cached=cache,
+    )
+    if isinstance(model, str | os.PathLike):
+        model = read_model(model, batch=batch, dims=dims, train=train, freeze=freeze)
+    elif batch or dims or train or freeze:
+        raise ValueError("batch, dims, train and freeze are for a file; this model is read already")
+    place = relative(model.path, Path())
+    return profile_with(chosen, model, place, device, how, progress, effort)
+
+
+def rescale(profiles: "File | Profile | Sequence[Profile]", device: str) -> "tuple[Profile, ...]":
+    """The profiles as they would be on another type of device.
+
+    Args:
+        profiles: of one model; all of one type of device.
+        device: a type in the planner's table, such as "V100-SXM2-16GB".
+
+    Raises:
+        OptionError: if the type is unknown, or nothing is known of the profiles' own.
+        FileError: if the file is no profile.
+    """
+    from planner.clusters.yaml.read import shipped_device_type
+    from planner.profilers.analytic import rescale as rescaled
+
+    kind = shipped_device_type(device)
+    given, _ = _profiles(profiles)
+    own = shipped_device_type(given[0].device_type)
+    return tuple(rescaled(one, kind, own) for one in given)
+
+
+def compare_engines(
+    model: "Model",
+    profile: "Profile",
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> "tuple[EngineComparison, RooflineFit]":
+    """Forward times of a profile, those of ONNX Runtime, which is run for it, and those computed
+    from FLOPs and bytes at speeds that are fitted to the profile.
+
+    Args:
+        model: the profile's.
+        profile: measured by torch on this machine's CPU in the model's own type.
+        progress: called with the number of runs done, and of all.
+
+    Raises:
+        OptionError: if the profile was made in another way.
+    """
+    from planner.graph import main_dtype
+    from planner.profilers.engines import compare_with_others
+
+    own = profile.dtype == main_dtype(model.graph)
+    if profile.engine != "torch" or profile.device_type != "cpu" or not own:
+        raise OptionError(
+            "--compare: expected a profile by --engine torch on --device cpu in the model's own"
+            f" type, got one by {profile.engine} on {profile.device_type} in {profile.dtype}"
+        )
+    return compare_with_others(model, profile, seed=seed, progress=progress)
+
+
+def read_profile(path: File) -> "Profile":
+    """The profile in a file of any known format; of several that of the largest microbatch."""
+    return read_profiles(path)[-1]
+
+
+def read_profiles(path: File) -> "tuple[Profile, ...]":
+    """All profiles in a file of any known format, ascending by the size of the microbatch."""
+    from planner.formats import read_any_profiles
+
+    return tuple(read_any_profiles(Path(path)))
+
+
+def newest_profile(folder: File = "profiles") -> Path:
+    """The profile in a folder that was modified last.
+
+    Raises:
+        FileError: if there is none.
+    """
+    from planner import files
+
+    return files.newest_profile(Path(folder))
+
+
+def write_profile(profile: "Profile", path: File) -> None:
+    """Writes a profile as JSON."""
+    write_profiles((profile,), path)
+
+
+def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
+    """Writes profiles of one model into one JSON file.
+
+    Args:
+        profiles: ascending by the size of the microbatch.
+    """
+    from planner import files
+
+    files.write_profiles(profiles, Path(path))
+
+
+# ------------------------------------------------------------------------------ topologies
+
+
+def read_topology(name: File, gpus: int | None = None, *, pruned: bool = False) -> "Topology":
+    """The topology in a file, in ./topologies, or among the presets.
+
+    Args:
+        name: such as "cluster.yaml" or "p3".
+        gpus: number of devices to take, the first ones; None takes all.
+        pruned: whether switches are left out that lead to none of the devices taken.
+
+    Raises:
+        FileError: if there is no such topology, or its file is malformed.
+        TopologyError: if it has fewer devices.
+    """
+    from planner.clusters.places import without_dead_ends
+    from planner.clusters.yaml import read
+    from planner.topology import take
+
+    whole = read.read_topology(find_topology(name), gpus)
+    if gpus is None:
+        return whole
+    part = take(whole, gpus)
+    return without_dead_ends(part) if pruned else part
+
+
+def find_topology(name: File) -> Path:
+    """The file that a name of a topology stands for: itself, one in ./topologies, or a preset.
+
+    Raises:
+        FileError: if there is none; it lists the presets.
+    """
+    from planner.clusters.yaml import read
+
+    return read.find_topology(os.fspath(name))
+
+
+def write_topology(topology: "Topology", path: File, comments: Sequence[str] = ()) -> None:
+    """Writes a topology as YAML.
+
+    Args:
+        comments: lines at the top of the file.
+    """
+    from planner.clusters.yaml import write
+
+    write.write_topology(topology, Path(path), comments)
+
+
+def import_topology(
+    path: File,
+    *,
+    form: str | None = None,
+    device: str | None = None,
+    types: Mapping[str, str] | None = None,
+    inside: float | str | None = None,
+    between: float | str | None = None,
+) -> "Topology":
+    """The cluster that a file in another format describes.
+
+    Args:
+        form: "nvidia-smi", "astra-sim" or "hostfile"; None decides by the content.
+        device: the type of all devices that `types` leaves out.
+        types: types of devices by host (hostfile) or by device (nvidia-smi).
+        inside: for a hostfile, the rate between a device and its host, in bytes per s or as text
+            such as "12 GB/s".
+        between: for a hostfile, the rate between a host and the network.
+
+    Raises:
+        FileError: if the file is missing or malformed.
+        OptionError: if a type is unknown or missing, or an option is for another format.
+    """
+    from planner.clusters.formats import importing
+
+    rates = _rate(inside), _rate(between)
+    return importing.import_topology(Path(path), form, device, types, *rates)
+
+
+def probe(
+    name: str,
+    *,
+    device: str = "auto",
+    largest: int | str = "256 MiB",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> "Probed | None":
+    """Measures the cluster that torchrun has started ranks on; every rank calls it.
+
+    Args:
+        name: of the topology.
+        device: "cpu" measures with gloo, "cuda" with nccl, "auto" chooses.
+        largest: size of the largest transfer.
+        progress: called on rank 0 with the number of measurements done, and of all.
+
+    Returns:
+        The topology and its measurements on rank 0, None elsewhere.
+
+    Raises:
+        LaunchError: if this process is no rank, or there is no GPU for it.
+        TopologyError: on rank 0, if the measurements make no sense.
+        Stopped: on a rank that has lost another one.
+    """
+    from planner.launcher import probe as probing
+    from planner.units import parse_bytes
+
+    size_bytes = parse_bytes(largest) if isinstance(largest, str) else largest
+    return probing.probe(name, device=device, largest_bytes=size_bytes, progress=progress)
+
+
+def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
+    """Runs `planner topology probe` in processes of this host, and waits for them.
+
+    Args:
+        arguments: options of the command, as on the command line.
+
+    Returns:
+        The exit code: 0, 1 if a rank failed and said why, or 128 + the signal that ended them.
+    """
+    from planner.launcher import torchrun
+
+    return torchrun.start_ranks(["topology", "probe", *arguments], nproc)
+
+
+# ------------------------------------------------------------------------------ plans
+
+
+def read_strategy(path: File) -> "Plan":
+    """The plan in a strategy file: the strategy, its prediction and its certificate."""
+    from planner.files import read_plan
+
+    return read_plan(Path(path))
+
+
+def write_strategy(
+    plan: "Plan",
+    path: File,
+    model: "File | Model | None" = None,
+    *,
+    profile: File | None = None,
+) -> tuple[Path, ...]:
+    """Writes a plan as strategy JSON, and beside it the model with the stage of every operator.
+
+    Args:
+        path: ends in .json; the annotated model has the same name and ends in .onnx.
+        model: the plan's, read or not; None writes the strategy alone.
+        profile: the file of the plan's profile, which the strategy then names for `simulate`.
+
+    Returns:
+        The files written, the strategy first.
+
+    Raises:
+        FileError: if a file cannot be written, or the model is not the plan's.
+    """
+    from planner.files import write_plan
+    from planner.judging.origins import with_paths
+
+    target = Path(path)
+    plan = with_paths(plan, target.parent, None if profile is None else Path(profile), None)
+    if model is None:
+        write_plan(plan, target)
+        return (target,)
+    from planner.partition import write_partition
+
+    if isinstance(model, str | os.PathLike):
+        model = read_model(model, dims=plan.dimensions)
+    elif model.dimensions != plan.dimensions:
+        model = read_model(model.path, dims=plan.dimensions)
+    _check_model(model, plan.model_hash, str(target))
+    plan = with_paths(plan, target.parent, None, model.path)
+    partition = target.with_suffix(".onnx")
+    write_partition(model, plan, partition)
+    write_plan(plan, target)
+    return target, partition
+
+
+def find_model(
+    profile: "Profile", path: File | None = None, *, name: str = "the profile"
+) -> "Model | None":
+    """The model that a profile was made for; None if it is not where the profile says.
+
+    Args:
+        path: of the ONNX file; None takes the profile's, from the current folder.
+        name: of the profile, for messages.
+
+    Raises:
+        FileError: if the file is missing, or holds another model.
+    """
+    if path is None and (profile.model_path is None or not Path(profile.model_path).is_file()):
+        return None
+    place = Path(str(profile.model_path)) if path is None else Path(path)
+    try:
+        model = read_model(place, dims=profile.dimensions)
+    except ModelError as error:
+        raise FileError(
+            f"{name}: was not made for {place}, or with another version of it: {error}"
+        ) from error
+    _check_model(model, profile.model_hash, name)
+    return model
+
+
+def _check_model(model: "Model", expected_hash: str | None, name: str) -> None:
+    """Refuses a model that a profile or plan was not made for.
+
+    Args:
+        expected_hash: of the right one.
+        name: of the profile or plan, for the message.
+    """
+    if model.hash != expected_hash:
+        raise FileError(
+            f"{name}: made for model {str(expected_hash)[:12]}, but {model.path} is"
+            f" {model.hash[:12]}; run: planner profile {model.path}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The answer to `solve` or `compare`: every solver's plan, judged by one simulator.
+
+    Attributes:
+        comparison: a row for each solver and size of the microbatch.
+        problems: that were solved, ascending by the size of the microbatch.
+        cost_model: by which plans are compared.
+        changes: of the topology, in words.
+        before: the same without the changes; None without any, and from `compare`.
+    """
+
+    comparison: "SolverComparison"
+    problems: "tuple[Problem, ...]"
+    cost_model: str = "planner"
+    changes: tuple[str, ...] = ()
+    before: "Plans | None" = None
+
+    @property
+    def best(self) -> "SolverRow | None":
+        """The row with the best plan; None if no strategy fits."""
+        return self.comparison.best
+
+    @property
+    def plan(self) -> "Plan | None":
+        """The best plan; None if no strategy fits."""
+        return None if self.best is None else self.best.plan
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the topology."""
+        return len(self.problems[-1].topology.devices)
+
+
+def solve(
+    profile: "File | Profile | Sequence[Profile]",
+    *,
+    topology: "File | Topology" = "local.yaml",
+    gpus: int | None = None,
+    training: Training = Training(),
+    search: Search = Search(),
+    solvers: Sequence[str] = (),
+    cost_model: str = "planner",
+    what_if: WhatIf = WhatIf(),
+    calibration: "bool | Calibration" = True,
+    time_limit_s: float = 10.0,
+    progress: Callable[[str], None] = lambda solver: None,
+) -> Plans:
+    """Strategies for a profiled model on some devices, and how good the best one is at least.
+
+    Args:
+        profile: of several sizes of the microbatch, or those of a file, the best is chosen.
+        topology, gpus: see `read_topology`.
+        training: how the model is trained.
+        search: how strategies are searched for.
+        solvers: keys of `SOLVERS`; none asks `portfolio()`.
+        cost_model: "planner", or "pipedream", whose optimizer alone is asked then.
+        what_if: changes of the topology; the present one is planned for too.
+        calibration: see `simulate`.
+        time_limit_s: for all solvers together, for each topology.
+        progress: called with the name of each solver before it starts.
+
+    Raises:
+        FileError: if a file is missing or malformed.
+        OptionError: if options contradict each other, the profile or the topology.
+        TopologyError: if the topology has fewer devices.
+    """
+    from planner.judging.portfolio import under_pipedream
+    from planner.judging.problems import changed_cluster, problems_for, sized
+    from planner.judging.sizes import compare_between
+
+    if cost_model not in ("planner", "pipedream"):
+        raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
+    check_cost_model(cost_model, training, search, solvers)
+    profiles, path = _profiles(profile)
+    known = _calibration(calibration, path, profiles)
+    profiles = sized(profiles, training)
+
+    def planned(problems: "tuple[Problem, ...]") -> Plans:
+        if cost_model == "pipedream":
+            progress(cost_model)
+            return Plans(under_pipedream(problems[-1]), problems, cost_model)
+        names = with_given(tuple(solvers) or portfolio(), problems[-1].options)
+        return Plans(*compare_between(problems, profiles, names, time_limit_s, progress))
+
+    present = problems_for(profiles, _topology(topology, gpus), training, search, known)
+    if what_if == WhatIf():
+        return planned(present)
+    changed = changed_cluster(present[-1].topology, what_if)
+    before = planned(present)
+    after = planned(tuple(replace(one, topology=changed.topology) for one in present))
+    return replace(after, changes=changed.said, before=before)
+
+
+def compare(
+    profile: "File | Profile | Sequence[Profile]",
+    *,
+    topology: "File | Topology" = "local.yaml",
+    gpus: int | None = None,
+    training: Training = Training(),
+    search: Search = Search(),
+    solvers: Sequence[str] = (),
+    what_if: WhatIf = WhatIf(),
+    calibration: "bool | Calibration" = True,
+    time_limit_s: float = 10.0,
+    progress: Callable[[str], None] = lambda solver: None,
+) -> Plans:
+    """Every solver's strategy, also where an earlier one is nearly as good as possible.
+
+    Args:
+        profile: of several sizes of the microbatch, the largest is taken, or the training's.
+        topology, gpus: see `read_topology`.
+        training: how the model is trained.
+        search: how strategies are searched for.
+        solvers: keys of `SOLVERS`; none asks `automatic()`.
+        what_if: changes of the topology, which alone is planned for then.
+        calibration: see `simulate`.
+        time_limit_s: for each solver.
+        progress: called with the name of each solver before it starts.
+
+    Raises:
+        FileError: if a file is missing or malformed.
+        OptionError: if options contradict each other, the profile or the topology.
+        TopologyError: if the topology has fewer devices.
+    """
+    from planner.judging import portfolio as judging
+    from planner.judging.problems import changed_cluster, problems_for, sized
+
+    profiles, path = _profiles(profile)
+    known = _calibration(calibration, path, profiles)
+    chosen = sized(profiles, training)[-1:]
+    (problem,) = problems_for(chosen, _topology(topology, gpus), training, search, known)
+    changes: tuple[str, ...] = ()
+    if what_if != WhatIf():
+        changed = changed_cluster(problem.topology, what_if)
+        problem, changes = replace(problem, topology=changed.topology), changed.said
+    names = with_given(tuple(solvers) or automatic(), problem.options)
+    comparison = judging.compare(problem, names, time_limit_s, progress, thorough=True)
+    return Plans(comparison, (problem,), changes=changes)
+
+
+def solve_under(
+    cost_model: str,
+    profile: "File | Profile | Sequence[Profile]",
+    *,
+    topology: "File | Topology" = "local.yaml",
+    gpus: int | None = None,
+    training: Training = Training(),
+    search: Search = Search(),
+    bandwidth: float | str | None = None,
+    time_limit_s: float = 10.0,
+) -> "ForeignComparison":
+    """Plans by another planner's cost model and its own solvers; no strategy comes of them.
+
+    Args:
+        cost_model: "dnn-partitioning" or "piper".
+        profile: a file of that planner's, which brings its own devices, or any other profile, which
+            is seen as equal devices over the topology's slowest path.
+        topology: only for other profiles.
+        gpus: number of devices, instead of the file's.
+        training: `device_memory`, `global_batch` and `recompute` override the file's.
+        search: how plans are searched for; without pins and own stages.
+        bandwidth: between devices, instead of a Piper file's, in bytes per s or as text.
+        time_limit_s: for the search among placements that are not contiguous.
+
+    Raises:
+        FileError: if a file is missing or malformed.
+        OptionError: if options contradict each other or the cost model.
+    """
+    from planner.calibration import Calibration
+    from planner.formats import DNN_PARTITIONING, PIPER, detect
+    from planner.formats.dnn_partitioning import read_dnn_partitioning
+    from planner.formats.piper import read_piper
+    from planner.judging.problems import choice, options_of, problems_for
+    from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
+    from planner.problem import switches_of
+    from planner.solvers.netsplit.options import NetSplit
+
+    model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
+    check_cost_model(cost_model, training, search)
+    if bandwidth is not None and model is not ForeignModel.PIPER:
+        raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
+    netsplit = switches_of(own, NetSplit)
+    options = ForeignOptions(
+        num_devices=gpus,
+        memory_bytes=own.device_memory_bytes,
+        batch=training.global_batch,
+        bandwidth_bytes_per_s=_rate(bandwidth),
+        recompute=own.recompute,
+        max_downsets=own.max_downsets,
+        exact=own.exact,
+        contiguous=netsplit.contiguous,
+        time_limit_s=time_limit_s,
+        seed=own.seed,
+        engine=netsplit.engine,
+    )
+    if model is ForeignModel.PIPER and not netsplit.contiguous:
+        raise OptionError("--no-contiguous is not for --cost-model piper, whose stages are layers")
+    if isinstance(profile, str | os.PathLike):
+        path = Path(profile)
+        form = detect(path)
+        if model is ForeignModel.DNN_PARTITIONING and form == DNN_PARTITIONING:
+            return solve_foreign(read_dnn_partitioning(path), options)
+        if model is ForeignModel.PIPER and form == PIPER:
+            return solve_foreign(read_piper(path), options)
+    profiles, _ = _profiles(profile)
+    place = _topology(topology, gpus)
+    problems = problems_for(profiles, place, training, search, Calibration())
+    return solve_profile(problems[-1], model, options)
+
+
+def check_cost_model(
+    cost_model: str,
+    training: Training = Training(),
+    search: Search = Search(),
+    solvers: Sequence[str] = (),
+) -> None:
+    """Refuses options that the solvers under another cost model than the planner's would ignore.
+
+    Raises:
+        OptionError: if there are any.
+    """
+    if cost_model == "planner":
+        return
+    given = ["pin"] if search.pins else []
+    # Solvers that are asked only where their own options are given have no say here.
+    needing = {solver.options for solver in SOLVERS.values() if solver.needs_options}
+    for own in search.switches:
+        if type(own) in needing:
+            fields = option_fields(type(own))
+            given += [one.name for one in fields if getattr(own, one.name) != one.default]
+    if given:
+        raise OptionError(f"--{given[0]} is for --cost-model planner, not for {cost_model}")
+    if cost_model == "pipedream":
+        if set(solvers) - {"pipedream"}:
+            raise OptionError(
+                "--cost-model pipedream asks only the solver pipedream; drop --solver"
+            )
+        return
+    if solvers:
+        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    if training.microbatch_size is not None:
+        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
+
+
+def sensitivity(plans: Plans) -> "tuple[Gain, ...]":
+    """How much faster the best plan is if a kind of link or a type of device is twice as fast, the
+    most first; nothing without a plan.
+    """
+    from planner.judging import sensitivity as gains
+
+    if plans.best is None or plans.plan is None:
+        return ()
+    size = plans.best.microbatch_size
+    problem = next(one for one in plans.problems if one.profile.microbatch_size == size)
+    return gains.sensitivity(problem, plans.plan.strategy)
+
+
+def pipedream_report(plans: Plans) -> "PipeDreamReport | None":
+    """PipeDream's own figures of its plan for the largest microbatch; None if it has none."""
+    from planner.solvers.pipedream.costs import PipeDreamReport
+
+    reports = [row.report for row in plans.comparison.rows]
+    own = [report for report in reports if isinstance(report, PipeDreamReport)]
+    return own[-1] if own else None
+
+
+def is_compiled() -> bool:
+    """Whether the search is compiled for this version; if not, the first plan takes some 10 to 20 s
+    longer.
+    """
+    from planner.support.jit import compiled_before
+
+    return compiled_before()
+
+
+# ------------------------------------------------------------------------------ simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """One simulated iteration.
+
+    Attributes:
+        problem: the profile, the topology and the options that were simulated with.
+        plan: the strategy with its prediction; None if the stages given do not fit.
+        account: timeline, waits and critical path; None without a plan, and where an iteration has
+            more than `MAX_ACTIONS` actions.
+        num_actions: of the iteration.
+        reason: why there is no plan; None if there is one.
+    """
+
+    problem: "Problem"
+    plan: "Plan | None"
+    account: "Account | None" = None
+    num_actions: int = 0
+    reason: str | None = None
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The names of the devices used, by index."""
+        return {} if self.plan is None else {d.device: d.name for d in self.plan.prediction.devices}
+
+    def described(self) -> "Account":
+        """The account.
+
+        Raises:
+            OptionError: if there is none.
+        """
+        if self.account is None:
+            raise OptionError(
+                self.reason
+                or f"an iteration has {self.num_actions} actions, too many for a picture or a"
+                " trace; take fewer --microbatches"
+            )
+        return self.account
+
+
+def simulate(
+    strategy: "File | Plan",
+    *,
+    name: str | None = None,
+    profile: "File | Profile | Sequence[Profile] | None" = None,
+    topology: "File | Topology | None" = None,
+    microbatches: int | None = None,
+    device_memory: int | str | None = None,
+    reserve: int | str = "1 GiB",
+    what_if: WhatIf = WhatIf(),
+    calibration: "bool | Calibration" = True,
+) -> Simulation:
+    """One iteration of a strategy.
+
+    Args:
+        strategy: a strategy file, or a plan.
+        name: of the strategy in messages; None takes its path.
+        profile: that the strategy was made for; None takes the file that the strategy names, if it
+            is there, else the newest in ./profiles.
+        topology: None finds the strategy's own by its name; another one may be given.
+        microbatches: per iteration; None takes the strategy's.
+        device_memory, reserve: see `Training`.
+        what_if: changes of the topology.
+        calibration: corrections of times; True takes those beside the profile's file, if there are
+            any, and False none.
+
+    Raises:
+        FileError: if a file is missing or malformed, or the profile or topology is not the
+            strategy's.
+        OptionError: if a change of the topology makes no sense.
+    """
+    from planner.judging.origins import find_profiles, profile_of, topology_of
+    from planner.judging.problems import replayed
+
+    if isinstance(strategy, str | os.PathLike):
+        plan, name = read_strategy(strategy), name or os.fspath(strategy)
+    else:
+        plan, name = strategy, name or "the strategy"
+    if profile is not None:
+        profiles, path = _profiles(profile)
+    elif isinstance(strategy, str | os.PathLike):
+        path, profiles = find_profiles(plan, Path(strategy))
+    else:
+        profiles, path = _profiles(newest_profile())
+    own = profile_of(plan, name, profiles, "the profile given" if path is None else str(path))
+    given = os.fspath(topology) if isinstance(topology, str | os.PathLike) else topology
+    place, is_own = topology_of(plan, name, given)
+    training = Training(microbatches=microbatches, device_memory=device_memory, reserve=reserve)
+    known = _calibration(calibration, path, profiles)
+    problem, result = replayed(plan, own, place, is_own, training, known)
+    return _simulated(problem, plan.solver, result, what_if)
+
+
+def simulate_stages(
+    profile: "File | Profile | Sequence[Profile]",
+    *,
+    cuts: Sequence[str] = (),
+    replicas: Sequence[int] = (),
+    topology: "File | Topology" = "local.yaml",
+    gpus: int | None = None,
+    training: Training = Training(),
+    what_if: WhatIf = WhatIf(),
+    calibration: "bool | Calibration" = True,
+) -> Simulation:
+    """One iteration of your own stages.
+
+    Args:
+        profile: of several sizes of the microbatch, the largest is taken, or the training's.
+        cuts: the last operator of each stage but the last.
+        replicas: the number of devices of each stage; none gives one each.
+        topology, gpus: see `read_topology`.
+        training: how the model is trained.
+        what_if: changes of the topology.
+        calibration: see `simulate`.
+
+    Raises:
+        FileError: if a file is missing or malformed.
+        OptionError: if an operator is unknown, or options contradict each other.
+    """
+    from planner.judging.problems import problems_for, sized
+    from planner.solvers.manual.options import Manual
+    from planner.solvers.manual.solve import solve as solve_stages
+
+    profiles, path = _profiles(profile)
+    search = Search(switches=(Manual(tuple(cuts), tuple(replicas)),))
+    place, known = _topology(topology, gpus), _calibration(calibration, path, profiles)
+    chosen = sized(profiles, training)[-1:]
+    (problem,) = problems_for(chosen, place, training, search, known)
+    return _simulated(problem, "manual", solve_stages(problem, 0.0), what_if)
+
+
+def _simulated(problem: "Problem", solver: str, result: "Result", what_if: WhatIf) -> Simulation:
+    """The strategy of a result, simulated as it is."""
+    from planner.costs.bounds import lower_bound_s
+    from planner.judging.judge import as_plan, judge_unchanged
+    from planner.judging.problems import changed_cluster
+    from planner.simulator.account import account
+
+    if what_if != WhatIf():
+        problem = replace(problem, topology=changed_cluster(problem.topology, what_if).topology)
+    if result.strategy is None:
+        return Simulation(problem, None, reason=result.reason)
+    verdict, times = judge_unchanged(problem, result.strategy)
+    plan = as_plan(problem, solver, result, verdict, lower_bound_s(problem))
+    num_actions = len(times.code)
+    described = account(problem, result.strategy) if num_actions <= MAX_ACTIONS else None
+    return Simulation(problem, plan, described, num_actions)
+
+
+def write_trace(simulation: Simulation, path: File) -> None:
+    """Writes a simulated iteration as a trace, to be opened with Perfetto.
+
+    Raises:
+        OptionError: if it has too many actions.
+        FileError: if the file cannot be written.
+    """
+    from planner.traces import write
+
+    write.write_trace(simulation.described().timeline, simulation.names, Path(path))
+
+
+def write_svg(artefact: "Simulation | Topology", path: File) -> None:
+    """Writes a picture: of a simulated iteration what every device does when, of a topology its
+    devices and links.
+
+    Raises:
+        OptionError: if an iteration has too many actions.
+        FileError: if the file cannot be written.
+    """
+    if isinstance(artefact, Simulation):
+        from planner.drawing.gantt_svg import gantt_svg
+
+        picture = gantt_svg(artefact.described().timeline, artefact.names)
+    else:
+        from planner.drawing.topology_svg import svg
+
+        picture = svg(artefact)
+    write_text(picture, path)
+
+
+def write_text(text: str, path: File) -> None:
+    """Writes text so that nobody ever sees half of it."""
+    from planner.files import write_atomically
+
+    write_atomically(Path(path), text.encode())
+
+
+# ------------------------------------------------------------------------------ runs
+
+
+def launch(
+    strategy: File,
+    *,
+    model: File | None = None,
+    steps: int = 10,
+    learning_rate: float | None = None,
+    loss: str = "auto",
+    data: str | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    seed: int | None = None,
+    trace: File | None = None,
+    track_memory: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int], None] = lambda step: None,
+) -> "LaunchReport | None":
+    """Trains as a strategy says. Every rank that torchrun starts calls it; a strategy for one
+    device needs no torchrun.
+
+    Args:
+        strategy: the file; the model is looked for relative to its folder.
+        model: the ONNX file, if it is not where the strategy says.
+        steps: optimizer steps.
+        learning_rate: None takes the optimizer's usual one.
+        loss: "auto", "cross-entropy" or "mse".
+        data: "module:function" that gives the microbatches; None draws random ones.
+        device: "auto", "cpu" or "cuda".
+        threads: CPU threads per rank; None takes the profile's.
+        seed: of random data; None takes the strategy's.
+        trace: file to write a measured iteration to.
+        track_memory: whether memory is watched in one more step, which is slow.
+        report: called with a line for people on a rank that idles.
+        progress: called on rank 0 with the number of steps done.
+
+    Returns:
+        Predicted beside measured times on rank 0, None elsewhere.
+
+    Raises:
+        PlannerError: if files, options and processes do not fit each other.
+        Stopped: on a rank that has lost another one.
+    """
+    from planner.launcher import run
+
+    return run.launch(
+        Path(strategy),
+        model_path=None if model is None else Path(model),
+        steps=steps,
+        learning_rate=learning_rate,
+        loss=loss,
+        data=data,
+        device=device,
+        seed=seed,
+        threads=threads,
+        trace=None if trace is None else Path(trace),
+        track_memory=track_memory,
+        report=report,
+        progress=progress,
+    )
+
+
+def start_launch(strategy: File, nproc: int, arguments: Sequence[str] = ()) -> int:
+    """Runs `planner launch` in processes of this host, and waits for them.
+
+    Args:
+        nproc: number of processes, at least the strategy's devices.
+        arguments: options of the command, as on the command line.
+
+    Returns:
+        The exit code: 0, 1 if a rank failed and said why, or 128 + the signal that ended them.
+
+    Raises:
+        FileError: if the strategy cannot be read.
+        LaunchError: if there are too few processes, or a rank was killed.
+    """
+    from planner.launcher import torchrun
+
+    return torchrun.start_torchrun(Path(strategy), nproc, arguments)
+
+
+def read_trace(path: File) -> "Trace":
+    """The iteration in a trace file of the planner, predicted or measured."""
+    from planner.traces import read
+
+    return read.read_trace(Path(path))
+
+
+def compare_traces(predicted: "File | Trace", measured: "File | Trace") -> "TraceComparison":
+    """Where two traces of one strategy differ.
+
+    Raises:
+        FileError: if a file is missing, malformed, or no trace of the planner.
+        OptionError: if they are traces of different strategies.
+    """
+    from planner.traces import comparison
+
+    return comparison.compare_traces(_trace(predicted), _trace(measured))
+
+
+def write_overlay(predicted: "File | Trace", measured: "File | Trace", path: File) -> None:
+    """Writes two traces of one strategy into one, each device twice, for Perfetto.
+
+    Raises:
+        FileError: if a file is missing, malformed, or no trace, or cannot be written.
+    """
+    from planner.traces import comparison, write
+
+    write.write_trace(*comparison.overlay(_trace(predicted), _trace(measured)), Path(path))
+
+
+def calibrate(
+    traces: Sequence[File],
+    *,
+    profiles: "Sequence[Profile]",
+    topologies: "Sequence[File | Topology]" = ("local.yaml",),
+) -> "CheckedCalibration":
+    """Corrections of predicted times, fitted to measured traces, with the error before and after.
+
+    Args:
+        traces: written by `launch`, all on devices of one type.
+        profiles: among them those of the runs.
+        topologies: among them those of the runs.
+
+    Raises:
+        FileError: if a file is missing or malformed, or a trace was not measured.
+        OptionError: if the profile or topology of a run is missing.
+    """
+    from planner.clusters.yaml.read import device_table
+    from planner.traces import calibrate as calibration
+    from planner.traces.runs import read_runs
+
+    paths, places = [Path(path) for path in traces], [_topology(one, None) for one in topologies]
+    return calibration.calibrate(read_runs(paths, profiles, places, dict(device_table())))
+
+
+def read_calibration(profile: File, profiles: "Sequence[Profile]") -> "Calibration":
+    """The corrections that stand beside a profile; without any, those that change nothing.
+
+    Args:
+        profile: the profile's file.
+        profiles: that the file holds.
+
+    Raises:
+        FileError: if they are malformed, or were made for another profile.
+    """
+    from planner import files
+    from planner.calibration import Calibration
+
+    known = files.read_calibration(Path(profile), profiles)
+    return Calibration() if known is None else known.calibration
+
+
+def write_calibration(
+    fitted: "CheckedCalibration", profile: File, profiles: "Sequence[Profile]"
+) -> Path:
+    """Writes corrections beside a profile, where `solve`, `compare` and `simulate` find them.
+
+    Args:
+        profile: the profile's file.
+        profiles: that the file holds.
+
+    Returns:
+        The file written.
+    """
+    from planner import files
+    from planner.calibration import CalibrationFile
+
+    path = files.calibration_path(Path(profile))
+    written = CalibrationFile(
+        profiles=tuple(map(files.artefact_hash, profiles)),
+        calibration=fitted.calibration,
+        error_before=fitted.error_before,
+        error_after=fitted.error_after,
+        left_out=fitted.left_out,
+    )
+    files.write_calibration(written, path)
+    return path
+
+
+# ------------------------------------------------------------------------------ formats
+
+
+def convert(
+    source: File, target: File, *, to: str | None = None, profile: File | None = None
+) -> tuple[Path, ...]:
+    """Writes a profile in another format, or a strategy as PipeDream's graph.txt with the stage of
+    every node, and a picture of it for Graphviz.
+
+    Args:
+        source: a profile in any known format, or a strategy; its content decides.
+        target: the file to write.
+        to: "pipedream" or "planner"; None writes the planner's JSON where the target ends in .json.
+        profile: that a strategy was made for; None takes the target, if it is a graph.txt, else the
+            newest profile in ./profiles.
+
+    Returns:
+        The files written.
+
+    Raises:
+        FileError: if a file is missing or malformed, or the profile is not the strategy's.
+        OptionError: if the arguments contradict each other.
+    """
+    from planner.peers import convert as formats
+
+    own = None if profile is None else Path(profile)
+    return formats.convert(Path(source), Path(target), to, own)
+
+
+# ------------------------------------------------------------------------------ arguments
+
+
+def _rate(rate: float | str | None) -> float | None:
+    """A rate in bytes per s, from text with a unit or as it is."""
+    from planner.units import parse_rate
+
+    return parse_rate(rate) if isinstance(rate, str) else rate
+
+
+def _profiles(
+    given: "File | Profile | Sequence[Profile]",
+) -> "tuple[tuple[Profile, ...], Path | None]":
+    """The profiles, and their file if they come from one."""
+    if isinstance(given, str | os.PathLike):
+        return read_profiles(given), Path(given)
+    from planner.profiles import Profile
+
+    return ((given,) if isinstance(given, Profile) else tuple(given)), None
+
+
+def _calibration(
+    choice: "bool | Calibration", path: Path | None, profiles: "Sequence[Profile]"
+) -> "Calibration":
+    """The corrections to apply."""
+    from planner.calibration import Calibration
+
+    if isinstance(choice, Calibration):
+        return choice
+    return read_calibration(path, profiles) if choice and path is not None else Calibration()
+
+
+def _topology(given: "File | Topology", gpus: int | None) -> "Topology":
+    """The topology, or its first devices."""
+    from planner.topology import take
+
+    if isinstance(given, str | os.PathLike):
+        return read_topology(given, gpus)
+    return given if gpus is None else take(given, gpus)
+
+
+def _trace(given: "File | Trace") -> "Trace":
+    return read_trace(given) if isinstance(given, str | os.PathLike) else given

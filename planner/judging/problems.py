@@ -1,0 +1,206 @@
+"""From what a user asks for to the problems that solvers get."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import TypeVar
+
+from planner.calibration import Calibration
+from planner.clusters.what_if import Changed, what_if
+from planner.clusters.yaml.read import device_table, find_topology, read_topology
+from planner.errors import FileError, OptionError
+from planner.judging.interpolate import interpolated
+from planner.plan import Plan
+from planner.problem import Objective, Optimizer, Options, Problem, Recompute, Result, Status
+from planner.profiles import Profile
+from planner.request import Search, Training, WhatIf
+from planner.schedules.orders import with_microbatches
+from planner.strategy import ScheduleName
+from planner.topology import DeviceType, Topology
+from planner.units import parse_bytes
+
+# Microbatches per device and iteration, where nothing is said.
+MICROBATCHES_PER_DEVICE = 4
+# Of the hosts of a topology, a message names so many.
+MAX_NAMED_HOSTS = 8
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def problems_for(
+    profiles: Sequence[Profile],
+    topology: Topology,
+    training: Training,
+    search: Search,
+    calibration: Calibration,
+) -> tuple[Problem, ...]:
+    """One problem for each size of the microbatch that divides the samples of an iteration; these
+    are the same for all.
+
+    Args:
+        profiles: of one model, ascending by the size of the microbatch.
+
+    Raises:
+        OptionError: if a choice is unknown, or the options contradict each other or the profiles.
+    """
+    options = options_of(training, search)
+    counts = nums_microbatches(profiles, len(topology.devices), training)
+    measured_on = type_of(profiles[-1], topology)
+    return tuple(
+        Problem(
+            profile,
+            topology,
+            replace(options, num_microbatches=count),
+            measured_on,
+            calibration=calibration,
+        )
+        for profile, count in zip(profiles, counts, strict=True)
+        if count is not None
+    )
+
+
+def sized(profiles: Sequence[Profile], training: Training) -> tuple[Profile, ...]:
+    """The profile of the microbatch that is asked for, interpolated where it was not profiled; all
+    profiles, where none is.
+
+    Raises:
+        OptionError: if the size is outside those profiled.
+    """
+    if training.microbatch_size is None:
+        return tuple(profiles)
+    return (interpolated(profiles, training.microbatch_size),)
+
+
+def type_of(profile: Profile, topology: Topology) -> DeviceType | None:
+    """The type of device that a profile was made on; None if it is not known."""
+    own = {kind.name: kind for kind in topology.device_types}
+    return (device_table() | own).get(profile.device_type)
+
+
+def options_of(training: Training, search: Search) -> Options:
+    """How to train and how to search, for one microbatch.
+
+    Raises:
+        OptionError: if a choice is unknown, or options contradict each other.
+        UnitError: if a size has no unit.
+    """
+    if search.exact and search.max_downsets is not None:
+        raise OptionError("give either --exact or --max-downsets, not both")
+    memory = training.device_memory
+    return Options(
+        num_microbatches=1,
+        schedule=choice(ScheduleName, "schedule", training.schedule),
+        optimizer=choice(Optimizer, "optimizer", training.optimizer),
+        objective=choice(Objective, "objective", training.objective),
+        recompute=choice(Recompute, "recompute", training.recompute),
+        device_memory_bytes=None if memory is None else size_bytes(memory),
+        reserve_bytes=size_bytes(training.reserve),
+        max_downsets=search.max_downsets,
+        exact=search.exact,
+        pins=tuple(search.pins),
+        seed=search.seed,
+        switches=tuple(search.switches),
+    )
+
+
+def choice(kind: type[Choice], name: str, value: str) -> Choice:
+    """The member of a closed set.
+
+    Raises:
+        OptionError: if there is none of that value; it lists the known ones.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise OptionError(f"unknown {name} {value!r}; known: {', '.join(kind)}") from None
+
+
+def size_bytes(size: int | str) -> int:
+    """A size that is bytes already, or text with a unit.
+
+    Raises:
+        UnitError: if the text has no unit, or not one of a size.
+    """
+    return parse_bytes(size) if isinstance(size, str) else size
+
+
+def nums_microbatches(
+    profiles: Sequence[Profile], num_devices: int, training: Training
+) -> list[int | None]:
+    """M for each size of the microbatch; None for sizes that do not divide the samples of an
+    iteration.
+
+    Raises:
+        OptionError: if no size divides them, or they are given twice.
+    """
+    samples, given = training.global_batch, training.microbatches
+    if samples is not None and given is not None:
+        raise OptionError("give either --microbatches or --global-batch, not both")
+    sizes = [profile.microbatch_size for profile in profiles]
+    samples = samples or (given or MICROBATCHES_PER_DEVICE * num_devices) * sizes[-1]
+    if all(samples % size for size in sizes):
+        raise OptionError(
+            f"--global-batch {samples} is no multiple of the profile's microbatch of"
+            f" {' or '.join(map(str, sizes))}; take one, --microbatch-size for a size between, or"
+            " profile with another --batch"
+        )
+    return [None if samples % size else samples // size for size in sizes]
+
+
+def changed_cluster(topology: Topology, changes: WhatIf) -> Changed:
+    """The topology with the changes that are asked for.
+
+    Raises:
+        OptionError: if a change names something that is not there, or makes no sense.
+    """
+    hosts = [host.name for host in topology.hosts]
+    shown = ", ".join(hosts[:MAX_NAMED_HOSTS]) + ", .." * (len(hosts) > MAX_NAMED_HOSTS)
+    added = []
+    for name in changes.add_host:
+        try:
+            path = None if name in hosts else find_topology(name)
+        except FileError as error:
+            raise OptionError(
+                f"--add-host {name}: expected a host of the topology, {shown}, or another"
+                f" topology; {error}"
+            ) from None
+        added.append((name, None if path is None else read_topology(path)))
+    return what_if(topology, changes.set, changes.drop, added, device_table())
+
+
+def replayed(
+    plan: Plan,
+    profile: Profile,
+    topology: Topology,
+    is_own: bool,
+    training: Training,
+    calibration: Calibration,
+) -> tuple[Problem, Result]:
+    """The problem that a plan answered and the solver's answer, or the same strategy elsewhere.
+
+    Args:
+        is_own: whether the topology is the one that the plan was made for.
+        training: its microbatches (None takes the plan's) and memory; the rest is the plan's.
+    """
+    strategy, certificate = plan.strategy, plan.certificate
+    count = training.microbatches or strategy.num_microbatches
+    own = replace(
+        training,
+        objective=certificate.objective,
+        schedule=strategy.schedule.value,
+        optimizer=plan.optimizer,
+        recompute=Recompute.AUTO.value,
+    )
+    options = replace(options_of(own, Search(seed=plan.seed)), num_microbatches=count)
+    measured_on = type_of(profile, topology)
+    problem = Problem(profile, topology, options, measured_on, calibration=calibration)
+    if is_own and count == strategy.num_microbatches:
+        return problem, Result(
+            Status(plan.status),
+            strategy,
+            certificate.space_bound_s,
+            certificate.space,
+            reproducible=plan.reproducible,
+        )
+    space = "another topology or number of microbatches than was planned for"
+    return problem, Result(Status.FEASIBLE, with_microbatches(strategy, count), space=space)

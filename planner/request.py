@@ -1,0 +1,72 @@
+"""What a user asks for, in the words of the command line: the options that several functions of the
+library and several commands share. Options of one function only are its keyword arguments.
+
+Sizes are bytes, or text with a unit such as "8 GiB". Choices are given by their names; an unknown
+one is an `OptionError` that lists the known ones, raised where the options are used.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How the model is trained.
+
+    Attributes:
+        microbatches: M, microbatches of the profile's largest size per iteration; None gives 4 per
+            device.
+        global_batch: samples per iteration, instead of `microbatches`.
+        microbatch_size: samples in a microbatch, as profiled or between two profiled sizes; None
+            leaves the choice to `solve`, and takes the largest elsewhere.
+        schedule: "1f1b" or "gpipe".
+        optimizer: "sgd", "momentum", "adam" or "adamw".
+        objective: what is minimised: "iteration", "bottleneck" or "latency".
+        recompute: whether forward passes run twice instead of stashing: "auto", "none" or "full".
+        device_memory: memory of each device, instead of the topology's; None keeps that.
+        reserve: memory of each device that plans leave free.
+    """
+
+    microbatches: int | None = None
+    global_batch: int | None = None
+    microbatch_size: int | None = None
+    schedule: str = "1f1b"
+    optimizer: str = "sgd"
+    objective: str = "iteration"
+    recompute: str = "auto"
+    device_memory: int | str | None = None
+    reserve: int | str = "1 GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Changes of a cluster. Hosts are added first, then figures are set, then devices are dropped.
+
+    Attributes:
+        set: figures such as "links.nic.bandwidth=200Gbps" or "devices.gpu3.type=T4".
+        drop: devices and hosts to leave out, by name.
+        add_host: hosts of the topology to have once more, or topologies whose hosts join.
+    """
+
+    set: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    add_host: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How strategies are searched for.
+
+    Attributes:
+        max_downsets: operators are merged until the graph has at most this many downsets; None
+            leaves the number to the solver.
+        exact: whether no operators are merged, however long the search takes.
+        seed: of everything that is drawn at random.
+        pins: operators that have to be on a device: pairs of their names.
+        switches: solvers' own options, such as `planner.solvers.netsplit.options.NetSplit`.
+    """
+
+    max_downsets: int | None = None
+    exact: bool = False
+    seed: int = 0
+    pins: tuple[tuple[str, str], ...] = ()
+    switches: tuple[object, ...] = ()

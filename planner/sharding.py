@@ -1,0 +1,194 @@
+"""`Sharding`: how the operators of a stage are split over the devices of a mesh.
+
+A mesh numbers the devices of one replica in named axes, row-major, the outer axis first. A *spec*
+says of a tensor, for each axis of the mesh:
+
+    S<d>    cut along dimension d, one part per coordinate of the axis
+    R       whole on every coordinate
+    P       a summand on every coordinate; the tensor is their sum
+
+A *rule* is one way to run an operator: a spec for everything that it reads and makes. As text it
+has a line for each axis: "S2,S0->P shape[2]" reads a tensor that is cut along dimension 2 and one
+that is cut along dimension 0, makes a summand, and runs with its attribute shape[2] divided by the
+size of the axis. An output "A" is a summand of a mean: P, after division by the size of the axis.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+Spec = tuple[str, ...]
+Box = tuple[tuple[int, int], ...]
+"""Per dimension, the first index of a part and the one behind its last."""
+
+_PART = re.compile(r"R|P|S(0|[1-9][0-9]*)")
+_LINE = re.compile(r"(?P<inputs>[A-Z0-9,]*)->(?P<outputs>[A-Z0-9,]+)(?P<local>( [^ ]+)*)")
+_MEAN = "A"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to run an operator on a mesh.
+
+    Attributes:
+        inputs: specs of the tensors and parameters that the operator reads, in its own order.
+        outputs: specs of the tensors that it makes.
+        local: per axis, the attributes that are divided by its size, such as "shape[2]".
+        mean: per output and axis, whether it is divided by the size of the axis to be a summand.
+
+    Raises:
+        ValueError: if a spec is none, the specs are of different meshes, or there is no output.
+    """
+
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    local: tuple[tuple[str, ...], ...]
+    mean: tuple[tuple[bool, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.outputs:
+            raise ValueError("expected the spec of an output, got none")
+        for spec in (*self.inputs, *self.outputs):
+            check_spec(spec, len(self.local))
+        axes = range(len(self.local))
+        if [len(flags) for flags in self.mean] != [len(axes)] * len(self.outputs):
+            raise ValueError("mean: expected a flag for each output and axis")
+        for spec, flags in zip(self.outputs, self.mean, strict=True):
+            if any(flags[a] and spec[a] != "P" for a in axes):
+                raise ValueError("mean: expected only outputs that are summands (P)")
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a stage is split; what is left out is whole (R) on every axis.
+
+    Attributes:
+        mesh: size of each axis.
+        rules: by operator.
+        parameters: by name, how each parameter of the stage lies on the mesh.
+        inputs: by name, how each tensor from outside the stage lies there.
+        outputs: by name, how each tensor lies there that leaves the stage.
+
+    Raises:
+        ValueError: if the mesh is none, a spec is none or of another mesh, or a tensor at the
+            edge of the stage or a parameter is a summand.
+    """
+
+    mesh: tuple[int, ...]
+    rules: Mapping[str, Rule] = field(hash=False)
+    parameters: Mapping[str, Spec] = field(hash=False)
+    inputs: Mapping[str, Spec] = field(hash=False)
+    outputs: Mapping[str, Spec] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.mesh or min(self.mesh) < 1:
+            raise ValueError(f"mesh: expected sizes of at least 1, got {list(self.mesh)}")
+        for name, rule in self.rules.items():
+            if len(rule.local) != len(self.mesh):
+                raise ValueError(
+                    f"rules.{name}: expected a line for each of the {len(self.mesh)} axes, got"
+                    f" {len(rule.local)}"
+                )
+        at_rest = {"parameters": self.parameters, "inputs": self.inputs, "outputs": self.outputs}
+        for kind, specs in at_rest.items():
+            for name, spec in specs.items():
+                try:
+                    check_spec(spec, len(self.mesh))
+                except ValueError as error:
+                    raise ValueError(f"{kind}.{name}: {error}") from None
+                if "P" in spec:
+                    raise ValueError(f"{kind}.{name}: expected S or R for each axis, got P")
+
+    @property
+    def num_devices(self) -> int:
+        """The devices of one replica."""
+        return prod(self.mesh)
+
+
+def check_spec(spec: Spec, num_axes: int) -> None:
+    """Checks that a spec is one of a mesh with `num_axes` axes.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if len(spec) != num_axes:
+        raise ValueError(f"expected a spec for each of the {num_axes} axes, got {len(spec)}")
+    for part in spec:
+        if not _PART.fullmatch(part):
+            raise ValueError(f"expected R, P or S with a dimension, such as S0, got {part!r}")
+
+
+def tile(shape: Sequence[int], spec: Spec, mesh: Sequence[int], index: int) -> Box:
+    """The part of a tensor that one device of a mesh has; of a summand, the whole box.
+
+    Where two axes cut one dimension, the first is the outer one: it cuts the dimension, the second
+    cuts each part.
+
+    Args:
+        index: position of the device in the mesh, row-major.
+
+    Raises:
+        ValueError: if a dimension is not there or cannot be cut into equal parts.
+
+    >>> tile((6, 8), ("S1", "R"), (2, 2), 3)
+    ((0, 6), (4, 8))
+    """
+    check_spec(spec, len(mesh))
+    starts, sizes = [0] * len(shape), list(shape)
+    remaining = prod(mesh)
+    for part, size in zip(spec, mesh, strict=True):
+        remaining //= size
+        coordinate = index // remaining % size  # of the device along this axis
+        if not part.startswith("S"):
+            continue
+        dim = int(part[1:])
+        if dim >= len(shape):
+            raise ValueError(f"{part}: expected one of the {len(shape)} dimensions")
+        if sizes[dim] % size:
+            raise ValueError(f"{part}: {sizes[dim]} cannot be cut into {size} equal parts")
+        sizes[dim] //= size
+        starts[dim] += coordinate * sizes[dim]
+    return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def rule_lines(rule: Rule) -> tuple[str, ...]:
+    """A rule as text, a line for each axis.
+
+    >>> rule_lines(Rule((("S2",), ("S0",)), (("P",),), ((),), ((True,),)))
+    ('S2,S0->A',)
+    """
+    return tuple(
+        " ".join((f"{','.join(i[a] for i in rule.inputs)}->{','.join(_outputs(rule, a))}", *local))
+        for a, local in enumerate(rule.local)
+    )
+
+
+def _outputs(rule: Rule, axis: int) -> list[str]:
+    both = zip(rule.outputs, rule.mean, strict=True)
+    return [_MEAN if flags[axis] else spec[axis] for spec, flags in both]
+
+
+def rule_of(lines: Iterable[str]) -> Rule:
+    """The rule that lines say, one for each axis.
+
+    Raises:
+        ValueError: if a line is none, or they speak of different numbers of tensors.
+    """
+    inputs, outputs, local = [], [], []
+    for line in lines:
+        parts = _LINE.fullmatch(line)
+        if parts is None:
+            raise ValueError(f"expected a rule such as 'S0,R->S0', got {line!r}")
+        inputs.append([one for one in parts["inputs"].split(",") if one])
+        outputs.append(parts["outputs"].split(","))
+        local.append(tuple(parts["local"].split()))
+    if not local or len({(len(i), len(o)) for i, o in zip(inputs, outputs, strict=True)}) > 1:
+        raise ValueError("expected a line for each axis, all with the same numbers of tensors")
+    by_output = tuple(zip(*outputs, strict=True))
+    return Rule(
+        inputs=tuple(zip(*inputs, strict=True)),
+        outputs=tuple(tuple("P" if one == _MEAN else one for one in o) for o in by_output),
+        local=tuple(local),
+        mean=tuple(tuple(one == _MEAN for one in output) for output in by_output),
+    )

@@ -1,0 +1,124 @@
+"""Plans that take no search, to start from and to compare with.
+
+`single`          everything on one device: the fastest that the model fits on
+`data_parallel`   the whole model on every device, microbatches dealt in turn, gradients summed
+once per iteration
+`even`            a straight pipeline whose stages have equally many layers, one device each: the
+partition by hand that GPipe (Huang et al. 2019) is given. A layer is an
+operator with trained parameters and all that follows it up to the next. On
+more than 64 devices such pipelines run side by side, as replicas
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from planner.clusters.routes import chain
+from planner.graph import parameters_by_name
+from planner.problem import Problem, Result
+from planner.solvers.fit import fastest_first, first_that_fits, pipeline, recompute_choices
+from planner.strategy import Strategy
+
+# On more devices than `_MAX_STAGES`, a pipeline has at most that many stages, or a half of it, a
+# quarter.. The first one tried has at most `_FORWARDS` forwards, which are simulated in a second.
+_MAX_STAGES, _FORWARDS = 64, 2**16
+
+
+def single(problem: Problem, time_limit_s: float) -> Result:
+    """One stage on the fastest device that has room for it; only one device of each kind is tried.
+
+    Args:
+        time_limit_s: not needed.
+    """
+    everything = range(len(problem.profile.operators))
+    devices, hosts = problem.topology.devices, {h.name: h for h in problem.topology.hosts}
+    kinds: dict[tuple[str, int | None], int] = {}
+    for d in fastest_first(problem):
+        kinds.setdefault((devices[d].type, hosts[devices[d].host].memory_bytes), d)
+    strategies = (
+        pipeline(problem, [everything], [[device]], recompute=recompute)
+        for recompute in recompute_choices(problem)
+        for device in kinds.values()
+    )
+    return first_that_fits(problem, strategies, "one device")
+
+
+def data_parallel(problem: Problem, time_limit_s: float) -> Result:
+    """One stage on all devices, or on the fastest of them, as many as there are microbatches.
+
+    Args:
+        time_limit_s: not needed.
+    """
+    everything = range(len(problem.profile.operators))
+    count = min(len(problem.topology.devices), problem.options.num_microbatches)
+    devices = sorted(fastest_first(problem)[:count])
+    strategies = (
+        pipeline(problem, [everything], [devices], recompute=recompute)
+        for recompute in recompute_choices(problem)
+    )
+    return first_that_fits(problem, strategies, "one stage on all devices")
+
+
+def even(problem: Problem, time_limit_s: float) -> Result:
+    """As many equal stages as there are devices and layers, on well linked neighbours; on more
+    than 64 devices, up to 64 stages.
+
+    Args:
+        time_limit_s: not needed.
+    """
+    return first_that_fits(problem, _pipelines(problem), "stages with equally many layers")
+
+
+def _pipelines(problem: Problem) -> Iterator[Strategy]:
+    """All devices first, then fewer; with one more microbatch in flight first, which hides
+    transfers, then without.
+    """
+    fastest, starts = fastest_first(problem), _layer_starts(problem)
+    most = min(len(fastest), len(starts), _MAX_STAGES)
+    counts: Sequence[int] = range(most, 0, -1)
+    if len(fastest) > _MAX_STAGES:
+        counts = _affordable_first([most >> i for i in range(most.bit_length())], problem)
+    for recompute in recompute_choices(problem):
+        for count in counts:
+            width = _replicas(problem, count)
+            used = tuple(sorted(fastest[: count * width]))
+            devices = chain(problem.topology, used)
+            cuts = [starts[len(starts) * s // count] for s in range(1, count)]
+            bounds = [0, *cuts, len(problem.profile.operators)]
+            stages = [range(a, b) for a, b in pairwise(bounds)]
+            where = [devices[s * width : (s + 1) * width] for s in range(count)]
+            for extra in (1, 0):
+                yield pipeline(problem, stages, where, recompute=recompute, extra=extra)
+
+
+def _affordable_first(counts: Sequence[int], problem: Problem) -> Sequence[int]:
+    """The largest number of stages that takes few forwards, then larger ones, which need less
+    memory, then the others.
+
+    Args:
+        counts: numbers of stages, descending.
+    """
+    forwards = _FORWARDS // problem.options.num_microbatches
+    few = [count for count in counts if count <= forwards]
+    many = [count for count in counts if count > forwards]
+    return [*few[:1], *reversed(many), *few[1:]]
+
+
+def _replicas(problem: Problem, count: int) -> int:
+    """The number of pipelines with `count` stages that run side by side."""
+    devices = len(problem.topology.devices)
+    if devices <= _MAX_STAGES:
+        return 1
+    return max(1, min(devices // count, problem.options.num_microbatches))
+
+
+def _layer_starts(problem: Problem) -> list[int]:
+    """The first operator of every layer, ascending; the first layer starts with the graph."""
+    graph = problem.profile.graph
+    parameters = parameters_by_name(graph)
+    starts = [
+        v
+        for v, operator in enumerate(graph.operators)
+        if any(parameters[name].trainable for name in operator.parameters)
+    ]
+    # Operators before the first layer belong to it.
+    return [0, *starts[1:]]

@@ -1,0 +1,181 @@
+"""One call of OR-Tools CP-SAT, and the limits that the calls of a search share.
+
+Limits are of deterministic work, so that a search repeats itself. They count in seconds of the
+user's time limit, each worth `DETERMINISTIC_PER_S`; the clock cuts only on slower machines.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.solvers.engines.watch import SearchWatch
+from planner.solvers.netsplit.cpsat_model import CpSatModel
+
+DETERMINISTIC_PER_S = 0.11
+"""Units of deterministic work per second of the limit. Measured on two cores at 2.9 GHz shared with
+other processes: one core did 0.1 to 0.2 per second, mostly 0.1 to 0.15."""
+
+CROWDED_PER_S = 0.3
+"""The same for crowded models (`PhaseBounds.crowded`), measured 0.3 to 0.9."""
+
+FEW_PER_S = 0.6
+"""The same for models of few groups, measured 0.6 to 0.9."""
+
+MIN_CALL_S = 0.01
+"""Seconds that every call gets at least."""
+
+
+@dataclass(slots=True)
+class SearchBudget:
+    """The time and work left to a search.
+
+    Attributes:
+        watch: watches the whole search.
+        seed: seed of the engine.
+        whole_s: the limit; left_s: the part of it that has not been worked off.
+        until: the clock's end; compiling_s: time spent compiling, which does not count.
+        per_s: units of deterministic work per second of the limit.
+        in_time: False once the clock has cut something.
+    """
+
+    watch: SearchWatch
+    seed: int
+    whole_s: float
+    left_s: float
+    until: float
+    compiling_s: Callable[[], float]
+    per_s: float = DETERMINISTIC_PER_S
+    in_time: bool = True
+
+    @classmethod
+    def begun(
+        cls, watch: SearchWatch, time_limit_s: float, seed: int, compiling_s: Callable[[], float]
+    ) -> "SearchBudget":
+        """A budget that begins now."""
+        until = time.monotonic() + time_limit_s
+        return cls(watch, seed, time_limit_s, time_limit_s, until, compiling_s)
+
+    def seconds(self) -> float:
+        """Seconds left by the clock."""
+        return self.until + self.compiling_s() - time.monotonic()
+
+    def draw(self, share: float) -> float:
+        """Takes a share of the whole limit, or all that is left; returns it in s."""
+        taken = min(share * self.whole_s, self.left_s)
+        self.left_s -= taken
+        return taken
+
+    def over(self) -> bool:
+        """Whether the search must end: the clock has run out, or the watch is done."""
+        if self.seconds() < 0:
+            self.in_time = False
+        return not self.in_time or self.watch.done
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """The answer of one call.
+
+    Attributes:
+        status: CP-SAT's name of the status.
+        device_of: the placement; None without one.
+        value: value of the objective; bound: its lower bound; in ticks.
+        starts, ends: values of the variables asked for.
+    """
+
+    status: str
+    device_of: tuple[int, ...] | None
+    value: int
+    bound: int
+    starts: tuple[tuple[int, ...], ...] = ()
+    ends: tuple[int, ...] = ()
+
+
+def worker(seed: int, work: float) -> Any:
+    """An engine with one worker and without linear relaxations.
+
+    Args:
+        work: units of deterministic work, at most.
+    """
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers, parameters.linearization_level = 1, 0
+    parameters.random_seed, parameters.max_deterministic_time = seed, work
+    parameters.catch_sigint_signal = False
+    return solver
+
+
+def least_of(solver: Any) -> int:
+    """The lower bound of an integer objective, after solving."""
+    bound: float = solver.best_objective_bound
+    return math.ceil(bound - 1e-6)
+
+
+def call(
+    model: CpSatModel,
+    budget: SearchBudget,
+    share: float,
+    *,
+    besides: int | None = None,
+    starts: Sequence[Sequence[Any]] = (),
+    ends: Sequence[Any] = (),
+    whole: bool = False,
+    hinted: bool = True,
+) -> CallAnswer:
+    """Solves a model.
+
+    Args:
+        share: largest share of the budget's rest.
+        besides: ticks that the rest of the whole model adds to this model's bound; None if this
+            model bounds nothing of the whole.
+        starts, ends: variables to return the values of.
+        whole: whether this is the whole model, so that its solutions are incumbents.
+        hinted: whether to start from the known schedule.
+    """
+    model.cp.clear_hints()
+    for variable, value in model.hints if hinted else ():
+        model.cp.add_hint(variable, value)
+    solver = worker(budget.seed, max(share * budget.left_s, MIN_CALL_S) * budget.per_s)
+    if whole:
+        solver.parameters.relative_gap_limit = budget.watch.enough / (1 + budget.watch.enough)
+    seconds = max(share * budget.seconds(), MIN_CALL_S)
+    solver.parameters.max_time_in_seconds = seconds
+    if besides is not None:
+        above = besides
+        solver.best_bound_callback = lambda bound: budget.watch.see(bound=bound + above)
+    solved = budget.watch.run(
+        lambda: solver.solve(model.cp, _incumbents(budget.watch) if whole else None),
+        solver.stop_search,
+    )
+    status = solver.status_name(solved)
+    if status == "MODEL_INVALID":
+        raise ValueError(f"CP-SAT refuses the model: {model.cp.validate()}")
+    worked_s = solver.response_proto.deterministic_time / budget.per_s
+    budget.left_s = max(0.0, budget.left_s - worked_s)
+    budget.in_time = budget.in_time and solver.wall_time < seconds
+    if status not in ("OPTIMAL", "FEASIBLE"):
+        return CallAnswer(status, None, 0, 0 if status == "INFEASIBLE" else least_of(solver))
+    where = [next(p for p, x in enumerate(row) if solver.boolean_value(x)) for row in model.x]
+    return CallAnswer(
+        status,
+        tuple(where[g] for g in model.instance.group_of),
+        round(solver.objective_value),
+        least_of(solver),
+        tuple(tuple(solver.value(s) for s in phase) for phase in starts),
+        tuple(solver.value(end) for end in ends),
+    )
+
+
+def _incumbents(watch: SearchWatch) -> Any:
+    """Tells the watch of every solution."""
+    from ortools.sat.python import cp_model
+
+    class Incumbents(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            watch.see(self.objective_value)
+
+    return Incumbents()

@@ -1,0 +1,177 @@
+"""The solvers: `Problem`, time limit in s -> `Result`; a search may start from known strategies
+too. All strategies are priced by the judge.
+
+A new solver is a file with a function and an entry here, which says when it is asked and which
+options of its own it has. The command line makes its options and help texts from the entries.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from planner.solvers.manual.options import Manual
+from planner.solvers.netsplit.options import NetSplit
+from planner.solvers.pipedream.options import PipeDream
+
+if TYPE_CHECKING:
+    from planner.problem import Options, Problem, Result
+    from planner.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """A solver, and when it is asked. Calling it solves a problem.
+
+    Attributes:
+        path: module and function. The module is imported at the first call, because engines and
+            compilers take long to load.
+        summary: one line for the user.
+        options: the type of its own options, None if it has none. A frozen dataclass whose fields
+            all have defaults; it raises a ValueError for a wrong value. The command line has an
+            option for each field with a help text: `field(metadata={"help": .., "metavar": ..})`.
+        in_portfolio: whether it is asked where no solver is named.
+        always_asked: whether it is asked even if the time is over, because it takes next to none.
+        time_share: part of the time limit that it gets, however much is left, so that results
+            repeat: below 1 for a search that uses all the time it is given.
+        unreplicated: whether it searches long among strategies without replicas, and is asked only
+            where one of these may be the best.
+        needs_options: whether it is asked only where its own options are given, and then always.
+        starts_from: the solvers whose strategies it starts from, besides those that are known;
+            they are asked before it. None if its function takes no strategies to start from.
+    """
+
+    path: str
+    summary: str
+    options: type | None = None
+    in_portfolio: bool = False
+    always_asked: bool = False
+    time_share: float = 1.0
+    unreplicated: bool = False
+    needs_options: bool = False
+    starts_from: tuple[str, ...] | None = None
+
+    def __call__(
+        self,
+        problem: "Problem",
+        time_limit_s: float,
+        known: "tuple[Strategy, ...]" = (),
+        answers: "dict[str, Result] | None" = None,
+    ) -> "Result":
+        """The solver's answer.
+
+        Args:
+            time_limit_s: for a search that would take longer.
+            known: strategies that fit, for a search to start from and to beat.
+            answers: of other solvers to the same problem, by name. Those that this one starts from
+                are asked where they are missing, and added.
+        """
+        module, _, function = self.path.partition(":")
+        solve: Callable[..., Result] = getattr(import_module(module), function)
+        if self.starts_from is None:
+            return solve(problem, time_limit_s)
+        answers = {} if answers is None else answers
+        for name in self.starts_from:
+            if name not in answers:
+                answers[name] = SOLVERS[name](problem, math.inf, (), answers)
+        strategies = (answers[name].strategy for name in self.starts_from)
+        start = (*known, *(one for one in strategies if one is not None))
+        return solve(problem, time_limit_s, start)
+
+
+SOLVERS: Mapping[str, Solver] = {
+    "single": Solver(
+        "planner.solvers.baselines:single",
+        "the whole model on one device",
+        in_portfolio=True,
+        always_asked=True,
+    ),
+    "data-parallel": Solver(
+        "planner.solvers.baselines:data_parallel",
+        "the whole model on every device",
+        in_portfolio=True,
+        always_asked=True,
+    ),
+    "antichain": Solver(
+        "planner.solvers.antichain.solve:solve",
+        "the best pipeline with replicated stages, by dynamic programming over downsets",
+        in_portfolio=True,
+        starts_from=("single", "data-parallel", "even", "pipedream"),
+    ),
+    "even": Solver(
+        "planner.solvers.baselines:even",
+        "a pipeline whose stages have equally many layers",
+        in_portfolio=True,
+    ),
+    "pipedream": Solver(
+        "planner.solvers.pipedream.solve:solve",
+        "PipeDream's optimizer, by its own cost model",
+        PipeDream,
+        in_portfolio=True,
+    ),
+    "heft": Solver("planner.solvers.placement.heft:solve", "HEFT, a list schedule"),
+    "m-topo": Solver("planner.solvers.placement.baechi:solve_m_topo", "Baechi's m-TOPO"),
+    "m-etf": Solver("planner.solvers.placement.baechi:solve_m_etf", "Baechi's m-ETF"),
+    "m-sct": Solver("planner.solvers.placement.baechi:solve_m_sct", "Baechi's m-SCT"),
+    "pesto": Solver(
+        "planner.solvers.netsplit.pesto:solve", "Pesto's integer program, solved by constraints"
+    ),
+    "netsplit": Solver(
+        "planner.solvers.netsplit.solve:solve",
+        "a device for every operator, by constraint programming",
+        NetSplit,
+        in_portfolio=True,
+        time_share=0.3,
+        unreplicated=True,
+        starts_from=(),
+    ),
+    "manual": Solver(
+        "planner.solvers.manual.solve:solve",
+        "your own stages, from --cuts and --replicas",
+        Manual,
+        needs_options=True,
+    ),
+}
+
+
+def portfolio() -> tuple[str, ...]:
+    """The solvers that are asked where none is named; the others are there to compare with."""
+    return tuple(name for name, solver in SOLVERS.items() if solver.in_portfolio)
+
+
+def automatic() -> tuple[str, ...]:
+    """The solvers that need nothing from the user."""
+    return tuple(name for name, solver in SOLVERS.items() if not solver.needs_options)
+
+
+def with_given(names: tuple[str, ...], options: "Options") -> tuple[str, ...]:
+    """The names, and the solvers that are asked because their own options are given."""
+    given = {type(own) for own in options.switches}
+    return names + tuple(
+        name
+        for name, solver in SOLVERS.items()
+        if solver.needs_options and solver.options in given and name not in names
+    )
+
+
+def option_fields(options: type) -> tuple[Field[Any], ...]:
+    """The fields of a solver's own options that the command line has."""
+    return tuple(field for field in fields(options) if "help" in field.metadata)
+
+
+def own_options(values: Mapping[str, Any]) -> tuple[object, ...]:
+    """The solvers' own options, for `Options.switches`, without those that are as by default.
+
+    Args:
+        values: by the names of the fields; what is missing is as by default.
+
+    Raises:
+        ValueError: if a value is wrong.
+    """
+    kinds = dict.fromkeys(one.options for one in SOLVERS.values() if one.options is not None)
+    made = (
+        kind(**{f.name: values[f.name] for f in option_fields(kind) if f.name in values})
+        for kind in kinds
+    )
+    return tuple(own for own in made if own != type(own)())

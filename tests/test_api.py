@@ -1,0 +1,275 @@
+"""The functions of `planner`: what they load, what they are called, and the page about them."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner import api
+from planner.calibration import Calibration, CalibrationFile
+from planner.clusters.yaml.read import read_topology
+from planner.errors import FileError, OptionError
+from planner.files import artefact_hash, calibration_path, write_calibration
+from tests.support.builders import cluster, graph_of, profile_of, unit_type
+from tests.support.commands import chain_on_two_hosts, run
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "api.md").read_text()
+FUNCTIONS = ("profile", "solve", "compare", "simulate", "convert", "calibrate", "launch")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a profile of six operators and two hosts of two T4."""
+    monkeypatch.chdir(tmp_path)
+    chain_on_two_hosts(tmp_path)
+    return tmp_path
+
+
+def chain(num_operators=4):
+    """A profile of a chain on devices of the type that clusters of tests have."""
+    feeds = [[i - 1] if i else [] for i in range(num_operators)]
+    graph = graph_of(feeds, [1000] * num_operators, [10**6] * num_operators)
+    return replace(profile_of(graph, [0.01] * num_operators), device_type="unit")
+
+
+# ------------------------------------------------------------------------------ names
+
+
+def test_importing_the_planner_loads_next_to_nothing():
+    code = (
+        "import sys, planner\n"
+        "before = sorted(name for name in sys.modules if name.startswith('planner'))\n"
+        "planner.solve\n"
+        "heavy = {'numpy', 'torch', 'numba', 'onnx', 'pydantic', 'networkx', 'click', 'rich'}\n"
+        "print(before, sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['planner', 'planner.errors', 'planner.version'] []\n"
+
+
+def test_no_module_hides_a_function():
+    for module in pkgutil.walk_packages(planner.__path__, "planner."):
+        importlib.import_module(module.name)
+    for name in FUNCTIONS:
+        assert inspect.isfunction(getattr(planner, name)), name
+
+
+def test_every_public_function_of_the_api_is_a_name_of_the_planner():
+    own = {
+        name
+        for name, value in vars(api).items()
+        if getattr(value, "__module__", "") == api.__name__ and not name.startswith("_")
+    }
+    assert own <= set(planner.__all__)
+    assert set(planner.__all__) <= set(dir(planner))
+    for name in set(planner.__all__) - {"__version__", "PlannerError"}:
+        assert getattr(planner, name) is getattr(api, name)
+
+
+def test_a_name_that_there_is_not_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'planner' has no attribute 'slove'"):
+        planner.slove  # noqa: B018
+
+
+# ------------------------------------------------------------------------------ the page
+
+
+def blocks(text):
+    """The Python blocks of a page, one after the other."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+
+
+def test_the_page_shows_every_function():
+    shown = set(re.findall(r"planner\.(\w+)", blocks(PAGE)))
+    functions = {name for name in planner.__all__ if inspect.isfunction(getattr(planner, name))}
+    assert functions - shown == {"probe"}  # which ranks call
+    assert "`probe`" in PAGE
+
+
+def test_the_blocks_of_the_page_run_in_an_empty_folder(tmp_path):
+    alone, several = PAGE.split("## Several processes")
+    assert several
+    subprocess.run([sys.executable, "-c", blocks(alone)], cwd=tmp_path, check=True)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"strategy.json", "strategy.onnx", "trace.json", "both.json", "graph.txt"} <= written
+
+
+@pytest.mark.slow
+def test_all_blocks_of_the_page_run_in_an_empty_folder(tmp_path):
+    subprocess.run([sys.executable, "-c", blocks(PAGE)], cwd=tmp_path, check=True)
+    assert read_topology(tmp_path / "measured.yaml").links
+
+
+# ------------------------------------------------------------------------------ functions
+
+
+def test_solve_gives_the_command_s_strategy(folder):
+    given = ["--topology", "pair.yaml", "--gpus", "3", "--optimizer", "adam", "--pin", "op0=gpu0"]
+    given[-1] = f"{planner.read_profile('profiles/chain.json').graph.operators[0].name}=gpu0"
+    run("solve", *given)
+    name = given[-1].partition("=")[0]
+    plans = planner.solve(
+        "profiles/chain.json",
+        topology="pair.yaml",
+        gpus=3,
+        training=planner.Training(optimizer="adam"),
+        search=planner.Search(pins=((name, "gpu0"),)),
+    )
+    planner.write_strategy(plans.plan, "mine.json")
+    assert Path("mine.json").read_bytes() == Path("strategy.json").read_bytes()
+
+
+def test_artefacts_and_their_files_are_the_same_arguments(folder):
+    read = planner.read_profile("profiles/chain.json"), planner.read_topology("pair.yaml")
+    from_files = planner.solve("profiles/chain.json", topology="pair.yaml", solvers=["even"])
+    from_artefacts = planner.solve(read[0], topology=read[1], solvers=["even"])
+    assert from_files.plan == from_artefacts.plan
+    planner.write_strategy(from_files.plan, "strategy.json")
+    found = planner.simulate("strategy.json")
+    given = planner.simulate(from_files.plan, profile=read[0], topology=read[1])
+    assert found.plan == given.plan
+    assert found.plan.prediction == from_files.plan.prediction
+
+
+def test_gpus_takes_the_first_devices_of_a_topology_that_is_read():
+    topology = cluster([unit_type()] * 4)
+    assert planner.solve(chain(), topology=topology, gpus=2, solvers=["even"]).num_devices == 2
+
+
+def test_a_choice_that_there_is_not_lists_those_that_there_are():
+    topology = cluster([unit_type()] * 2)
+    with pytest.raises(OptionError, match="unknown optimizer 'lion'; known: sgd, momentum, adam"):
+        planner.solve(chain(), topology=topology, training=planner.Training(optimizer="lion"))
+    with pytest.raises(OptionError, match="unknown cost model 'alpa'"):
+        planner.solve(chain(), topology=topology, cost_model="alpa")
+
+
+def test_sizes_are_bytes_or_text():
+    topology = cluster([unit_type(memory=10**9)] * 2)
+    limits = [
+        planner.solve(
+            chain(), topology=topology, solvers=["single"],
+            training=planner.Training(device_memory=size, reserve=0),
+        ).problems[0].options.device_memory_bytes
+        for size in (2**29, "512 MiB")
+    ]  # fmt: skip
+    assert limits == [2**29, 2**29]
+    with pytest.raises(planner.PlannerError, match="such as '80 GiB'"):
+        planner.solve(chain(), topology=topology, training=planner.Training(reserve="1"))
+
+
+def test_where_nothing_fits_there_is_no_plan():
+    topology = cluster([unit_type(memory=10)] * 2)
+    plans = planner.solve(chain(), topology=topology, training=planner.Training(reserve=0))
+    assert plans.plan is None
+    assert plans.best is None
+    assert planner.sensitivity(plans) == ()
+
+
+def test_progress_hears_of_every_solver():
+    heard = []
+    topology = cluster([unit_type()] * 2)
+    planner.compare(chain(), topology=topology, solvers=["single", "even"], progress=heard.append)
+    assert heard == ["single", "even"]
+
+
+@pytest.mark.parametrize(
+    ("search", "option"),
+    [
+        (planner.Search(pins=(("op0", "gpu0"),)), "--pin"),
+        (planner.Search(switches=planner.own_options({"replicas": (1, 1)})), "--replicas"),
+    ],
+)
+def test_other_cost_models_refuse_what_they_would_ignore(search, option):
+    topology = cluster([unit_type()] * 2)
+    for ask in (
+        lambda: planner.solve(chain(), topology=topology, search=search, cost_model="pipedream"),
+        lambda: planner.solve_under("piper", chain(), topology=topology, search=search),
+    ):
+        with pytest.raises(OptionError, match=f"{option} is for --cost-model planner"):
+            ask()
+
+
+def test_changes_are_planned_beside_the_present_cluster(folder):
+    plans = planner.solve(
+        "profiles/chain.json",
+        topology="pair.yaml",
+        solvers=["data-parallel"],
+        what_if=planner.WhatIf(drop=("gpu3",)),
+    )
+    assert (plans.before.num_devices, plans.num_devices) == (4, 3)
+    assert plans.changes == ("without gpu3",)
+    samples = [
+        one.problems[0].options.num_microbatches * one.problems[0].profile.microbatch_size
+        for one in (plans.before, plans)
+    ]
+    assert samples[0] == samples[1]
+
+
+def test_a_strategy_is_simulated_on_the_profile_that_it_was_made_for(folder):
+    plan = planner.solve("profiles/chain.json", topology="pair.yaml", solvers=["even"]).plan
+    with pytest.raises(FileError, match="the strategy: made for profile"):
+        planner.simulate(plan, profile=chain(), topology="pair.yaml")
+    small = planner.read_topology("pair.yaml", 2)
+    with pytest.raises(FileError, match="the topology pair: has 2 devices, the strategy's need 4"):
+        planner.simulate(plan, topology=small)
+
+
+def test_corrections_beside_a_profile_are_applied_unless_they_are_refused(folder):
+    path = Path("profiles/chain.json")
+    slow = Calibration(device_type="T4", runs=1, models=1, forward=2.0, backward=2.0)
+    hashes = tuple(map(artefact_hash, planner.read_profiles(path)))
+    write_calibration(CalibrationFile(hashes, slow, 0.1, 0.1, "run"), calibration_path(path))
+
+    def iteration_s(ask, **more):
+        answer = ask(topology="pair.yaml", **more)
+        return answer.plan.prediction.iteration_s
+
+    solve = partial(planner.solve, solvers=["single"])
+    stages = partial(planner.simulate_stages, replicas=[1])
+    profile = planner.read_profile(path)
+    for ask in (solve, partial(planner.compare, solvers=["single"]), stages):
+        plain_s = iteration_s(ask, profile=path, calibration=False)
+        assert iteration_s(ask, profile=path) > 1.9 * plain_s
+        assert iteration_s(ask, profile=profile) == plain_s
+        assert iteration_s(ask, profile=profile, calibration=slow) > 1.9 * plain_s
+    assert planner.read_calibration(path, [profile]) == slow
+
+
+def test_stages_that_do_not_fit_say_why():
+    topology = cluster([unit_type(memory=10)] * 2)
+    training = planner.Training(reserve=0)
+    simulation = planner.simulate_stages(
+        chain(), replicas=[1], topology=topology, training=training
+    )
+    assert simulation.plan is None
+    assert simulation.reason
+    with pytest.raises(OptionError):
+        planner.write_svg(simulation, "none.svg")
+
+
+def test_a_model_that_is_another_one_is_refused(folder):
+    from tests.commands.test_cli import mlp
+
+    mlp(folder / "three.onnx", layers=3)
+    mlp(folder / "four.onnx", layers=4)
+    profile = planner.profile("three.onnx", device="T4")
+    plan = planner.solve(profile, topology="pair.yaml", solvers=["single"]).plan
+    with pytest.raises(FileError, match=r"strategy\.json: made for model"):
+        planner.write_strategy(plan, "strategy.json", model="four.onnx")
+    assert not Path("strategy.json").exists()
+    strategy, annotated = planner.write_strategy(plan, "sub/strategy.json", model="three.onnx")
+    assert annotated.is_file()
+    assert json.loads(strategy.read_text())["model_path"] == "../three.onnx"
