@@ -16,7 +16,8 @@ told to callbacks. Nothing is printed. Files are written by the functions whose 
     convert, import_topology                    other formats
     read_..., write_..., newest_profile         files
 
-Modules are imported when they are used, because some take long to load.
+Readers raise a `FileError` if a file is missing, malformed or of another kind, writers if it cannot
+be written. Modules are imported when they are used, because some take long to load.
 """
 
 import os
@@ -206,20 +207,12 @@ def compare_engines(
 
 
 def read_profile(path: File) -> "Profile":
-    """The profile in a file of any known format; of several that of the largest microbatch.
-
-    Raises:
-        FileError: if the file is missing, malformed, or no profile.
-    """
+    """The profile in a file of any known format; of several that of the largest microbatch."""
     return read_profiles(path)[-1]
 
 
 def read_profiles(path: File) -> "tuple[Profile, ...]":
-    """All profiles in a file of any known format, ascending by the size of the microbatch.
-
-    Raises:
-        FileError: if the file is missing, malformed, or no profile.
-    """
+    """All profiles in a file of any known format, ascending by the size of the microbatch."""
     from planner.formats import read_any_profiles
 
     return tuple(read_any_profiles(Path(path)))
@@ -237,11 +230,7 @@ def newest_profile(folder: File = "profiles") -> Path:
 
 
 def write_profile(profile: "Profile", path: File) -> None:
-    """Writes a profile as JSON.
-
-    Raises:
-        FileError: if the file cannot be written.
-    """
+    """Writes a profile as JSON."""
     write_profiles((profile,), path)
 
 
@@ -250,9 +239,6 @@ def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
 
     Args:
         profiles: ascending by the size of the microbatch.
-
-    Raises:
-        FileError: if the file cannot be written.
     """
     from planner import files
 
@@ -301,9 +287,6 @@ def write_topology(topology: "Topology", path: File, comments: Sequence[str] = (
 
     Args:
         comments: lines at the top of the file.
-
-    Raises:
-        FileError: if the file cannot be written.
     """
     from planner.clusters.yaml import write
 
@@ -387,11 +370,7 @@ def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
 
 
 def read_strategy(path: File) -> "Plan":
-    """The plan in a strategy file: the strategy, its prediction and its certificate.
-
-    Raises:
-        FileError: if the file is missing, malformed, or no strategy.
-    """
+    """The plan in a strategy file: the strategy, its prediction and its certificate."""
     from planner.files import read_plan
 
     return read_plan(Path(path))
@@ -546,22 +525,12 @@ def solve(
         TopologyError: if the topology has fewer devices.
     """
     from planner.judging.portfolio import under_pipedream
-    from planner.judging.problems import (
-        changed_cluster,
-        problems_for,
-        refuse_other_solvers_options,
-        sized,
-    )
+    from planner.judging.problems import changed_cluster, problems_for, sized
     from planner.judging.sizes import compare_between
 
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
-    if cost_model == "pipedream":
-        if set(solvers) - {"pipedream"}:
-            raise OptionError(
-                "--cost-model pipedream asks only the solver pipedream; drop --solver"
-            )
-        refuse_other_solvers_options(search, cost_model)
+    check_cost_model(cost_model, training, search, solvers)
     profiles, path = _profiles(profile)
     known = _calibration(calibration, path, profiles)
     profiles = sized(profiles, training)
@@ -661,20 +630,13 @@ def solve_under(
     from planner.formats import DNN_PARTITIONING, PIPER, detect
     from planner.formats.dnn_partitioning import read_dnn_partitioning
     from planner.formats.piper import read_piper
-    from planner.judging.problems import (
-        choice,
-        options_of,
-        problems_for,
-        refuse_other_solvers_options,
-    )
+    from planner.judging.problems import choice, options_of, problems_for
     from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
     from planner.problem import switches_of
     from planner.solvers.netsplit.options import NetSplit
 
     model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
-    refuse_other_solvers_options(search, cost_model)
-    if training.microbatch_size is not None:
-        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
+    check_cost_model(cost_model, training, search)
     if bandwidth is not None and model is not ForeignModel.PIPER:
         raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
     netsplit = switches_of(own, NetSplit)
@@ -704,6 +666,40 @@ def solve_under(
     place = _topology(topology, gpus)
     problems = problems_for(profiles, place, training, search, Calibration())
     return solve_profile(problems[-1], model, options)
+
+
+def check_cost_model(
+    cost_model: str,
+    training: Training = Training(),
+    search: Search = Search(),
+    solvers: Sequence[str] = (),
+) -> None:
+    """Refuses options that the solvers under another cost model than the planner's would ignore.
+
+    Raises:
+        OptionError: if there are any.
+    """
+    if cost_model == "planner":
+        return
+    given = ["pin"] if search.pins else []
+    # Solvers that are asked only where their own options are given have no say here.
+    needing = {solver.options for solver in SOLVERS.values() if solver.needs_options}
+    for own in search.switches:
+        if type(own) in needing:
+            fields = option_fields(type(own))
+            given += [one.name for one in fields if getattr(own, one.name) != one.default]
+    if given:
+        raise OptionError(f"--{given[0]} is for --cost-model planner, not for {cost_model}")
+    if cost_model == "pipedream":
+        if set(solvers) - {"pipedream"}:
+            raise OptionError(
+                "--cost-model pipedream asks only the solver pipedream; drop --solver"
+            )
+        return
+    if solvers:
+        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    if training.microbatch_size is not None:
+        raise OptionError("--microbatch-size is for --cost-model planner or pipedream")
 
 
 def sensitivity(plans: Plans) -> "tuple[Gain, ...]":
@@ -920,11 +916,7 @@ def write_svg(artefact: "Simulation | Topology", path: File) -> None:
 
 
 def write_text(text: str, path: File) -> None:
-    """Writes text so that nobody ever sees half of it.
-
-    Raises:
-        FileError: if the file cannot be written.
-    """
+    """Writes text so that nobody ever sees half of it."""
     from planner.files import write_atomically
 
     write_atomically(Path(path), text.encode())
@@ -1013,11 +1005,7 @@ def start_launch(strategy: File, nproc: int, arguments: Sequence[str] = ()) -> i
 
 
 def read_trace(path: File) -> "Trace":
-    """The iteration in a trace file of the planner, predicted or measured.
-
-    Raises:
-        FileError: if the file is missing, malformed, or no trace of the planner.
-    """
+    """The iteration in a trace file of the planner, predicted or measured."""
     from planner.traces import read
 
     return read.read_trace(Path(path))
@@ -1099,9 +1087,6 @@ def write_calibration(
 
     Returns:
         The file written.
-
-    Raises:
-        FileError: if the file cannot be written.
     """
     from planner import files
     from planner.calibration import CalibrationFile

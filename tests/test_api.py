@@ -8,14 +8,17 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import planner
 from planner import api
+from planner.calibration import Calibration, CalibrationFile
 from planner.clusters.yaml.read import read_topology
 from planner.errors import FileError, OptionError
+from planner.files import artefact_hash, calibration_path, write_calibration
 from tests.support.builders import cluster, graph_of, profile_of, unit_type
 from tests.support.commands import chain_on_two_hosts, run
 
@@ -222,6 +225,27 @@ def test_a_strategy_is_simulated_on_the_profile_that_it_was_made_for(folder):
     small = planner.read_topology("pair.yaml", 2)
     with pytest.raises(FileError, match="the topology pair: has 2 devices, the strategy's need 4"):
         planner.simulate(plan, topology=small)
+
+
+def test_corrections_beside_a_profile_are_applied_unless_they_are_refused(folder):
+    path = Path("profiles/chain.json")
+    slow = Calibration(device_type="T4", runs=1, models=1, forward=2.0, backward=2.0)
+    hashes = tuple(map(artefact_hash, planner.read_profiles(path)))
+    write_calibration(CalibrationFile(hashes, slow, 0.1, 0.1, "run"), calibration_path(path))
+
+    def iteration_s(ask, **more):
+        answer = ask(topology="pair.yaml", **more)
+        return answer.plan.prediction.iteration_s
+
+    solve = partial(planner.solve, solvers=["single"])
+    stages = partial(planner.simulate_stages, replicas=[1])
+    profile = planner.read_profile(path)
+    for ask in (solve, partial(planner.compare, solvers=["single"]), stages):
+        plain_s = iteration_s(ask, profile=path, calibration=False)
+        assert iteration_s(ask, profile=path) > 1.9 * plain_s
+        assert iteration_s(ask, profile=profile) == plain_s
+        assert iteration_s(ask, profile=profile, calibration=slow) > 1.9 * plain_s
+    assert planner.read_calibration(path, [profile]) == slow
 
 
 def test_stages_that_do_not_fit_say_why():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from planner import api
 from planner.commands.printing import show
 
 
@@ -36,7 +37,6 @@ def calibrate(
     was left out of it, or of runs left out one by one if there is only one model. solve and
     compare apply the corrections from then on, unless --no-calibration is given.
     """
-    from planner import api
     from planner.reports.calibrate import calibrate_json, calibrate_lines, calibrate_table
 
     profiles = {path: api.read_profiles(path) for path in profile_paths or (api.newest_profile(),)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from planner.api import automatic
+from planner import api
 from planner.commands.ends import NO_PLAN
 from planner.commands.inputs import InputNames, planned
 from planner.commands.option_types import TIME
@@ -32,7 +32,7 @@ BAR_WIDTH = 48
 
 @click.command(epilog=solver_list())
 @INPUTS
-@solver_choice("Compare", automatic())
+@solver_choice("Compare", api.automatic())
 @CALIBRATION
 @TRAINING
 @SEARCH
@@ -68,7 +68,6 @@ def compare(
 
     Exits with 3 if no strategy fits.
     """
-    from planner import api
     from planner.reports.compare import compare_csv
 
     inputs = names.read(calibrated=calibrated, quiet=as_json)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from planner import api
 from planner.commands.outputs import check_output
 from planner.commands.printing import show
 
@@ -26,7 +27,6 @@ def compare_trace(predicted: Path, measured: Path, output: Path | None, as_json:
     Times are means over the microbatches of one iteration: for each stage forward and backward,
     for each all-reduce and optimizer step, and for the transfers between each pair of devices.
     """
-    from planner import api
     from planner.reports.traces import trace_json, trace_tables
 
     if output is not None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from planner import api
 from planner.commands.outputs import check_output
 
 
@@ -32,8 +33,6 @@ def convert(
     IN may be a profile of the planner, PipeDream's graph.txt, or the JSON of dnn-partitioning or
     Piper. Its content decides, not its name.
     """
-    from planner import api
-
     check_output([target], {})
     written = [str(path) for path in api.convert(source, target, to=form, profile=profile_path)]
     if as_json:

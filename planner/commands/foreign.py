@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from planner import api
 from planner.commands.ends import NO_PLAN
 from planner.commands.inputs import InputNames, say_if_compiling
 from planner.commands.printing import show, spinner
@@ -26,7 +27,6 @@ def solve_foreign(
     as_json: bool,
 ) -> int:
     """Plans under the cost model, shows the plans, and returns the exit code."""
-    from planner import api
     from planner.reports.foreign import (
         foreign_json,
         foreign_lines,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from planner import api
 from planner.commands.printing import spinner
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ class InputNames:
             calibrated: whether the corrections beside the profile are taken.
             quiet: whether standard output is not for people.
         """
-        from planner import api
-
         path = self.profile or api.newest_profile()
         profiles = api.read_profiles(path)
         if self.profile is None:
@@ -83,7 +82,5 @@ def planned(ask: "Callable[..., Plans]", inputs: Inputs) -> "Plans":
 
 def say_if_compiling() -> None:
     """Says why the first solve of a version takes longer."""
-    from planner import api
-
     if not api.is_compiled():
         click.echo("compiling the search, once per version: some 10 to 20 s", err=True)

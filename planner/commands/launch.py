@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from planner import api
 from planner.commands.ends import one_of_several
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, show
@@ -67,8 +68,6 @@ def launch(
     inputs maps the name of each input of the model to its shape and dtype. Every rank calls it
     for its own microbatches.
     """
-    from planner import api
-
     if trace is not None:
         check_output([trace], {"strategy": strategy, "model": model_path})
     if nproc is not None and "RANK" not in os.environ:

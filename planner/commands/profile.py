@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, show
@@ -95,8 +96,6 @@ def profile(
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
-    from planner import api
-
     path = output or Path("profiles") / f"{model.stem}.json"
     check_output([path], {"model": model})
     efforts: list[Effort] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from planner import api
 from planner.commands.ends import NO_PLAN
 from planner.commands.inputs import InputNames, say_if_compiling
 from planner.commands.options import CALIBRATION, INPUTS, OWN_STAGES, TRAINING, WHAT_IF
@@ -65,8 +66,6 @@ def simulate(
     The profile of a strategy is the file that it was made from, else the newest in ./profiles;
     --profile gives another file. Its topology is found by its name; --topology gives another one.
     """
-    from planner import api
-
     outputs = [path for path in (trace_path, svg_path) if path is not None]
     check_output(outputs, {"strategy": strategy, "profile": names.profile})
     if strategy is None:
@@ -102,8 +101,6 @@ def simulated_stages(
     quiet: bool,
 ) -> "Simulation":
     """An iteration of the user's own stages."""
-    from planner import api
-
     if not cuts and not replicas:
         raise OptionError(
             "give a strategy, or --cuts NAME,NAME with the last operators of all stages but the"
@@ -131,8 +128,6 @@ def simulated_strategy(
     what_if: "WhatIf",
 ) -> "Simulation":
     """An iteration of a strategy on its own topology, or on another one that is named."""
-    from planner import api
-
     given = [name for name in OF_THE_STRATEGY if is_given(ctx, name)]
     if given:
         flag = given[0].replace("_", "-")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.api import portfolio
+from planner import api
 from planner.commands.ends import NO_PLAN
 from planner.commands.foreign import FOREIGN, solve_foreign
 from planner.commands.inputs import InputNames, Inputs, planned
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @INPUTS
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the profile says.")  # fmt: skip
-@solver_choice("Ask", portfolio())
+@solver_choice("Ask", api.portfolio())
 @click.option("--cost-model", type=click.Choice(["planner", "pipedream", *FOREIGN]),
               default="planner", show_default=True,
               help="Cost model by which plans are compared.")  # fmt: skip
@@ -98,8 +98,7 @@ def solve(
 
     Exits with 3 if no strategy fits.
     """
-    from planner import api
-
+    api.check_cost_model(cost_model, training, search, solvers)
     refuse_for_cost_model(ctx)
     if cost_model in FOREIGN:
         how = (training, search, bandwidth, time_limit_s)
@@ -127,8 +126,6 @@ def model_for(inputs: Inputs, model_path: Path | None, output: Path) -> "Model |
     """The model of the profile, to be annotated; None where it is not at hand. Nothing that is read
     may be overwritten by the strategy.
     """
-    from planner import api
-
     profile = inputs.profiles[-1]
     own = model_path or (None if profile.model_path is None else Path(profile.model_path))
     read = {"profile": inputs.profile_path, "topology": inputs.topology_path, "model": own}
@@ -144,11 +141,9 @@ def print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> Non
 
 
 def refuse_for_cost_model(ctx: click.Context) -> None:
-    """Refuses options that are for other cost models than the chosen one."""
+    """Refuses options of this command that are for other cost models than the chosen one."""
     given = ctx.params
-    cost_model, foreign = given["cost_model"], given["cost_model"] in FOREIGN
-    if foreign and given["solvers"]:
-        raise OptionError(f"--cost-model {cost_model} has solvers of its own; drop --solver")
+    foreign = given["cost_model"] in FOREIGN
     changes = given["set"] or given["drop"] or given["add_host"]
     if foreign and (changes or given["with_sensitivity"]):
         raise OptionError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from planner import api
 from planner.commands.ends import one_of_several
 from planner.commands.option_types import RATE, SIZE
 from planner.commands.outputs import check_output
@@ -73,7 +74,6 @@ def probe(
     other; nothing else should run meanwhile. Transfers grow up to --largest, or for a pair until
     one would take over 1 s.
     """
-    from planner import api
     from planner.reports.probe import probe_comments
 
     largest_bytes = SIZE.convert(largest, None, ctx)
@@ -118,7 +118,6 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
     planner topology show p3
     planner topology show cluster.yaml --gpus 12 --svg cluster.svg
     """
-    from planner import api
     from planner.reports.clusters import topology_json
 
     path = api.find_topology(name)
@@ -194,8 +193,6 @@ def import_cluster(
     Figures that FILE leaves out, bandwidths of NVLink and PCIe above all, are taken from data
     sheets. The file that is written names them: look through it.
     """
-    from planner import api
-
     named = types_by_name(types)
     check_output([output], {"file": source})
     cluster = api.import_topology(

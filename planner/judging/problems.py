@@ -15,7 +15,6 @@ from planner.problem import Objective, Optimizer, Options, Problem, Recompute, R
 from planner.profiles import Profile
 from planner.request import Search, Training, WhatIf
 from planner.schedules.orders import with_microbatches
-from planner.solvers.registry import SOLVERS, option_fields
 from planner.strategy import ScheduleName
 from planner.topology import DeviceType, Topology
 from planner.units import parse_bytes
@@ -123,23 +122,6 @@ def size_bytes(size: int | str) -> int:
         UnitError: if the text has no unit, or not one of a size.
     """
     return parse_bytes(size) if isinstance(size, str) else size
-
-
-def refuse_other_solvers_options(search: Search, cost_model: str) -> None:
-    """Refuses parts of a search that the solvers under another cost model would ignore.
-
-    Raises:
-        OptionError: if operators are pinned, or there are options of solvers that are asked only
-            where these are given.
-    """
-    given = ["pin"] if search.pins else []
-    needing = {solver.options for solver in SOLVERS.values() if solver.needs_options}
-    for own in search.switches:
-        if type(own) in needing:
-            fields = option_fields(type(own))
-            given += [f.name for f in fields if getattr(own, f.name) != f.default]
-    if given:
-        raise OptionError(f"--{given[0]} is for --cost-model planner, not for {cost_model}")
 
 
 def nums_microbatches(
