@@ -127,7 +127,7 @@ def test_solve_gives_the_command_s_strategy(folder):
         training=planner.Training(optimizer="adam"),
         search=planner.Search(pins=((name, "gpu0"),)),
     )
-    planner.write_strategy(plans.plan, "mine.json")
+    planner.write_strategy(plans.plan, "mine.json", profile="profiles/chain.json")
     assert Path("mine.json").read_bytes() == Path("strategy.json").read_bytes()
 
 
