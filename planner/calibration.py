@@ -1,4 +1,4 @@
-"""`Calibration`: what runs have shown of a type of device, beside what profile and topology say.
+"""`Calibration`: corrections of profile and topology that runs on a type of device have shown.
 
 Of an operator of type t that makes n bytes of the model's first output (0 for nearly all), measured
 alone in f s forward and b s backward, a run is believed to take
@@ -8,9 +8,9 @@ alone in f s forward and b s backward, a run is believed to take
 
 where w is how much faster the whole step was than its operators one by one, because these find
 their inputs and weights in no cache. Each computation takes `launch_s` more. Posting a transfer
-keeps the device for `post_s` and `copy_s_per_byte` per byte, in which its processor copies; what
-is left for the route then is its latency and a share `wire` of the bytes. Sums and steps take
-factors of what is predicted. None of it belongs to one stage or one model, so that it holds for
+keeps the device for `post_s` and `copy_s_per_byte` per byte, in which its processor copies. The
+route then takes its latency and the time of a share `wire` of the bytes. Factors correct the times
+of all-reduces and steps. None of it belongs to one stage or one model, so that it holds for
 models that were not run.
 """
 
@@ -100,14 +100,14 @@ UNCALIBRATED = Calibration()
 
 @dataclass(frozen=True, slots=True)
 class CalibrationFile:
-    """What stands beside a profile.
+    """The content of the file beside a profile.
 
     Attributes:
         profiles: content hashes of the profiles in that file.
         calibration: for them.
         error_before: mean of |predicted - measured| / measured over the runs without it.
         error_after: the same with it, of runs that were left out of the fit in turn.
-        left_out: what was left out at a time: "model" or "run".
+        left_out: unit that was left out at a time: "model" or "run".
     """
 
     profiles: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""What can go wrong by the user's hand. Each message says where, what was expected, what was
-found and what to do, and is ready to print.
+"""Mistakes of the user. Each message names the place, the expected and the given value, and the
+remedy, and is ready to print.
 
     PlannerError
     |- FileError        a file that is missing, malformed, of another version or another hash

@@ -1,6 +1,7 @@
-"""Artefacts on disk: strict, versioned JSON (topologies, in YAML, are read by `clusters.py`). Every
-problem of a file is reported at once, with the path of the field; a file is written under another
-name first and then renamed.
+"""Artefacts on disk: strict, versioned JSON. Topologies, in YAML, are read by `clusters/yaml`.
+
+Every problem of a file is reported at once, with the path of the field. A file is written under
+another name first and then renamed.
 """
 
 import hashlib
@@ -171,9 +172,9 @@ def _spread(plain: object) -> str:
 
 
 def _dense(plain: object, margin: str = "") -> str:
-    """JSON with a line for each operator, tensor and parameter, a quarter shorter. What is on a
-    line of its own is an element of a list of mappings, or a mapping with neither such a list nor
-    mappings that have one.
+    """JSON with a line for each operator, tensor and parameter, a quarter shorter. An
+    element of a list of mappings has a line of its own; so has a mapping with neither such a list
+    nor mappings that have one.
 
     >>> print(_dense({"a": [{"b": [1, 2]}, {"b": []}], "c": {"d": 0.5}}))
     {
@@ -227,9 +228,9 @@ def write_plan(plan: Plan, path: Path) -> None:
     _write(plan, STRATEGY_FORMAT, path, _spread)
 
 
-def write_calibration(found: CalibrationFile, path: Path) -> None:
+def write_calibration(calibration: CalibrationFile, path: Path) -> None:
     """Writes a calibration as JSON."""
-    _write(found, CALIBRATION_FORMAT, path, _dense)
+    _write(calibration, CALIBRATION_FORMAT, path, _dense)
 
 
 # -------------------------------------------------------------------------------- reading
@@ -269,11 +270,11 @@ def complaint(path: Path, error: ValidationError) -> FileError:
     lines = []
     for one in error.errors():
         place = _field(one["loc"])
-        found = "" if one["type"] in _SELF_SAID else f", got {said(one['input'])}"
+        actual = "" if one["type"] in _SELF_SAID else f", got {said(one['input'])}"
         message = one["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
         for line in _WORDS.get(one["type"], message).splitlines():
             joint = "." if one["type"] == "value_error" and _OWN_FIELD.match(line) else ": "
-            lines.append(f"{path}: {place + joint if place else ''}{line}{found}")
+            lines.append(f"{path}: {place + joint if place else ''}{line}{actual}")
     return FileError("\n".join(lines))
 
 
@@ -305,7 +306,7 @@ def read_text(path: Path, form: str, advice: str) -> str:
 
 
 def without_format(plain: object, path: Path, form: str, advice: str) -> object:
-    """What a file says besides its format, which is checked."""
+    """The fields of a file without its format, which is checked."""
     if not isinstance(plain, dict):
         raise FileError(f"{path}: expected {form}, a mapping, got {said(plain)}; {advice}")
     if plain.get("format") != form:
@@ -366,8 +367,8 @@ def read_profile(path: Path) -> Profile:
     Raises:
         FileError: if it is missing, no profile, or malformed.
     """
-    found: Profile = _read(Profile, PROFILE_FORMAT, path, "planner profile MODEL.onnx")
-    return found
+    profile: Profile = _read(Profile, PROFILE_FORMAT, path, "planner profile MODEL.onnx")
+    return profile
 
 
 def read_profile_set(path: Path) -> ProfileSet:
@@ -377,8 +378,8 @@ def read_profile_set(path: Path) -> ProfileSet:
         FileError: if it is missing, no such file, or malformed.
     """
     advice = "planner profile MODEL.onnx --batch 1,2,4"
-    found: ProfileSet = _read(ProfileSet, PROFILE_SET_FORMAT, path, advice)
-    return found
+    profiles: ProfileSet = _read(ProfileSet, PROFILE_SET_FORMAT, path, advice)
+    return profiles
 
 
 def read_plan(path: Path) -> Plan:
@@ -409,13 +410,13 @@ def read_calibration(profile_path: Path, profiles: Sequence[Profile]) -> Calibra
     if not path.exists():
         return None
     advice = f"planner calibrate TRACE --profile {profile_path}"
-    found: CalibrationFile = _read(CalibrationFile, CALIBRATION_FORMAT, path, advice)
-    if found.profiles != tuple(map(artefact_hash, profiles)):
+    calibration: CalibrationFile = _read(CalibrationFile, CALIBRATION_FORMAT, path, advice)
+    if calibration.profiles != tuple(map(artefact_hash, profiles)):
         raise FileError(
             f"{path}: made for another profile than {profile_path} is now; run: {advice}, or give"
             " --no-calibration"
         )
-    return found
+    return calibration
 
 
 def plan_from_plain(plain: object, path: Path) -> Plan:
@@ -445,13 +446,13 @@ def newest_profile(folder: Path) -> Path:
     Raises:
         FileError: if there is none.
     """
-    found = sorted(
+    paths = sorted(
         (path for path in folder.glob("*.json") if not path.name.endswith(CALIBRATION_ENDING)),
         key=lambda path: (path.stat().st_mtime_ns, path.name),
     )
-    if not found:
+    if not paths:
         raise FileError(f"{folder}: there is no profile; run: planner profile MODEL.onnx")
-    return found[-1]
+    return paths[-1]
 
 
 def shipped(folder: str) -> Path:

@@ -1,7 +1,7 @@
 """`Graph`: the operators of a training step in topological order, their tensors and parameters.
 
-A graph knows names, shapes and who feeds whom. It knows no times (`profile.py`) and no ONNX
-(`model.py`). Folded constants and shape arithmetic are not in it.
+A graph knows names, shapes and who feeds whom. It knows no times (`profiles.py`) and no ONNX
+(`model/`). Folded constants and shape arithmetic are not in it.
 """
 
 from collections import Counter
@@ -161,11 +161,6 @@ class Graph:
         if not ready.issuperset(self.outputs):
             raise ValueError("an output of the graph is no tensor of it")
 
-    def __hash__(self) -> int:
-        # Few fields, because it is asked for often; of graphs that differ in the batch only, the
-        # first tensors' shapes differ.
-        return hash((self.inputs, self.outputs, len(self.operators), self.tensors[:4]))
-
 
 @derived
 def tensors_by_name(graph: Graph) -> Mapping[str, Tensor]:
@@ -188,21 +183,21 @@ def producers(graph: Graph) -> Mapping[str, int]:
 @derived
 def consumers(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     """The indices of the operators that read each tensor, ascending; unread ones have ()."""
-    found: dict[str, list[int]] = {t.name: [] for t in graph.tensors}
+    readers: dict[str, list[int]] = {t.name: [] for t in graph.tensors}
     for i, operator in enumerate(graph.operators):
         for name in operator.inputs:
-            found[name].append(i)
-    return {name: tuple(indices) for name, indices in found.items()}
+            readers[name].append(i)
+    return {name: tuple(indices) for name, indices in readers.items()}
 
 
 @derived
 def holders(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     """The indices of the operators that read each parameter, ascending."""
-    found: dict[str, list[int]] = {p.name: [] for p in graph.parameters}
+    readers: dict[str, list[int]] = {p.name: [] for p in graph.parameters}
     for i, operator in enumerate(graph.operators):
         for name in operator.parameters:
-            found[name].append(i)
-    return {name: tuple(indices) for name, indices in found.items()}
+            readers[name].append(i)
+    return {name: tuple(indices) for name, indices in readers.items()}
 
 
 @derived

@@ -67,7 +67,7 @@ def check_agreement(plan: Plan, path: Path) -> None:
     """Checks that an annotated file is the plan's model with the plan's stages and devices.
 
     Raises:
-        FileError: if the file is missing or none, or with what differs.
+        FileError: if the file is missing or no ONNX model, or with all differences.
     """
     differences = list(_differences(plan, _read(path)))
     if differences:
@@ -164,10 +164,10 @@ def _differences(plan: Plan, proto: ModelProto) -> Iterator[str]:
     if found_hash != plan.model_hash:
         yield f"it is model {_short(found_hash)}, the strategy is for {_short(plan.model_hash)}"
     configuration = next((c for c in proto.configuration if c.name == CONFIGURATION), None)
-    found = list(configuration.device) if configuration else []
-    if found != _device_names(plan):
+    names = list(configuration.device) if configuration else []
+    if names != _device_names(plan):
         wanted = ", ".join(_device_names(plan))
-        yield f"its devices are {', '.join(found) or 'not named'}, the strategy's {wanted}"
+        yield f"its devices are {', '.join(names) or 'not named'}, the strategy's {wanted}"
     nodes = {node.name: node for node in proto.graph.node}
     for name, stage in _stages(plan).items():
         found_stage = _stage(nodes[name]) if name in nodes else None

@@ -1,5 +1,5 @@
-"""What is said of a strategy: `Prediction` (how fast, how full), `Certificate` (how far from the
-best it can be), and `Plan`, which is all that strategy.json holds.
+"""`Plan`, the content of strategy.json: a strategy with a `Prediction` (how fast, how full) and a
+`Certificate` (how far from the best it can be).
 """
 
 from dataclasses import dataclass, fields
@@ -19,7 +19,7 @@ class MemoryParts:
         stash_bytes: activations kept for the backward pass, all microbatches in flight.
         buffer_bytes: tensors received and not yet used, and gradients of tensors that were sent.
         workspace_bytes: activations and their gradients that live only inside a stage's pass.
-        reserve_bytes: what runtime and libraries take.
+        reserve_bytes: memory for runtime and libraries.
     """
 
     parameter_bytes: int = 0
@@ -82,7 +82,7 @@ class Prediction:
         latency_s: forward and backward of one microbatch, alone.
         throughput: samples per s.
         bubble_fraction: 1 - compute / (used devices x iteration).
-        closed_form_s: what the search believed the iteration to be.
+        closed_form_s: the iteration as the search saw it.
         stages: one per stage.
         devices: one per used device, ascending.
     """
@@ -102,12 +102,12 @@ class Certificate:
     """How good a strategy is, for the chosen objective.
 
     Attributes:
-        objective: what was minimised.
+        objective: name of the figure that was minimised.
         lower_bound_s: no strategy on these devices is faster: every placement, replication,
             recomputation and synchronous schedule, with free communication.
         gap: (predicted - bound) / bound.
         space_bound_s: the solver's own bound, for its own space only; None if it has none.
-        space: what that space is.
+        space: that space, in words.
     """
 
     objective: str
@@ -122,10 +122,10 @@ class Plan:
     """A strategy with all that it takes to judge and to run it.
 
     Attributes:
-        strategy: what runs where.
-        prediction: what the judge says of it.
+        strategy: stages, devices and rhythm.
+        prediction: the judge's figures.
         certificate: how far from the best it can be.
-        solver: who found it.
+        solver: name of the solver that found it.
         status: of the solver's own space: optimal or feasible.
         reproducible: False where a wall-clock limit cut the search.
         ranks: device of each rank of a launch: the used devices in host order.
@@ -141,11 +141,11 @@ class Plan:
         optimizer: its name.
         threads: CPU threads per rank that the profile was measured with.
         seed: of the search and of synthetic data.
-        notes: what was approximated.
+        notes: approximations, in words.
         versions: of the software that made the plan.
         source: how the profile's times were obtained; None where the file does not say.
-        engine: what they come from; "" likewise.
-        profiled_on: the type of device that they are for; "" likewise.
+        engine: name of the engine that they come from; "" where the file does not say.
+        profiled_on: the type of device that they are for; "" where the file does not say.
         profile_path: the profile's file, relative to the strategy's folder where it was written.
     """
 

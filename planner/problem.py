@@ -121,9 +121,6 @@ class Problem:
     measured_on: DeviceType | None = None
     calibration: Calibration = UNCALIBRATED
 
-    def __hash__(self) -> int:
-        return hash((self.profile, self.topology, self.options))
-
 
 @dataclass(frozen=True, slots=True)
 class Result:

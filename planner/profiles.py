@@ -1,4 +1,4 @@
-"""`Profile`: a graph with what each operator costs on one type of device, and how that is known."""
+"""`Profile`: a graph with the costs of each operator on one type of device, and their source."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,26 +39,25 @@ def _outside(
 
 
 def _raise(problems: Iterable[str]) -> None:
-    found = "\n".join(problems)
-    if found:
-        raise ValueError(found)
+    if text := "\n".join(problems):
+        raise ValueError(text)
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
-    """What one operator costs for one microbatch.
+    """Costs of one operator for one microbatch.
 
     Attributes:
         name: the operator's.
         forward_s: time of its forward pass, in s.
         backward_s: time of its backward pass, gradient accumulation included, in s.
-        output_bytes: what it makes.
-        parameter_bytes: what it holds: weights, buffers and constants.
+        output_bytes: size of the tensors that it makes.
+        parameter_bytes: size of the weights, buffers and constants that it reads.
         flops: floating-point operations of the forward pass.
         bytes_moved: bytes that the forward pass reads and writes.
         stash_tensors: names of its own inputs and outputs that autograd keeps for the backward
-            pass. A view is named itself; `Profile.views` says what it is a view of.
-        stash_private_bytes: what autograd keeps besides, parameters left out.
+            pass. A view is named itself; `Profile.views` has the tensor behind it.
+        stash_private_bytes: other bytes that autograd keeps, parameters left out.
         workspace_bytes: most that it holds for itself while it runs; 0 where that was not measured.
         interval: how sure the time is: half the width of the 95 % confidence interval of the median
             of forward and backward together, over it; 0 where nothing was measured.
@@ -100,8 +99,8 @@ class OperatorCost:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor that shares the storage of what its operator made it from: a tensor, or a
-    parameter. Of gradients: that of an input, made from that of an output.
+    """A tensor in the storage of the tensor or parameter that its operator made it from. Of
+    gradients: that of an input, made from that of an output.
     """
 
     tensor: str
@@ -134,11 +133,11 @@ class Profile:
         operators: one per operator of the graph, in its order.
         views: tensors that share another one's storage.
         gradient_views: tensors whose gradient an operator that reads them takes from the storage of
-            the gradient of what it makes; none where that is not known.
+            the gradient of its output; none where that is not known.
         model_path: the ONNX file, relative to the folder that `planner profile` ran in; None
             where there is none (imported profiles).
-        model_hash: content hash of the ONNX model, None likewise.
-        dimensions: the symbolic dimensions and what they were bound to.
+        model_hash: content hash of the ONNX model; None where there is none.
+        dimensions: sizes that the symbolic dimensions were bound to.
         microbatch_size: samples in one microbatch.
         dtype: of the floating-point work.
         device_type: name of the type of device that the times are for.
@@ -148,7 +147,7 @@ class Profile:
         spread: median over the operators of (slowest - fastest) / median of the repetitions.
         whole_step: None where nothing was measured in one piece.
         versions: of the software that made it.
-        engine: what the times come from, such as "torch", "onnxruntime (CPUExecutionProvider)" or
+        engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)" or
             "roofline"; "" where the file does not say.
         warnings: why the times may be wrong, for people; none on a quiet machine.
 
@@ -257,7 +256,7 @@ class Profile:
         for i, (cost, operator) in enumerate(
             zip(self.operators, self.graph.operators, strict=True)
         ):
-            for field, said, due in (
+            for field, given, due in (
                 (
                     "output_bytes",
                     cost.output_bytes,
@@ -269,12 +268,8 @@ class Profile:
                     sum(parameters[n].bytes for n in operator.parameters),
                 ),
             ):
-                if said != due:
-                    yield f"operators[{i}].{field}: expected {due} as in the graph, got {said}"
-
-    def __hash__(self) -> int:
-        own = (self.model_hash, self.device_type, self.microbatch_size, len(self.operators))
-        return hash((*own, self.operators[:4]))
+                if given != due:
+                    yield f"operators[{i}].{field}: expected {due} as in the graph, got {given}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +297,7 @@ class ProfileSet:
 
 @derived
 def view_bases(profile: Profile) -> Mapping[str, str]:
-    """What each view was made from; other tensors are left out."""
+    """The base of each view; other tensors are left out."""
     return {view.tensor: view.base for view in profile.views}
 
 
@@ -344,5 +339,5 @@ def stash_bytes(profile: Profile, operators: Iterable[int]) -> int:
         for name in profile.operators[v].stash_tensors
     }
     private = sum(profile.operators[v].stash_private_bytes for v in inside)
-    # What lies in a parameter's storage is there anyway.
+    # A parameter's storage is there anyway.
     return private + sum(tensors[name].bytes for name in owners if name in tensors)

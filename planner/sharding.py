@@ -107,7 +107,7 @@ class Sharding:
 
 
 def check_spec(spec: Spec, num_axes: int) -> None:
-    """Checks that a spec is one of a mesh with so many axes.
+    """Checks that a spec is one of a mesh with `num_axes` axes.
 
     Raises:
         ValueError: if it is not.

@@ -1,6 +1,6 @@
 """`Strategy`: which operators form a stage, which devices run it, and in which rhythm.
 
-`violations` checks its structure; whether it fits in memory is for `costs/evaluate.py` to say.
+`violations` checks its structure; `costs/evaluate.py` says whether it fits in memory.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """What a solver decides.
+    """A solver's decisions.
 
     Attributes:
         stages: in the order of the flow: a tensor never goes to an earlier stage.

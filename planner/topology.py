@@ -1,6 +1,6 @@
 """`Topology`: devices, hosts and switches, and the directed links between them.
 
-Which links a transfer takes stands in `routes.py`; times come from `costs/`.
+`clusters/routes.py` says which links a transfer takes; times come from `costs/`.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from planner.support.derived import derived
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """What one kind of device can do.
+    """Speed and memory of one kind of device.
 
     Attributes:
         name: as in topologies and profiles.
@@ -52,9 +52,6 @@ class DeviceType:
         """Peak FLOP per s for a dtype; float32's for one that is not listed."""
         return self.flops.get(dtype, self.flops["float32"])
 
-    def __hash__(self) -> int:
-        return hash(self.name)
-
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -63,7 +60,7 @@ class Host:
     Attributes:
         cores: CPU cores that its devices share, where the devices are processes on them; None
             where each device computes on its own.
-        memory_bytes: memory that its devices share, None likewise.
+        memory_bytes: memory that its devices share; None where each device has its own.
     """
 
     name: str
@@ -81,8 +78,8 @@ class Device:
 
 
 class Sharing(StrEnum):
-    """What becomes of transfers that want a link at the same time: they share its bandwidth, or
-    one has all of it and the others wait.
+    """How transfers use a link at the same time: they share its bandwidth, or one has all of it and
+    the others wait.
     """
 
     FAIR = "fair"
@@ -143,8 +140,8 @@ class Topology:
         switches: vertices of the link graph that are neither device nor host.
         links: directed.
         levels: the regular hierarchy that it was written as, innermost first; empty if it was not.
-        notes: what a user should know of the figures, shown with every plan.
-        tables: measured all-reduces, which take precedence over what the links say.
+        notes: limits of the figures, shown with every plan.
+        tables: measured all-reduces, which take precedence over the links.
     """
 
     name: str
@@ -156,9 +153,6 @@ class Topology:
     levels: tuple[Level, ...] = ()
     notes: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-
-    def __hash__(self) -> int:
-        return hash((self.name, len(self.devices), len(self.links)))
 
 
 def device_type(topology: Topology, device: int) -> DeviceType:
@@ -182,51 +176,53 @@ def _width_of(part: Link | Level) -> Iterator[str]:
 
 def problems(topology: Topology) -> tuple[str, ...]:
     """Everything that is wrong with a topology; empty if it is sound."""
-    found = []
+    complaints = []
     names = [d.name for d in topology.devices] + list(topology.switches)
     names += [h.name for h in topology.hosts]
-    found += [f"{n}: the name is used twice" for n, k in sorted(Counter(names).items()) if k > 1]
+    complaints += [
+        f"{n}: the name is used twice" for n, k in sorted(Counter(names).items()) if k > 1
+    ]
     vertices, types = set(names), {t.name for t in topology.device_types}
     hosts = {host.name for host in topology.hosts}
     for i, device in enumerate(topology.devices):
         if device.type not in types:
-            found.append(
+            complaints.append(
                 f"devices[{i}].type: unknown device type {device.type!r};"
                 f" known: {', '.join(sorted(types))}"
             )
         if device.host not in hosts:
-            found.append(f"devices[{i}].host: unknown host {device.host!r}")
+            complaints.append(f"devices[{i}].host: unknown host {device.host!r}")
     narrow = [
         f"levels[{i}].{wrong}"
         for i, level in enumerate(topology.levels)
         for wrong in _width_of(level)
     ]
-    found += narrow
+    complaints += narrow
     repeated = Counter(level.name for level in topology.levels)
-    found += [f"levels: the name {n!r} is used twice" for n, k in repeated.items() if k > 1]
-    # A link of `between` is there in both directions: what holds for both is said once.
-    said = []
+    complaints += [f"levels: the name {n!r} is used twice" for n, k in repeated.items() if k > 1]
+    # A link of `between` is there in both directions: problems of both are reported once.
+    of_links = []
     for link in topology.links:
         where = f"links: {link.source} -> {link.target}"
-        said += [
+        of_links += [
             f"links: unknown device, host or switch {vertex!r}"
             for vertex in (link.source, link.target)
             if vertex not in vertices
         ]
         if link.source == link.target:
-            said.append(f"links: {link.source} is linked to itself; leave that link out")
+            of_links.append(f"links: {link.source} is linked to itself; leave that link out")
         if not narrow:
-            said += [f"{where}: {wrong}" for wrong in _width_of(link)]
-    found += dict.fromkeys(said)
+            of_links += [f"{where}: {wrong}" for wrong in _width_of(link)]
+    complaints += dict.fromkeys(of_links)
     ends = Counter((link.source, link.target) for link in topology.links)
-    found += [
+    complaints += [
         f"links: {a} -> {b} is there twice"
         for a, b in sorted(e for e, times in ends.items() if times > 1 and e[0] != e[1])
     ]
-    found += _problems_of_tables(topology)
+    complaints += _problems_of_tables(topology)
     if not topology.devices:
-        found.append("devices: there is none")
-    return tuple(found)
+        complaints.append("devices: there is none")
+    return tuple(complaints)
 
 
 def _problems_of_tables(topology: Topology) -> Iterator[str]:
@@ -314,7 +310,7 @@ def take(topology: Topology, num_devices: int) -> Topology:
 
 
 def tables_among(tables: Sequence[Table], names: Set[str]) -> tuple[Table, ...]:
-    """What measured times say of the devices with these names."""
+    """The measured times of groups of the devices with these names."""
     kept = [replace(t, devices=tuple(n for n in t.devices if n in names)) for t in tables]
     return tuple(table for table in kept if len(table.devices) >= table.num_devices)
 
@@ -331,10 +327,10 @@ def table_of(topology: Topology, devices: Sequence[int]) -> Table | None:
 @derived
 def _tables(topology: Topology) -> Mapping[int, list[tuple[frozenset[str], Table]]]:
     """The tables by the size of their groups, each with its devices."""
-    found: dict[int, list[tuple[frozenset[str], Table]]] = {}
+    by_size: dict[int, list[tuple[frozenset[str], Table]]] = {}
     for table in topology.tables:
-        found.setdefault(table.num_devices, []).append((frozenset(table.devices), table))
-    return found
+        by_size.setdefault(table.num_devices, []).append((frozenset(table.devices), table))
+    return by_size
 
 
 def _levels_of(levels: tuple[Level, ...], num_devices: int) -> tuple[Level, ...]:

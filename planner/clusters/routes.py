@@ -4,7 +4,7 @@ whose neighbours are well linked.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from heapq import heappop, heappush
 from itertools import permutations
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.errors import TopologyError
 from planner.support.arrays import Floats, Ints
+from planner.support.derived import derived
 from planner.topology import Link, Table, Topology
 
 # The message by which routes are compared: large enough for bandwidth to count.
@@ -52,6 +53,7 @@ class Routes(Mapping[tuple[int, int], tuple[int, ...]]):
             return (first,)
         start, vertex = self._links[first].target, self._links[last].source
         path = [last]
+        # From the target back to the vertex where the path enters the core.
         while vertex != start:
             path.append(self._before[self._core[start]][vertex])
             vertex = self._links[path[-1]].source
@@ -64,7 +66,7 @@ class Routes(Mapping[tuple[int, int], tuple[int, ...]]):
         return len(self.latency_s) * (len(self.latency_s) - 1)
 
 
-@lru_cache(maxsize=8)
+@derived
 def routes(topology: Topology) -> Routes:
     """Per ordered pair of devices, the fastest path for a message of `ROUTED_BYTES` that runs
     through no other device; of equally fast ones, a link from device to device, else that of the
@@ -81,15 +83,18 @@ def routes(topology: Topology) -> Routes:
     out, into, direct = _links_of_devices(topology, names)
     trees = [_shortest_paths(topology, core, start) for start in core]
     count = len(names)
-    # From each device to each vertex of the core, and on from there to each device.
-    to_core = _Table.empty((count, len(core)))
+    # A path between devices is a link into the core, a shortest path there, and a link out of it;
+    # so offering every link out of a device, then every link into one, tries all of them. Later
+    # offers win only if they are faster, so ties go to the first links.
+    to_core = _BestPaths.empty((count, len(core)))
     for p, i in out:
         link, tree = topology.links[i], trees[core[topology.links[i].target]]
         to_core.offer(
             p, link.latency_s + tree.latency_s, np.minimum(link.bandwidth_bytes_per_s, tree.width),
             _time_s(link) + tree.time_s, i, i,
         )  # fmt: skip
-    best = _Table.empty((count, count))
+    best = _BestPaths.empty((count, count))
+    # Direct links first: of equally fast paths they are the ones to take.
     for p, q, i in direct:
         link = topology.links[i]
         best.offer((p, q), link.latency_s, link.bandwidth_bytes_per_s, _time_s(link), i, i)
@@ -139,7 +144,7 @@ def _links_of_devices(
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _BestPaths:
     """The best path so far for each pair of a source and a target; arrays of one shape.
 
     Attributes:
@@ -154,7 +159,7 @@ class _Table:
     last: Ints
 
     @classmethod
-    def empty(cls, shape: tuple[int, int]) -> "_Table":
+    def empty(cls, shape: tuple[int, int]) -> "_BestPaths":
         """Without any path."""
         latency_s, width, time_s = (np.full(shape, np.inf) for _ in range(3))
         return cls(latency_s, width, time_s, np.full(shape, -1), np.full(shape, -1))
@@ -178,7 +183,7 @@ class _Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class _CorePaths:
     """The fastest paths from one vertex of the core to the others.
 
     Attributes:
@@ -194,7 +199,7 @@ class _Tree:
     before: Mapping[str, int]
 
 
-def _shortest_paths(topology: Topology, core: Mapping[str, int], start: str) -> _Tree:
+def _shortest_paths(topology: Topology, core: Mapping[str, int], start: str) -> _CorePaths:
     """Dijkstra's algorithm over hosts and switches."""
     leaving = _core_links(topology)
     latency, width, time = (np.full(len(core), np.inf) for _ in range(3))
@@ -215,10 +220,10 @@ def _shortest_paths(topology: Topology, core: Mapping[str, int], start: str) -> 
                 width[d] = min(width[c], link.bandwidth_bytes_per_s)
                 before[link.target] = i
                 heappush(ahead, (time[d], d, link.target))
-    return _Tree(latency, width, time, before)
+    return _CorePaths(latency, width, time, before)
 
 
-@lru_cache(maxsize=8)
+@derived
 def _core_links(topology: Topology) -> Mapping[str, list[int]]:
     """The links from each host and switch to others."""
     names = {device.name for device in topology.devices}
@@ -272,7 +277,7 @@ def unlike_pairs(topology: Topology, table: Table) -> str | None:
     return None
 
 
-@lru_cache(maxsize=8)
+@derived
 def _devices_and_ends(
     topology: Topology,
 ) -> tuple[Mapping[str, int], Mapping[str, frozenset[tuple[str, bool, float, float]]]]:
@@ -307,15 +312,15 @@ _ALL_ORDERS = 8
 _STEPS = 4096
 
 
-@lru_cache(maxsize=4096)
+@derived(kept=4096)
 def chain(topology: Topology, devices: tuple[int, ...], *, closed: bool = False) -> tuple[int, ...]:
     """Devices in an order in which neighbours are well linked; `closed` makes the last a
     neighbour of the first (a ring).
 
-    The narrowest pair of neighbours is as wide as can be, then their times for one byte add up to
-    as little as can be; exact up to 8 devices. Of more, it is the best of the order by hosts and
-    of those that follow each device by its widest neighbour, from up to 64 starts that are spread
-    over the devices. Ties go to the lowest indices.
+    The narrowest pair of neighbours is as wide as possible, then the sum of their times for one
+    byte is as small as possible; exact up to 8 devices. For more devices, it is the best of the
+    order by hosts and the orders in which each device is followed by its widest neighbour, from up
+    to 64 starts that are spread over the devices. Ties go to the lowest indices.
 
     Args:
         devices: indices, any number.
@@ -334,6 +339,7 @@ def chain(topology: Topology, devices: tuple[int, ...], *, closed: bool = False)
             [position[device] for device in host_order(topology, devices)],
             *(_nearest(width, len(devices) * i // starts) for i in range(starts)),
         ])  # fmt: skip
+    # (orders, devices) between each device and the next one; the last column closes the ring.
     widths = width[orders, np.roll(orders, -1, axis=1)]
     widths = widths if closed else widths[:, :-1]
     narrowest = widths.min(axis=1)
@@ -347,8 +353,8 @@ def chain(topology: Topology, devices: tuple[int, ...], *, closed: bool = False)
 
 @cache
 def _all_orders(count: int, closed: bool) -> Ints:
-    """(n, count) the orders of few positions. A ring may start anywhere, a chain may not; mirror
-    images are as good as each other, and the one of the lower indices is there.
+    """(n, count) the orders of few positions, without equally good ones: a ring starts at position
+    0, and of an order and its mirror image there is one.
     """
     if closed:
         rest = permutations(range(1, count))

@@ -1,4 +1,4 @@
-"""What no strategy can beat: bounds over every placement, replication, recomputation and
+"""Times and sizes that no strategy can beat, whatever its placement, replication, recomputation and
 synchronous schedule on the given devices, with free communication.
 """
 
@@ -19,8 +19,9 @@ from planner.units import format_bytes
 def lower_bound_s(problem: Problem) -> float:
     """The largest of the bounds that hold for the problem's objective, in s.
 
-    iteration: M times the fractional assignment, the longest path, and what one operator forces
-    whose busiest replica has ceil(M / K) microbatches. bottleneck: the fractional assignment.
+    iteration: M times the fractional assignment, the longest path, and the time that one operator
+    takes with its ceil(M / K) microbatches on its busiest replica.
+    bottleneck: the fractional assignment.
     latency: the longest path.
     """
     num_microbatches = problem.options.num_microbatches
@@ -48,9 +49,10 @@ def unreplicated_s(problem: Problem) -> float:
 
 
 def operator_s(problem: Problem, rounds: int) -> float:
-    """What one operator forces on an iteration in which a device runs it for so many microbatches:
-    its forwards and backwards there, behind the longest chain of forwards to it and before that of
-    backwards from it, each on the fastest type of device, in s.
+    """Least time of an iteration in which one device runs some operator for `rounds` microbatches,
+    in s: the longest chain of forwards to the operator, its own forwards and backwards, and the
+    longest chain of backwards from it, each on the fastest type of device. The largest over all
+    operators.
     """
     forward, backward = _fastest(problem)
     graph = problem.profile.graph
@@ -89,11 +91,11 @@ def _capacity(problem: Problem) -> Mapping[str, int]:
     """How many devices of each type compute at once: no more on a host than it has cores."""
     cores = {host.name: host.cores for host in problem.topology.hosts}
     counts = Counter((d.type, d.host) for d in problem.topology.devices)
-    found = Counter[str]()
+    at_once = Counter[str]()
     for (kind, host), count in counts.items():
         limit = cores[host]
-        found[kind] += count if limit is None else min(count, limit)
-    return found
+        at_once[kind] += count if limit is None else min(count, limit)
+    return at_once
 
 
 def fractional_s(problem: Problem) -> float:

@@ -27,7 +27,7 @@ The sums run from the last stage to the first, so `extend` puts one more stage i
 
 Where a device runs several stages (`shared.py`), p_s counts the computation of all of them. The
 sum of all stages is then shortened by the time in which they run beside each other, so that it is
-what one microbatch takes in a list schedule with that placement; l_s likewise.
+the time of one microbatch in a list schedule with that placement. The same holds for l_s.
 """
 
 from collections.abc import Sequence
@@ -96,8 +96,8 @@ def extend(
         back: g of the new stage.
         tail: a of the new stage.
         rounds: ceil(M / R), microbatches per replica of the new stage.
-        warmup: W of the new stage; `rounds` sets no limit to what is in flight.
-        weight: what its period counts: rounds - 1 for the iteration, 1 / R for the bottleneck.
+        warmup: W of the new stage; with `rounds`, any number may be in flight.
+        weight: factor of its period: rounds - 1 for the iteration, 1 / R for the bottleneck.
         weight_behind: the same of the stage behind it, 0 if there is none.
         phases: whether all forwards run before all backwards (GPipe).
 
@@ -154,7 +154,7 @@ def objective_s(
     objective: Objective,
     schedule: ScheduleName,
 ) -> float:
-    """What a pipeline costs by the closed form of an objective, in s.
+    """Time of a pipeline by the closed form of an objective, in s.
 
     Args:
         stages: in the order of the flow.
@@ -191,5 +191,5 @@ def latency_s(stages: Sequence[StageCost]) -> float:
 
 
 def _loads_s(stage: StageCost) -> tuple[float, float]:
-    """What a microbatch costs the stage's device, forward and backward, in s."""
+    """Time of a microbatch in all stages of the stage's device, forward and backward, in s."""
     return stage.forward_s + stage.others_forward_s, stage.backward_s + stage.others_backward_s

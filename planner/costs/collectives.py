@@ -12,7 +12,7 @@ from planner.topology import Table, Topology, table_of
 
 
 def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
-    """Time of one message between two devices on an idle network, in s:
+    """Time of one transfer between two devices on an idle network, in s:
 
         latency + size / bandwidth
 
@@ -38,13 +38,13 @@ def slowest_link(
 @derived(kept=65536)
 def ring_links(topology: Topology, devices: tuple[int, ...]) -> tuple[float, float]:
     """Latency in s and bandwidth in bytes/s with which `ring_allreduce_s` gives the time of an
-    all-reduce over a group of at least 2 devices; what searches use.
+    all-reduce over a group of at least 2 devices. Searches use it.
 
     Without measured times these are the largest latency and the smallest bandwidth between
     neighbours of the best ring through the devices (see `routes.chain`), and the form is exact.
     With measured times (`Topology.tables`) they stand for a straight line below these (see
-    `line_below`), so that what a search finds is a bound on what `allreduce_s` says; of one or
-    two times it runs through them.
+    `line_below`), so that the time in a search is a bound on that of `allreduce_s`. With one or two
+    measured times, the line runs through them.
     """
     table = table_of(topology, devices)
     if table is None:

@@ -76,7 +76,7 @@ def operator_times(
         return OperatorTimes(forward, backward)
     if measured_on is None:
         raise OptionError(
-            f"the profile was made on {profile.device_type!r}, of which no speed is known, so it"
+            f"the profile was made on {profile.device_type!r}, whose speed is not known, so it"
             f" cannot be rescaled to {kind.name}; describe it under `device_types` of the topology"
         )
     here = np.array([roofline_s(o, measured_on, profile.dtype) for o in profile.operators])
@@ -89,7 +89,7 @@ def operator_times(
             f" {name}, so their times cannot be rescaled from {profile.device_type} to"
             f" {kind.name}; use a topology of {profile.device_type} devices"
         )
-    # What does nothing forward is a view, whose backward pass moves bytes.
+    # An operator that does nothing forward is a view, whose backward pass moves bytes.
     slower = measured_on.memory_bandwidth_bytes_per_s / kind.memory_bandwidth_bytes_per_s
     ratio = np.divide(there, here, out=np.full_like(here, slower), where=here > 0)
     return OperatorTimes(forward * ratio, backward * ratio)

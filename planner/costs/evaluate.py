@@ -1,5 +1,5 @@
-"""The evaluator: what one strategy costs, by the primitives of this folder. `judge.py` adds the
-simulator's verdict.
+"""The evaluator: times and memory of one strategy, by the primitives of this folder. The judge
+(`judging/judge.py`) adds the simulated times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class Evaluation:
 
     Attributes:
         program: its action lists, proved to run to their end.
-        costs: what each action takes.
+        costs: times and sizes of the actions.
         stages: as the closed form sees them.
         needs: of each stage, the memory of one replica.
         memory: the peak of each used device.
@@ -58,7 +58,8 @@ class Evaluation:
 
 @derived(kept=2)
 def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
-    """Prices a strategy. What a solver has evaluated last, the judge need not evaluate again.
+    """Prices a strategy. The last ones are remembered: the judge asks for the one that a solver has
+    evaluated.
 
     Raises:
         ValueError: if its structure is wrong or its schedule blocks, which is a solver's mistake.
@@ -86,9 +87,7 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
 
 
 def closed_form_s(problem: Problem, strategy: Strategy) -> float:
-    """What the closed form of the problem's objective says of a sound strategy, in s; its action
-    lists are not needed.
-    """
+    """The problem's objective for a sound strategy in closed form, in s; needs no action lists."""
     options = problem.options
     _, stages, _ = _priced(problem, strategy)
     return objective_s(stages, options.num_microbatches, options.objective, options.schedule)
@@ -110,7 +109,9 @@ def _priced(
 
 
 def _needs(problem: Problem, strategy: Strategy) -> list[StageMemory]:
-    """Per stage, the memory of one replica; what stages of one device share counts once."""
+    """Per stage, the memory of one replica. Parameters and tensors that stages of one device share
+    count once.
+    """
     stages = strategy.stages
     if not shares_devices(strategy):
         return [stage_memory(problem.profile, stage) for stage in stages]
@@ -128,7 +129,7 @@ def _stage_costs(
     crossing = crossings(strategy, problem.profile.graph)
     # A sum has all devices of a stage or none.
     members = [frozenset(one.devices) for one in sums]
-    found = []
+    stages = []
     for s, stage in enumerate(strategy.stages):
         send = back = 0.0
         if s + 1 < len(strategy.stages):
@@ -139,7 +140,7 @@ def _stage_costs(
             latency, rate = slowest_link(problem.topology, ahead, stage.devices)
             back = sum(latency + c.bytes / rate for c in over if c.gradient)
         own = [costs.sum_s[i] for i in range(len(sums)) if stage.devices[0] in members[i]]
-        found.append(
+        stages.append(
             StageCost(
                 forward_s=max(costs.forward_s[s, d] for d in stage.devices),
                 backward_s=max(costs.backward_s[s, d] for d in stage.devices),
@@ -150,7 +151,7 @@ def _stage_costs(
                 warmup=stage.warmup,
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 def _memory(
@@ -166,7 +167,7 @@ def _memory(
             )
             for device, stages in stages_by_device(strategy).items()
         }
-    found = {}
+    by_device = {}
     for s, stage in enumerate(strategy.stages):
         # One for each length of a list: those of the same length differ in numbers only.
         peaks: dict[int, MemoryParts] = {}
@@ -175,8 +176,8 @@ def _memory(
             length = int(code.start[d + 1] - code.start[d])
             if length not in peaks:
                 peaks[length] = peak_memory(problem, strategy, code, d, {s: needs[s]})
-            found[device] = peaks[length]
-    return {device: found[device] for device in position}
+            by_device[device] = peaks[length]
+    return {device: by_device[device] for device in position}
 
 
 def _shortage(

@@ -1,4 +1,8 @@
-"""Bytes on a device: what a stage takes, and the peak that an action list reaches."""
+"""Bytes on a device: the needs of a stage, and the peak that an action list reaches.
+
+`stage_memory` says how large each kind of thing is that a stage keeps for one microbatch;
+`holdings` puts together, over the actions of a list, for which reasons bytes are held.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,25 +36,25 @@ from planner.topology import device_type, hosts_by_name
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What one replica of a stage needs.
+    """Memory that one replica of a stage needs.
 
     Attributes:
         parameter_bytes: weights, buffers and constants, each once.
         trainable_bytes: the trained part of them: the size of the gradients and of one moment.
-        kept_bytes: alive from the forward to the backward of one microbatch: what autograd
-            stashes, the stage's inputs and outputs, and what the loss keeps.
-        boundary_bytes: the stage's inputs and the outputs that others read: what is kept if the
-            forward is run again, because an output stays until it has been sent.
-        output_bytes: of those outputs, what is no input and no parameter, or a view of one.
+        kept_bytes: alive from the forward to the backward of one microbatch: tensors stashed by
+            autograd and by the loss, and the stage's inputs and outputs.
+        boundary_bytes: the stage's inputs and the outputs that others read. Only these are kept if
+            the forward is run again; an output stays until it has been sent.
+        output_bytes: those outputs that are no input, no parameter, and no view of one.
         returned_bytes: gradients that go back to earlier stages, until they have been sent.
         forward_workspace_bytes: most bytes above `kept_bytes` while its forward runs: activations
-            that live only inside the pass, and what kernels hold for themselves.
+            that live only inside the pass, and memory that kernels take for themselves.
         backward_workspace_bytes: the same of its backward, which lets go of the stash on its way
             and makes gradients.
         left_bytes: gradients that stay on the device after its backward, for an earlier stage that
             adds to them or uses them.
         taken_bytes: those that have waited for its backward and are gone after it.
-        copied_bytes: outputs that are parts of something larger, of which copies are sent.
+        copied_bytes: outputs that are parts of something larger: copies of them are sent.
     """
 
     parameter_bytes: int
@@ -67,7 +71,7 @@ class StageMemory:
 
 
 def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -> StageMemory:
-    """What one replica of a stage needs.
+    """Memory that one replica of a stage needs.
 
     Args:
         before: earlier stages on the same device; parameters that they hold, and tensors that they
@@ -118,9 +122,9 @@ def memory_of(
 def _storages_sent(
     profile: Profile, inside: Collection[int], made: Iterable[str]
 ) -> tuple[set[str], set[str]]:
-    """Of what a stage makes for others, the storages that wait until it has been sent, without
-    those of parameters, which are there anyway; and those of them that are copies, because a
-    tensor does not fill the storage that it lies in.
+    """The storages that wait until the tensors that a stage makes for others have been sent, and
+    those of them that are copies: of tensors that do not fill the storage that they lie in.
+    Storages of parameters are left out, because they are there anyway.
     """
     tensors, parameters = tensors_by_name(profile.graph), parameters_by_name(profile.graph)
     owners = {name: storage_owner(profile, name, inside) for name in made}
@@ -145,7 +149,8 @@ def _touched(graph: Graph, operators: Iterable[int]) -> set[str]:
 
 
 def device_memory(profile: Profile, stages: Mapping[int, Stage]) -> Mapping[int, StageMemory]:
-    """The memory of the stages of one device; what several of them use counts with the first.
+    """The memory of the stages of one device; parameters and tensors that several of
+    them use count with the first.
 
     Args:
         stages: by index, ascending.
@@ -200,15 +205,16 @@ def search_bytes(
     static: float, kept: float, entering: float, leaving: float, workspace: float, warmup: int,
     rounds: int,
 ) -> float:  # fmt: skip
-    """Peak of a stage without recomputation in closed form, for search: what is static, W
-    microbatches in flight with their inputs and outputs, one more set of inputs on its way, two of
-    the gradients of what leaves (one in use, one on its way), one of gradients that go back, and
-    the workspace. With a single microbatch nothing more is on its way. Compiled by the solver that
-    searches with it.
+    """Peak of a stage without recomputation in closed form, for search.
+
+    It has the static bytes, W microbatches in flight with their inputs and outputs, one more set of
+    inputs on its way, two of the gradients of leaving tensors (one in use, one on its way), one of
+    gradients that go back, and the workspace. With a single microbatch nothing more is on its way.
+    Compiled by the solver that searches with it.
 
     Args:
         entering: bytes of the tensors that come from earlier stages.
-        leaving: bytes of the gradients of what crosses the cut behind the stage.
+        leaving: bytes of the gradients of the tensors that cross the cut behind the stage.
         rounds: microbatches per replica.
     """
     coming = min(2, rounds)
@@ -223,8 +229,8 @@ def search_recompute_bytes(
     microbatch that is being run again.
 
     Args:
-        boundary: bytes of all inputs of the stage, of what crosses the cut behind it, and of the
-            model's outputs that it makes.
+        boundary: bytes of all inputs of the stage, of the tensors that cross the cut behind it,
+            and of the model's outputs that it makes.
     """
     coming = min(2, rounds)
     return static + warmup * boundary + kept + coming * (entering + leaving) + workspace
@@ -263,9 +269,9 @@ def peak_memory(
     Args:
         code: the lists of all devices.
         device: its position among them.
-        stages: what the stages on the device need, by index, together.
-        waits: whether what goes to others is there as long as it may have to wait, whatever links
-            and other devices do (`waiting.py`); else it is gone at once.
+        stages: by index, the needs of the stages on the device.
+        waits: whether outputs and gradients stay as long as they may have to wait until they are
+            sent, however slow links and other devices are (`waiting.py`); else they go at once.
     """
     base = standing_memory(problem, stages)
     kept, buffers, workspace = use_bytes(problem, strategy, code, device, stages, waits)
@@ -282,7 +288,7 @@ def peak_memory(
 
 
 def standing_memory(problem: Problem, stages: Mapping[int, StageMemory]) -> MemoryParts:
-    """What a device holds all the time.
+    """Memory that a device holds all the time.
 
     Args:
         stages: as of `peak_memory`.
@@ -332,7 +338,7 @@ class _Work:
     """One device and its list.
 
     Attributes:
-        stages: what its stages need, by index.
+        stages: by index, the needs of its stages.
         forward: (n,) which actions are forwards.
         back: (n,) which are backwards.
         stage: (n,) of each computation.
@@ -420,8 +426,8 @@ def _num_waiting(work: _Work) -> Ints:
 
 
 def _received(work: _Work, came: Ints, used: Ints) -> Contribution:
-    """From the posting of a receive to the computation that it is for. A forward turns what came
-    into inputs, which its stash contains; a backward frees it when it has ended.
+    """From the posting of a receive to the computation that it is for. A forward turns the tensors
+    into inputs, which its stash contains; a backward frees the gradients when it has ended.
 
     Args:
         came: (n,) bytes that each receive brings.
@@ -465,7 +471,7 @@ def _workspace(work: _Work) -> Contribution:
 
 
 def _level(kind: Holding, held: Ints) -> Contribution:
-    """A contribution of which the bytes held during each action are known."""
+    """The contribution that amounts to these bytes during each action."""
     return Contribution(kind, np.diff(held, prepend=0), np.zeros_like(held))
 
 
@@ -477,8 +483,8 @@ def holdings(
     stages: Mapping[int, StageMemory],
     waits: bool = True,
 ) -> Mapping[Holding, Ints]:
-    """(n,) by reason, the bytes that a device holds during each action of its list, besides those
-    that stand there all the time. Arguments as of `peak_memory`.
+    """By reason, (n,) bytes that a device holds during each action of its list, in addition to its
+    `standing_memory`. Arguments as of `peak_memory`.
     """
     graph, mine = problem.profile.graph, slice(code.start[device], code.start[device + 1])
     computes, backward = code.kind[mine] == Kind.COMPUTE, code.backward[mine]
@@ -489,7 +495,7 @@ def holdings(
         _stash(work), _rerun(work), _outputs(work), _received(work, *_arrivals(code, mine, graph)),
         _copies(work), _gradients(work), _left(work), _workspace(work),
     )  # fmt: skip
-    # A column more, because what changes with the end of an action is seen by the next one.
+    # One column more: a change at the end of an action is seen by the next action.
     changes = np.zeros((len(parts), len(computes) + 1), dtype=np.int64)
     for row, part in zip(changes, parts, strict=True):
         row[:-1] += part.from_start

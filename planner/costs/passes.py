@@ -1,9 +1,10 @@
 """Bytes that live only inside one forward or backward pass of a stage.
 
-Tensors are made and dropped as operators run in their order, and backward in the reverse one. Two
-views of that: what is alive beside everything that is kept (`operator_workspaces`), which can be
-known before there are stages, and how far a pass of a given stage gets above what it keeps
-(`forward_excess`, `backward_excess`), of which some is not made yet, or gone already.
+Tensors are made and dropped as operators run in their order, and backward in the reverse one. There
+are two views of that. `operator_workspaces` counts the bytes that are alive beside all that is
+kept; they are known before there are stages. `forward_excess` and `backward_excess` say how far a
+pass of a given stage gets above the bytes that it keeps, some of which are not there yet or gone
+already.
 """
 
 from collections import Counter
@@ -34,11 +35,11 @@ def used_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
 
 def operator_workspaces(profile: Profile) -> tuple[int, ...]:
     """Per operator, the bytes of activations and gradients that are alive only inside one pass over
-    the whole graph while it runs, and what its kernels hold. In a stage there are no more, besides
-    the gradients of what leaves it.
+    the whole graph while it runs, and that its kernels take. In a stage there are no more, except
+    for the gradients of the tensors that leave it.
     """
-    found = _workspaces(profile, frozenset(range(len(profile.operators))))
-    return tuple(found[v] for v in range(len(profile.operators)))
+    by_operator = _workspaces(profile, frozenset(range(len(profile.operators))))
+    return tuple(by_operator[v] for v in range(len(profile.operators)))
 
 
 def block_workspace_bytes(profile: Profile, block: Iterable[int]) -> int:
@@ -75,10 +76,10 @@ def forward_excess(
     Args:
         inside: the operators of the stage.
         kept: owners of storage that is there when the pass has ended.
-        loss_bytes: what the loss keeps besides.
+        loss_bytes: bytes that the loss keeps in addition.
     """
     made_by = producers(profile.graph)
-    # What is not kept yet while an operator runs.
+    # Bytes that an operator adds to those that are kept, when it has run.
     coming = Counter({v: profile.operators[v].stash_private_bytes for v in inside})
     for name, size in _sizes(profile.graph, kept):
         if made_by.get(name) in inside:
@@ -96,13 +97,13 @@ def backward_excess(
     """The most bytes above all that was kept, while a backward pass runs. Gradients that have come
     from other stages are not counted here.
 
-    Autograd lets go of what an operator keeps when its backward has run. The loss begins with its
-    own gradients, of its input and of what it keeps.
+    Autograd lets go of an operator's stash when its backward has run. The loss begins with the
+    gradients of its input and of the tensor that it keeps.
 
     Args:
         inside: the operators of the stage.
         freed: owners of storage that is let go on the way; inputs and outputs of the stage stay.
-        loss_bytes: what the loss keeps besides.
+        loss_bytes: bytes that the loss keeps in addition.
     """
     graph = profile.graph
     going = Counter({v: profile.operators[v].stash_private_bytes for v in inside})
@@ -151,15 +152,15 @@ def _forward_alive(
         if owner not in kept and owner in tensors:
             last[owner] = max((last.get(owner, -1), *(w for w in read_by[name] if w in inside)))
     dropped = Counter[int]()
-    found, alive = {}, 0
+    by_operator, alive = {}, 0
     for v in sorted(inside):
         for name in graph.operators[v].outputs:
             if owners[name] == name and name in last:
                 alive += tensors[name].bytes
                 dropped[max(v, last[name])] += tensors[name].bytes
-        found[v] = alive
+        by_operator[v] = alive
         alive -= dropped[v]
-    return found
+    return by_operator
 
 
 def _backward_alive(
@@ -191,7 +192,7 @@ def _backward_alive(
     gradients.add_up()
     for name in coming:
         gradients.come(name)
-    found = {}
+    by_operator = {}
     for v in sorted(inside, reverse=True):
         operator = graph.operators[v]
         for name in dict.fromkeys(operator.inputs):
@@ -206,8 +207,8 @@ def _backward_alive(
         running = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
         for name in operator.outputs:
             gradients.drop(name)
-        found[v] = max(running, gradients.add_up() + own)
-    return found
+        by_operator[v] = max(running, gradients.add_up() + own)
+    return by_operator
 
 
 @dataclass(slots=True)
@@ -234,7 +235,7 @@ class _Gradients:
         self._storages[name] = _Storage(0, 2)
 
     def make(self, name: str, size: int, base: str | None = None) -> None:
-        """A gradient of a tensor, which `add_up` adds to what there is of it.
+        """A gradient of a tensor, which `add_up` adds to the one that is there already.
 
         Args:
             base: the tensor in the storage of whose gradient it lies, if there is one; else it lies
@@ -248,8 +249,8 @@ class _Gradients:
         self._made.append((name, size, storage))
 
     def add_up(self) -> int:
-        """Adds what was made to what there was: in place, unless others lie there, too. Gives the
-        most bytes alive meanwhile.
+        """Adds the gradients that were made to those that were there: in place, unless others lie
+        in the same storage, too. Gives the most bytes alive meanwhile.
         """
         most = self.alive_bytes
         for name, size, made in self._made:

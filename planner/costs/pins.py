@@ -3,7 +3,7 @@
 Solvers are not told. They get a cluster in which each of these devices is of a type of its own, and
 on every other type the operator takes `PENALTY` times as long as the whole model
 (`costs/compute.py`): a search that knows devices of several types avoids it. The judge sees the
-real cluster, and refuses what breaks a pin.
+real cluster, and refuses a strategy that breaks a pin.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ def pinned(problem: Problem) -> Mapping[int, int]:
     Raises:
         OptionError: if an operator or a device is unknown, or an operator is pinned twice.
     """
-    found: dict[int, int] = {}
+    device_of: dict[int, int] = {}
     if not problem.options.pins:
-        return found
+        return device_of
     operators = operator_indices(problem.profile.graph)
     devices = {device.name: d for d, device in enumerate(problem.topology.devices)}
     for operator, device in problem.options.pins:
@@ -37,9 +37,9 @@ def pinned(problem: Problem) -> Mapping[int, int]:
         if device not in devices:
             known = ", ".join(list(devices)[:8]) + ", .." * (len(devices) > 8)
             raise OptionError(f"--pin: there is no device {device}; there are {known}")
-        if found.setdefault(operators[operator], devices[device]) != devices[device]:
+        if device_of.setdefault(operators[operator], devices[device]) != devices[device]:
             raise OptionError(f"--pin: {operator} is pinned to two devices")
-    return found
+    return device_of
 
 
 def separated(problem: Problem) -> Problem:

@@ -35,11 +35,11 @@ class ActionCosts:
             gradient has the same size.
         sum_s: time of each all-reduce of the program, in s.
         step_s: by device, time of the optimizer's step, in s.
-        launch_s: by device, what starting a computation, sum or step adds to it, in s: none where
-            times were measured operator by operator, because those contain it.
+        launch_s: by device, time to start a computation, all-reduce or step, in s: none where times
+            were measured operator by operator, because those contain it.
         post_s: by device, how long posting a send or a receive keeps it from its next action, in s.
-        copy_s_per_byte: by device, what posting takes besides for each byte of the tensor: copies
-            that its own processor makes.
+        copy_s_per_byte: by device, time that posting takes longer for each byte of the tensor, for
+            copies that its own processor makes.
         wire: share of a tensor's bytes that moves over its route after it was posted.
     """
 
@@ -97,16 +97,16 @@ def action_costs(
     crossing: Sequence[Crossing],
     sums: Sequence[GradientSum],
 ) -> ActionCosts:
-    """What all actions cost.
+    """Times and sizes of all actions.
 
     Args:
         prices: of each stage.
         crossing: the tensors that cross stages.
         sums: of gradients.
     """
-    topology, found = problem.topology, problem.calibration
+    topology, calibration = problem.topology, problem.calibration
     slow = slowdowns(topology, used_devices(strategy))
-    own = [d for d in slow if topology.devices[d].type == found.device_type]
+    own = [d for d in slow if topology.devices[d].type == calibration.device_type]
     alike = len(own) == len(slow)  # transfers and sums between other types are left as they are
     forward, backward, step = {}, {}, dict.fromkeys(slow, 0.0)
     for s, stage in enumerate(strategy.stages):
@@ -120,12 +120,12 @@ def action_costs(
         backward_s=backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
         sum_s=tuple(
-            (found.sums if alike else 1.0) * allreduce_s(topology, one.devices, one.bytes)
+            (calibration.sums if alike else 1.0) * allreduce_s(topology, one.devices, one.bytes)
             for one in sums
         ),
-        step_s={d: (found.steps if d in own else 1.0) * time_s for d, time_s in step.items()},
-        wire=found.wire if alike else 1.0,
-        launch_s=dict.fromkeys(own, found.launch_s),
-        post_s=dict.fromkeys(own, found.post_s),
-        copy_s_per_byte=dict.fromkeys(own, found.copy_s_per_byte),
+        step_s={d: (calibration.steps if d in own else 1.0) * time_s for d, time_s in step.items()},
+        wire=calibration.wire if alike else 1.0,
+        launch_s=dict.fromkeys(own, calibration.launch_s),
+        post_s=dict.fromkeys(own, calibration.post_s),
+        copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),
     )

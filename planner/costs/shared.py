@@ -1,4 +1,4 @@
-"""What stages cost where a device runs several of them, as the closed form sees it.
+"""Times of stages where a device runs several of them, as the closed form sees them.
 
 There, the flow is no chain of neighbours: stages run beside each other, and a tensor goes from any
 stage to any later one. So one microbatch is timed by a list schedule: every device runs its stages
@@ -44,13 +44,13 @@ def shared_stage_costs(
     together = {stages[mine[0]].devices: mine for mine in stages_by_device(strategy).values()}
     out, into = _channels_s(problem, strategy)
     trips = [*_round_trips_s(problem, strategy, forward, backward), 0.0]
-    found = []
+    stage_costs = []
     for s, stage in enumerate(stages):
         send, back = out[stage.devices], into[stage.devices]
         others = [t for t in together[stage.devices] if t != s]
         own = [costs.sum_s[i] for i, one in enumerate(sums) if stage.devices[0] in one.devices]
         alone = forward[s] + backward[s] + send + back
-        found.append(
+        stage_costs.append(
             StageCost(
                 forward_s=forward[s],
                 backward_s=backward[s],
@@ -64,7 +64,7 @@ def shared_stage_costs(
                 beside_s=alone - (trips[s] - trips[s + 1]),
             )
         )
-    return tuple(found)
+    return tuple(stage_costs)
 
 
 def _transfer_s(problem: Problem, source: _Devices, target: _Devices, size_bytes: int) -> float:

@@ -1,9 +1,11 @@
-"""What a device may hold because it has not come to others, however slow links and they are.
+"""Tensors that a device may still hold because they have not reached other devices, however slow
+these and the links are.
 
-A computation that waits for sends (`actions.waiting_for_sends`) begins when all that the second one
-before it of its kind made has been sent. So the results of one may wait while the next is made, and
-those of two while the device does something else. Where some device runs several stages none waits
-for sends, and so much is assumed of the others: behind slow links they may hold more.
+A computation that waits for sends (`actions.waiting_for_sends`) begins when all results of the
+second one before it of its kind have been sent. So the results of one may wait while the next is
+made, and those of two while the device does something else. Where some device runs several stages
+no computation waits for sends. The other devices are counted as if theirs did, though they may hold
+more behind slow links.
 """
 
 import math
@@ -33,33 +35,33 @@ def gradients_waiting(
     ended: Ints = np.cumsum(back) - back
     most = np.minimum(ended, np.where(back, 1, 2))
     width, size = strategy.stages[s].num_replicas, tensors_by_name(graph)
-    found: Ints = np.zeros_like(ended)
+    waiting_bytes: Ints = np.zeros_like(ended)
     for one in crossings(strategy, graph):
         if s in one.targets and size[one.tensor].gradient:
             source = strategy.stages[one.source]
             every = math.lcm(width, source.num_replicas)  # microbatches between two of one source
             ahead = -(-source.warmup * source.num_replicas // every) * every // width
             waiting = np.clip(ahead - 1 - (begun - ended), 0, most)
-            found += waiting * size[one.tensor].bytes
-    return found
+            waiting_bytes += waiting * size[one.tensor].bytes
+    return waiting_bytes
 
 
 def outputs_waiting(strategy: Strategy, graph: Graph, s: int, forward: Bools, back: Bools) -> Ints:
-    """(n,) how many forwards of a stage, of microbatches besides the action's own, may have left
-    outputs that wait. Its device has no other stage.
+    """(n,) number of forwards of a stage whose outputs may wait, the action's own microbatch not
+    counted. Its device has no other stage.
 
-    What a backward belongs to has come, or its gradient would not be there. With GPipe its readers
-    have run all their forwards then. With 1F1B, where forwards do not wait for what is sent, the
-    replica of a stage t that sent the gradient of microbatch m has run W_t forwards from m on,
-    every R_t-th microbatch. A replica of stage s sends to every L-th replica of t in turn,
-    L = lcm(R_s, R_t) / R_s, so what another of them has run is known from the gradient that it
-    sent last.
+    The outputs of a backward's own microbatch have come, or its gradient would not be there. With
+    GPipe their readers have run all their forwards then. With 1F1B, where forwards do not wait for
+    sends, the replica of a stage t that sent the gradient of microbatch m has run W_t forwards from
+    m on, every R_t-th microbatch. A replica of stage s sends to every L-th replica of t in turn,
+    L = lcm(R_s, R_t) / R_s, so the forwards that another of them has run are known from the
+    gradient that it sent last.
 
     Args:
         forward: (n,) which actions of the device are forwards.
         back: (n,) which are backwards.
     """
-    ahead: Ints = np.cumsum(forward) - forward - np.cumsum(back)  # in flight besides its own
+    ahead: Ints = np.cumsum(forward) - forward - np.cumsum(back)  # in flight, its own not counted
     latest = np.cumsum(back) - 1
     width = strategy.stages[s].num_replicas
     targets = {t for one in crossings(strategy, graph) if one.source == s for t in one.targets}
@@ -69,7 +71,7 @@ def outputs_waiting(strategy: Strategy, graph: Graph, s: int, forward: Bools, ba
         return np.where(latest < 0, np.minimum(ahead, np.where(forward, 1, 2)), 0)
     readers = [strategy.stages[t] for t in targets]
     most = min((one.warmup - 1) * one.num_replicas for one in readers) // width
-    found: Ints = ahead.copy()
+    num_waiting: Ints = ahead.copy()
     for i in range(1, min(most, int(ahead.max(initial=0))) + 1):
         come = (latest >= 0) & (i <= ahead)
         for reader in readers:
@@ -77,5 +79,5 @@ def outputs_waiting(strategy: Strategy, graph: Graph, s: int, forward: Bools, ba
             before = -(-i // turns) * turns  # to the last gradient of the same replica
             run = before * width <= (reader.warmup - 1) * reader.num_replicas
             come &= (latest + i >= before) & run
-        found -= come
-    return found
+        num_waiting -= come
+    return num_waiting

@@ -7,12 +7,12 @@ where some of them are linked to each other directly. Switches that join hosts s
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from planner.clusters.places import homes, neighbours
 from planner.clusters.routes import chain
 from planner.drawing.svg import text_width
 from planner.drawing.tree import heights, upward
+from planner.support.derived import derived
 from planner.topology import Host, Topology
 
 # Devices in a row of a host.
@@ -126,7 +126,7 @@ def _own(topology: Topology, host: Host) -> Sequence[str]:
     return _owned(topology)[host.name]
 
 
-@lru_cache(maxsize=8)
+@derived
 def _owned(topology: Topology) -> Mapping[str, Sequence[str]]:
     up = upward(topology)
     order = {switch: i for i, switch in enumerate(topology.switches)}

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 
 from planner.clusters.places import homes, neighbours
+from planner.support.derived import derived
 from planner.topology import Link, Topology
 from planner.units import format_bytes, format_rate, format_seconds
 
@@ -55,7 +55,7 @@ def _figures(link: Link) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _TreeLine:
     """A line of the tree and the lines below it.
 
     Attributes:
@@ -68,9 +68,9 @@ class _Node:
     name: str
     words: tuple[str, ...]
     others: tuple[tuple[str, tuple[str, ...]], ...]
-    below: tuple["_Node", ...]
+    below: tuple["_TreeLine", ...]
 
-    def all(self) -> Iterator["_Node"]:
+    def all(self) -> Iterator["_TreeLine"]:
         """The node and all nodes below it."""
         yield self
         for node in self.below:
@@ -97,7 +97,7 @@ class _Node:
         """
         index = {node.name: str(i) for i, node in enumerate(self.all())}
 
-        def of(node: "_Node") -> object:
+        def of(node: "_TreeLine") -> object:
             ends = ((f, tuple(index.get(end, end) for end in ends)) for f, ends in node.others)
             return node.words, tuple(ends), tuple(map(of, node.below))
 
@@ -119,7 +119,7 @@ def tree(topology: Topology) -> str:
     hosts = {host.name: host for host in topology.hosts}
     rank = dict.fromkeys(names, 1) | dict.fromkeys(devices, 2)
 
-    def node(vertex: str) -> _Node:
+    def node(vertex: str) -> _TreeLine:
         words = [devices[vertex].type] if vertex in devices else []
         if vertex in hosts:
             cores, memory = hosts[vertex].cores, hosts[vertex].memory_bytes
@@ -133,7 +133,7 @@ def tree(topology: Topology) -> str:
             if other != parent and not told_there:
                 others.setdefault(label[frozenset((vertex, other))], []).append(other)
         ends = tuple((figures, tuple(names)) for figures, names in others.items())
-        return _Node(vertex, tuple(words), ends, tuple(map(node, below.get(vertex, ()))))
+        return _TreeLine(vertex, tuple(words), ends, tuple(map(node, below.get(vertex, ()))))
 
     count = len(topology.devices)
     lines = [f"{topology.name}: {count} device{'s' * (count > 1)}"]
@@ -141,7 +141,7 @@ def tree(topology: Topology) -> str:
     return "\n".join(lines)
 
 
-@lru_cache(maxsize=8)
+@derived
 def upward(topology: Topology) -> Mapping[str, str]:
     """The vertex that each vertex hangs on; none for those at the top.
 
@@ -185,7 +185,7 @@ def upward(topology: Topology) -> Mapping[str, str]:
     return up
 
 
-@lru_cache(maxsize=8)
+@derived
 def heights(topology: Topology) -> Mapping[str, int]:
     """Per switch that joins hosts, its distance from them in links; 1 for the lowest."""
     home, beside = homes(topology), neighbours(topology)
@@ -201,7 +201,7 @@ def heights(topology: Topology) -> Mapping[str, int]:
     return height | {switch: 1 for switch in outer if switch not in height}
 
 
-def _drawn(nodes: Sequence[_Node], indent: str) -> list[str]:
+def _drawn(nodes: Sequence[_TreeLine], indent: str) -> list[str]:
     """The lines of some siblings."""
     lines = []
     runs = [list(some) for _, some in groupby(nodes, key=lambda one: (one.stem, one.shape))]

@@ -19,7 +19,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from planner.graphs.contraction import Blocks, Merger, Rule, blocks_after, contr
 from planner.graphs.downsets import count_downsets, downsets, waiting, widest
 from planner.graphs.repeats import Repeat, repeats, representatives
 from planner.support.arrays import Floats
+from planner.support.derived import derived
 
 # From one try to the next, blocks are merged down to this share of their number.
 _FEWER = 0.7
@@ -128,7 +128,7 @@ def coarsen(
         num_blocks = int(_FEWER * len(blocks.members))
 
 
-@lru_cache(maxsize=4)
+@derived(kept=4)
 def _contraction(
     graph: Graph, times: tuple[float, ...], s_per_byte: float
 ) -> tuple[tuple[Repeat, ...], tuple[Merger, ...]]:

@@ -116,6 +116,16 @@ def sums_over(subsets: Downsets, values: Floats) -> Floats:
     return sums
 
 
+@njit
+def sums_behind(subsets: Downsets, values: Floats) -> Floats:
+    """(n,) sum of a value per node, (N,), over the nodes that are not in each downset."""
+    sums = np.zeros(subsets.masks.shape[0])
+    for i in range(sums.shape[0] - 2, -1, -1):
+        e = subsets.start[i]  # any cover will do
+        sums[i] = sums[subsets.cover[e]] + values[subsets.added[e]]
+    return sums
+
+
 def _num_words(num_nodes: int) -> int:
     return max(1, -(-num_nodes // WORD_BITS))
 
@@ -206,7 +216,7 @@ def _word_with(room: _Room, i: int, v: int, w: int) -> np.uint64:
     word = room.masks[i, w]
     if w == v // 64:
         word |= np.uint64(1) << np.uint64(v % 64)
-    return word
+    return np.uint64(word)
 
 
 @inner
@@ -224,7 +234,7 @@ def _slot_of(room: _Room, i: int, v: int, code: np.uint64) -> int:
         if same:
             break
         slot = (slot + 1) % room.table.shape[0]
-    return slot
+    return int(slot)
 
 
 @inner
@@ -261,7 +271,7 @@ def _write_ready(graph: _Graph, room: _Room, i: int, e: int, new: int) -> int:
                 place -= 1
             room.added[place] = freed
             top += 1
-    return top
+    return int(top)
 
 
 @njit

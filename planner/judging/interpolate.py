@@ -7,12 +7,12 @@ n samples, so they come out exact, or there is no such profile. Nothing is said 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from math import ceil
 
 from planner.errors import OptionError
 from planner.graph import Graph, Parameter, Tensor
 from planner.profiles import OperatorCost, Profile, Source
+from planner.support.derived import derived
 
 # The fields in which two profiles must agree for a third one to lie between them.
 _SAME = ("model_hash", "device_type", "dtype", "source", "engine", "threads")
@@ -55,13 +55,13 @@ def interpolated(profiles: Sequence[Profile], size: int) -> Profile:
             f"a microbatch of {size} cannot be interpolated between those of {below} and {above}:"
             f" {reason}; {_advice(by_size, size)}"
         )
-    return _made(gap)
+    return _made(gap.low, gap.high, gap.size)
 
 
-@lru_cache(maxsize=16)
-def _made(gap: "_Gap") -> Profile:
+@derived
+def _made(low: Profile, high: Profile, size: int) -> Profile:
     """The same object each time: memos of a profile go by its identity."""
-    return gap.profile()
+    return _Gap(low, high, size).profile()
 
 
 def _advice(sizes: Iterable[int], size: int) -> str:

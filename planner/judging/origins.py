@@ -65,7 +65,7 @@ def profile_of(
         FileError: if it is none of them.
     """
     with suppress(OptionError):  # of another size; then it is another profile's strategy
-        profiles = tuple(dict.fromkeys((*profiles, interpolated(profiles, plan.microbatch_size))))
+        profiles = (*profiles, interpolated(profiles, plan.microbatch_size))
     by_hash = {artefact_hash(profile): profile for profile in profiles}
     if plan.profile_hash not in by_hash:
         digests = ", ".join(digest[:12] for digest in by_hash)

@@ -161,7 +161,7 @@ def _model(
     folded = fold(proto, inputs, values, train)
     trainable.check_choices(train, freeze, values)
     kept = _live(folded.nodes, proto.graph)
-    flow = _Flow(proto.graph, kept, folded.types, values)
+    flow = _Dataflow(proto.graph, kept, folded.types, values)
     trained = flow.trained(train, freeze)
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     return Model(
@@ -224,7 +224,7 @@ def _plain(value: object) -> object:
     return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
-class _Flow:
+class _Dataflow:
     """The flow of values and gradients through the operators that are left after folding."""
 
     def __init__(

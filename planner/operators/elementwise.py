@@ -11,17 +11,17 @@ from planner.errors import OperatorError
 
 
 def div(a: Tensor, b: Tensor) -> Tensor:
-    """Integers are cut towards zero."""
+    """The quotient; of integers, rounded towards zero."""
     return torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc")
 
 
 def mod(a: Tensor, b: Tensor, fmod: int) -> Tensor:
-    """The sign is the divisor's, or with fmod the dividend's."""
+    """The remainder, with the sign of the divisor, or with fmod that of the dividend."""
     return torch.fmod(a, b) if fmod else torch.remainder(a, b)
 
 
 def power(x: Tensor, y: Tensor | float) -> Tensor:
-    """The result has the type of the base."""
+    """The power, in the type of the base."""
     return torch.pow(x, y).to(x.dtype)
 
 
@@ -48,7 +48,7 @@ def minimum(*data: Tensor) -> Tensor:
 def clip(
     input: Tensor, min: Tensor | float | None = None, max: Tensor | float | None = None
 ) -> Tensor:
-    """Where min is above max, max wins."""
+    """The number held between min and max; max wins where min is above it."""
     if isinstance(min, Tensor) == isinstance(max, Tensor) and not (min is None and max is None):
         return torch.clamp(input, min, max)  # type: ignore[arg-type]  # both of one kind
     input = input if min is None else torch.clamp(input, min=min)
@@ -56,7 +56,7 @@ def clip(
 
 
 def bit_shift(x: Tensor, y: Tensor, direction: str) -> Tensor:
-    """To the LEFT or to the RIGHT."""
+    """Bits shifted to the LEFT or to the RIGHT."""
     match direction:
         case "LEFT":
             return torch.bitwise_left_shift(x, y)
@@ -66,13 +66,13 @@ def bit_shift(x: Tensor, y: Tensor, direction: str) -> Tensor:
 
 
 def is_inf(x: Tensor, detect_negative: int, detect_positive: int) -> Tensor:
-    """Whether it is an infinity of the signs asked for."""
+    """Whether a number is infinite, with the given signs."""
     negative = torch.isneginf(x) & bool(detect_negative)
     return negative | (torch.isposinf(x) & bool(detect_positive))
 
 
 def cast(input: Tensor, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """`saturate` and `round_mode` speak of 8-bit floats only, which are refused."""
+    """Numbers in another type; 8-bit floats, with `saturate` and `round_mode`, are refused."""
     try:
         name = helper.tensor_dtype_to_np_dtype(to).name
     except KeyError:
@@ -94,29 +94,29 @@ _CAST = {
 def cast_like(
     input: Tensor, target_type: Tensor, saturate: int = 1, round_mode: str = "up"
 ) -> Tensor:
-    """To the type of another tensor."""
+    """Numbers in the type of another tensor."""
     return input.to(target_type.dtype)
 
 
 def leaky_relu(x: Tensor, alpha: float) -> Tensor:
-    """Below zero, alpha x."""
+    """The number x, or alpha x below zero."""
     return functional.leaky_relu(x, alpha)
 
 
 def p_relu(x: Tensor, slope: Tensor, *, version: int) -> Tensor:
-    """As LeakyRelu, with a slope that is broadcast to x; up to version 6 it is per channel."""
+    """LeakyRelu with a slope that is broadcast to x; up to version 6 it is per channel."""
     if version < 7 and x.dim() > 2 and slope.numel() > 1:
         slope = slope.reshape(-1, *(1,) * (x.dim() - 2))
     return torch.where(x < 0, x * slope, x)
 
 
 def elu(x: Tensor, alpha: float) -> Tensor:
-    """Below zero, alpha (exp(x) - 1)."""
+    """The number x, or alpha (exp(x) - 1) below zero."""
     return functional.elu(x, alpha)
 
 
 def celu(x: Tensor, alpha: float) -> Tensor:
-    """Below zero, alpha (exp(x / alpha) - 1)."""
+    """The number x, or alpha (exp(x / alpha) - 1) below zero."""
     return functional.celu(x, alpha)
 
 
@@ -146,7 +146,7 @@ def hard_swish(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: str) -> Tensor:
-    """Exactly, or with `approximate` tanh."""
+    """The normal distribution function times x, exactly, or with `approximate` by tanh."""
     if approximate not in ("none", "tanh"):
         raise OperatorError(f"approximate: expected none or tanh, got {approximate!r}")
     return functional.gelu(x, approximate=approximate)
@@ -168,12 +168,12 @@ def swi_glu(a: Tensor, b: Tensor, alpha: float) -> Tensor:
 
 
 def thresholded_relu(x: Tensor, alpha: float) -> Tensor:
-    """Above alpha x, else 0."""
+    """The number x above alpha, else 0."""
     return functional.threshold(x, alpha, 0)
 
 
 def shrink(input: Tensor, bias: float, lambd: float) -> Tensor:
-    """Nearer to zero by the bias, and zero within lambd of it."""
+    """The number x, nearer to zero by the bias; zero within lambd of zero."""
     outer = torch.where(input < -lambd, input + bias, input - bias).to(input.dtype)
     return torch.where(input.abs() > lambd, outer, torch.zeros_like(input))
 
@@ -187,7 +187,7 @@ def dropout(
     version: int,
     num_outputs: int,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Off, in training too: runs must be comparable. The mask keeps everything."""
+    """Nothing is dropped, in training too: runs must be comparable. The mask keeps everything."""
     if num_outputs == 1:
         return data
     return data, torch.ones_like(data, dtype=torch.bool if version >= 10 else data.dtype)

@@ -17,7 +17,7 @@ def _from_front(indices: Tensor, size: int) -> Tensor:
 
 
 def gather(data: Tensor, indices: Tensor | float, axis: int) -> Tensor:
-    """Whole slices along the axis; a table of vectors is an embedding."""
+    """Whole slices picked along the axis; from a table of vectors, an embedding."""
     if not isinstance(indices, Tensor):
         return data.select(axis, int(indices))
     axis = axis + data.dim() if axis < 0 else axis
@@ -29,12 +29,14 @@ def gather(data: Tensor, indices: Tensor | float, axis: int) -> Tensor:
 
 
 def gather_elements(data: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """Single numbers along the axis."""
+    """Single numbers picked along the axis."""
     return torch.gather(data, axis, _from_front(indices, data.shape[axis]))
 
 
 def gather_nd(data: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
-    """The last dimension of the indices is an index into data, after the batch dimensions."""
+    """Slices picked by the last dimension of the indices: an index into data, after the batch
+    dimensions.
+    """
     batch = [
         torch.arange(data.shape[b], device=data.device).reshape(
             [-1 if i == b else 1 for i in range(indices.dim() - 1)]
@@ -75,7 +77,7 @@ def _reduction(name: str) -> str:
 
 
 def one_hot(indices: Tensor, depth: int, values: Tensor, axis: int) -> Tensor:
-    """values[1] where the index along the new axis is the one asked for, else values[0]."""
+    """values[1] where the position along the new axis is the index, else values[0]."""
     depth = int(depth)
     axis = axis + indices.dim() + 1 if axis < 0 else axis
     steps = torch.arange(depth, device=indices.device)
@@ -87,7 +89,9 @@ def one_hot(indices: Tensor, depth: int, values: Tensor, axis: int) -> Tensor:
 def top_k(
     x: Tensor, k: int, axis: int, largest: int = 1, sorted: int = 1, *, num_outputs: int
 ) -> Tensor | tuple[Tensor, ...]:
-    """Of equal numbers the first comes first, as ONNX asks and torch.topk does not promise."""
+    """The largest numbers and their indices. Equal numbers keep their order, as ONNX asks and
+    torch.topk does not promise.
+    """
     values, indices = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
     values, indices = values.narrow(axis, 0, k), indices.narrow(axis, 0, k)
     return (values, indices) if num_outputs > 1 else values

@@ -25,7 +25,7 @@ def batch_normalization(
     version: int,
     num_outputs: int,
 ) -> Tensor | tuple[Tensor, ...]:
-    """With the running statistics, in training too; they pass through unchanged."""
+    """Normalized by the running statistics, in training too; these pass through unchanged."""
     if spatial != 1:
         raise OperatorError(f"spatial: expected 1, got {spatial}")
     if num_outputs > 3 or (num_outputs > 1 and version < 9):
@@ -47,7 +47,7 @@ def layer_normalization(
     *,
     num_outputs: int,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Over all dimensions from the axis on; then the mean and one over the deviation."""
+    """Normalized over all dimensions from the axis on; then the mean and one over the deviation."""
     shape = x.shape[axis:]
     scale, b = scale.expand(shape), None if b is None else b.expand(shape)
     if num_outputs == 1:
@@ -58,7 +58,7 @@ def layer_normalization(
 def rms_normalization(
     x: Tensor, scale: Tensor, axis: int, epsilon: float, stash_type: int = 1
 ) -> Tensor:
-    """As LayerNormalization, without a mean."""
+    """LayerNormalization without a mean."""
     shape = x.shape[axis:]
     return functional.rms_norm(x, shape, scale.expand(shape), epsilon)
 
@@ -73,7 +73,7 @@ def group_normalization(
     *,
     version: int,
 ) -> Tensor:
-    """Scale and bias are per channel, up to version 20 per group."""
+    """Normalized per group. Scale and bias are per channel, up to version 20 per group."""
     if version < 21:
         width = x.shape[1] // num_groups
         scale, bias = scale.repeat_interleave(width), bias.repeat_interleave(width)
@@ -81,7 +81,7 @@ def group_normalization(
 
 
 def instance_normalization(input: Tensor, scale: Tensor, b: Tensor, epsilon: float) -> Tensor:
-    """Each channel is a group. (torch.instance_norm refuses planes of one number.)"""
+    """GroupNormalization, a group per channel; torch.instance_norm refuses planes of one number."""
     return torch.group_norm(input, input.shape[1], scale, b, epsilon)
 
 
@@ -111,7 +111,7 @@ def local_response_normalization(
 
 
 def softmax(input: Tensor, axis: int, *, version: int) -> Tensor:
-    """Along the axis; up to version 12 over all dimensions from it on."""
+    """Softmax along the axis; up to version 12 over all dimensions from it on."""
     if version >= 13:
         return torch.softmax(input, axis)
     return torch.softmax(_rows(input, axis), 1).reshape(input.shape)

@@ -37,7 +37,7 @@ def _prod(data: Tensor, axes: Integers) -> Tensor:
 
 
 def _extreme(data: Tensor, axes: Integers, *, largest: bool) -> Tensor:
-    """Of nothing at all, the identity of max or min."""
+    """The largest or the smallest number; of no numbers, the identity of max or min."""
     if data.numel():
         return (
             torch.amax(data, axes, keepdim=True)
@@ -76,7 +76,7 @@ def reduce_mean(
 def reduce_max(
     data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """Largest."""
+    """Largest number."""
     return _reduce(
         lambda x, dims: _extreme(x, dims, largest=True), data, axes, keepdims, noop_with_empty_axes
     )
@@ -85,7 +85,7 @@ def reduce_max(
 def reduce_min(
     data: Tensor, axes: Integers | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """Smallest."""
+    """Smallest number."""
     return _reduce(
         lambda x, dims: _extreme(x, dims, largest=False), data, axes, keepdims, noop_with_empty_axes
     )
@@ -144,19 +144,19 @@ def reduce_log_sum_exp(
 def _arg(
     function: Callable[..., Tensor], data: Tensor, axis: int, keepdims: int, last: int
 ) -> Tensor:
-    """Of equal numbers the first, or with `last` the last."""
+    """Index of the largest or smallest; of equal numbers the first, or with `last` the last one."""
     if last:
         return data.shape[axis] - 1 - _arg(function, data.flip(axis), axis, keepdims, last=0)
     return function(data, dim=axis, keepdim=bool(keepdims))
 
 
 def arg_max(data: Tensor, axis: int, keepdims: int, select_last_index: int = 0) -> Tensor:
-    """Index of the largest."""
+    """Index of the largest number."""
     return _arg(torch.argmax, data, axis, keepdims, select_last_index)
 
 
 def arg_min(data: Tensor, axis: int, keepdims: int, select_last_index: int = 0) -> Tensor:
-    """Index of the smallest."""
+    """Index of the smallest number."""
     return _arg(torch.argmin, data, axis, keepdims, select_last_index)
 
 
@@ -166,7 +166,7 @@ def cum_sum(x: Tensor, axis: int, exclusive: int, reverse: int) -> Tensor:
 
 
 def cum_prod(x: Tensor, axis: int, exclusive: int, reverse: int) -> Tensor:
-    """Running product, as CumSum."""
+    """Running product; see `cum_sum`."""
     return _running(torch.cumprod, x, axis, exclusive, reverse, identity=1)
 
 

@@ -25,6 +25,8 @@ from planner.problem import Problem, Recompute, Status
 from planner.solvers.engines.engine import Engine
 from planner.units import format_bytes, format_seconds
 
+# Of the time, for the contiguous split from which a search for other placements starts.
+SPLIT_SHARE = 0.2
 # Piper's files have one time for both passes; this share of it is shown as the forward pass.
 PIPER_FORWARD_SHARE = 1 / 3
 
@@ -49,7 +51,7 @@ class ForeignOptions:
         max_downsets: the most to look at; None leaves it to the solver.
         exact: whether to look at all.
         contiguous: whether stages must be differences of downsets; dnn-partitioning's.
-        time_limit_s: of the search for placements that are not contiguous.
+        time_limit_s: of all searches under dnn-partitioning's model together.
         seed: of that search; engine: who solves its programs, gurobi or else HiGHS.
     """
 
@@ -200,11 +202,23 @@ def _solve_dnn(graph: DnnGraph, options: ForeignOptions) -> ForeignComparison:
     known: list[DnnStage] = []
 
     def exact() -> ForeignRow:
-        found = split(graph, count, memory, most)
-        known.extend(found.stages)
-        stages = _dnn_stages(graph, found.stages, count)
-        reason = None if stages else _dnn_reason(graph, count, memory)
-        return ForeignRow("dnn-partitioning", found.status, stages, reason)
+        share = 1.0 if options.contiguous else SPLIT_SHARE
+        answer = split(graph, count, memory, most, share * options.time_limit_s)
+        known.extend(answer.stages)
+        stages = _dnn_stages(graph, answer.stages, count)
+        reason = None
+        if not stages:
+            reason = (
+                _late(options) if not answer.reproducible else _dnn_reason(graph, count, memory)
+            )
+        return ForeignRow(
+            "dnn-partitioning",
+            answer.status,
+            stages,
+            reason,
+            bound_s=None if answer.reproducible or not stages else answer.bound_s,
+            reproducible=answer.reproducible,
+        )
 
     def single() -> ForeignRow:
         everything = range(len(graph.nodes))
@@ -227,6 +241,13 @@ def _solve_dnn(graph: DnnGraph, options: ForeignOptions) -> ForeignComparison:
     )
 
 
+def _late(options: ForeignOptions) -> str:
+    return (
+        f"no split by the end of {format_seconds(options.time_limit_s)}; give a larger"
+        " --time-limit, or fewer --max-downsets"
+    )
+
+
 def _dnn_placement(
     graph: DnnGraph,
     count: int,
@@ -236,7 +257,8 @@ def _dnn_placement(
 ) -> tuple[ForeignRow, list[str]]:
     """The row of placements that need not be contiguous, and what to say of it."""
     begin = time.monotonic()
-    found = place(graph, count, memory, known, options.time_limit_s, options.seed, options.engine)
+    limit_s = (1 - SPLIT_SHARE) * options.time_limit_s
+    found = place(graph, count, memory, known, limit_s, options.seed, options.engine)
     stages, bound_s = _dnn_stages(graph, found.split.stages, count), found.bound_s
     row = ForeignRow(
         "netsplit",

@@ -247,6 +247,7 @@ class _FakeStep:
                 outputs, stash = observe(replace(unit, forward=forward), values)
         except RuntimeError as error:
             raise self.needs_numbers(operator, error) from error
+        # Without their graph: backward runs the unit again, once for each way gradients may lie.
         outputs = tuple(one.detach().requires_grad_(one.requires_grad) for one in outputs)
         return _Forward(unit, {}, key, inputs, outputs, stash, tuple(kernels.seen))
 
@@ -301,6 +302,7 @@ class _FakeStep:
                     total = arriving[own] + new if own in arriving else new
                     arriving[own] = total
                     if first_use.get(own) == i:
+                        # The empty tensor stands for the gradient of the microbatches before.
                         torch.empty_like(total).add_(total)
             own_outputs = [one.names[name] for name in one.unit.outputs]
             strides = {n: arriving.pop(n).stride() for n in own_outputs if n in arriving}
@@ -370,6 +372,7 @@ def _differentiated(forward: _Forward, gradients: Mapping[str, Tensor]) -> _Back
 
     kernels = listed(run)
     leaving = {n: one for n, one in zip(wanted, made, strict=True) if one is not None}
+    # A gradient in the storage of an arriving one (that of a Reshape, of a sum) took no memory.
     given = {address(one): name for name, one in gradients.items()}
     views = {n: given[address(one)] for n, one in leaving.items() if address(one) in given}
     return _Backward(kernels, leaving, views)

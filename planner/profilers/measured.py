@@ -138,6 +138,7 @@ def measure(
         versions=versions(),
         engine="torch",
     )
+    # An entry of the cache outlives this run, so times of a busy machine must not get into it.
     quiet_enough = not busy(profile, measured.conditions)
     if quiet_enough:
         for name, one in measured.new.items():
@@ -263,6 +264,7 @@ class _ModelTimer:
             return None
         self.held = parameters(self.model, [p.name for p in graph.parameters], device)
         module = to_torch(self.model, values=self.held, device=device)
+        # As in every step but the first, gradients are added to those that are there.
         for weight in module.parameters():
             weight.grad = torch.zeros_like(weight)
         everything = range(len(graph.operators))

@@ -45,6 +45,8 @@ def observe(unit: Unit, values: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...
     outputs, kept = _keeping(lambda: unit.forward(*inputs))
     named_inputs = list(zip(unit.inputs, inputs, strict=True))
     named_outputs = list(zip(unit.outputs, outputs, strict=True))
+    # Inputs come before outputs, so a storage that both lie in has the name of the input: an output
+    # that is a view is kept as its base.
     bases = _name_by_address((*named_inputs, *unit.parameters.items()))
     names = _name_by_address((*named_inputs, *named_outputs))
     elsewhere = {address(value) for value in (*unit.parameters.values(), *unit.constants)}

@@ -64,17 +64,19 @@ _FIGURES: tuple[tuple[str, Callable[[Plan], float], Callable[[float], str]], ...
 )
 
 
-def what_if_json(said: Sequence[str], before: SolverComparison, num_devices: int) -> dict[str, Any]:
+def what_if_json(
+    changes: Sequence[str], before: SolverComparison, num_devices: int
+) -> dict[str, Any]:
     """The field `what_if` of `solve --json`, whose other fields are those after the changes.
 
     Args:
-        said: the changes.
+        changes: of the topology, in words.
         num_devices: before them.
     """
     plain = comparison_json(before, num_devices, None, None)
     without = ("strategy", "partition", "compared")
     return {
-        "changes": list(said),
+        "changes": list(changes),
         "before": {name: value for name, value in plain.items() if name not in without},
     }
 
@@ -112,9 +114,9 @@ def sensitivity_line(gains: Sequence[Gain]) -> str:
     )
 
 
-def unheard(problem: Problem, said: Sequence[str]) -> tuple[str, ...]:
-    """Notes on changes that cannot show."""
-    speeds = [one for one in said if one.startswith("device_types.") and ".memory:" not in one]
+def unheard(problem: Problem, changes: Sequence[str]) -> tuple[str, ...]:
+    """Notes on changes that have no effect on the plan."""
+    speeds = [one for one in changes if one.startswith("device_types.") and ".memory:" not in one]
     if not speeds or not fits_any_device(problem.profile):
         return ()
     return (

@@ -2,13 +2,13 @@
 need it: which send meets which receive, and which counter each action waits for or changes.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.schedules.actions import Code, Direction, Kind, waiting_for_sends
 from planner.support.arrays import Floats, Ints, Kinds
+from planner.support.derived import derived
 
 
 class Dependencies(NamedTuple):
@@ -132,7 +132,7 @@ def tasks(
     )  # fmt: skip
 
 
-@lru_cache(maxsize=2)
+@derived(kept=2)
 def dependencies(code: Code) -> Dependencies:
     """Finds which actions of some lists belong together."""
     owner, count = code.owner(), len(code.devices)

@@ -1,6 +1,5 @@
 """The routes between devices as the compiled rules (`schedules/rules_kernels.py`) need them."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy as np
 from planner.clusters.routes import routes
 from planner.schedules.dependencies import Paths
 from planner.support.arrays import Bools, Floats, Ints
+from planner.support.derived import derived
 from planner.topology import Sharing, Topology
 
 
@@ -39,7 +39,7 @@ def network(topology: Topology, sources: Ints, targets: Ints) -> Network:
     )
 
 
-@lru_cache(maxsize=8)
+@derived
 def exclusive_links(topology: Topology) -> Bools:
     """(L,) whether each link carries one transfer at a time."""
     return np.array([link.sharing is Sharing.EXCLUSIVE for link in topology.links], dtype=bool)

@@ -27,8 +27,8 @@ def derived(
     """Remembers a function's latest values: of artefacts by their identity, of plain values such as
     numbers, names and tuples of them by equality.
 
-    Graphs and profiles are large, and are asked for what follows from them in inner loops: a memo
-    by equality would compare one that was read again with the one before field by field each time.
+    Graphs and profiles are large, and inner loops ask for values that follow from them: a memo by
+    equality would compare a graph that was read again with the one before, field by field.
     An artefact is an instance of a dataclass. The first argument has to be one; each of the others
     has to be one, or None, in all calls, or in none.
 
@@ -64,6 +64,7 @@ def _remembering(function: Callable[..., Value], kept: int) -> Callable[..., Val
                 del memo[next(iter(memo))]
         return entry[1]
 
+    of.cache_clear = memo.clear  # type: ignore[attr-defined]  # as `lru_cache` has it
     return of
 
 

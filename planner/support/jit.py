@@ -18,7 +18,9 @@ from platformdirs import user_cache_path
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PLANNER = Path(__file__).resolve().parents[1]
-_COMPILES = re.compile(r"^from planner\.support\.jit import .*\b(?:njit|inner)\b", re.MULTILINE)
+_COMPILES = re.compile(
+    r"^from planner\.support\.jit import .*\b(?:njit|inner|inlined)\b", re.MULTILINE
+)
 _IMPORTS = re.compile(r"^ *from (planner[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 

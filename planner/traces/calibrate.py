@@ -26,6 +26,7 @@ from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
 from planner.plan import Plan
 from planner.problem import Problem
+from planner.profiles import Profile
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step
 from planner.simulator.events import run as simulated
 from planner.simulator.timeline import Event, Timeline
@@ -107,7 +108,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> CheckedCalibration:
     Args:
         runs: at least one run; all are on devices of one type.
     """
-    profiles = list(dict.fromkeys(one.problem.profile for one in runs))
+    profiles = _profiles_of(runs)
     by_model = len(profiles) > 1
     groups: dict[int, list[MeasuredRun]] = defaultdict(list)
     for number, one in enumerate(runs):
@@ -128,6 +129,15 @@ def calibrate(runs: Sequence[MeasuredRun]) -> CheckedCalibration:
     )
 
 
+def _profiles_of(runs: Iterable[MeasuredRun]) -> list[Profile]:
+    """The profiles of some runs, each once."""
+    profiles: list[Profile] = []
+    for one in runs:
+        if one.problem.profile not in profiles:
+            profiles.append(one.problem.profile)
+    return profiles
+
+
 def predicted_s(run: MeasuredRun, calibration: Calibration) -> float:
     """The simulated iteration time of a run's strategy, in s."""
     problem = replace(run.problem, calibration=calibration)
@@ -146,7 +156,7 @@ def fit(runs: Sequence[MeasuredRun]) -> Calibration:
         computation,
         device_type=kind,
         runs=len(runs),
-        models=len({one.problem.profile for one in runs}),
+        models=len(_profiles_of(runs)),
         post_s=post_s,
         copy_s_per_byte=copy_s_per_byte,
         wire=_share_left_for_links(runs),

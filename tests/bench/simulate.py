@@ -3,7 +3,7 @@
     python -m tests.bench.simulate            actions per second by length and by links
     python -m tests.bench.simulate --delta    one strategy after another, against full simulations
 
-CPU seconds of one core, medians, kernels compiled; `docs/simulator.md` says what is in them.
+CPU seconds of one core, medians, kernels compiled; `docs/simulator.md` explains them.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def speeds():
         cuts, widths = list(range(1, num_stages)), [width] * num_stages
         lists = program(split(graph, cuts, widths, num_microbatches), graph)
         shared = hosts(max(1, count // 8), 8)
-        for said, topology in (
+        for links, topology in (
             ("of their own", mesh(count, 10.0)),
             ("exclusive", with_sharing(shared, Sharing.EXCLUSIVE)),
             ("fair shares", shared),
@@ -75,7 +75,7 @@ def speeds():
                 run(*case)
 
             size, taken = len(lists.code), seconds(whole)
-            row = count, width, f"{size:,}", said, f"{taken:.4f}", f"{size / taken:,.0f}"
+            row = count, width, f"{size:,}", links, f"{taken:.4f}", f"{size / taken:,.0f}"
             print("|", " | ".join(map(str, row)), "|", flush=True)
 
 
@@ -98,15 +98,15 @@ def problem_of(model, count, preset, sharing=Sharing.EXCLUSIVE):
 
 def starts(problem, count):
     """Even pipelines with a device for each stage, and with one left free for each four."""
-    found = []
+    pipelines = []
     for stages in (count, max(2, count * 3 // 4)):
         part = Problem(
             problem.profile, take(problem.topology, stages), problem.options, problem.measured_on
         )
         result = SOLVERS["even"](part, 10.0)
         if result.strategy is not None and not shares_devices(result.strategy):
-            found.append(result.strategy)
-    return found
+            pipelines.append(result.strategy)
+    return pipelines
 
 
 def moves(draw, problem, strategy, kind):
@@ -122,14 +122,14 @@ def moves(draw, problem, strategy, kind):
 
 
 def full(problem, strategy):
-    """From scratch; what was found of this very strategy before is forgotten."""
+    """From scratch; nothing is kept of earlier simulations of this strategy."""
     crossings.cache_clear()
     dependencies.cache_clear()
     return simulated(problem, strategy)
 
 
 def changed_share(before, after):
-    """Of the actions that are in both, those whose times differ."""
+    """The share of actions whose times differ; None where the lists are not equally long."""
     if before.times.code.kind.shape != after.times.code.kind.shape:
         return None
     same = (before.times.start_s == after.times.start_s) & (before.times.end_s == after.times.end_s)

@@ -105,7 +105,7 @@ def test_rescaling_by_memory_bandwidth_where_that_binds():
 
 def test_an_unknown_source_device_cannot_be_rescaled():
     profile = profile_of(graph_of([[]]), [1.0])
-    with pytest.raises(OptionError, match="made on 'unit', of which no speed is known"):
+    with pytest.raises(OptionError, match="made on 'unit', whose speed is not known"):
         operator_times(profile, unit_type("other"), None)
 
 

@@ -38,6 +38,7 @@ from planner.formats.piper import (
 from planner.graphs.downsets import windowed
 from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
 from planner.peers.dnn_partitioning import costs as dnn_partitioning
+from planner.peers.dnn_partitioning import solve as dnn_partitioning_solve
 from planner.peers.dnn_partitioning.solve import split
 from planner.peers.piper import costs as piper
 from planner.peers.piper.equal import equal_stages
@@ -150,6 +151,8 @@ def dnn_graphs(draw):
         name: draw(st.lists(small, min_size=count, max_size=count))
         for name in ("times", "costs", "sizes", "cpu")
     }
+    for v in draw(st.sets(st.integers(0, count - 1))):  # such nodes may be joined with others
+        lists["times"][v] = lists["sizes"][v] = lists["cpu"][v] = 0.0
     colors = draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
     refused = draw(st.sets(st.integers(0, count - 1), max_size=1))
     return dnn_graph(
@@ -233,6 +236,70 @@ def test_tens_of_thousands_of_downsets_are_searched_whole():
     found = split(graph, 8, 1e9)
     assert found.status is Status.OPTIMAL
     assert found.num_downsets > 18_000
+
+
+def grid(rows, columns):
+    """A recurrent network unrolled: a layer per row, a time step per column."""
+    feeds = []
+    for column in range(columns):
+        for row in range(rows):
+            above = [len(feeds) - 1] if row else []
+            feeds.append([*above, *([len(feeds) - rows] if column else [])])
+    return feeds
+
+
+def test_nodes_that_weigh_nothing_are_no_reason_to_enumerate():
+    feeds = [[]]
+    for _ in range(10):  # each has two parts that nobody reads
+        last = len(feeds) - 1 if len(feeds) == 1 else len(feeds) - 3
+        feeds += [[last], [len(feeds)], [len(feeds)]]
+    weights = [1.0] + [1.0, 0.0, 0.0] * 10
+    graph = dnn_graph(feeds, weights, sizes=weights, cpu=weights)
+    found = split(graph, 3, 1e9)
+    assert found.status is Status.OPTIMAL
+    assert found.num_downsets == 12
+    assert largest_load_ms(graph, found.stages) == 5.0
+    assert sorted(v for s in found.stages for v in s.nodes) == list(range(len(feeds)))
+
+
+def test_the_clock_cuts_a_split_which_says_so_and_keeps_its_best():
+    feeds = grid(6, 6)
+    graph = dnn_graph(feeds, [1.0 + v % 5 for v in range(len(feeds))], num_devices=4)
+    whole, cut = split(graph, 4, 1e9), split(graph, 4, 1e9, time_limit_s=0.0)
+    assert (whole.status, whole.reproducible) == (Status.OPTIMAL, True)
+    assert (cut.status, cut.reproducible) == (Status.FEASIBLE, False)
+    assert cut.bound_s <= whole.bound_s < 1e-3 * largest_load_ms(graph, cut.stages)
+    assert whole.bound_s == pytest.approx(1e-3 * largest_load_ms(graph, whole.stages))
+
+
+def test_a_split_that_is_cut_short_is_no_optimum_in_the_table():
+    feeds = grid(6, 6)
+    graph = dnn_graph(feeds, [1.0 + v % 5 for v in range(len(feeds))], num_devices=4)
+    row = solve_foreign(graph, ForeignOptions(time_limit_s=0.0)).best
+    assert (row.solver, row.status, row.reproducible) == (
+        "dnn-partitioning", Status.FEASIBLE, False,
+    )  # fmt: skip
+    assert 0 < row.bound_s < row.bottleneck_s
+
+
+def test_where_the_clock_came_first_the_reason_is_the_clock():
+    # Two branches of 7 bytes; no cut of the linear order, which takes turns, leaves 7 on each side.
+    sizes = [1.0, 3.0, 1.0, 3.0, 5.0, 1.0]
+    graph = dnn_graph([[], [], [0], [1], [2], [3]], [1.0] * 6, sizes=sizes)
+    row = solve_foreign(graph, ForeignOptions(time_limit_s=0.0, memory_bytes=7)).rows[0]
+    assert (row.status, row.stages) == (Status.UNKNOWN, ())
+    assert "--time-limit" in row.reason
+    assert solve_foreign(graph, ForeignOptions(memory_bytes=7)).rows[0].status is Status.OPTIMAL
+
+
+def test_all_downsets_are_enumerated_as_long_as_there_is_time(monkeypatch):
+    monkeypatch.setattr(dnn_partitioning_solve, "FIRST_DOWNSETS", 300)
+    feeds = grid(6, 6)
+    graph = dnn_graph(feeds, [1.0] * len(feeds))
+    whole = split(graph, 2, 1e9, max_downsets=None)
+    cut = split(graph, 2, 1e9, max_downsets=None, time_limit_s=0.0)
+    assert (whole.status, whole.num_downsets) == (Status.OPTIMAL, 924)
+    assert (cut.status, cut.reproducible, cut.num_downsets <= 300) == (Status.FEASIBLE, False, True)
 
 
 # -------------------------------------------------------------------------------- Piper

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -164,8 +166,14 @@ def test_views_of_an_analytic_profile_scale_with_the_bandwidth(tmp_path):
     assert times.backward_s[split] == pytest.approx(profile.operators[split].backward_s / 2)
 
 
+def test_rescaling_loads_no_torch():
+    code = "import sys, planner.profilers.analytic; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_times_of_an_unknown_device_cannot_be_rescaled(tmp_path):
-    with pytest.raises(OptionError, match="of which no speed is known"):
+    with pytest.raises(OptionError, match="whose speed is not known"):
         rescale(measured(residual(tmp_path)), OTHER, None)
     imported = replace(profile_of(graph_of([[], [0]]), [1.0, 2.0]), device_type="imported")
     with pytest.raises(OptionError, match="does not name the device"):

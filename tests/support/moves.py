@@ -32,7 +32,7 @@ def operator_moves(strategy, graph, *, neighbours):
     or after its own or, if not `neighbours`, in any other.
     """
     stages, feeds, reads = stage_of(strategy, graph), predecessors(graph), consumers(graph)
-    found = []
+    moves = []
     for v, operator in enumerate(graph.operators):
         if len(strategy.stages[stages[v]].operators) == 1:
             continue
@@ -41,18 +41,18 @@ def operator_moves(strategy, graph, *, neighbours):
         high = min(later, default=len(strategy.stages) - 1)
         for s in range(low, high + 1):
             if s != stages[v] and (abs(s - stages[v]) == 1 or not neighbours):
-                found.append((v, s))
-    return found
+                moves.append((v, s))
+    return moves
 
 
 def replication_moves(strategy, num_devices):
     """(stage, devices) with a replica more, on any device that is free, or the last one less."""
     used = {device for stage in strategy.stages for device in stage.devices}
     free = [device for device in range(num_devices) if device not in used]
-    found = []
+    moves = []
     for s, stage in enumerate(strategy.stages):
         if stage.num_replicas < strategy.num_microbatches:
-            found += [(s, (*stage.devices, device)) for device in free]
+            moves += [(s, (*stage.devices, device)) for device in free]
         if stage.num_replicas > 1:
-            found.append((s, stage.devices[:-1]))
-    return found
+            moves.append((s, stage.devices[:-1]))
+    return moves

@@ -1,4 +1,6 @@
-"""The simulator, action by action in plain Python: what `planner.simulator` is compared with."""
+"""The simulator, action by action in plain Python. `planner.simulator` must equal it to the last
+bit, and the dry run must block exactly where it does.
+"""
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +26,7 @@ _Key = tuple[bool, int, int]
 
 
 def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeline:
-    """What every device does when, in one iteration.
+    """When every device does what, in one iteration.
 
     Args:
         program: its devices are indices into the topology.
@@ -43,7 +45,7 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
 
 
 class _Pair:
-    """An ordered pair of devices, and what either end has posted and not begun to transfer."""
+    """An ordered pair of devices, with the sends and receives that were posted and not begun."""
 
     __slots__ = (
         "busy", "exclusive", "latency_s", "receives", "route", "sends", "source", "target",
@@ -92,8 +94,8 @@ class _Simulation:
         self.held = {device: held(actions, waiting) for device, actions in program.lists.items()}
         self.members: dict[int, list[int]] = {}
         self.pairs: dict[tuple[int, int], _Pair] = {}
-        # Per exclusive link, the transfers that hold it or wait for it; what has just got ready,
-        # and what has just ended.
+        # Per exclusive link, the transfers that hold it or wait for it; transfers that got ready
+        # at this moment, and those that ended at it.
         self.queues: dict[int, deque[_Transfer]] = {}
         self.fresh: list[_Transfer] = []
         self.freed: list[_Transfer] = []
@@ -196,7 +198,7 @@ class _Simulation:
         if key is not None:
             self.missing[device][key] = self.missing[device].get(key, 0) + 1
 
-    def _found(self, device: int, key: _Key | None) -> None:
+    def _come(self, device: int, key: _Key | None) -> None:
         if key is not None:
             self.missing[device][key] -= 1
             if not self.missing[device][key] and self.waits_for[device] == key:
@@ -233,8 +235,8 @@ class _Simulation:
         self._foresee(transfer.end_s, transfer.pair.source, number)
 
     def _admit(self) -> None:
-        """At the end of a moment: queues what has got ready, and begins what is the first in all of
-        its queues.
+        """At the end of a moment: queues the transfers that got ready, and begins those that are
+        the first in all of their queues.
         """
         self.fresh.sort(key=lambda one: (one.pair.source, one.pair.target))
         for transfer in self.fresh:
@@ -282,8 +284,8 @@ class _Simulation:
                 transfer.start_s, self.now_s, self.costs.tensor_bytes[receive.tensor],
             )
         )  # fmt: skip
-        self._found(pair.target, _key(receive))
-        self._found(pair.source, self.held[pair.source].get(_key(transfer.send)))
+        self._come(pair.target, _key(receive))
+        self._come(pair.source, self.held[pair.source].get(_key(transfer.send)))
 
 
 def _key(action: Compute | Send | Receive) -> _Key:
@@ -300,18 +302,18 @@ def _waiting(program: Program) -> Collection[bool]:
 
 
 def held(actions: Sequence[Action], waiting: Collection[bool]) -> dict[_Key, _Key]:
-    """Per computation, the one that waits until what it made has been sent: the second one after
+    """Per computation, the one that waits until its results have been sent: the second one after
     it of its stage and direction.
     """
-    found: dict[_Key, _Key] = {}
+    waits: dict[_Key, _Key] = {}
     before: dict[tuple[bool, int], list[_Key]] = {}
     for action in actions:
         if isinstance(action, Compute) and _key(action)[0] in waiting:
             alike = before.setdefault(_key(action)[:2], [])
             alike.append(_key(action))
             if len(alike) > 2:
-                found[alike[-3]] = alike[-1]
-    return found
+                waits[alike[-3]] = alike[-1]
+    return waits
 
 
 def fair_rates(routes: Mapping[int, Sequence[int]], widths: Sequence[float]) -> dict[int, float]:
@@ -398,11 +400,11 @@ class Links:
 
     def _coupled(self, flow: int) -> Collection[int]:
         """The flow and all that share links with it, directly or through others, ascending."""
-        found, reached, ahead = {flow}, set(), [flow]
+        coupled, reached, ahead = {flow}, set(), [flow]
         while ahead:
             for link in self._routes[ahead.pop()]:
                 if link not in reached:
                     reached.add(link)
-                    ahead += self._flows_on[link] - found
-                    found |= self._flows_on[link]
-        return sorted(found)
+                    ahead += self._flows_on[link] - coupled
+                    coupled |= self._flows_on[link]
+        return sorted(coupled)

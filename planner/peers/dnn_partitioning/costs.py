@@ -13,7 +13,6 @@ Source: Tarnawski et al., NeurIPS 2020, section 3 (throughput).
 """
 
 from collections.abc import Collection
-from functools import lru_cache
 
 import numpy as np
 
@@ -24,9 +23,10 @@ from planner.formats.dnn_partitioning import MILLI, DnnEdge, DnnGraph, DnnNode
 from planner.graph import consumers, parameters_by_name, producers, tensors_by_name
 from planner.problem import Problem
 from planner.profiles import stash_bytes
+from planner.support.derived import derived
 
 
-@lru_cache(maxsize=16)
+@derived
 def outputs(graph: DnnGraph) -> tuple[tuple[float, tuple[int, ...]], ...]:
     """Per node that is read: the cost to send its output, in ms, and the positions of the node
     and its readers, ascending.

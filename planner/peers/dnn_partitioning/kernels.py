@@ -1,18 +1,30 @@
-"""The inner loop of `dnn_partitioning.py`, compiled by numba. Arrays are indexed by
+"""The inner loops of dnn-partitioning's problem (`solve.py`), compiled by numba.
 
-i, j  downsets D_i, smaller ones first; D_0 is empty, D_{n-1} holds every block
-v     blocks
-e     outputs that more than one block touches; equal ones are one, at their total cost
-c, m  CPUs and devices in use
+Symbols; arrays are indexed by them:
+
+    i, j  downsets D_i, smaller ones first; D_0 is empty, D_{n-1} holds every block
+    v     blocks
+    e     outputs that more than one block touches; equal ones are one, at their total cost
+    c, m  CPUs and devices in use
+    d     the depth of a path of covers from D_i
+
+The stage D_j minus D_i is on a device or on a CPU. An output crosses its boundary if the stage
+touches it and another block outside does too.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from planner.graphs.downsets import Downsets, sums_over
+from planner.graphs.downsets import Downsets
 from planner.support.arrays import Floats, Ints
-from planner.support.jit import njit
+from planner.support.jit import inner, njit
+
+# Columns of `Path.figures`, of the stage from D_i to a place on the path: time on a device; cost of
+# the outputs that cross; the part of it that D_i touches too; bytes; time on a CPU.
+TIME, CROSSING, STAYING, BYTES, CPU_TIME = 0, 1, 2, 3, 4
+# Sums in another order differ by less, relatively.
+ROUNDING = 1e-12
 
 
 class Loads(NamedTuple):
@@ -23,8 +35,8 @@ class Loads(NamedTuple):
         cpu_time: (blocks,) ms on a CPU.
         size: (blocks,) bytes.
         cost: (outputs,) ms.
-        degree: (outputs,) blocks that an output touches.
-        touch_start: (blocks + 1,) the outputs that touch block v are
+        degree: (outputs,) number of blocks that touch an output.
+        touch_start: (blocks + 1,) the outputs that block v touches are
             touch[touch_start[v]:touch_start[v + 1]].
         touch: see touch_start.
     """
@@ -38,9 +50,76 @@ class Loads(NamedTuple):
     touch: Ints
 
 
-@njit
+class Rest(NamedTuple):
+    """Everything behind a downset, (n,) each: all blocks that are not in it.
+
+    Attributes:
+        work: ms, each block where it is fastest.
+        load: ms, as the load of one device.
+        cpu_load: ms, as the load of one CPU.
+        bytes: as the memory of one device.
+    """
+
+    work: Floats
+    load: Floats
+    cpu_load: Floats
+    bytes: Floats
+
+
+class Limits(NamedTuple):
+    """What a split may use.
+
+    Attributes:
+        cpus: of the host.
+        devices: k.
+        memory: bytes of a device.
+        cpu_share: the most work, in ms of the fastest, that a CPU does in a ms.
+    """
+
+    cpus: int
+    devices: int
+    memory: float
+    cpu_share: float
+
+
+class Splits(NamedTuple):
+    """The best splits of every downset over c CPUs and m devices.
+
+    Attributes:
+        best: (CPUs + 1, devices + 1, n) ms, the smallest largest load; inf for none.
+        cut: (CPUs + 1, devices + 1, n) 2 i + (1 if the last stage is on a CPU else 0), of the D_i
+            that attains it.
+    """
+
+    best: Floats
+    cut: Ints
+
+
+class Path(NamedTuple):
+    """Memory of the walk.
+
+    Attributes:
+        seen: (n,) the last D_i from which a downset was reached.
+        before: (outputs,) blocks of D_i that touch an output.
+        inside: (outputs,) blocks of the stage that touch it.
+        at: (blocks + 1,) the downset at each depth of the path.
+        turn: (blocks + 1,) its next cover to try.
+        figures: (blocks + 1, 5) of the stage that ends there, by TIME, CROSSING, ...
+        states: (CPUs x devices, 2) the pairs (c, m) of D_i that are worth extending.
+    """
+
+    seen: Ints
+    before: Ints
+    inside: Ints
+    at: Ints
+    turn: Ints
+    figures: Floats
+    states: Ints
+
+
+@inner
 def touched_before(subsets: Downsets, loads: Loads, i: int, count: Ints) -> None:
-    """Writes, per output, how many blocks of downset i it touches."""
+    """Writes, per output, how many blocks of downset i touch it."""
     count[:] = 0
     for v in range(loads.time.shape[0]):
         if (subsets.masks[i, v // 64] >> np.uint64(v % 64)) & np.uint64(1):
@@ -49,108 +128,197 @@ def touched_before(subsets: Downsets, loads: Loads, i: int, count: Ints) -> None
 
 
 @njit
-def smallest_largest_load(
-    subsets: Downsets, loads: Loads, limit: tuple[int, int], memory: float, known: float
-) -> tuple[Floats, Ints]:
-    """For every downset, the smallest largest load of c CPUs and m devices that share it, each with
-    at least one block.
+def open_cost(subsets: Downsets, loads: Loads) -> Floats:
+    """(n,) ms of the outputs that blocks on both sides of a downset touch."""
+    count = np.zeros(loads.cost.shape[0], np.int64)
+    total = np.zeros(subsets.masks.shape[0])
+    for i in range(total.shape[0]):
+        touched_before(subsets, loads, i, count)
+        for e in range(count.shape[0]):
+            if 0 < count[e] < loads.degree[e]:
+                total[i] += loads.cost[e]
+    return total
+
+
+@njit
+def walk(
+    subsets: Downsets,
+    loads: Loads,
+    rest: Rest,
+    limits: Limits,
+    splits: Splits,
+    path: Path,
+    first: int,
+    known: float,
+    budget: int,
+) -> tuple[int, float]:
+    """Extends the best splits of D_first and the downsets after it by one stage each:
 
         best[c, m, j] = min over D_i within D_j of
             max(best[c, m-1, i], load(D_j minus D_i)), max(best[c-1, m, i], CPU load)
 
-    From each D_i a stage grows along the covers, block by block, depth first. A stage's times, its
-    memory, and the cost of those of its outputs that D_i touches too never shrink while it grows,
-    so it stops where they exceed what is known or allowed. Of a D_i, only those (c, m) matter that
-    leave those devices and CPUs that are left no more than the known load each, if they share what
-    is left as evenly as can be.
+    All splits of D_i come from smaller downsets, so they are final at its turn. What is on the
+    last device or CPU is known without a walk: everything.
 
     Args:
-        limit: the numbers of CPUs and of devices.
-        memory: of a device, in bytes.
-        known: a largest load, in ms; what is not below it is not looked for.
+        known: ms, a largest load; only smaller ones are looked for.
+        budget: number of stages after which to pause.
 
     Returns:
-        best: (CPUs + 1, devices + 1, n) ms; inf where there is nothing below `known`.
-        cut: likewise, 2 i + (1 if the last stage is on a CPU else 0), of the D_i that attains it.
+        The downset to go on with, n - 1 at the end; and the smallest largest load by then.
     """
-    n, blocks, outputs = subsets.masks.shape[0], loads.time.shape[0], loads.cost.shape[0]
-    best = np.full((limit[0] + 1, limit[1] + 1, n), np.inf)
-    cut = np.full((limit[0] + 1, limit[1] + 1, n), -1, np.int64)
-    best[0, 0, 0] = 0.0
-    # What a block takes at least, and the most of such work that a CPU does in its time.
-    work, cpu_share = np.zeros(blocks), 0.0
-    for v in range(blocks):
-        work[v] = loads.time[v]
-        if limit[0] > 0:
-            work[v] = min(loads.time[v], loads.cpu_time[v])
-            if work[v] > 0:
-                cpu_share = max(cpu_share, work[v] / loads.cpu_time[v])
-    done = sums_over(subsets, work)
-    states = np.zeros(((limit[0] + 1) * (limit[1] + 1), 2), np.int64)
-    seen = np.full(n, -1, np.int64)
-    before, inside = np.zeros(outputs, np.int64), np.zeros(outputs, np.int64)
-    # Along the path: a downset and its next cover to try; the stage's time, its crossing cost, the
-    # part of it that stays, its memory, and its time on a CPU.
-    at, turn = np.zeros(blocks + 1, np.int64), np.zeros(blocks + 1, np.int64)
-    figures = np.zeros((blocks + 1, 5))
-    for i in range(n - 1):
-        live = 0
-        for c in range(limit[0] + 1):
-            for m in range(limit[1] + 1):
-                left = limit[1] - m + cpu_share * (limit[0] - c)
-                if best[c, m, i] < known and (done[n - 1] - done[i]) * (1 - 1e-12) <= known * left:
-                    states[live, 0], states[live, 1] = c, m
-                    live += 1
-        if live == 0:
-            continue
-        touched_before(subsets, loads, i, before)
-        depth = 0
-        at[0], turn[0] = i, subsets.start[i]
-        while depth >= 0:
-            if turn[depth] == subsets.start[at[depth] + 1]:
-                depth -= 1
-                if depth >= 0:
-                    v = subsets.added[turn[depth] - 1]
-                    for x in range(loads.touch_start[v], loads.touch_start[v + 1]):
-                        inside[loads.touch[x]] -= 1
+    n = subsets.masks.shape[0]
+    i = first
+    while i < n - 1 and budget > 0:
+        live, known = _live_states(rest, limits, splits, path.states, i, known)
+        if live > 0:
+            touched_before(subsets, loads, i, path.before)
+            budget -= _stages_from(subsets, loads, rest, limits, splits, path, live, i, known)
+        budget -= 1
+        i += 1
+    return i, known
+
+
+@inner
+def _product(known: float, units: float) -> float:
+    """Work, in ms, that some devices and CPUs do in the known load, which may be inf."""
+    return known * units if units > 0 else 0.0
+
+
+@inner
+def _live_states(
+    rest: Rest, limits: Limits, splits: Splits, states: Ints, i: int, known: float
+) -> tuple[int, float]:
+    """Lists the (c, m) of D_i that are worth extending by stages that leave something behind them,
+    and ends the splits of D_i with everything behind it on one device or CPU.
+
+    Safe to leave out are those
+
+    - whose largest load so far is not below the known one;
+    - whose rest is too much work: more than the known load for each device and CPU that is left,
+      if it is spread evenly. With no CPU left the rest also pays, at least once, for each output
+      that crosses its boundary;
+    - that another one dominates: with no more CPUs, no more devices and no larger load. Whatever
+      follows them can follow it;
+    - with one device or CPU left, which has to take everything.
+
+    Returns:
+        How many are listed, and the smallest largest load by now.
+    """
+    best, cut, last = splits.best, splits.cut, splits.best.shape[2] - 1
+    live = 0
+    for c in range(limits.cpus + 1):
+        for m in range(limits.devices + 1):
+            load = best[c, m, i]
+            if load >= known:
                 continue
-            j, v = subsets.cover[turn[depth]], subsets.added[turn[depth]]
-            turn[depth] += 1
-            if seen[j] == i:
+            whole = max(load, rest.load[i])
+            if m < limits.devices and rest.bytes[i] <= limits.memory and whole < known:
+                best[c, m + 1, last], cut[c, m + 1, last] = whole, 2 * i
+                known = whole
+            whole = max(load, rest.cpu_load[i])
+            if c < limits.cpus and whole < known:
+                best[c + 1, m, last], cut[c + 1, m, last] = whole, 2 * i + 1
+                known = whole
+            devices, cpus = limits.devices - m, limits.cpus - c
+            if devices + cpus < 2 or load >= known:
                 continue
-            seen[j] = i
-            time, crossing = figures[depth, 0] + loads.time[v], figures[depth, 1]
-            staying, size = figures[depth, 2], figures[depth, 3] + loads.size[v]
-            cpu_time = figures[depth, 4] + loads.cpu_time[v]
-            for x in range(loads.touch_start[v], loads.touch_start[v + 1]):
-                e = loads.touch[x]
-                inside[e] += 1
-                if inside[e] == 1:
-                    crossing += loads.cost[e]
-                    if before[e] > 0:
-                        staying += loads.cost[e]
-                if inside[e] == loads.degree[e]:
-                    crossing -= loads.cost[e]
-            on_device = time + staying < known and size <= memory
-            on_cpu = limit[0] > 0 and cpu_time < known
-            if not on_device and not on_cpu:
-                for x in range(loads.touch_start[v], loads.touch_start[v + 1]):
-                    inside[loads.touch[x]] -= 1
+            least = rest.work[i] if cpus > 0 else rest.load[i]
+            if least * (1 - ROUNDING) > _product(known, devices + limits.cpu_share * cpus):
                 continue
+            dominated = False
             for s in range(live):
-                c, m = states[s]
-                load = max(best[c, m, i], time + crossing)
-                if on_device and load < known and m < limit[1] and load < best[c, m + 1, j]:
-                    best[c, m + 1, j], cut[c, m + 1, j] = load, 2 * i
-                    if j == n - 1:
-                        known = load
-                load = max(best[c, m, i], cpu_time)
-                if on_cpu and load < known and c < limit[0] and load < best[c + 1, m, j]:
-                    best[c + 1, m, j], cut[c + 1, m, j] = load, 2 * i + 1
-                    if j == n - 1:
-                        known = load
-            depth += 1
-            at[depth], turn[depth] = j, subsets.start[j]
-            figures[depth, 0], figures[depth, 1], figures[depth, 2] = time, crossing, staying
-            figures[depth, 3], figures[depth, 4] = size, cpu_time
-    return best, cut
+                b, a = states[s]
+                dominated = dominated or (b <= c and a <= m and best[b, a, i] <= load)
+            if not dominated:
+                states[live, 0], states[live, 1] = c, m
+                live += 1
+    return live, known
+
+
+@inner
+def _stages_from(
+    subsets: Downsets,
+    loads: Loads,
+    rest: Rest,
+    limits: Limits,
+    splits: Splits,
+    path: Path,
+    live: int,
+    i: int,
+    known: float,
+) -> int:
+    """Extends the live states of D_i by every stage that begins behind it.
+
+    A stage grows along the covers, block by block, depth first. Its times, its bytes and the cost
+    of those of its outputs that D_i touches too (these stay crossing) never shrink while it grows,
+    so the walk turns back where they exceed the known load or the memory.
+
+    Returns:
+        The number of stages.
+    """
+    at, turn, figures, inside, before = path.at, path.turn, path.figures, path.inside, path.before
+    touch_start, touch, cost, degree = loads.touch_start, loads.touch, loads.cost, loads.degree
+    start, cover, added, last = subsets.start, subsets.cover, subsets.added, len(path.seen) - 1
+    best, cut, states, seen, memory = splits.best, splits.cut, path.states, path.seen, limits.memory
+    most_left = _most_left(states[:live], limits)
+    taken = d = 0
+    at[0], turn[0] = i, start[i]
+    while d >= 0:
+        if turn[d] == start[at[d] + 1]:
+            d -= 1
+            if d >= 0:  # the last block of the stage leaves it
+                v = added[turn[d] - 1]
+                for x in range(touch_start[v], touch_start[v + 1]):
+                    inside[touch[x]] -= 1
+            continue
+        j, v = cover[turn[d]], added[turn[d]]
+        turn[d] += 1
+        if seen[j] == i or j == last:
+            continue
+        seen[j] = i
+        taken += 1
+        crossing, staying = figures[d, CROSSING], figures[d, STAYING]
+        for x in range(touch_start[v], touch_start[v + 1]):
+            e = touch[x]
+            inside[e] += 1
+            if inside[e] == 1:
+                crossing += cost[e]
+                if before[e] > 0:
+                    staying += cost[e]
+            if inside[e] == degree[e]:
+                crossing -= cost[e]
+        time, cpu_time = figures[d, TIME] + loads.time[v], figures[d, CPU_TIME] + loads.cpu_time[v]
+        size = figures[d, BYTES] + loads.size[v]
+        d += 1
+        at[d], turn[d] = j, start[j]
+        figures[d, TIME], figures[d, CPU_TIME] = time, cpu_time
+        figures[d, CROSSING], figures[d, STAYING], figures[d, BYTES] = crossing, staying, size
+        on_device = time + staying < known and size <= memory
+        on_cpu = limits.cpus > 0 and cpu_time < known
+        if not on_device and not on_cpu:
+            turn[d] = start[j + 1]  # no larger stage either: straight back
+            continue
+        if rest.work[j] * (1 - ROUNDING) > _product(known, most_left):
+            continue  # too much would be left, as in `_live_states`; but a larger stage may do
+        for s in range(live):
+            c, m = states[s, 0], states[s, 1]
+            load = max(best[c, m, i], time + crossing)
+            if on_device and load < known and m < limits.devices and load < best[c, m + 1, j]:
+                best[c, m + 1, j], cut[c, m + 1, j] = load, 2 * i
+            load = max(best[c, m, i], cpu_time)
+            if on_cpu and load < known and c < limits.cpus and load < best[c + 1, m, j]:
+                best[c + 1, m, j], cut[c + 1, m, j] = load, 2 * i + 1
+    return taken
+
+
+@inner
+def _most_left(states: Ints, limits: Limits) -> float:
+    """The most devices and CPUs that one more stage leaves to some (c, m), a CPU counting for its
+    share of a device: a stage takes a device, or a CPU if there are any.
+    """
+    most = 0.0
+    for s in range(states.shape[0]):
+        cpus, devices = limits.cpus - states[s, 0], limits.devices - states[s, 1]
+        most = max(most, devices + limits.cpu_share * cpus)
+    return most - (min(1.0, limits.cpu_share) if limits.cpus > 0 else 1.0)

@@ -3,38 +3,73 @@
 Variables: a chain of downsets {} = D_0, D_1, ..., D_S = everything of the blocks that share a
 device (`formats.dnn_partitioning.colocated`); stage s is D_s minus D_{s-1}, on a device or a CPU.
 
-    minimise   max over s of the load of stage s              (`costs/dnn_partitioning.py`)
+    minimise   max over s of the load of stage s              (`costs.py`)
     subject to (1) at most k stages are on devices and l on CPUs
                (2) what a device holds fits its memory
                (3) a device runs only what it supports
 
-All pairs of downsets that matter are walked (`dnn_partitioning_kernels.py`). The first load to
-beat is that of the best split of one linear order. Where there are more downsets than asked for,
-only those of a window are looked at (`windows.py`).
+    (a) blocks that no better split parts become one                          `_joined`
+    (b) the best split of one linear order is the first load to beat, then
+        the best ones of a few of the downsets                                `split`
+    (c) all pairs of downsets that may lead to a smaller load                 `kernels.walk`
+
+Where there are more downsets than asked for, only those of a window are looked at
+(`graphs.downsets.windowed`). The walk is cut where the clock asks for it: the split is then the
+best one by that time, with a bound that needs no search.
 """
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.formats.dnn_partitioning import Blocks, DnnGraph, colocated
-from planner.graphs.downsets import Downsets, csr, downsets, members, windowed
+from planner.formats.dnn_partitioning import MILLI, Blocks, DnnGraph, colocated
+from planner.graphs.downsets import (
+    Downsets,
+    csr,
+    downsets,
+    downsets_within,
+    members,
+    sums_behind,
+    windowed,
+)
 from planner.peers.dnn_partitioning.costs import outputs
-from planner.peers.dnn_partitioning.kernels import Loads, smallest_largest_load
+from planner.peers.dnn_partitioning.kernels import (
+    Limits,
+    Loads,
+    Path,
+    Rest,
+    Splits,
+    open_cost,
+    walk,
+)
 from planner.problem import Status
-from planner.support.arrays import Floats, Ints
+from planner.support.jit import compile_clock
 
-# Mostly seconds, a minute at worst.
+# Seconds, mostly.
 DEFAULT_MAX_DOWNSETS = 200_000
 # Downsets times numbers of devices and CPUs: half a GB.
 MAX_STATES = 30_000_000
-TINY_MS = 1e-300
+# Parts of the downsets that are walked before all of them, for a load to beat: a walk takes about
+# the square of its downsets. Not where a part would be fewer downsets than FEW_DOWNSETS.
+PARTS, FEW_DOWNSETS = (64, 8), 500
+# Stages that are walked between two looks at the clock: a tenth of a second.
+STAGES_AT_ONCE = 1_000_000
+# The first enumeration gives up at FIRST_DOWNSETS, each other one at MORE_DOWNSETS times the last
+# number: only if PATIENCE times the last one's time is left, because to choose a window takes about
+# a dozen enumerations.
+FIRST_DOWNSETS, MORE_DOWNSETS, PATIENCE = 4_000, 4, 20
+
+# Instead of no limit, so that differences are numbers.
+ENDLESS_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class DnnStage:
-    """What one device does.
+    """The part of one device.
 
     Attributes:
         nodes: their positions in the file, ascending.
@@ -50,15 +85,41 @@ class DnnSplit:
     """An answer.
 
     Attributes:
-        status: optimal over all contiguous splits; feasible if only some downsets were looked at;
-            infeasible if there is no split; unknown if only some were looked at and none was found.
+        status: optimal over all contiguous splits; feasible if only some downsets were looked at,
+            or the clock cut the search; infeasible if there is no split; unknown if only some were
+            looked at, or the clock cut the search, and none was found.
         stages: in topological order; empty if there are none.
-        num_downsets: that were looked at.
+        num_downsets: that were looked at, of the blocks that the search may part.
+        bound_s: no contiguous split has a smaller largest load.
+        reproducible: False where the clock cut the search.
     """
 
     status: Status
     stages: tuple[DnnStage, ...]
     num_downsets: int
+    bound_s: float = 0.0
+    reproducible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """The blocks that the search may part, in topological order, in ms and bytes.
+
+    Attributes:
+        members: per item, the positions of its nodes in the file.
+        predecessors: per item, those that feed it.
+        time: per item, on a device; inf where it cannot run there.
+        cpu_time: per item, on a CPU.
+        size: per item, bytes.
+        crossing: the cost of the outputs that several items touch, by these items, ascending.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    predecessors: tuple[tuple[int, ...], ...]
+    time: tuple[float, ...]
+    cpu_time: tuple[float, ...]
+    size: tuple[float, ...]
+    crossing: dict[tuple[int, ...], float]
 
 
 def split(
@@ -66,6 +127,7 @@ def split(
     num_devices: int,
     memory_bytes: float,
     max_downsets: int | None = DEFAULT_MAX_DOWNSETS,
+    time_limit_s: float = math.inf,
 ) -> DnnSplit:
     """The contiguous split with the smallest largest load.
 
@@ -73,72 +135,253 @@ def split(
         num_devices: k; the CPUs are the graph's.
         memory_bytes: of each device.
         max_downsets: the most to look at, fewer with very many devices; None for no limit.
+        time_limit_s: of the wall clock; compiling does not count.
     """
-    blocks = colocated(graph)
-    feeds, count = blocks.predecessors, len(blocks.members)
-    limit = min(graph.num_cpus, count), min(num_devices, count)
+    items = _joined(_items(graph, colocated(graph)))
+    count = len(items.members)
+    loads = _loads(items)
+    limits = _limits(items, min(graph.num_cpus, count), min(num_devices, count), memory_bytes)
     if max_downsets is not None:
-        states_each = (limit[0] + 1) * (limit[1] + 1)
+        states_each = (limits.cpus + 1) * (limits.devices + 1)
         max_downsets = min(max_downsets, max(MAX_STATES // states_each, count + 1))
-    found, exact = windowed(feeds, range(count), max_downsets)
-    subsets, loads, memory = found, _loads(graph, blocks), float(memory_bytes)
-    best, _ = smallest_largest_load(_chain(count), loads, limit, memory, np.inf)
-    # A hair more, so that the split that attains it is found again, even if it takes no time.
-    known = float(best[..., -1].min()) * (1 + 1e-12) + TINY_MS
-    best, cut = smallest_largest_load(subsets, loads, limit, memory, known)
-    stages = _stages(blocks, subsets, best, cut)
+    with _clock(time_limit_s) as left_s:
+        best = _walked(_chain(count), loads, limits, _Best(), lambda: math.inf)
+        subsets, everything, in_time = _enumerated(items, max_downsets, left_s)
+        for part in PARTS:
+            few = len(subsets.masks) // part
+            if few > max(FEW_DOWNSETS, count):
+                some, _ = windowed(items.predecessors, range(count), few)
+                best = _walked(some, loads, limits, best, left_s)
+        best = _walked(subsets, loads, limits, best, left_s)
+    stages = tuple(_stage(items, *one) for one in best.stages)
+    exact = everything and best.whole
     if stages:
         status = Status.OPTIMAL if exact else Status.FEASIBLE
     else:
         status = Status.INFEASIBLE if exact else Status.UNKNOWN
-    return DnnSplit(status, stages, len(subsets.masks))
+    bound_ms = best.load if exact else _least_load(items, limits)
+    in_time = in_time and best.whole
+    return DnnSplit(status, stages, len(subsets.masks), MILLI * bound_ms, in_time)
+
+
+@contextmanager
+def _clock(time_limit_s: float) -> Iterator[Callable[[], float]]:
+    """Gives a function that tells the seconds that are left; compiling does not count."""
+    with compile_clock() as compiling_s:
+        end_s = time.monotonic() + min(time_limit_s, ENDLESS_S)
+        yield lambda: end_s + compiling_s() - time.monotonic()
+
+
+def _enumerated(
+    items: _Items, limit: int | None, left_s: Callable[[], float]
+) -> tuple[Downsets, bool, bool]:
+    """The downsets to search; whether they are all; and whether there was time for as many as asked
+    for.
+
+    Args:
+        limit: see `split`.
+    """
+    feeds, order = items.predecessors, range(len(items.members))
+    size, fewer = FIRST_DOWNSETS, len(order) + 1
+    while True:
+        size = size if limit is None else min(size, limit)
+        before_s = left_s()
+        subsets = downsets_within(feeds, size)
+        if subsets is not None:
+            return subsets, True, True
+        if left_s() < PATIENCE * (before_s - left_s()):
+            return *windowed(feeds, order, fewer), False
+        if size == limit:
+            return *windowed(feeds, order, size), True
+        fewer, size = size, MORE_DOWNSETS * size
 
 
 def _chain(count: int) -> Downsets:
-    """The downsets of the blocks in their own order, one after the other."""
-    return downsets([(), *((b,) for b in range(count - 1))])
+    """The downsets of the items in their own order, one after the other."""
+    return downsets([(), *((v,) for v in range(count - 1))])
 
 
-def _loads(graph: DnnGraph, blocks: Blocks) -> Loads:
-    """The costs of blocks, in ms and bytes."""
+# -------------------------------------------------------------------------------- the walk
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The best split so far.
+
+    Attributes:
+        load: its largest load, in ms; inf without one.
+        stages: its items, and whether they are on a CPU, stage by stage.
+        whole: whether no walk was cut by the clock.
+    """
+
+    load: float = math.inf
+    stages: tuple[tuple[tuple[int, ...], bool], ...] = ()
+    whole: bool = True
+
+
+def _walked(
+    subsets: Downsets, loads: Loads, limits: Limits, best: _Best, left_s: Callable[[], float]
+) -> _Best:
+    """The best split along some downsets, if it beats the one that is known; by the end of the
+    time, the best so far.
+    """
+    n, num_blocks = len(subsets.masks), len(loads.time)
+    shape = limits.cpus + 1, limits.devices + 1, n
+    splits = Splits(np.full(shape, np.inf), np.full(shape, -1, np.int64))
+    splits.best[0, 0, 0] = 0.0
+    path = Path(
+        seen=np.full(n, -1, np.int64),
+        before=np.zeros(len(loads.cost), np.int64),
+        inside=np.zeros(len(loads.cost), np.int64),
+        at=np.zeros(num_blocks + 1, np.int64),
+        turn=np.zeros(num_blocks + 1, np.int64),
+        figures=np.zeros((num_blocks + 1, 5)),
+        states=np.zeros((shape[0] * shape[1], 2), np.int64),
+    )
+    work = np.minimum(loads.time, loads.cpu_time) if limits.cpus else loads.time
+    rest = Rest(
+        work=sums_behind(subsets, work),
+        load=sums_behind(subsets, loads.time) + open_cost(subsets, loads),
+        cpu_load=sums_behind(subsets, loads.cpu_time),
+        bytes=sums_behind(subsets, loads.size),
+    )
+    i, known = 0, best.load
+    while i < n - 1 and left_s() > 0:
+        i, known = walk(
+            subsets, loads, rest, limits, splits, path, i, known, STAGES_AT_ONCE
+        )  # fmt: skip
+    whole = best.whole and i >= n - 1
+    stages = _stages(subsets, splits) if known < best.load else best.stages
+    return _Best(known, stages, whole)
+
+
+def _stages(subsets: Downsets, splits: Splits) -> tuple[tuple[tuple[int, ...], bool], ...]:
+    """The stages of the best split, walked back from its end; see `_Best`."""
+    j = len(subsets.masks) - 1
+    c, m = (int(x) for x in np.unravel_index(splits.best[..., j].argmin(), splits.best.shape[:2]))
+    stages: list[tuple[tuple[int, ...], bool]] = []
+    while j:
+        i, cpu = divmod(int(splits.cut[c, m, j]), 2)
+        stages.append((tuple(members(subsets.masks[j] & ~subsets.masks[i])), bool(cpu)))
+        j, c, m = i, c - cpu, m - (1 - cpu)
+    return tuple(reversed(stages))
+
+
+def _stage(items: _Items, inside: Sequence[int], cpu: bool) -> DnnStage:
+    return DnnStage(tuple(sorted(v for b in inside for v in items.members[b])), cpu)
+
+
+# -------------------------------------------------------------------------------- the blocks
+
+
+def _items(graph: DnnGraph, blocks: Blocks) -> _Items:
+    """The costs of blocks."""
     block_of = {v: b for b, nodes in enumerate(blocks.members) for v in nodes}
     crossing: dict[tuple[int, ...], float] = {}
     for cost, touched in outputs(graph):
         where = tuple(sorted({block_of[v] for v in touched}))
         if len(where) > 1 and cost > 0:
             crossing[where] = crossing.get(where, 0.0) + cost
-    touching: list[list[int]] = [[] for _ in blocks.members]
-    for e, where in enumerate(crossing):
+    nodes = [[graph.nodes[v] for v in inside] for inside in blocks.members]
+    return _Items(
+        members=blocks.members,
+        predecessors=blocks.predecessors,
+        time=tuple(sum(n.time_ms if n.supported else math.inf for n in one) for one in nodes),
+        cpu_time=tuple(sum(n.cpu_time_ms for n in one) for one in nodes),
+        size=tuple(sum(n.size_bytes for n in one) for one in nodes),
+        crossing=crossing,
+    )
+
+
+def _joined(items: _Items) -> _Items:
+    """(a) The items, with those that weigh nothing in one with their only neighbour on one side.
+
+    Let u be the only predecessor of v, and v take no time and no memory. In any split that parts
+    them, v can move to the stage of u, which is an earlier one: its successors stay behind it. Let
+    a be the cost of the outputs that u and v alone touch, and b of those that v touches and u does
+    not. The device of u no longer pays a, and pays b at the most; so does the device of v, where
+    the outputs of b may cross now. Nobody else pays more. So where b <= a, no split is worse for
+    it, and u and v may be one. The same holds, the other way round, for an only successor.
+    """
+    while (pair := _weightless(items)) is not None:
+        items = _with_one(items, *pair)
+    return items
+
+
+def _weightless(items: _Items) -> tuple[int, int] | None:
+    """An item as v in `_joined`, and its u; None if there is none."""
+    fed: list[list[int]] = [[] for _ in items.members]
+    for v, feeds in enumerate(items.predecessors):
+        for u in feeds:
+            fed[u].append(v)
+    for v, feeds in enumerate(items.predecessors):
+        if items.time[v] > 0 or items.cpu_time[v] > 0 or items.size[v] > 0:
+            continue
+        for near in (feeds, fed[v]):
+            if len(near) == 1:
+                u = near[0]
+                alone = items.crossing.get((min(u, v), max(u, v)), 0.0)
+                others = sum(
+                    c for where, c in items.crossing.items() if v in where and u not in where
+                )
+                if others <= alone:
+                    return v, u
+    return None
+
+
+def _with_one(items: _Items, v: int, u: int) -> _Items:
+    """The items with v in u. The others keep their order, which stays topological: all that comes
+    before or after v comes before or after u too.
+    """
+    kept = [w for w in range(len(items.members)) if w != v]
+    place = {w: p for p, w in enumerate(kept)}
+    place[v] = place[u]
+    crossing: dict[tuple[int, ...], float] = {}
+    for where, cost in items.crossing.items():
+        new = tuple(sorted({place[w] for w in where}))
+        if len(new) > 1:
+            crossing[new] = crossing.get(new, 0.0) + cost
+    joined = {u: (*items.members[u], *items.members[v])}
+    feeds = {u: {*items.predecessors[u], *items.predecessors[v]} - {u, v}}
+    return _Items(
+        members=tuple(joined.get(w, items.members[w]) for w in kept),
+        predecessors=tuple(
+            tuple(sorted({place[x] for x in feeds.get(w, items.predecessors[w])})) for w in kept
+        ),
+        time=tuple(items.time[w] for w in kept),
+        cpu_time=tuple(items.cpu_time[w] for w in kept),
+        size=tuple(items.size[w] for w in kept),
+        crossing=crossing,
+    )
+
+
+def _limits(items: _Items, cpus: int, devices: int, memory_bytes: float) -> Limits:
+    pairs = zip(items.time, items.cpu_time, strict=True)
+    shares = [min(time, cpu) / cpu for time, cpu in pairs if min(time, cpu) > 0]
+    return Limits(cpus, devices, float(memory_bytes), max(shares, default=0.0) if cpus else 0.0)
+
+
+def _least_load(items: _Items, limits: Limits) -> float:
+    """A bound on the largest load, in ms: the largest item, and all work spread evenly."""
+    pairs = zip(items.time, items.cpu_time, strict=True)
+    work = [min(time, cpu) if limits.cpus else time for time, cpu in pairs]
+    units = limits.devices + limits.cpu_share * limits.cpus
+    return max(max(work), sum(work) / units) if units > 0 else max(work)
+
+
+def _loads(items: _Items) -> Loads:
+    """The costs of items, as arrays."""
+    touching: list[list[int]] = [[] for _ in items.members]
+    for e, where in enumerate(items.crossing):
         for b in where:
             touching[b].append(e)
     start, touch = csr(touching)
     return Loads(
-        time=_sums(blocks, [n.time_ms if n.supported else np.inf for n in graph.nodes]),
-        cpu_time=_sums(blocks, [node.cpu_time_ms for node in graph.nodes]),
-        size=_sums(blocks, [node.size_bytes for node in graph.nodes]),
-        cost=np.array(list(crossing.values()), dtype=np.float64),
-        degree=np.array([len(where) for where in crossing], dtype=np.int64),
+        time=np.array(items.time, dtype=np.float64),
+        cpu_time=np.array(items.cpu_time, dtype=np.float64),
+        size=np.array(items.size, dtype=np.float64),
+        cost=np.array(list(items.crossing.values()), dtype=np.float64),
+        degree=np.array([len(where) for where in items.crossing], dtype=np.int64),
         touch_start=start,
         touch=touch,
     )
-
-
-def _sums(blocks: Blocks, values: Sequence[float]) -> Floats:
-    sums = [sum(values[v] for v in nodes) for nodes in blocks.members]
-    return np.array(sums, dtype=np.float64)
-
-
-def _stages(blocks: Blocks, subsets: Downsets, best: Floats, cut: Ints) -> tuple[DnnStage, ...]:
-    """The stages of the best split, walked back from its end; none if there is none."""
-    j = len(subsets.masks) - 1
-    c, m = (int(x) for x in np.unravel_index(np.argmin(best[..., j]), best.shape[:2]))
-    if not np.isfinite(best[c, m, j]):
-        return ()
-    found: list[DnnStage] = []
-    while j:
-        i, cpu = divmod(int(cut[c, m, j]), 2)
-        inside = members(subsets.masks[j] & ~subsets.masks[i])
-        nodes = sorted(v for b in inside for v in blocks.members[b])
-        found.append(DnnStage(tuple(nodes), bool(cpu)))
-        j, c, m = i, c - cpu, m - (1 - cpu)
-    return tuple(reversed(found))

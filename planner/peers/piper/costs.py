@@ -14,7 +14,7 @@ objective is the largest stage time, in s per sample. The factor 4 is PipeDream'
 all-reduce.
 
 Source: Tarnawski, Narayanan and Phanishayee, NeurIPS 2021, section 4. The functions are compiled
-into `solvers/piper_kernels.py`.
+into `kernels.py`.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""The inner loops of `piper.py`, compiled by numba. Arrays are indexed by
+"""The inner loops of Piper's problem (`solve.py`), compiled by numba.
+
+Symbols; arrays are indexed by them:
 
     i, j  downsets D_i, smaller ones first; D_0 is empty, D_{n-1} holds every layer
     v     layers
@@ -7,7 +9,7 @@
     y     degrees d of data parallelism, ascending
     p     pairs of downsets: stages
 
-Costs come from `planner/costs/piper.py`, whose functions are compiled in here.
+Costs come from `costs.py`, whose functions are compiled in here.
 """
 
 from typing import NamedTuple, TypeVar
@@ -18,7 +20,7 @@ import numpy.typing as npt
 from planner.graphs.downsets import Downsets
 from planner.peers.piper import costs as piper
 from planner.support.arrays import Bools, Floats, Ints
-from planner.support.jit import njit
+from planner.support.jit import inner, njit
 
 Picks = npt.NDArray[np.int32]
 Array = TypeVar("Array", Floats, Ints)
@@ -27,6 +29,11 @@ stage_time_s = njit(piper.stage_time_s)
 memory_bytes = njit(piper.memory_bytes)
 in_flight = njit(piper.in_flight)
 
+# Columns of the figures of a choice: s of computation and transfers, which data parallelism
+# divides; s of synchronisation; bytes per sample in flight (A); other bytes (B).
+SERIAL, SYNC, PER_SAMPLE, BESIDES = 0, 1, 2, 3
+# Columns of `_reach`: a downset; the place of the one that it was reached from; the layer added.
+TO, FROM, ADDED = 0, 1, 2
 # Of two sums in another order, neither is the better one.
 ROUNDING = 1e-13
 NEVER = 1 << 30
@@ -96,19 +103,19 @@ class Degrees(NamedTuple):
 
 @njit
 def _longer(old: Array, size: int) -> Array:
-    found = np.zeros(size, old.dtype)
+    new = np.zeros(size, old.dtype)
     for p in range(old.shape[0]):
-        found[p] = old[p]
-    return found
+        new[p] = old[p]
+    return new
 
 
 @njit
 def _taller(old: Floats) -> Floats:
-    found = np.zeros((2 * old.shape[0], 4))
+    new = np.zeros((2 * old.shape[0], 4))
     for p in range(old.shape[0]):
         for f in range(4):
-            found[p, f] = old[p, f]
-    return found
+            new[p, f] = old[p, f]
+    return new
 
 
 @njit
@@ -131,20 +138,21 @@ def _move(choices: Floats, picks: Picks, half: int, p: int, other: int, q: int) 
 
 @njit
 def _bytes(choices: Floats, p: int) -> float:
-    return float(choices[1, p, 2] + choices[1, p, 3])
+    return float(choices[1, p, PER_SAMPLE] + choices[1, p, BESIDES])
 
 
 @njit
 def _thinned(choices: Floats, picks: Picks, count: int, most: int) -> int:
-    """Leaves, of choices with much the same computation, the one with the least memory; at most so
-    many. Writes them into the first half, and returns how many they are.
+    """Leaves the one with the least memory of choices with much the same computation, and at most
+    `most` choices. Writes them into the first half, and returns how many they are.
     """
     least, largest = np.inf, 0.0
     for p in range(count):
-        least, largest = min(least, choices[1, p, 0]), max(largest, choices[1, p, 0])
+        time = choices[1, p, SERIAL]
+        least, largest = min(least, time), max(largest, time)
     chosen = np.full(most, -1, np.int64)
     for p in range(count):
-        place = int((choices[1, p, 0] - least) / max(largest - least, TINY) * (most - 1))
+        place = int((choices[1, p, SERIAL] - least) / max(largest - least, TINY) * (most - 1))
         other = chosen[place]
         if other < 0 or _bytes(choices, p) < _bytes(choices, other):
             chosen[place] = p
@@ -180,17 +188,17 @@ def _combine(
     kept, complete = 0, True
     for p in range(count):
         for o in range(option_range[0], option_range[1]):
-            a, b = choices[0, p, 2] + layers.figures[o, 2], choices[0, p, 3] + layers.figures[o, 3]
+            a = choices[0, p, PER_SAMPLE] + layers.figures[o, PER_SAMPLE]
+            b = choices[0, p, BESIDES] + layers.figures[o, BESIDES]
             if memory_bytes(a, b, 1) > memory or kept == choices.shape[1]:
                 complete = complete and kept < choices.shape[1]
                 continue
             if memory_bytes(a, b, most) <= spare:
                 a, b = 0.0, 0.0
-            choices[1, kept, 0] = (
-                choices[0, p, 0] + layers.figures[o, 0] + extra[o - option_range[0]]
-            )
-            choices[1, kept, 1] = choices[0, p, 1] + layers.figures[o, 1]
-            choices[1, kept, 2], choices[1, kept, 3] = a, b
+            serial = choices[0, p, SERIAL] + layers.figures[o, SERIAL]
+            choices[1, kept, SERIAL] = serial + extra[o - option_range[0]]
+            choices[1, kept, SYNC] = choices[0, p, SYNC] + layers.figures[o, SYNC]
+            choices[1, kept, PER_SAMPLE], choices[1, kept, BESIDES] = a, b
             for v in range(min(size, picks.shape[2])):
                 picks[1, kept, v] = picks[0, p, v]
             if picks.shape[2] > 0:
@@ -251,10 +259,11 @@ def choose(
 @njit
 def _largest_bytes(layers: Layers, row: int, most: int) -> float:
     """What a layer takes at the most with so many samples in flight, for one degree."""
-    found = 0.0
+    largest = 0.0
     for o in range(layers.option_start[row], layers.option_start[row + 1]):
-        found = max(found, memory_bytes(layers.figures[o, 2], layers.figures[o, 3], most))
-    return found
+        a, b = layers.figures[o, PER_SAMPLE], layers.figures[o, BESIDES]
+        largest = max(largest, memory_bytes(a, b, most))
+    return largest
 
 
 @njit
@@ -271,12 +280,82 @@ def _outside_s(
     return total
 
 
+@inner
+def _most_bytes(subsets: Downsets, layers: Layers, num_degrees: int, most: int) -> Floats:
+    """(n, degrees) bytes that the layers of each downset take at the most."""
+    before = np.zeros((subsets.masks.shape[0], num_degrees))
+    for i in range(before.shape[0]):
+        for e in range(subsets.start[i], subsets.start[i + 1]):
+            for x in range(num_degrees):
+                row = subsets.added[e] * num_degrees + x
+                before[subsets.cover[e], x] = before[i, x] + _largest_bytes(layers, row, most)
+    return before
+
+
+@inner
+def _reach(subsets: Downsets, i: int, seen: Ints, reached: Ints) -> int:
+    """Lists D_i and the downsets that hold it, smaller ones first.
+
+    Args:
+        seen: (n,) the last i that reached each downset.
+        reached: (n, 3) is filled, by TO, FROM and ADDED.
+
+    Returns:
+        How many they are.
+    """
+    head, tail = 0, 1
+    reached[0, TO] = i
+    while head < tail:
+        here = reached[head, TO]
+        for e in range(subsets.start[here], subsets.start[here + 1]):
+            j = subsets.cover[e]
+            if seen[j] != i:
+                seen[j] = i
+                reached[tail, TO], reached[tail, FROM] = j, head
+                reached[tail, ADDED] = subsets.added[e]
+                tail += 1
+        head += 1
+    return tail
+
+
+@inner
+def _list_layers(subsets: Downsets, i: int, j: int, inside: Bools, members: Ints) -> int:
+    """Writes the layers of the stage D_j minus D_i, and gives their number.
+
+    Args:
+        inside: (layers,) whether each is in the stage.
+        members: those that are, ascending; the rest is left as it is.
+    """
+    size = 0
+    for v in range(inside.shape[0]):
+        stage = subsets.masks[j, v // 64] & ~subsets.masks[i, v // 64]
+        inside[v] = (stage >> np.uint64(v % 64)) & np.uint64(1) == np.uint64(1)
+        if inside[v]:
+            members[size] = v
+            size += 1
+    return size
+
+
+@inner
+def _samples_that_fit(figures: Floats, memory: float, most: int) -> Ints:
+    """(choices,) samples in flight that fit a device, at most so many."""
+    fitting = np.zeros(figures.shape[0], np.int64)
+    for p in range(figures.shape[0]):
+        a, spare = figures[p, PER_SAMPLE], memory - figures[p, BESIDES]
+        fitting[p] = most if a * most <= spare else np.int64(spare / a)
+    return fitting
+
+
 @njit
 def stages(
     subsets: Downsets, layers: Layers, num_degrees: int, memory: float, room: int, most: int
 ) -> tuple[Stages, bool]:
     """All stages D_j minus D_i that fit, with their choices of one configuration per layer. A
-    stage's choices are those of a stage that has one layer less, with each of the layer's.
+    stage's choices are those of a stage that has one layer less, with each of the layer's: the
+    downset that D_j was reached from stands before it in the list of those that hold D_i, so the
+    choices of that stage are known. Where the time of an edge depends on the configuration
+    (`Layers.mixed`), a new layer changes the figures of its neighbours, and all layers are chosen
+    anew.
 
     Args:
         memory: of a device, in bytes.
@@ -290,41 +369,17 @@ def stages(
     start = np.zeros(n + 1, np.int64)
     end, point_start = np.zeros(64, np.int64), np.zeros(64 * num_degrees + 1, np.int64)
     outside, figures = np.zeros(64 * num_degrees), np.zeros((256, 4))
-    seen, queue = np.full(n, -1, np.int64), np.zeros(n, np.int64)
-    came, last = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    seen, reached = np.full(n, -1, np.int64), np.zeros((n, 3), np.int64)
     inside, members = np.zeros(num_layers, np.bool_), np.zeros(num_layers + 1, np.int64)
     choices = np.zeros((2, room, 4))
     no_picks = np.zeros((2, room, 0), np.int32)
+    before = _most_bytes(subsets, layers, num_degrees, most)
     pairs, points, complete = 0, 0, True
-    # The most that the layers of each downset may take.
-    before = np.zeros((n, num_degrees))
-    for i in range(n):
-        for e in range(subsets.start[i], subsets.start[i + 1]):
-            for x in range(num_degrees):
-                before[subsets.cover[e], x] = before[i, x] + _largest_bytes(
-                    layers, subsets.added[e] * num_degrees + x, most
-                )
     for i in range(n):
         start[i] = pairs
-        head, tail = 0, 1
-        queue[0] = i
-        while head < tail:
-            for e in range(subsets.start[queue[head]], subsets.start[queue[head] + 1]):
-                j = subsets.cover[e]
-                if seen[j] != i:
-                    seen[j] = i
-                    queue[tail], came[tail], last[tail] = j, head, subsets.added[e]
-                    tail += 1
-            head += 1
-        for place in range(1, tail):
-            j = queue[place]
-            size = 0
-            for v in range(num_layers):
-                stage = subsets.masks[j, v // 64] & ~subsets.masks[i, v // 64]
-                inside[v] = (stage >> np.uint64(v % 64)) & np.uint64(1) == np.uint64(1)
-                if inside[v]:
-                    members[size] = v
-                    size += 1
+        for place in range(1, _reach(subsets, i, seen, reached)):
+            j, smaller = reached[place, TO], reached[place, FROM]
+            size = _list_layers(subsets, i, j, inside, members)
             if pairs == end.shape[0]:
                 end = _longer(end, 2 * pairs)
                 point_start = _longer(point_start, 2 * pairs * num_degrees + 1)
@@ -332,15 +387,14 @@ def stages(
             end[pairs] = j
             for x in range(num_degrees):
                 first, count = 0, 1
-                for f in range(4):
-                    choices[0, 0, f] = 0.0
-                if came[place] > 0 and not layers.mixed:
-                    first, members[size] = size, last[place]
-                    base = (start[i] + came[place] - 1) * num_degrees + x
+                choices[0, 0] = 0.0
+                if smaller > 0 and not layers.mixed:
+                    # Place 0 is D_i itself, so the stage at place s is pair start[i] + s - 1.
+                    base = (start[i] + smaller - 1) * num_degrees + x
                     count = point_start[base + 1] - point_start[base]
                     for p in range(count):
-                        for f in range(4):
-                            choices[0, p, f] = figures[point_start[base] + p, f]
+                        choices[0, p] = figures[point_start[base] + p]
+                    first, members[size] = size, reached[place, ADDED]
                 # What is left if all layers that are still to come take their most.
                 spare = memory - (before[n - 1, x] - before[i if layers.mixed else j, x])
                 count, whole = choose(
@@ -350,24 +404,19 @@ def stages(
                 complete = complete and whole
                 while points + count > figures.shape[0]:
                     figures = _taller(figures)
-                for p in range(count):
-                    for f in range(4):
-                        figures[points + p, f] = choices[0, p, f]
+                figures[points : points + count] = choices[0, :count]
                 points += count
                 row = pairs * num_degrees + x
                 outside[row] = _outside_s(layers, num_degrees, x, members, size, inside)
-                point_start[pairs * num_degrees + x + 1] = points
+                point_start[row + 1] = points
             pairs += 1
     start[n] = pairs
-    fitting = np.zeros(points, np.int64)
-    for p in range(points):
-        a, spare = figures[p, 2], memory - figures[p, 3]
-        fitting[p] = most if a * most <= spare else np.int64(spare / a)
-    found = Stages(
+    figures = figures[:points]
+    every = Stages(
         start, end[:pairs], point_start[: pairs * num_degrees + 1], outside[: pairs * num_degrees],
-        figures[:points], fitting,
+        figures, _samples_that_fit(figures, memory, most),
     )  # fmt: skip
-    return found, complete
+    return every, complete
 
 
 @njit
@@ -417,7 +466,10 @@ def fewest_in_flight(
                     fitting = 0
                     for q in range(low, high):
                         if stages.most[q] > fitting:
-                            serial, sync = outside + stages.figures[q, 0], stages.figures[q, 1]
+                            serial, sync = (
+                                outside + stages.figures[q, SERIAL],
+                                stages.figures[q, SYNC],
+                            )
                             if stage_time_s(serial, sync, d) <= target_s:
                                 fitting = stages.most[q]
                     limit = min(d * fitting, degrees.batch) - d
@@ -458,30 +510,30 @@ def walk(
     rows = np.zeros((n, 4), np.int64)
     count, i, k, largest = 0, 0, degrees.num_devices, 0.0
     while i < n - 1:
-        found, total = False, int(least[i, k])
+        chosen, total = False, int(least[i, k])
         k = _first_within(least[i], total)
         for p in range(stages.start[i], stages.start[i + 1]):
             j = stages.end[p]
             for x in range(num_degrees):
                 for y in range(degrees.data.shape[0]):
                     t, d = degrees.tensor[x], degrees.data[y]
-                    if found or t * d > k or least[j, k - t * d] + d != total:
+                    if chosen or t * d > k or least[j, k - t * d] + d != total:
                         continue
                     best = np.inf
                     for q in range(
                         stages.point_start[p * num_degrees + x],
                         stages.point_start[p * num_degrees + x + 1],
                     ):
-                        serial = stages.outside[p * num_degrees + x] + stages.figures[q, 0]
-                        time = stage_time_s(serial, stages.figures[q, 1], d)
+                        serial = stages.outside[p * num_degrees + x] + stages.figures[q, SERIAL]
+                        time = stage_time_s(serial, stages.figures[q, SYNC], d)
                         if in_flight(total, d) <= stages.most[q] and time < best:
                             best = time
                     if best <= target_s:
                         rows[count, 0], rows[count, 1] = j, t
                         rows[count, 2], rows[count, 3] = d, total
-                        found = True
+                        chosen = True
                         largest = max(largest, best)
-        if not found:
+        if not chosen:
             raise ValueError("no plan behind the least")
         i, k, count = rows[count, 0], k - rows[count, 1] * rows[count, 2], count + 1
     return largest, rows[:count]
@@ -491,7 +543,7 @@ def walk(
 def times_between(stages: Stages, degrees: Degrees, low_s: float, high_s: float) -> Floats:
     """Times of stages between two, both left out, in no order; some more than once."""
     num_degrees = degrees.tensor.shape[0]
-    found, count = np.zeros(64), 0
+    times, count = np.zeros(64), 0
     for p in range(stages.end.shape[0]):
         for x in range(num_degrees):
             outside = stages.outside[p * num_degrees + x]
@@ -499,13 +551,13 @@ def times_between(stages: Stages, degrees: Degrees, low_s: float, high_s: float)
                 stages.point_start[p * num_degrees + x], stages.point_start[p * num_degrees + x + 1]
             ):
                 for y in range(degrees.data.shape[0]):
-                    d, serial = degrees.data[y], outside + stages.figures[q, 0]
-                    time = stage_time_s(serial, stages.figures[q, 1], d)
+                    d, serial = degrees.data[y], outside + stages.figures[q, SERIAL]
+                    time = stage_time_s(serial, stages.figures[q, SYNC], d)
                     if low_s < time < high_s and degrees.tensor[x] * d <= degrees.num_devices:
-                        if count == found.shape[0]:
+                        if count == times.shape[0]:
                             grown = np.zeros(2 * count)
-                            grown[:count] = found
-                            found = grown
-                        found[count] = time
+                            grown[:count] = times
+                            times = grown
+                        times[count] = time
                         count += 1
-    return found[:count]
+    return times[:count]

@@ -56,7 +56,8 @@ class _Uses:
 
     def local(self, name: str) -> bool:
         """Whether only the block that makes it touches it."""
-        return self.touching(name) == [self.maker[name]]
+        maker = self.maker[name]
+        return maker >= 0 and self.kept[name] <= {maker} and self.read[name] <= {maker}
 
 
 def sets_of(problem: Problem, coarse: Coarsening, cautious: bool) -> kernels.Sets:

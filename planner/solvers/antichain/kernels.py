@@ -242,55 +242,6 @@ class Progress(NamedTuple):
     work: int
 
 
-class Parts(NamedTuple):
-    """Bytes of the parameters of a stage D_j minus D_i.
-
-    Attributes:
-        i: the downset before it.
-        j: the downset that ends with it.
-        static: parameters, gradients and optimizer state.
-        trained: the parameters among these that are trained.
-        tied: the trained ones that other stages use as well.
-        first: the tied ones that no earlier stage uses.
-    """
-
-    i: int
-    j: int
-    static: float
-    trained: float
-    tied: float
-    first: float
-
-
-class Step(NamedTuple):
-    """A stage on devices, as `closed_form.extend` puts it in front of a label.
-
-    Attributes:
-        to: its combination.
-        again: 1.0 if it recomputes its activations, else 0.0.
-        forward: s of a microbatch on its slowest device.
-        backward: s of a microbatch on its slowest device, the recomputation included.
-        send: s of the transfers to the stage behind it.
-        back: s of the transfers back from there.
-        tail: s of its all-reduce and its optimizer's step.
-        rounds: microbatches of a replica.
-        limited: microbatches in flight.
-        spread: s that the slowest period costs at least, with everything in front of the stage
-            spread evenly over the devices that are left.
-    """
-
-    to: int
-    again: float
-    forward: float
-    backward: float
-    send: float
-    back: float
-    tail: float
-    rounds: int
-    limited: int
-    spread: float
-
-
 # --------------------------------------------------------------------------- bytes of stages
 
 
@@ -461,225 +412,188 @@ def _search(
     labels: Labels,
     scratch: Scratch,
 ) -> Progress:
-    """Every state from the last cut to the first, and every stage in front of each."""
-    n, masks, visited = subsets.masks.shape[0], subsets.masks, scratch.visited
-    labels.head[n - 1, 0] = 0
-    labels.link[0, NEXT], labels.link[0, BEHIND], labels.link[0, DOWNSET] = -1, -1, n - 1
-    done = Progress(limits.incumbent, NO_LABEL, 1, False, 0)
+    """Every state from the last cut to the first, and every stage in front of each.
+
+    (The inner loops stand here rather than in functions of their own: numba counts the references
+    of the arrays that a call passes, and with calls in these loops the search took 1.4 times as
+    long.)
+    """
+    value, link, head = labels.value, labels.link, labels.head
+    stage, active, visited = scratch.stage, scratch.active, scratch.visited
+    n, masks, num_types = subsets.masks.shape[0], subsets.masks, times.forward.shape[0]
+    head[n - 1, 0] = 0
+    link[0, NEXT], link[0, BEHIND], link[0, DOWNSET] = -1, -1, n - 1
+    best, last, size, dropped, work = limits.incumbent, NO_LABEL, 1, False, 0
     for j in range(n - 1, 0, -1):
-        num_active = _activate(labels, scratch, j)
+        num_active = _activate(head, active, j)
         if num_active == 0:
             continue
         visited[j] = j
         # A subset of D_j has a smaller number, and so do its covers between it and D_j: these were
         # visited before it.
         for i in range(j - 1, -1, -1):
-            x = _cover_inside(subsets, visited, i, j)
+            x = _cover_inside(subsets.start, subsets.cover, visited, i, j)
             if x < 0:
                 continue
             visited[i] = j
-            grow(scratch.stage, i, subsets.cover[x], j, subsets.added[x], masks, sets)
-            trained = scratch.stage[TRAINED, i]
-            static = scratch.stage[HELD, i] + (1 + training.moments) * trained
+            grow(stage, i, subsets.cover[x], j, subsets.added[x], masks, sets)
+            trained = stage[TRAINED, i]
+            static = stage[HELD, i] + (1 + training.moments) * trained
             tied, first = tied_bytes(masks, i, j, sets)
-            parts = Parts(i, j, static, trained, tied, first)
-            done = _in_front(
-                parts, num_active, times, cuts, moves, training, limits, labels, scratch, done
-            )
-            if done.size == NO_ROOM:
-                return done
-    return done
+            for y in range(num_active):
+                c = active[y]
+                if work > limits.work:
+                    break
+                for e in range(moves.start[c], moves.start[c + 1]):
+                    to = moves.to[e]
+                    width, warmup = moves.r[to], moves.w[to]
+                    left = training.num_devices - moves.k[to]
+                    if i > 0 and left == 0:
+                        continue  # no device would be left for D_i
+                    rounds = -(-training.num_microbatches // width)
+                    again = _recomputation(
+                        static, stage[KEPT, i], stage[BOUNDARY, i], stage[ENTERING, i],
+                        stage[WORKSPACE, i], cuts.bytes[j], cuts.gradient_bytes[j], warmup, rounds,
+                        moves.limit[to], training.may_keep, training.may_recompute,
+                    )  # fmt: skip
+                    if again == TOO_LARGE:
+                        continue
+                    send = back = 0.0
+                    if c > 0:
+                        send = moves.latency[e] * cuts.messages[j] + cuts.bytes[j] / moves.rate[e]
+                        back = (
+                            moves.back_latency[e] * cuts.gradients[j]
+                            + cuts.gradient_bytes[j] / moves.back_rate[e]
+                        )
+                    forward = backward = 0.0
+                    for kind in range(num_types):
+                        slow = moves.factor[kind, to]
+                        own = slow * (times.forward[kind, j] - times.forward[kind, i])
+                        gone = slow * (times.backward[kind, j] - times.backward[kind, i])
+                        forward, backward = max(forward, own), max(backward, gone + again * own)
+                    tail = moves.step[to] * trained
+                    if width > 1 and trained > tied:
+                        tail += ring_allreduce_s(
+                            trained - tied, width, moves.ring_latency[to], moves.ring_rate[to]
+                        )
+                    if first > 0:
+                        tail += ring_allreduce_s(
+                            first, width + 1, moves.tie_latency[to], moves.tie_rate[to]
+                        )
+                    # A bottleneck is that of a steady pipeline: enough microbatches in flight.
+                    limited = warmup if training.total > 0.0 else rounds
+                    spread = _least_period(times.ahead[i], left, training) if i > 0 else 0.0
+                    label = head[j, c]
+                    while label >= 0:
+                        if size + 1 >= value.shape[0]:
+                            return Progress(best, last, NO_ROOM, dropped, work)
+                        work += 1
+                        total, worst, worst_back, exposed = extend(
+                            value[label, TOTAL], value[label, WORST], value[label, WORST_BACK],
+                            value[label, EXPOSED], forward, backward, send, back, tail, rounds,
+                            limited, moves.weight[to], moves.weight[c], training.phases,
+                        )  # fmt: skip
+                        # What the objective does not count does not tell labels apart.
+                        if training.total == 0.0:
+                            total = 0.0
+                        if training.exposed == 0.0:
+                            exposed = 0.0
+                        if i == 0:
+                            objective = total + worst + worst_back + exposed
+                            if objective < best:
+                                best = objective
+                                if last == NO_LABEL:  # one label serves every best pipeline
+                                    last = size
+                                    size += 1
+                                link[last, BEHIND], link[last, DOWNSET] = label, 0
+                                link[last, COMBINATION], link[last, AGAIN] = to, again
+                        # Safe to leave out otherwise: a stage in front makes no value smaller, a
+                        # microbatch passes through everything in front once, and the slowest period
+                        # is at least that of an even spread.
+                        elif (
+                            training.total * (total + times.ahead[i])
+                            + max(worst + worst_back, spread)
+                            < best
+                        ):
+                            value[size, TOTAL], value[size, WORST] = total, worst
+                            value[size, WORST_BACK], value[size, EXPOSED] = worst_back, exposed
+                            link[size, BEHIND], link[size, DOWNSET] = label, i
+                            link[size, COMBINATION], link[size, AGAIN] = to, again
+                            taken, full = _insert(head, value, link, size, limits.labels)
+                            size += taken
+                            dropped = dropped or full
+                        label = link[label, NEXT]
+    return Progress(best, last, size, dropped, work)
 
 
 @inner
-def _activate(labels: Labels, scratch: Scratch, j: int) -> int:
+def _activate(head: npt.NDArray[np.int32], active: Ints, j: int) -> int:
     """Lists the combinations that have labels behind D_j, and gives their number."""
     count = 0
-    for c in range(labels.head.shape[1]):
-        if labels.head[j, c] >= 0:
-            scratch.active[count] = c
+    for c in range(head.shape[1]):
+        if head[j, c] >= 0:
+            active[count] = c
             count += 1
     return count
 
 
 @inner
-def _cover_inside(subsets: Downsets, visited: Ints, i: int, j: int) -> int:
+def _cover_inside(start: Ints, cover: Ints, visited: Ints, i: int, j: int) -> int:
     """The first cover of D_i that lies within D_j, as its place in `cover`; -1 if there is none,
     that is if D_i is no subset of D_j.
     """
-    for x in range(subsets.start[i], subsets.start[i + 1]):
-        if visited[subsets.cover[x]] == j:
+    for x in range(start[i], start[i + 1]):
+        if visited[cover[x]] == j:
             return x
     return -1
 
 
 @inner
-def _in_front(
-    parts: Parts,
-    num_active: int,
-    times: Times,
-    cuts: Cuts,
-    moves: Moves,
-    training: Training,
-    limits: Limits,
-    labels: Labels,
-    scratch: Scratch,
-    done: Progress,
-) -> Progress:
-    """Puts the stage D_j minus D_i in front of all labels of D_j, on all devices that it can take
-    there.
-    """
-    for x in range(num_active):
-        if done.work > limits.work:
-            break
-        c = scratch.active[x]
-        for e in range(moves.start[c], moves.start[c + 1]):
-            left = training.num_devices - moves.k[moves.to[e]]
-            if parts.i > 0 and left == 0:
-                continue  # no device would be left for D_i
-            again = _recomputation(parts, moves.to[e], cuts, moves, training, scratch.stage)
-            if again == TOO_LARGE:
-                continue
-            step = _step(parts, again, c, e, times, cuts, moves, training)
-            done = _extended(
-                parts, step, moves.weight[step.to], moves.weight[c], labels.head[parts.j, c],
-                times.ahead[parts.i], training, limits, labels, done,
-            )  # fmt: skip
-            if done.size == NO_ROOM:
-                return done
-    return done
-
-
-@inner
 def _recomputation(
-    parts: Parts, to: int, cuts: Cuts, moves: Moves, training: Training, stage: Floats
+    static: float,
+    kept: float,
+    boundary: float,
+    entering: float,
+    workspace: float,
+    cut: float,
+    cut_gradients: float,
+    warmup: int,
+    rounds: int,
+    limit: float,
+    may_keep: bool,
+    may_recompute: bool,
 ) -> float:
-    """Whether a stage on the devices of a combination keeps its activations (0.0) or recomputes
-    them (1.0): keeping takes less time, so it comes first; TOO_LARGE if it fits neither way.
-    """
-    i, j = parts.i, parts.j
-    rounds = -(-training.num_microbatches // moves.r[to])
-    need = search_bytes(
-        parts.static, stage[KEPT, i], stage[ENTERING, i], cuts.gradient_bytes[j],
-        stage[WORKSPACE, i], moves.w[to], rounds,
-    )  # fmt: skip
-    if training.may_keep and need <= moves.limit[to]:
-        return 0.0
-    if not training.may_recompute:
-        return TOO_LARGE
-    need = search_recompute_bytes(
-        parts.static, stage[KEPT, i], stage[BOUNDARY, i] + cuts.bytes[j], stage[ENTERING, i],
-        cuts.gradient_bytes[j], stage[WORKSPACE, i], moves.w[to], rounds,
-    )  # fmt: skip
-    return 1.0 if need <= moves.limit[to] else TOO_LARGE
-
-
-@inner
-def _step(
-    parts: Parts,
-    again: float,
-    c: int,
-    e: int,
-    times: Times,
-    cuts: Cuts,
-    moves: Moves,
-    training: Training,
-) -> Step:
-    """The stage D_j minus D_i on the devices of move e from combination c, which it fits."""
-    i, j, to = parts.i, parts.j, moves.to[e]
-    width, microbatches = moves.r[to], training.num_microbatches
-    rounds = -(-microbatches // width)
-    send = back = 0.0
-    if c > 0:
-        send = moves.latency[e] * cuts.messages[j] + cuts.bytes[j] / moves.rate[e]
-        back = (
-            moves.back_latency[e] * cuts.gradients[j] + cuts.gradient_bytes[j] / moves.back_rate[e]
-        )
-    forward = backward = 0.0
-    for kind in range(times.forward.shape[0]):
-        slow = moves.factor[kind, to]
-        own = slow * (times.forward[kind, j] - times.forward[kind, i])
-        gone = slow * (times.backward[kind, j] - times.backward[kind, i])
-        forward, backward = max(forward, own), max(backward, gone + again * own)
-    tail = moves.step[to] * parts.trained
-    if width > 1 and parts.trained > parts.tied:
-        tail += ring_allreduce_s(
-            parts.trained - parts.tied, width, moves.ring_latency[to], moves.ring_rate[to]
-        )
-    if parts.first > 0:
-        tail += ring_allreduce_s(parts.first, width + 1, moves.tie_latency[to], moves.tie_rate[to])
-    # The bottleneck is the one of a steady pipeline: as if enough microbatches were in flight.
-    limited = moves.w[to] if training.total > 0.0 else rounds
-    spread = 0.0
-    if i > 0:
-        left = training.num_devices - moves.k[to]
-        if training.exposed > 0:
-            # Each of the microbatches but one per device left waits for the slowest stage in front,
-            # and that has at least an even share of the work.
-            spread = max(0.0, (microbatches - left) / left) * times.ahead[i]
-        elif training.total == 0.0:
-            spread = times.ahead[i] / left
-    return Step(to, again, forward, backward, send, back, tail, rounds, limited, spread)
-
-
-@inner
-def _extended(
-    parts: Parts,
-    step: Step,
-    weight: float,
-    weight_behind: float,
-    label: int,
-    ahead: float,
-    training: Training,
-    limits: Limits,
-    labels: Labels,
-    done: Progress,
-) -> Progress:
-    """Puts a stage on its devices in front of a label and of all that follow it in its state.
+    """Whether a stage keeps its activations (0.0) or recomputes them (1.0); TOO_LARGE if it fits
+    neither way. Keeping takes less time, so recomputing is only for what does not fit.
 
     Args:
-        weight: of the stage's period in the objective.
-        weight_behind: of the period of the stage behind it.
-        ahead: s that everything in front of the stage takes at least, on one device.
+        static: bytes of parameters, gradients and optimizer state.
+        kept: and the next three: see `Scratch.stage`.
+        cut: bytes of the transfers behind the stage; cut_gradients: of those back.
+        limit: bytes of its smallest device.
     """
-    value, link, head = labels.value, labels.link, labels.head
-    best, last, size, dropped, work = done.best, done.last, done.size, done.dropped, done.work
-    while label >= 0:
-        if size + 1 >= value.shape[0]:
-            return Progress(best, last, NO_ROOM, dropped, work)
-        work += 1
-        total, worst, worst_back, exposed = extend(
-            value[label, TOTAL], value[label, WORST], value[label, WORST_BACK],
-            value[label, EXPOSED], step.forward, step.backward, step.send, step.back, step.tail,
-            step.rounds, step.limited, weight, weight_behind, training.phases,
-        )  # fmt: skip
-        # What the objective does not count does not tell labels apart.
-        if training.total == 0.0:
-            total = 0.0
-        if training.exposed == 0.0:
-            exposed = 0.0
-        if parts.i == 0:
-            objective = total + worst + worst_back + exposed
-            if objective < best:
-                best = objective
-                if last == NO_LABEL:  # one label is enough for the best pipeline, whichever it is
-                    last = size
-                    size += 1
-                link[last, BEHIND], link[last, DOWNSET] = label, 0
-                link[last, COMBINATION], link[last, AGAIN] = step.to, step.again
-        elif training.total * (total + ahead) + max(worst + worst_back, step.spread) < best:
-            # Safe to leave out otherwise: a stage in front makes no value smaller, a microbatch
-            # passes through all that is in front once, and the slowest period is at least that of
-            # an even spread. So no pipeline that ends with this label beats the best one.
-            value[size, TOTAL], value[size, WORST] = total, worst
-            value[size, WORST_BACK], value[size, EXPOSED] = worst_back, exposed
-            link[size, BEHIND], link[size, DOWNSET] = label, parts.i
-            link[size, COMBINATION], link[size, AGAIN] = step.to, step.again
-            taken, full = _insert(head, value, link, size, limits.labels)
-            size += taken
-            dropped = dropped or full
-        label = link[label, NEXT]
-    return Progress(best, last, size, dropped, work)
+    need = search_bytes(static, kept, entering, cut_gradients, workspace, warmup, rounds)
+    if may_keep and need <= limit:
+        return 0.0
+    if not may_recompute:
+        return TOO_LARGE
+    need = search_recompute_bytes(
+        static, kept, boundary + cut, entering, cut_gradients, workspace, warmup, rounds
+    )
+    return 1.0 if need <= limit else TOO_LARGE
+
+
+@inner
+def _least_period(ahead: float, left: int, training: Training) -> float:
+    """The share of the slowest period in the objective, at least, in s: the work in front of a
+    stage can do no better than to be spread evenly over the devices that are left.
+    """
+    if training.exposed > 0:
+        # All microbatches but one on each of these devices wait for another one there.
+        return float(max(0.0, (training.num_microbatches - left) / left) * ahead)
+    if training.total == 0.0:
+        return ahead / left
+    return 0.0
 
 
 @inner
@@ -687,7 +601,7 @@ def _beats(value: Floats, one: int, other: int) -> bool:
     """Whether a label is as good as another one in everything. `extend` never falls where one of
     its values grows, so no pipeline through the other one is better: it may go.
     """
-    return (
+    return bool(
         value[one, TOTAL] <= value[other, TOTAL]
         and value[one, WORST] <= value[other, WORST]
         and value[one, WORST_BACK] <= value[other, WORST_BACK]

@@ -47,7 +47,6 @@ Source: NetSplit, Nanjing 2023; (5), (6), (7) and (9) are this project's.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -62,6 +61,7 @@ from planner.solvers.placement.problem import (
 )
 from planner.solvers.placement.timetable import timetable
 from planner.support.arrays import Floats, Ints
+from planner.support.derived import derived
 
 LOSS = 0.001
 """Rounding to ticks changes a whole schedule by at most this share of the least latency."""
@@ -411,7 +411,7 @@ def _retimed(
     return tuple(start), sent, max(free[p, p] for p in range(problem.num_devices))
 
 
-@lru_cache(maxsize=8)
+@derived
 def _touching(problem: PlacementProblem) -> tuple[list[list[int]], list[list[int]]]:
     """The tensors that each operator reads, and those that it makes."""
     readers: list[list[int]] = [[] for _ in range(problem.num_operators)]

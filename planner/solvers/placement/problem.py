@@ -9,7 +9,6 @@ Legend: N operators, in topological order; D devices; i, j operators; p, q devic
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from planner.problem import Problem
 from planner.profiles import storage_owner
 from planner.strategy import Strategy
 from planner.support.arrays import Floats, Ints
+from planner.support.derived import derived
 
 Placement = tuple[int, ...]
 """The device of each operator."""
@@ -120,7 +120,7 @@ class PlacementProblem:
         return len(self.capacity_bytes)
 
 
-@lru_cache(maxsize=4)
+@derived(kept=4)
 def placement_problem_of(problem: Problem) -> PlacementProblem:
     """The placement problem of a problem.
 
@@ -267,7 +267,7 @@ def transfer_s(problem: PlacementProblem, size_bytes: int, p: int, q: int) -> fl
     return float(problem.latency_s[p, q] + size_bytes * problem.seconds_per_byte[p, q])
 
 
-@lru_cache(maxsize=8)
+@derived
 def feeds_of(problem: PlacementProblem) -> tuple[tuple[int, ...], ...]:
     """Per operator, the operators that feed it, ascending."""
     feeds: list[set[int]] = [set() for _ in range(problem.num_operators)]
