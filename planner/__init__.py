@@ -4,7 +4,7 @@
 
     profile = planner.profile("model.onnx", batch=4)
     plans = planner.solve(profile, topology="p3", gpus=4)
-    planner.write_strategy(plans.best.plan, "strategy.json", model="model.onnx")
+    planner.write_strategy(plans.plan, "strategy.json", model="model.onnx")
 
 The functions are those of `planner.api`, which is loaded when one of them is first asked for. The
 way from a model to a trained model, a folder or file for each step:

@@ -14,7 +14,7 @@ told to callbacks. Nothing is printed. Files are written by the functions whose 
     launch, start_launch, probe, start_probe    training, and measuring the cluster
     compare_traces, calibrate                   measured beside predicted
     convert, import_topology                    other formats
-    read_..., write_..., newest_profile         files
+    read_..., write_..., find_..., newest_...   files
 
 Readers raise a `FileError` if a file is missing, malformed or of another kind, writers if it cannot
 be written. Modules are imported when they are used, because some take long to load.
@@ -778,7 +778,6 @@ class Simulation:
 def simulate(
     strategy: "File | Plan",
     *,
-    name: str | None = None,
     profile: "File | Profile | Sequence[Profile] | None" = None,
     topology: "File | Topology | None" = None,
     microbatches: int | None = None,
@@ -791,7 +790,6 @@ def simulate(
 
     Args:
         strategy: a strategy file, or a plan.
-        name: of the strategy in messages; None takes its path.
         profile: that the strategy was made for; None takes the file that the strategy names, if it
             is there, else the newest in ./profiles.
         topology: None finds the strategy's own by its name; another one may be given.
@@ -810,9 +808,9 @@ def simulate(
     from planner.judging.problems import replayed
 
     if isinstance(strategy, str | os.PathLike):
-        plan, name = read_strategy(strategy), name or os.fspath(strategy)
+        plan, name = read_strategy(strategy), os.fspath(strategy)
     else:
-        plan, name = strategy, name or "the strategy"
+        plan, name = strategy, "the strategy"
     if profile is not None:
         profiles, path = _profiles(profile)
     elif isinstance(strategy, str | os.PathLike):

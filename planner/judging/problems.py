@@ -21,7 +21,7 @@ from planner.units import parse_bytes
 
 # Microbatches per device and iteration, where nothing is said.
 MICROBATCHES_PER_DEVICE = 4
-# Of the hosts of a topology, a message names so many.
+# Maximum number of hosts that a message names.
 MAX_NAMED_HOSTS = 8
 
 Choice = TypeVar("Choice", bound=StrEnum)
