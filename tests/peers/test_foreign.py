@@ -633,7 +633,7 @@ def test_rows_say_what_does_not_fit():
 def test_a_layer_that_never_fits_is_named():
     ways = {"1": [(VANILLA, 1.0, 0, 60, 50, 0.0)]}
     found = solve_foreign(piper_graph([[]], [ways]), ForeignOptions())
-    assert "layer layer0 (id 0) needs 110 B" in found.rows[0].reason
+    assert "layer layer0 (id 0) needs at least 110 B per device" in found.rows[0].reason
 
 
 def test_a_profile_of_the_planner_under_foreign_models():
