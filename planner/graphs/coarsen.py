@@ -31,7 +31,7 @@ from planner.support.derived import derived
 
 # From one try to the next, blocks are merged down to this share of their number.
 _FEWER = 0.7
-# Cuts are judged at so many places, a few for every stage of a deep pipeline.
+# Number of places at which cuts are judged: a few for every stage of a deep pipeline.
 _PLACES = 128
 
 

@@ -152,7 +152,7 @@ class _Room(NamedTuple):
         hashes: (room,) of each mask.
         start: (room + 1,).
         cover: (width * room,).
-        added: likewise.
+        added: (width * room,).
         table: (slots,) the downset in each slot of the hash table, -1 for none.
     """
 

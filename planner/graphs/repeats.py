@@ -23,7 +23,7 @@ from planner.support.arrays import Bools, Floats, Ints
 _FEWEST_SAVED = 4
 # Layers whose operators' times differ by more than this share of the layer are not the same.
 _NOISE = 0.5
-# For every length of stretch, so many distances are looked at.
+# Number of distances that are looked at for every length of stretch.
 _DISTANCES = 4
 
 

@@ -76,7 +76,7 @@ class ForeignStage:
         devices: numbers from 0; the host's CPUs come after the devices.
         operators: names, or ids where nodes have none.
         forward_s: of what the objective counts (a minibatch or a sample), on one replica.
-        backward_s: likewise.
+        backward_s: of the same, on one replica.
         communication_s: what transfers and synchronisation add to the load.
         load_s: the stage's share of the objective: the largest is the bottleneck.
         memory_bytes: on each device.
@@ -407,7 +407,7 @@ def _piper_reason(graph: PiperGraph, options: PiperOptions) -> str:
             return f"layer {name} (id {node.id}) has no configuration"
         if least > options.memory_bytes:
             return (
-                f"layer {name} (id {node.id}) needs {format_bytes(least)} per device at the least,"
+                f"layer {name} (id {node.id}) needs at least {format_bytes(least)} per device,"
                 f" the limit is {limit}; try more --device-memory"
             )
     return (

@@ -262,6 +262,14 @@ def test_nodes_that_weigh_nothing_are_no_reason_to_enumerate():
     assert sorted(v for s in found.stages for v in s.nodes) == list(range(len(feeds)))
 
 
+def test_a_node_that_weighs_nothing_joins_the_neighbour_that_it_is_dearer_to_leave():
+    weights = [5.0, 0.0, 5.0]
+    graph = dnn_graph([[], [0], [1]], weights, [1.0, 10.0, 1.0], sizes=weights, cpu=weights)
+    found = split(graph, 2, 1e9)
+    assert [s.nodes for s in found.stages] == [(0,), (1, 2)]
+    assert largest_load_ms(graph, found.stages) == 6.0
+
+
 def test_the_clock_cuts_a_split_which_says_so_and_keeps_its_best():
     feeds = grid(6, 6)
     graph = dnn_graph(feeds, [1.0 + v % 5 for v in range(len(feeds))], num_devices=4)
@@ -620,7 +628,7 @@ def test_rows_say_what_does_not_fit():
 def test_a_layer_that_never_fits_is_named():
     ways = {"1": [(VANILLA, 1.0, 0, 60, 50, 0.0)]}
     found = solve_foreign(piper_graph([[]], [ways]), ForeignOptions())
-    assert "layer layer0 (id 0) needs 110 B" in found.rows[0].reason
+    assert "layer layer0 (id 0) needs at least 110 B per device" in found.rows[0].reason
 
 
 def test_a_profile_of_the_planner_under_foreign_models():

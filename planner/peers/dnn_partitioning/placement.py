@@ -1,6 +1,7 @@
 """dnn-partitioning's problem without contiguity: nodes of one color share a device, and that is all
-(`bottleneck_model.py`, whose items are the color classes; a device pays for each output of which it
-has a part, a CPU of the host does not). The search starts from the best contiguous split.
+(`solvers/bottleneck/model.py`, whose items are the color classes; a device pays for each output
+that it has a part of, a CPU of the host does not). The search starts from the best contiguous
+split.
 
 Source: Tarnawski et al., NeurIPS 2020, section 3 (throughput), the integer program.
 """

@@ -62,7 +62,6 @@ STAGES_AT_ONCE = 1_000_000
 # number: only if PATIENCE times the last one's time is left, because to choose a window takes about
 # a dozen enumerations.
 FIRST_DOWNSETS, MORE_DOWNSETS, PATIENCE = 4_000, 4, 20
-
 # Instead of no limit, so that differences are numbers.
 ENDLESS_S = 1e9
 

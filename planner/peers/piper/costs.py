@@ -31,7 +31,7 @@ from planner.peers.dnn_partitioning.costs import (
 )
 from planner.problem import Problem
 
-# Blocks that a profile's operators are merged into leave about so many downsets.
+# Number of downsets, roughly, of the blocks that a profile's operators are merged into.
 _DOWNSETS = 64
 # Instead of no limit: the bandwidth of one device to itself.
 _FAST = 1e18
@@ -88,7 +88,7 @@ class StageFigures:
 
     Attributes:
         compute_s: of one sample on one replica.
-        transfer_s: to and from other stages, likewise.
+        transfer_s: to and from other stages, of one sample on one replica.
         sync_s: see `sync_s`.
         a_bytes: memory per sample in flight.
         b_bytes: memory besides.

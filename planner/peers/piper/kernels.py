@@ -258,7 +258,12 @@ def choose(
 
 @njit
 def _largest_bytes(layers: Layers, row: int, most: int) -> float:
-    """What a layer takes at the most with so many samples in flight, for one degree."""
+    """Bytes of a layer for one degree, in its largest configuration.
+
+    Args:
+        row: of the layer and the degree in `Layers.option_start`.
+        most: samples in flight.
+    """
     largest = 0.0
     for o in range(layers.option_start[row], layers.option_start[row + 1]):
         a, b = layers.figures[o, PER_SAMPLE], layers.figures[o, BESIDES]
@@ -270,7 +275,11 @@ def _largest_bytes(layers: Layers, row: int, most: int) -> float:
 def _outside_s(
     layers: Layers, num_degrees: int, x: int, stage: Ints, size: int, inside: Bools
 ) -> float:
-    """Time of the edges that cross of a stage, which has the first so many layers, in s."""
+    """Time of the edges that cross the boundary of a stage, in s.
+
+    Args:
+        stage: its layers are the first `size` of these.
+    """
     total = 0.0
     for place in range(size):
         v = stage[place]
@@ -338,7 +347,7 @@ def _list_layers(subsets: Downsets, i: int, j: int, inside: Bools, members: Ints
 
 @inner
 def _samples_that_fit(figures: Floats, memory: float, most: int) -> Ints:
-    """(choices,) samples in flight that fit a device, at most so many."""
+    """(choices,) samples in flight that fit a device, at most `most`."""
     fitting = np.zeros(figures.shape[0], np.int64)
     for p in range(figures.shape[0]):
         a, spare = figures[p, PER_SAMPLE], memory - figures[p, BESIDES]
@@ -433,7 +442,7 @@ def fewest_in_flight(
     Only k matter that leave the layers of D_i enough devices.
 
     Args:
-        work: (n,) devices times s that the layers of D_i take at the least.
+        work: (n,) devices times s, at least, of the layers of D_i.
 
     Returns:
         (n, K + 1); NEVER where it cannot be done.

@@ -4,14 +4,14 @@ Variables: a chain of downsets {} = D_0, D_1, ..., D_S = everything of the layer
 D_s minus D_{s-1}, degrees t_s and d_s of tensor and data parallelism, and a configuration of
 degree t_s for each of its layers.
 
-    minimise   max over s of the time of stage s                   (`costs/piper.py`)
+    minimise   max over s of the time of stage s                   (`costs.py`)
     subject to (1) sum of t_s d_s <= K
                (2) the memory of stage s with ceil((d_s + ... + d_S) / d_s) samples in flight
                    is within the device's
                (3) d_s divides the batch, and d_1 + ... + d_S <= the batch
 
-For each stage and t, `stages` lists the choices of configurations of which none is worse than
-another in every figure: computation and transfers, synchronisation, A and B. That makes the inner
+For each stage and t, `stages` lists those choices of configurations that no other one beats in
+every figure: computation and transfers, synchronisation, A and B. That makes the inner
 choice exact for every d and number of samples in flight. For a target time, `fewest_in_flight`
 finds out whether there is a plan: a dynamic program over downsets and devices whose value is the
 sum of the d. The target is bisected, at the end over the times that stages can have.

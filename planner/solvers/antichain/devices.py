@@ -1,8 +1,8 @@
 """Devices as the antichain solver takes them: linear orders, the combinations that a pipeline can
 have along one of them, and what a stage runs on.
 
-A combination is the state (k, r, W) of `antichain.py` without its downset. What depends on the
-devices of a stage alone (links, speeds, memory) is looked up here once for each of them.
+A combination is the state (k, r, W) of `solve.py` without its downset. The figures that depend on
+the devices of a stage alone (links, speeds, memory) are looked up here once for each combination.
 """
 
 import math
@@ -26,8 +26,8 @@ from planner.topology import device_type
 # On more devices than this, see `rounds`.
 ALL_WIDTHS = 8
 _MARKS = 64
-# A label is a way to run what lies behind a cut; a state keeps so many that do not beat each other
-# (all of them if the answer must be exact).
+# A label is a way to run everything behind a cut. Maximum number of labels that a state keeps, of
+# those that do not beat each other: usually; on many devices; if the answer must be exact.
 _LABELS, _FEW_LABELS, _ALL_LABELS = 32, 4, 2**62
 # Orders of distinct device types that are tried.
 _TYPE_ORDERS = 6
@@ -42,7 +42,7 @@ class Round:
         widths: numbers of replicas that a stage may have, ascending.
         aligned: whether a stage of width r comes only where a multiple of r is in use behind it.
         extras: microbatches in flight beyond the least that a stage may choose from, ascending.
-        labels: that a state keeps at most.
+        labels: maximum number of labels that a state keeps.
     """
 
     marks: tuple[int, ...]
@@ -53,13 +53,13 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DeviceRow:
     """Devices in one linear order, as the kernel sees them.
 
     Attributes:
         order: the devices.
         moves: how they can be taken.
-        labels: that a state keeps.
+        labels: maximum number of labels that a state keeps.
     """
 
     order: tuple[int, ...]
@@ -117,7 +117,8 @@ def rounds_of(problem: Problem, count: int) -> tuple[Round, ...]:
     Up to 8 devices: every width, and every stage chooses its warm-up depth. On more: all stages
     have the default warm-up depth or all one more, and either the widths are any multiple of an
     eighth of the devices, or powers of two and all, with cuts after every device or, where that
-    would be more than 64 places, after every so many. On more than 16, these are aligned.
+    would be more than 64 places, after every 2, 4, 8, ... devices. On more than 16, these are
+    aligned.
     """
     most = problem.options.num_microbatches
     if count <= ALL_WIDTHS:
@@ -157,18 +158,18 @@ def _warmups(
     return tuple(sorted({min(most, least + extra) for extra in extras}))
 
 
-def rows_of(problem: Problem) -> tuple[Row, ...]:
+def rows_of(problem: Problem) -> tuple[DeviceRow, ...]:
     """The devices in all orders, in all numbers, with all ways to take them."""
-    found = []
+    rows = []
     for order, count in product(orders_of(problem), numbers_of_devices(problem)):
         # All of them may be used, and are slowed down as if they were.
         used = order[:count]
         for one in rounds_of(problem, count):
-            found.append(Row(used, _moves(problem, used, one), one.labels))
-    return tuple(found)
+            rows.append(DeviceRow(used, _moves(problem, used, one), one.labels))
+    return tuple(rows)
 
 
-def with_less_memory(row: Row, spare_bytes: float) -> Row:
+def with_less_memory(row: DeviceRow, spare_bytes: float) -> DeviceRow:
     """The same devices, with that much memory of each to be left empty."""
     return replace(row, moves=row.moves._replace(limit=row.moves.limit - spare_bytes))
 

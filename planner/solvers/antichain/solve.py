@@ -22,11 +22,11 @@ bound on the rest does not rule out against the best pipeline so far.
 
 The answer is exact for the closed form, the blocks and the order of devices; the order, and on
 hosts with shared cores the number of devices, is an outer loop. On many devices the widths are
-restricted, see `antichain_devices.py`. The graph is searched coarsely first and then in more and
+restricted, see `devices.py`. The graph is searched coarsely first and then in more and
 more detail, as long as the work allows; each search has the last one's pipeline to beat. What
-stages take is put together in `antichain_blocks.py`, the inner loops are in
-`antichain_kernels.py`. States as in PipeDream (Narayanan et al., SOSP 2019, section 3.1) and
-Tarnawski et al. (NeurIPS 2020), which have neither latency nor warm-up in theirs.
+stages take is put together in `blocks.py`, the inner loops are in `kernels.py`. States as in
+PipeDream (Narayanan et al., SOSP 2019, section 3.1) and Tarnawski et al. (NeurIPS 2020), which have
+neither latency nor warm-up in theirs.
 """
 
 import math
@@ -40,9 +40,7 @@ from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.memory import limit_bytes
 from planner.errors import OptionError
-from planner.graph import (
-    predecessors,
-)
+from planner.graph import predecessors
 from planner.graphs.coarsen import Coarsening, coarsen, summary
 from planner.graphs.downsets import Downsets, count_downsets, downsets, members
 from planner.problem import Objective, Problem, Recompute, Result, Status
@@ -50,7 +48,7 @@ from planner.solvers.antichain import kernels
 from planner.solvers.antichain.blocks import sets_of, times_of
 from planner.solvers.antichain.devices import (
     ALL_WIDTHS,
-    Row,
+    DeviceRow,
     orders_of,
     rounds_of,
     rows_of,
@@ -62,13 +60,13 @@ from planner.support.arrays import Ints
 
 # The numbers of downsets of the first search and of the last before all of them, by how much they
 # grow, and how much is worth another search.
-_DOWNSETS, _MOST_DOWNSETS, _FINER, _WORTH_IT = 40, 10_000, 4, 1.5
-# Beyond so many, --exact is refused.
-_MOST_EXACT = 200_000
+_DOWNSETS, _MAX_DOWNSETS, _FINER, _WORTH_IT = 40, 10_000, 4, 1.5
+# Maximum number of downsets for --exact.
+_MAX_EXACT = 200_000
 # The work (labels extended, pairs of downsets seen) of the finest search: a second or two.
 _WORK = 3e7
 # A search that takes more work than this is cut off, unless all was asked for.
-_MOST_WORK = 10**8
+_MAX_WORK = 10**8
 # Attempts to respect a memory peak that the closed form underrated.
 _MEMORY_ATTEMPTS = 6
 # Up to so many other pipelines within this factor of the best go to the judge as well.
@@ -156,9 +154,9 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
 
 def _check_size(problem: Problem) -> None:
     feeds = predecessors(problem.profile.graph)
-    if count_downsets(feeds, _MOST_EXACT) > _MOST_EXACT:
+    if count_downsets(feeds, _MAX_EXACT) > _MAX_EXACT:
         raise OptionError(
-            f"--exact: the graph has more than {_MOST_EXACT} downsets, too many to look at all"
+            f"--exact: the graph has more than {_MAX_EXACT} downsets, too many to look at all"
             " pairs of them; give --max-downsets N instead, or neither"
         )
 
@@ -188,13 +186,13 @@ def _result(problem: Problem, searched: _Searched, margin: _Margin) -> Result:
     )
 
 
-def _whatever_fits(problem: Problem, seeds: Sequence[_Found], rows: Sequence[Row]) -> Result:
+def _whatever_fits(problem: Problem, seeds: Sequence[_Found], rows: Sequence[DeviceRow]) -> Result:
     """The best of the known strategies and of pipelines found without regard to memory that fit
     after all; else why there is none. (That the search finds nothing is no proof.)
     """
     coarse = _coarsened(problem, _DOWNSETS)
     endless = [with_less_memory(row, -math.inf) for row in rows]
-    ignoring = _search(problem, coarse, endless, (), _MOST_WORK, True).found
+    ignoring = _search(problem, coarse, endless, (), _MAX_WORK, True).found
     space = f"{_space(problem, coarse)}; with memory left out of the search"
     fitting, shortage = list(seeds), "no pipeline of these widths uses these devices"
     for one in ignoring:
@@ -242,7 +240,7 @@ def _shown(order: tuple[int, ...]) -> str:
 
 
 def _refined(
-    problem: Problem, seeds: tuple[_Found, ...], rows: Sequence[Row], margin: _Margin
+    problem: Problem, seeds: tuple[_Found, ...], rows: Sequence[DeviceRow], margin: _Margin
 ) -> _Searched:
     """The best pipeline over finer and finer blocks, as far as the work allows or the options ask.
 
@@ -252,7 +250,7 @@ def _refined(
     options = problem.options
     asked = options.exact or options.max_downsets is not None
     rows = [with_less_memory(row, margin.spare_bytes) for row in rows]
-    most_work = np.iinfo(np.int64).max if asked else _MOST_WORK
+    most_work = np.iinfo(np.int64).max if asked else _MAX_WORK
     limit: int | None = min(_DOWNSETS, options.max_downsets or _DOWNSETS)
     cautious = margin.cautious
     searched = _search(problem, _coarsened(problem, limit), rows, seeds, most_work, cautious)
@@ -273,12 +271,12 @@ def _finer(problem: Problem, limit: int | None, searched: _Searched) -> int | No
     if limit is None or limit == options.max_downsets:
         return None
     if options.exact:
-        return _FINER * limit if _FINER * limit <= _MOST_DOWNSETS else None
+        return _FINER * limit if _FINER * limit <= _MAX_DOWNSETS else None
     if options.max_downsets is not None:
         return min(_FINER * limit, options.max_downsets)
     # Pairs, and with them the work, grow with the square.
     affordable = math.isqrt(int(count**2 * _WORK / searched.work))
-    finer = min(_FINER * limit, affordable, _MOST_DOWNSETS)
+    finer = min(_FINER * limit, affordable, _MAX_DOWNSETS)
     return finer if finer >= _WORTH_IT * count and finer > limit else None
 
 
@@ -294,7 +292,7 @@ def _coarsened(problem: Problem, limit: int | None) -> Coarsening:
 def _search(
     problem: Problem,
     coarse: Coarsening,
-    rows: Sequence[Row],
+    rows: Sequence[DeviceRow],
     found: tuple[_Found, ...],
     most_work: int,
     cautious: bool,
@@ -345,7 +343,7 @@ def _strategy(
     coarse: Coarsening,
     subsets: Downsets,
     rows: Ints,
-    devices: Row,
+    devices: DeviceRow,
 ) -> Strategy:
     """The strategy that the kernel's rows describe."""
     operators, moves = problem.profile.graph.operators, devices.moves

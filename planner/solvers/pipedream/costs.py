@@ -1,6 +1,6 @@
 """PipeDream's cost model, as the code of its optimizer computes it.
 
-Symbols: states 0 .. S-1 (`order.pipedream_states`); T, P, Act (S,): time, parameter bytes and
+Symbols: states 0 .. S-1 (`states.pipedream_states`); T, P, Act (S,): time, parameter bytes and
 activation bytes of everything at or before a state; O (S,): bytes of the outputs of a state's
 augmented antichain. A range i..j costs X[j] - X[i-1] of each. A level of the hierarchy joins n
 machines at B bytes per s; its machines are the groups of the level inside. A[i][j][m] is the least
@@ -13,7 +13,7 @@ time per minibatch of the range i..j on m machines:
                         2 O[k] / (B m') / ratio, and for j < S-1 the same with O[j]
     (4) in flight       ceil((n - m) / m') times activations and parameters of the last stage
                         must not exceed the memory                  `stashed`
-    (5) next level      c[i][j] = A[i][j][n], p stays               `solvers/pipedream.py`
+    (5) next level      c[i][j] = A[i][j][n], p stays               `solve.py`
     (6) data parallel   t = (t + 4 (n-1) P / (B n) / N) / n, level by level   `data_parallel_s`
 
 N is the number of machines of the level inside, 1 at the innermost: (1) and (6) take it that so

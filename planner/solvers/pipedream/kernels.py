@@ -1,6 +1,6 @@
-"""The inner loops of `pipedream.py`, compiled by numba. Symbols as in `costs/pipedream.py`, whose
-formulas are compiled in here; states i, k, j from 0, and index m of a table stands for m + 1
-machines.
+"""The inner loops of PipeDream's optimizer (`solve.py`), compiled by numba. Symbols as in
+`costs.py`, whose formulas are compiled in here; states i, k, j from 0, and index m of a table
+stands for m + 1 machines.
 """
 
 from typing import NamedTuple

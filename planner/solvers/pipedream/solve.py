@@ -1,8 +1,8 @@
 """PipeDream's optimizer, number for number as its reference code computes.
 
-It walks a chain of states (`order.pipedream_states`) and the levels of a regular hierarchy from the
-inside out. At each level A[i][j][m] is the least time per minibatch of the states i..j on m
-machines, by the formulas (1) to (5) of `costs/pipedream.py`; the level outside takes A[i][j][n] as
+It walks a chain of states (`states.pipedream_states`) and the levels of a regular hierarchy from
+the inside out. At each level A[i][j][m] is the least time per minibatch of the states i..j on m
+machines, by the formulas (1) to (5) of `costs.py`; the level outside takes A[i][j][n] as
 the computation of i..j on one of its machines. The plan is read off the outermost A[0][S-1][n]:
 splits there, then splits of each of those stages at the level inside, and so on.
 
@@ -242,7 +242,7 @@ def _why_infeasible(problem: Problem, num_states: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stage at one level: states `first`..`last` on so many machines.
+    """A stage at one level: states `first`..`last` on some machines.
 
     Attributes:
         split: whether it is the last stage of a split (2), or a range that is none (1).
@@ -293,7 +293,7 @@ class _Leaf:
         replicas: per level, innermost first.
         synchronisation_s: as in `StageReport`.
         front_s: time per minibatch of the transfer over the cut in front of it, of whatever level.
-        behind_s: likewise behind it.
+        behind_s: of the transfer over the cut behind it.
     """
 
     first: int
@@ -312,7 +312,7 @@ def _leaves(
 
     Args:
         tables: of the levels that are left, innermost first.
-        best: likewise.
+        best: the least times of these levels.
         around: that stage; its devices are the first ones of the machines it runs on.
     """
     if not tables:
