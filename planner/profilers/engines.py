@@ -8,7 +8,6 @@ analytic     both computed from FLOPs and bytes, for any type in the device tabl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.clusters.yaml.read import shipped_device_type
@@ -174,19 +173,3 @@ def compare_with_others(
         progress=progress,
     )
     return compare_engines(by_torch, by_onnxruntime, computed), fit
-
-
-def rescaled_profiles(path: Path, device: str) -> tuple[Profile, ...]:
-    """The profiles of a file, for another type of device.
-
-    Raises:
-        OptionError: if the type is unknown, or the type that they were made on.
-        FileError: if the file is no profile.
-    """
-    from planner.formats import read_any_profiles
-    from planner.profilers.analytic import rescale
-
-    kind = shipped_device_type(device)
-    profiles = read_any_profiles(path)
-    made_on = shipped_device_type(profiles[0].device_type)
-    return tuple(rescale(one, kind, made_on) for one in profiles)
