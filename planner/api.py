@@ -548,7 +548,7 @@ def solve(
     changed = changed_cluster(present[-1].topology, what_if)
     before = planned(present)
     after = planned(tuple(replace(one, topology=changed.topology) for one in present))
-    return replace(after, changes=changed.said, before=before)
+    return replace(after, changes=changed.changes, before=before)
 
 
 def compare(
@@ -592,7 +592,7 @@ def compare(
     changes: tuple[str, ...] = ()
     if what_if != WhatIf():
         changed = changed_cluster(problem.topology, what_if)
-        problem, changes = replace(problem, topology=changed.topology), changed.said
+        problem, changes = replace(problem, topology=changed.topology), changed.changes
     names = with_given(tuple(solvers) or automatic(), problem.options)
     comparison = judging.compare(problem, names, time_limit_s, progress, thorough=True)
     return Plans(comparison, (problem,), changes=changes)

@@ -114,7 +114,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class AllReduceTable:
     """Measured times of an all-reduce over any `num_devices` of some devices.
 
     Attributes:
@@ -152,7 +152,7 @@ class Topology:
     links: tuple[Link, ...]
     levels: tuple[Level, ...] = ()
     notes: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[AllReduceTable, ...] = ()
 
 
 def device_type(topology: Topology, device: int) -> DeviceType:
@@ -309,13 +309,13 @@ def take(topology: Topology, num_devices: int) -> Topology:
     )
 
 
-def tables_among(tables: Sequence[Table], names: Set[str]) -> tuple[Table, ...]:
+def tables_among(tables: Sequence[AllReduceTable], names: Set[str]) -> tuple[AllReduceTable, ...]:
     """The measured times of groups of the devices with these names."""
     kept = [replace(t, devices=tuple(n for n in t.devices if n in names)) for t in tables]
     return tuple(table for table in kept if len(table.devices) >= table.num_devices)
 
 
-def table_of(topology: Topology, devices: Sequence[int]) -> Table | None:
+def table_of(topology: Topology, devices: Sequence[int]) -> AllReduceTable | None:
     """The measured times that hold for a group of devices: of several tables the one of the
     fewest devices, of those the first.
     """
@@ -325,9 +325,9 @@ def table_of(topology: Topology, devices: Sequence[int]) -> Table | None:
 
 
 @derived
-def _tables(topology: Topology) -> Mapping[int, list[tuple[frozenset[str], Table]]]:
+def _tables(topology: Topology) -> Mapping[int, list[tuple[frozenset[str], AllReduceTable]]]:
     """The tables by the size of their groups, each with its devices."""
-    by_size: dict[int, list[tuple[frozenset[str], Table]]] = {}
+    by_size: dict[int, list[tuple[frozenset[str], AllReduceTable]]] = {}
     for table in topology.tables:
         by_size.setdefault(table.num_devices, []).append((frozenset(table.devices), table))
     return by_size

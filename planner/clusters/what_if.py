@@ -53,11 +53,11 @@ class Changed:
 
     Attributes:
         topology: with the changes, which stand in its notes.
-        said: each change in words.
+        changes: each change in words.
     """
 
     topology: Topology
-    said: tuple[str, ...]
+    changes: tuple[str, ...]
 
 
 def what_if(
@@ -79,19 +79,19 @@ def what_if(
         OptionError: if a change names what does not exist, or makes no sense.
         TopologyError: if two devices are not connected any more.
     """
-    said: list[str] = []
+    changes: list[str] = []
     for name, other in added:
         step = add_host(topology, name, other)
-        topology, said = step.topology, [*said, *step.said]
+        topology, changes = step.topology, [*changes, *step.changes]
     for setting in settings:
         step = set_value(topology, setting, types or {})
-        topology, said = step.topology, [*said, *step.said]
+        topology, changes = step.topology, [*changes, *step.changes]
     for name in dropped:
         step = drop(topology, name)
-        topology, said = step.topology, [*said, *step.said]
+        topology, changes = step.topology, [*changes, *step.changes]
     routes(topology)
-    notes = (*topology.notes, *(f"what if: {one}" for one in said))
-    return Changed(replace(topology, notes=notes), tuple(said))
+    notes = (*topology.notes, *(f"what if: {one}" for one in changes))
+    return Changed(replace(topology, notes=notes), tuple(changes))
 
 
 def _known(names: Iterable[str]) -> str:
@@ -210,7 +210,7 @@ def _span(parts: Sequence[Link | Level], field: str) -> str:
 
 
 def _without_stale_tables(
-    before: Topology, after: Topology, links: Sequence[int], said: str
+    before: Topology, after: Topology, links: Sequence[int], changes: str
 ) -> Changed:
     """The topology after a change of links, without the measured all-reduces over them."""
     position = {device.name: d for d, device in enumerate(before.devices)}
@@ -227,7 +227,7 @@ def _without_stale_tables(
     gone = len(before.tables) - len(kept)
     more = (f"without {gone} of {len(before.tables)} tables of measured all-reduces, which were"
             " over other links",) if gone else ()  # fmt: skip
-    return Changed(replace(after, tables=kept), (said, *more))
+    return Changed(replace(after, tables=kept), (changes, *more))
 
 
 def _set_level(topology: Topology, rest: str, value: str) -> Changed:
@@ -321,8 +321,8 @@ def _set_host(topology: Topology, rest: str, value: str) -> Changed:
         figures = [_or_own(host.cores, str) for host in hosts]
     else:
         figures = [_or_own(host.memory_bytes, format_bytes) for host in hosts]
-    said = f"hosts.{name}.{field}: {' -> '.join(figures)}"
-    return Changed(_with_levels_of(topology, after), (said,))
+    changes = f"hosts.{name}.{field}: {' -> '.join(figures)}"
+    return Changed(_with_levels_of(topology, after), (changes,))
 
 
 def _or_own(shared: int | None, shown: Callable[[int], str]) -> str:
@@ -413,12 +413,12 @@ def add_host(topology: Topology, name: str, other: Topology | None) -> Changed:
     larger = replace(larger, notes=tuple(dict.fromkeys((*topology.notes, *other.notes))))
     hosts_of = "1 host" if len(other.hosts) == 1 else f"{len(other.hosts)} hosts"
     count = len(larger.devices) - len(topology.devices)
-    said = (
+    changes = (
         f"with {hosts_of} of {name} ({count} devices): {_known(doors)}"
         f" linked to {switch} at {format_rate(uplink.bandwidth_bytes_per_s)},"
         f" {format_seconds(uplink.latency_s)}, as {'the least of ' * differ}the hosts there"
     )
-    return Changed(larger, (said,))
+    return Changed(larger, (changes,))
 
 
 def _uplink(topology: Topology, switch: str) -> tuple[Link, bool]:
@@ -495,8 +495,8 @@ def _copy_host(topology: Topology, name: str) -> Changed:
     copied = replace(_part(topology, host), links=tuple(around))
     copied = renamed(copied, _new_names(topology, copied) | {vertex: vertex for vertex in outside})
     count = f"{len(copied.devices)} device" + "s" * (len(copied.devices) != 1)
-    said = f"with another {name} ({count}), linked to {', '.join(sorted(outside))} like it"
-    return Changed(_joined(topology, copied), (said,))
+    changes = f"with another {name} ({count}), linked to {', '.join(sorted(outside))} like it"
+    return Changed(_joined(topology, copied), (changes,))
 
 
 def _joined(topology: Topology, part: Topology) -> Topology:

@@ -260,11 +260,11 @@ def print_written(written: Sequence[Path], num_ranks: int) -> None:
 
 def print_what_if(plans: "Plans", before: "Plans") -> None:
     """What is different, and what that brings."""
-    from planner.reports.what_if import unheard, what_if_table
+    from planner.reports.what_if import changes_without_effect, what_if_table
 
     counts = (before.num_devices, plans.num_devices)
     show(what_if_table(before.comparison, plans.comparison, counts))
     for line in plans.changes:
         click.echo(f"changed: {line}")
-    for note in unheard(before.problems[-1], plans.changes):
+    for note in changes_without_effect(before.problems[-1], plans.changes):
         click.echo(f"note: {note}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
 from planner.support.derived import derived
-from planner.topology import Table, Topology, table_of
+from planner.topology import AllReduceTable, Topology, table_of
 
 
 def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
@@ -115,7 +115,7 @@ _Points = tuple[tuple[float, float], ...]
 
 
 @derived(kept=4096)
-def _measured(topology: Topology, devices: tuple[int, ...], table: Table) -> _Points:
+def _measured(topology: Topology, devices: tuple[int, ...], table: AllReduceTable) -> _Points:
     """The times of a table for a group, from 0 bytes on."""
     sizes, times = zip(*table.times, strict=True)
     if sizes[0] > 0:

@@ -186,7 +186,7 @@ def _backward_alive(
         tensors_by_name(graph), parameters_by_name(graph), producers(graph)
     )  # fmt: skip
     viewed = {(made_by[view.tensor], view.base) for view in profile.views}
-    gradients = _Gradients()
+    gradients = _GradientStorages()
     for name in at_first:
         gradients.make(name, tensors[name].bytes)
     gradients.add_up()
@@ -217,7 +217,7 @@ class _Storage:
     holders: int
 
 
-class _Gradients:
+class _GradientStorages:
     """Gradients of tensors while a backward pass runs, and the storages that they lie in, each
     until no gradient lies there any more.
 

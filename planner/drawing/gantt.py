@@ -10,7 +10,7 @@ from planner.schedules.actions import Action, AllReduce, Compute, Direction, Ste
 from planner.simulator.timeline import Timeline
 
 
-class Kind(StrEnum):
+class Activity(StrEnum):
     """The activities of a device that have a colour and a sign of their own."""
 
     FORWARD = "forward"
@@ -23,9 +23,9 @@ class Kind(StrEnum):
 
 
 # The signs that fill a cell behind the number of its microbatch.
-SIGNS: Mapping[Kind, str] = {
-    Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.SUM: "+", Kind.STEP: "o", Kind.POST: "'",
-    Kind.TRANSFER: "~", Kind.IDLE: " ",
+SIGNS: Mapping[Activity, str] = {
+    Activity.FORWARD: "-", Activity.BACKWARD: "=", Activity.SUM: "+", Activity.STEP: "o",
+    Activity.POST: "'", Activity.TRANSFER: "~", Activity.IDLE: " ",
 }  # fmt: skip
 
 
@@ -33,7 +33,7 @@ SIGNS: Mapping[Kind, str] = {
 class Segment:
     """Cells of a row that show the same thing."""
 
-    kind: Kind
+    kind: Activity
     text: str
 
 
@@ -55,23 +55,23 @@ class GanttRow:
         return "".join(segment.text for segment in self.segments)
 
 
-def kind_of(action: Action) -> Kind:
+def kind_of(action: Action) -> Activity:
     """The kind of an action that occupies its device."""
     match action:
         case Compute(Direction.FORWARD):
-            return Kind.FORWARD
+            return Activity.FORWARD
         case Compute():
-            return Kind.BACKWARD
+            return Activity.BACKWARD
         case AllReduce():
-            return Kind.SUM
+            return Activity.SUM
         case Step():
-            return Kind.STEP
+            return Activity.STEP
         case _:
-            return Kind.POST
+            return Activity.POST
 
 
 # The content of a cell: the kind, and the stage and microbatch of a computation, else -1.
-_Shown = tuple[Kind, int, int]
+_Shown = tuple[Activity, int, int]
 
 
 def gantt(timeline: Timeline, width: int) -> tuple[GanttRow, ...]:
@@ -84,7 +84,9 @@ def gantt(timeline: Timeline, width: int) -> tuple[GanttRow, ...]:
     """
     cell_s = timeline.iteration_s / width
     devices = {event.device for event in timeline.events}
-    devices |= {end for flow in timeline.flows for end in (flow.source, flow.target)}
+    devices |= {
+        end for transfer in timeline.transfers for end in (transfer.source, transfer.target)
+    }
     shares: dict[int, list[dict[_Shown, float]]] = {
         device: [defaultdict(float) for _ in range(width)] for device in devices
     }
@@ -97,9 +99,9 @@ def gantt(timeline: Timeline, width: int) -> tuple[GanttRow, ...]:
             stages[event.device].add(stage)
         for cell, share_s in _cells(event.start_s, event.end_s, cell_s, width):
             shares[event.device][cell][kind_of(event.action), stage, microbatch] += share_s
-    for flow in timeline.flows:
-        for cell, share_s in _cells(flow.start_s, flow.end_s, cell_s, width):
-            for device in (flow.source, flow.target):
+    for transfer in timeline.transfers:
+        for cell, share_s in _cells(transfer.start_s, transfer.end_s, cell_s, width):
+            for device in (transfer.source, transfer.target):
                 moving[device][cell] += share_s
     rows = []
     for device in sorted(devices):
@@ -128,7 +130,7 @@ def _cells(
 def _most(shares: Mapping[_Shown, float], moving_s: float, cell_s: float) -> _Shown:
     """The content of a cell: of equally long activities, the first one."""
     idle_s = max(0.0, cell_s - sum(shares.values()))
-    rest: _Shown = (Kind.TRANSFER if moving_s >= idle_s / 2 > 0.0 else Kind.IDLE, -1, -1)
+    rest: _Shown = (Activity.TRANSFER if moving_s >= idle_s / 2 > 0.0 else Activity.IDLE, -1, -1)
     return max([*shares.items(), (rest, idle_s)], key=lambda one: one[1])[0]
 
 

@@ -4,23 +4,23 @@ right. Bars narrower than half a pixel are drawn together with their neighbours 
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from planner.drawing.gantt import Kind, kind_of
+from planner.drawing.gantt import Activity, kind_of
 from planner.drawing.svg import INK, PAPER, document, element, rectangle, text_width, words
 from planner.schedules.actions import Compute
 from planner.simulator.timeline import Timeline
 from planner.units import format_seconds
 
 # For people who see colours differently: Okabe and Ito, 2008.
-COLOURS: Mapping[Kind, str] = {
-    Kind.FORWARD: "#56b4e9", Kind.BACKWARD: "#009e73", Kind.SUM: "#e69f00", Kind.STEP: "#cc79a7",
-    Kind.POST: "#999999", Kind.TRANSFER: "#8c6d31",
+COLOURS: Mapping[Activity, str] = {
+    Activity.FORWARD: "#56b4e9", Activity.BACKWARD: "#009e73", Activity.SUM: "#e69f00",
+    Activity.STEP: "#cc79a7", Activity.POST: "#999999", Activity.TRANSFER: "#8c6d31",
 }  # fmt: skip
 LANE = "#f1f3f5"
 HEIGHT, THIN, GAP, MARGIN = 22.0, 5.0, 8.0, 12.0
 LETTERS = 10.0
 
 # (kind, left, right, label) in pixels from the left end of the lanes.
-_Bar = tuple[Kind, float, float, str]
+_Bar = tuple[Activity, float, float, str]
 
 
 def gantt_svg(timeline: Timeline, names: Mapping[int, str], width: int = 1200) -> str:
@@ -46,7 +46,7 @@ def gantt_svg(timeline: Timeline, names: Mapping[int, str], width: int = 1200) -
             body += _drawn(bar, left, top + HEIGHT, THIN)
     body += _axis(timeline.iteration_s, left, axis, width)
     kinds = {kind_of(event.action) for event in timeline.events}
-    kinds |= {Kind.TRANSFER} if timeline.flows else set()
+    kinds |= {Activity.TRANSFER} if timeline.transfers else set()
     body += _legend(kinds, left, axis + 34)
     title = f"{len(devices)} devices, {format_seconds(timeline.iteration_s)} per iteration"
     return document(title, left + width + MARGIN + 30, axis + 50, body)
@@ -67,10 +67,14 @@ def _actions(timeline: Timeline, device: int, scale: float) -> Iterator[_Bar]:
 def _transfers(timeline: Timeline, device: int, scale: float) -> Iterator[_Bar]:
     """The transfers to and from a device; where some overlap, one bar."""
     reached = 0.0
-    own = [flow for flow in timeline.flows if device in (flow.source, flow.target)]
-    for start, end in sorted((flow.start_s * scale, flow.end_s * scale) for flow in own):
+    own = [
+        transfer for transfer in timeline.transfers if device in (transfer.source, transfer.target)
+    ]
+    for start, end in sorted(
+        (transfer.start_s * scale, transfer.end_s * scale) for transfer in own
+    ):
         if end > reached:
-            yield Kind.TRANSFER, max(start, reached), end, ""
+            yield Activity.TRANSFER, max(start, reached), end, ""
             reached = end
 
 
@@ -127,9 +131,9 @@ def _round_step(least_s: float) -> float:
     return next(power * k for k in (1, 2, 5, 10) if power * k >= least_s)
 
 
-def _legend(kinds: set[Kind], left: float, top: float) -> Iterator[str]:
+def _legend(kinds: set[Activity], left: float, top: float) -> Iterator[str]:
     x = left
-    for kind in Kind:
+    for kind in Activity:
         if kind in kinds:
             yield rectangle(x, top - 9, 12, 10, COLOURS[kind])
             yield words(kind.value, x + 16, top, LETTERS, "start")

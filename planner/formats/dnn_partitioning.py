@@ -149,7 +149,7 @@ class DnnGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class ColorBlocks:
     """Nodes that share a device, and the order between them.
 
     Attributes:
@@ -184,7 +184,7 @@ def color_classes(graph: DnnGraph) -> list[list[int]]:
     return _members(colors(graph))
 
 
-def colocated(graph: DnnGraph) -> Blocks:
+def colocated(graph: DnnGraph) -> ColorBlocks:
     """The blocks that a contiguous split may part.
 
     Color classes are ordered by the edges between forward nodes. A class without forward nodes has
@@ -215,7 +215,7 @@ def _members(color: Sequence[int]) -> list[list[int]]:
     return members
 
 
-def _condensed(order: "nx.DiGraph", members: Sequence[Sequence[int]]) -> Blocks:
+def _condensed(order: "nx.DiGraph", members: Sequence[Sequence[int]]) -> ColorBlocks:
     """Cycles fused, the rest sorted: the next block is the ready one with the first node."""
     import networkx as nx  # takes long to load
 
@@ -223,7 +223,7 @@ def _condensed(order: "nx.DiGraph", members: Sequence[Sequence[int]]) -> Blocks:
     nodes = {b: sorted(v for c in dag.nodes[b]["members"] for v in members[c]) for b in dag}
     ranked = list(nx.lexicographical_topological_sort(dag, key=lambda b: nodes[b][0]))
     place = {b: i for i, b in enumerate(ranked)}
-    return Blocks(
+    return ColorBlocks(
         tuple(tuple(nodes[b]) for b in ranked),
         tuple(tuple(sorted(place[a] for a in dag.predecessors(b))) for b in ranked),
     )
@@ -315,7 +315,7 @@ def _time_s(graph: DnnGraph, members: Sequence[int], *, backward: bool) -> float
     )
 
 
-def _unique(graph: DnnGraph, blocks: Blocks) -> list[str]:
+def _unique(graph: DnnGraph, blocks: ColorBlocks) -> list[str]:
     """A name per block: its first node's; where another one has it too, with the node's id."""
     first = [graph.nodes[members[0]] for members in blocks.members]
     times = Counter(node.name for node in first)

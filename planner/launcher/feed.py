@@ -122,7 +122,7 @@ def choose_loss(graph: Graph, name: str) -> Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class BatchNeeds:
     """The data of each microbatch that one process needs.
 
     Attributes:
@@ -175,7 +175,7 @@ Specification = dict[str, tuple[tuple[int, ...], torch.dtype]]
 UserData = Callable[[int, int, Specification], tuple[Mapping[str, Tensor], Tensor]]
 
 
-def synthetic_feed(model: Model, loss: Loss, needs: Needs, seed: int, device: str) -> Feed:
+def synthetic_feed(model: Model, loss: Loss, needs: BatchNeeds, seed: int, device: str) -> Feed:
     """Random data, the same in every step and on every rank."""
 
     @cache
@@ -194,7 +194,7 @@ def synthetic_feed(model: Model, loss: Loss, needs: Needs, seed: int, device: st
     return lambda step, microbatch: of(microbatch)
 
 
-def user_feed(name: str, graph: Graph, loss: Loss, needs: Needs, device: str) -> Feed:
+def user_feed(name: str, graph: Graph, loss: Loss, needs: BatchNeeds, device: str) -> Feed:
     """The user's own data.
 
     Args:

@@ -16,7 +16,7 @@ DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {
 }  # fmt: skip
 
 
-class Gradients:
+class GradientBuffers:
     """The gradients of a device's parameters, in one flat buffer per all-reduce and dtype.
 
     Every parameter's gradient is a view into its buffer, so that microbatches accumulate in place

@@ -39,7 +39,7 @@ from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, 
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
 from planner.errors import LaunchError, PlannerError, Stopped
-from planner.launcher.world import TIMEOUT, Seat, choose_device, contact, find_seat
+from planner.launcher.world import TIMEOUT, ProcessRank, choose_device, contact, process_rank
 from planner.topology import DeviceType
 
 # Sizes of transfers and all-reduces: 1 KiB to 256 MiB, each 4 times the one before.
@@ -102,7 +102,7 @@ def probe(
         TopologyError: on rank 0, if the measured times are absurd.
         Stopped: on a rank that has lost another one, which has a message for the user.
     """
-    seat = find_seat()
+    seat = process_rank()
     if seat is None:
         raise LaunchError(
             "probe measures between processes, and this is a single one; run one of\n"
@@ -120,7 +120,7 @@ def probe(
     return result
 
 
-def _meet(seat: Seat) -> None:
+def _meet(seat: ProcessRank) -> None:
     try:
         dist.init_process_group("gloo", timeout=TIMEOUT)
     except RuntimeError as error:
@@ -135,7 +135,7 @@ def _meet(seat: Seat) -> None:
 # -------------------------------------------------------------------------- hosts and devices
 
 
-def _gather_devices(seat: Seat, name: str) -> tuple[list[RankDevice], str]:
+def _gather_devices(seat: ProcessRank, name: str) -> tuple[list[RankDevice], str]:
     """The device and host of every rank, and torch's name of this rank's own device.
 
     A rank without a usable device takes part with its message, so that all ranks stop together and
@@ -169,7 +169,7 @@ def _gather_devices(seat: Seat, name: str) -> tuple[list[RankDevice], str]:
     return devices, mine[1]
 
 
-def _choose(name: str, seat: Seat) -> str:
+def _choose(name: str, seat: ProcessRank) -> str:
     """Torch's name of this rank's device."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name != "cpu" and 0 < num_gpus < seat.local_world_size:
@@ -262,7 +262,7 @@ class _Ranks:
         largest_bytes: largest size of a transfer or all-reduce.
     """
 
-    def __init__(self, seat: Seat, device: str, largest_bytes: int) -> None:
+    def __init__(self, seat: ProcessRank, device: str, largest_bytes: int) -> None:
         self.seat = seat
         self.backend = "gloo" if device == "cpu" else "nccl"
         self.sizes = tuple(transfer_sizes(largest_bytes))

@@ -12,7 +12,7 @@ from planner.launcher.clocks import Clock
 from planner.launcher.runtime import Record
 from planner.plan import DevicePrediction, Plan, StagePrediction, said_times
 from planner.schedules.actions import Compute, Direction
-from planner.simulator.timeline import Event, Flow, Timeline, communication_s, compute_s, idle_s
+from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def measured_timeline(
         for device, record in records.items()
         for action, start, end in record.events
     ]
-    flows = chain.from_iterable(
+    transfers = chain.from_iterable(
         _flows(graph, source, target, records, late_s)
         for target, record in records.items()
         for source in record.receives
@@ -228,7 +228,7 @@ def measured_timeline(
     return Timeline(
         iteration_s=max(late_s[d] + record.iteration_s for d, record in records.items()),
         events=tuple(sorted(events, key=lambda e: (e.start_s, e.device))),
-        flows=tuple(sorted(flows, key=lambda f: (f.start_s, f.source, f.target))),
+        transfers=tuple(sorted(transfers, key=lambda f: (f.start_s, f.source, f.target))),
     )
 
 
@@ -255,14 +255,14 @@ def _memory(
 def _flows(
     graph: Graph, source: int, target: int, records: Mapping[int, Record],
     late_s: Mapping[int, float],
-) -> list[Flow]:  # fmt: skip
+) -> list[Transfer]:  # fmt: skip
     """The transfers of one ordered pair of devices: the k-th send belongs to the k-th receive.
 
     Nobody sees a transfer start. It cannot before its send and its receive are posted, nor before
     the transfer before it on this link has ended; the latest of these is taken.
     """
     tensors = tensors_by_name(graph)
-    flows = []
+    transfers = []
     free_s = 0.0  # end of the transfer before
     pairs = zip(records[source].sends[target], records[target].receives[source], strict=True)
     for sent_s, (receive, posted_s, there_s) in pairs:
@@ -270,13 +270,13 @@ def _flows(
         # Clocks may be some microseconds apart, so that the end may seem to come first.
         start_s = min(max(sent_s + late_s[source], posted_s + late_s[target], free_s), end_s)
         free_s = end_s
-        flows.append(
-            Flow(
+        transfers.append(
+            Transfer(
                 source, target, receive.direction, receive.microbatch, receive.tensor,
                 start_s, end_s, tensors[receive.tensor].bytes,
             )
         )  # fmt: skip
-    return flows
+    return transfers
 
 
 def _incomparable(plan: Plan, findings: Sequence[Findings]) -> list[str]:

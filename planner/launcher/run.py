@@ -20,20 +20,20 @@ from planner.files import read_plan
 from planner.graph import Graph, main_dtype, parameters_by_name, retyped
 from planner.launcher.clocks import Clock
 from planner.launcher.feed import (
+    BatchNeeds,
     Copies,
     Feed,
     Loss,
-    Needs,
     choose_loss,
     import_data,
     synthetic_feed,
     user_feed,
 )
-from planner.launcher.gradients import Gradients, make_optimizer
+from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.report import Findings, LaunchReport, make_report
 from planner.launcher.runtime import Criterion, Record, Runtime, StageRunner
 from planner.launcher.torchrun import torchrun_command
-from planner.launcher.world import Seat, World, choose_device, find_seat
+from planner.launcher.world import ProcessRank, World, choose_device, process_rank
 from planner.model import Model, load
 from planner.operators import parameters, to_torch
 from planner.operators.precision import autocast
@@ -141,11 +141,11 @@ def launch(
         Stopped: on a rank that has lost another one; that one has a message for the user.
     """
     settings = Settings(steps, learning_rate, data, seed, threads, trace, track_memory)
-    seat = find_seat()
+    seat = process_rank()
     try:
         plan = read_plan(strategy_path)
         _check_ranks(plan, strategy_path, seat)
-        seat = seat or Seat(0, 1, 0, 1)
+        seat = seat or ProcessRank(0, 1, 0, 1)
         if seat.rank >= len(plan.ranks):
             report(f"rank {seat.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
             return None
@@ -161,7 +161,7 @@ def launch(
 # -------------------------------------------------------------------- before meeting the others
 
 
-def _check_ranks(plan: Plan, path: Path, seat: Seat | None) -> None:
+def _check_ranks(plan: Plan, path: Path, seat: ProcessRank | None) -> None:
     needed = len(plan.ranks)
     if tuple(sorted(plan.ranks)) != used_devices(plan.strategy):
         raise FileError(
@@ -195,7 +195,7 @@ def _check_settings(settings: Settings) -> None:
 
 
 def _prepare(
-    plan: Plan, path: Path, model_path: Path | None, seat: Seat, choices: tuple[str, str]
+    plan: Plan, path: Path, model_path: Path | None, seat: ProcessRank, choices: tuple[str, str]
 ) -> Job:
     """Checks everything that can be checked without the other ranks.
 
@@ -250,7 +250,7 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
 
 
 def _train(
-    job: Job, settings: Settings, seat: Seat, progress: Callable[[int], None]
+    job: Job, settings: Settings, seat: ProcessRank, progress: Callable[[int], None]
 ) -> LaunchReport | None:
     plan, graph = job.plan, job.model.graph
     if job.device == "cpu":
@@ -262,7 +262,7 @@ def _train(
     optimizer = make_optimizer(
         OptimizerName(plan.optimizer), list(part.trained.values()), settings.learning_rate
     )
-    gradients = Gradients(part.trained, job.program.sums, world.device)
+    gradients = GradientBuffers(part.trained, job.program.sums, world.device)
     actions = job.program.lists[world.device]
     runtime = Runtime(
         actions, as_it_crosses(graph, plan), part.stages, gradients, optimizer, world,
@@ -307,7 +307,9 @@ def _train(
     return report
 
 
-def staying(part: Part, gradients: Gradients, optimizer: Optimizer | None) -> Iterator[Tensor]:
+def staying(
+    part: Part, gradients: GradientBuffers, optimizer: Optimizer | None
+) -> Iterator[Tensor]:
     """The tensors of a device that stay from iteration to iteration."""
     yield from part.values.values()
     yield from gradients.everything()
@@ -368,7 +370,7 @@ def _criterion(job: Job, operators: list[int]) -> Criterion | None:
 def make_feed(job: Job, part: Part, settings: Settings) -> Feed:
     """The data of this device: what its stages read of the graph's inputs, and the target."""
     read = {name for stage in part.stages.values() for name in stage.input_names}
-    needs = Needs(
+    needs = BatchNeeds(
         inputs=frozenset(read & {*job.model.graph.inputs}),
         target=any(stage.has_loss for stage in part.stages.values()),
     )

@@ -17,9 +17,9 @@ from planner.graph import Graph, tensors_by_name
 from planner.launcher import clocks
 from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.feed import Batch, torch_dtype
-from planner.launcher.gradients import Gradients
+from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
-from planner.profilers.storages import Watch
+from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import (
     Action,
     AllReduce,
@@ -250,7 +250,7 @@ class Runtime:
 
     def __init__(
         self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
-        gradients: Gradients, optimizer: Optimizer | None, world: World,
+        gradients: GradientBuffers, optimizer: Optimizer | None, world: World,
         waiting: Collection[Direction],
     ) -> None:  # fmt: skip
         if any(isinstance(one, Send | Receive) and one.box is not None for one in actions):
@@ -265,7 +265,7 @@ class Runtime:
         self._start_s = 0.0
         self._batches: Mapping[int, Batch] = {}
         self._record = Record()
-        self._watch: Watch | None = None
+        self._watch: MemoryWatch | None = None
         self._exchange = Exchange(world)
         self._awaited: list[Arrival] = []
         # By stage and direction: the transfers of the results of the latest computations.
@@ -273,7 +273,7 @@ class Runtime:
         self._waiting = waiting
         self._made: Tensors = {}  # by the last computation, for the sends right after it
 
-    def iterate(self, batches: Mapping[int, Batch], watch: Watch | None = None) -> Record:
+    def iterate(self, batches: Mapping[int, Batch], watch: MemoryWatch | None = None) -> Record:
         """One iteration.
 
         Args:

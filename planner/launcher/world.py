@@ -38,7 +38,7 @@ def contact(rank: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ProcessRank:
     """This process among those that torchrun started.
 
     Attributes:
@@ -54,15 +54,17 @@ class Seat:
     local_world_size: int
 
 
-def find_seat() -> Seat | None:
+def process_rank() -> ProcessRank | None:
     """The seat that torchrun wrote into the environment; None outside it."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     if not all(name in os.environ for name in names):
         return None
-    return Seat(*(int(os.environ[name]) for name in names[:-1]))
+    return ProcessRank(*(int(os.environ[name]) for name in names[:-1]))
 
 
-def choose_device(name: str, seat: Seat, num_ranks: int, planned_types: frozenset[str]) -> str:
+def choose_device(
+    name: str, seat: ProcessRank, num_ranks: int, planned_types: frozenset[str]
+) -> str:
     """Where this rank computes, in torch's words.
 
     Args:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Watch(Protocol):
+class MemoryWatch(Protocol):
     """Knows the memory in use."""
 
     def peak_bytes(self) -> int:
@@ -24,7 +24,7 @@ class Watch(Protocol):
 
 
 @contextmanager
-def watching(device: str, there: Iterable[Tensor]) -> Iterator[Watch]:
+def watching(device: str, there: Iterable[Tensor]) -> Iterator[MemoryWatch]:
     """A context in which memory is watched.
 
     Args:

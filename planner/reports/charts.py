@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from planner.drawing.gantt import SIGNS, Kind, gantt
+from planner.drawing.gantt import SIGNS, Activity, gantt
 from planner.drawing.tree import tree
 from planner.simulator.timeline import Timeline
 from planner.topology import Topology
@@ -11,7 +11,7 @@ from planner.topology import Topology
 MIN_CELLS = 10
 
 Piece = tuple[str, str]
-"""Text, and the activity that it shows: a value of `Kind`, or "" for text beside the chart."""
+"""Text, and the activity that it shows: a value of `Activity`, or "" for text beside the chart."""
 
 
 def gantt_lines(
@@ -28,7 +28,9 @@ def gantt_lines(
     for row in gantt(timeline, max(MIN_CELLS, width - margin - 3)):
         cells = ((segment.text, segment.kind.value) for segment in row.segments)
         lines.append(((names[row.device].ljust(margin) + " |", ""), *cells, ("|", "")))
-    signs = ", ".join(f"{SIGNS[kind]} {kind.value}" for kind in Kind if kind is not Kind.IDLE)
+    signs = ", ".join(
+        f"{SIGNS[kind]} {kind.value}" for kind in Activity if kind is not Activity.IDLE
+    )
     legend = f"{' ' * margin}  numbers are microbatches; {signs}"
     return (*lines, ((legend, "legend"),))
 

@@ -114,7 +114,7 @@ def sensitivity_line(gains: Sequence[Gain]) -> str:
     )
 
 
-def unheard(problem: Problem, changes: Sequence[str]) -> tuple[str, ...]:
+def changes_without_effect(problem: Problem, changes: Sequence[str]) -> tuple[str, ...]:
     """Notes on changes that have no effect on the plan."""
     speeds = [one for one in changes if one.startswith("device_types.") and ".memory:" not in one]
     if not speeds or not fits_any_device(problem.profile):

@@ -23,7 +23,7 @@ from enum import StrEnum
 
 from planner.graph import Graph
 from planner.schedules.actions import AllReduce, Compute, Direction
-from planner.simulator.timeline import Event, Flow, Interval, Timeline
+from planner.simulator.timeline import Event, Interval, Timeline, Transfer
 from planner.strategy import Strategy, crossings, stages_by_device
 
 
@@ -74,22 +74,22 @@ def idle_times(timeline: Timeline, strategy: Strategy, graph: Graph) -> tuple[Id
     events: dict[int, list[Event]] = defaultdict(list)
     for one in timeline.events:
         events[one.device].append(one)
-    flows: dict[int, list[Flow]] = defaultdict(list)
-    for flow in timeline.flows:
-        flows[flow.source].append(flow)
-        flows[flow.target].append(flow)
+    transfers: dict[int, list[Transfer]] = defaultdict(list)
+    for transfer in timeline.transfers:
+        transfers[transfer.source].append(transfer)
+        transfers[transfer.target].append(transfer)
     makers = _Makers(strategy, graph)
     idle: list[Idle] = []
-    for device in sorted({*events, *flows}):
+    for device in sorted({*events, *transfers}):
         # What transfers of the device cover is communication.
-        moving = _union([(flow.start_s, flow.end_s) for flow in flows[device]])
-        arriving: dict[tuple[Direction, int], list[Flow]] = defaultdict(list)
-        leaving: dict[float, list[Flow]] = defaultdict(list)
-        for flow in flows[device]:
-            if flow.target == device:
-                arriving[flow.direction, flow.microbatch].append(flow)
+        moving = _union([(transfer.start_s, transfer.end_s) for transfer in transfers[device]])
+        arriving: dict[tuple[Direction, int], list[Transfer]] = defaultdict(list)
+        leaving: dict[float, list[Transfer]] = defaultdict(list)
+        for transfer in transfers[device]:
+            if transfer.target == device:
+                arriving[transfer.direction, transfer.microbatch].append(transfer)
             else:
-                leaving[flow.end_s].append(flow)
+                leaving[transfer.end_s].append(transfer)
         for gap, event in _gaps(events[device], timeline.iteration_s):
             wait = _wait(event, gap, arriving, leaving, makers)
             idle += [Idle(device, wait, *part) for part in _without(gap, moving)]
@@ -117,14 +117,14 @@ class _Makers:
         self._crossing = {one.tensor: one for one in crossings(strategy, graph)}
         self._stages = stages_by_device(strategy)
 
-    def stage(self, flow: Flow) -> int | None:
+    def stage(self, transfer: Transfer) -> int | None:
         """The stage that made what a transfer brings; of those of a device that read a tensor and
         have added up its gradient, the first.
         """
-        one = self._crossing.get(flow.tensor)
-        if one is None or flow.direction is Direction.FORWARD:
+        one = self._crossing.get(transfer.tensor)
+        if one is None or transfer.direction is Direction.FORWARD:
             return None if one is None else one.source
-        there = self._stages.get(flow.source, ())
+        there = self._stages.get(transfer.source, ())
         return next((s for s in one.targets if s in there), None)
 
 
@@ -144,8 +144,8 @@ def _gaps(events: Sequence[Event], iteration_s: float) -> Iterator[tuple[Interva
 def _wait(
     event: Event | None,
     gap: Interval,
-    arriving: Mapping[tuple[Direction, int], Sequence[Flow]],
-    leaving: Mapping[float, Sequence[Flow]],
+    arriving: Mapping[tuple[Direction, int], Sequence[Transfer]],
+    leaving: Mapping[float, Sequence[Transfer]],
     makers: _Makers,
 ) -> Wait:
     """What a device waited for in a gap before an action."""
@@ -159,11 +159,11 @@ def _wait(
         return Wait(Cause.WARM_UP)
     direction, microbatch = event.action.direction, event.action.microbatch
     came = [f for f in arriving.get((direction, microbatch), ()) if gap[0] < f.end_s <= gap[1]]
-    last = max(came, key=lambda flow: (flow.end_s, flow.source), default=None)
+    last = max(came, key=lambda transfer: (transfer.end_s, transfer.source), default=None)
     if last is None or last.end_s < gap[1]:
-        for flow in leaving.get(gap[1], ()):
-            if flow.direction is direction:
-                return Wait(Cause.SENDING, device=flow.target)
+        for transfer in leaving.get(gap[1], ()):
+            if transfer.direction is direction:
+                return Wait(Cause.SENDING, device=transfer.target)
     if last is None:
         return Wait(Cause.OWN)
     cause = Cause.OUTPUT if direction is Direction.FORWARD else Cause.GRADIENT

@@ -33,7 +33,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class Transfer:
     """The transfer of one tensor, or (backward) of its gradient.
 
     Attributes:
@@ -63,14 +63,14 @@ class Timeline:
     Attributes:
         iteration_s: from the first start, at 0, to the last end.
         events: by start, then device.
-        flows: by start, then source, then target.
+        transfers: by start, then source, then target.
         memory: per device, (time in s, bytes in use from then on), ascending; empty where it is
             not known.
     """
 
     iteration_s: float
     events: tuple[Event, ...]
-    flows: tuple[Flow, ...]
+    transfers: tuple[Transfer, ...]
     memory: Mapping[int, tuple[tuple[float, int], ...]] = field(default_factory=dict)
 
 
@@ -108,8 +108,9 @@ def _communicating(timeline: Timeline, device: int) -> list[Interval]:
         for event in timeline.events
         if event.device == device and not isinstance(event.action, Compute | Step)
     ]
-    flows = [(f.start_s, f.end_s) for f in timeline.flows if device in (f.source, f.target)]
-    return own + flows
+    return own + [
+        (one.start_s, one.end_s) for one in timeline.transfers if device in (one.source, one.target)
+    ]
 
 
 def _covered_s(intervals: Iterable[Interval], iteration_s: float) -> float:
@@ -174,8 +175,8 @@ def timeline_of(times: Times) -> Timeline:
             strict=True,
         )
     )  # fmt: skip
-    flows = tuple(
-        Flow(
+    moved = tuple(
+        Transfer(
             source, device, Direction.BACKWARD if backward else Direction.FORWARD, microbatch,
             code.pieces[piece].tensor, start_s, end_s, times.piece_bytes[piece],
             code.pieces[piece].box,
@@ -187,7 +188,7 @@ def timeline_of(times: Times) -> Timeline:
             strict=True,
         )
     )  # fmt: skip
-    return Timeline(times.iteration_s, events, flows)
+    return Timeline(times.iteration_s, events, moved)
 
 
 def transfers(code: Code) -> Bools:

@@ -353,9 +353,9 @@ def _gaps(run: MeasuredRun) -> Iterator[tuple[int, int, float]]:
     size_bytes = {one.tensor: one.bytes for one in run.plan.crossings}
     # When the last input of a computation came, by device, direction and microbatch.
     came_s: dict[tuple[int, Direction, int], float] = defaultdict(float)
-    for flow in run.timeline.flows:
-        key = flow.target, flow.direction, flow.microbatch
-        came_s[key] = max(came_s[key], flow.end_s)
+    for transfer in run.timeline.transfers:
+        key = transfer.target, transfer.direction, transfer.microbatch
+        came_s[key] = max(came_s[key], transfer.end_s)
     for device, actions in evaluate(run.problem, run.plan.strategy).program.lists.items():
         # A measured timeline has no events of sends and receives, so the events are walked beside
         # the list: each action that is no transfer takes the next one.
@@ -385,12 +385,12 @@ def _share_left_for_links(runs: Sequence[MeasuredRun]) -> float:
     for run in runs:
         topology = run.problem.topology
         busy_at = {device: _occupying(run.timeline, device) for device in run.plan.ranks}
-        for flow in run.timeline.flows:
-            busy = any(e.start_s < flow.end_s < e.end_s for e in busy_at[flow.target])
-            if not busy and flow.bytes:
-                latency, rate = slowest_link(topology, (flow.source,), (flow.target,))
-                left_s = max(flow.end_s - flow.start_s - latency, 1e-9)
-                pairs.append((flow.bytes / rate, left_s))
+        for transfer in run.timeline.transfers:
+            busy = any(e.start_s < transfer.end_s < e.end_s for e in busy_at[transfer.target])
+            if not busy and transfer.bytes:
+                latency, rate = slowest_link(topology, (transfer.source,), (transfer.target,))
+                left_s = max(transfer.end_s - transfer.start_s - latency, 1e-9)
+                pairs.append((transfer.bytes / rate, left_s))
     if not pairs:
         return 1.0
     expected_s, measured_s = np.array(pairs).T

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from planner.errors import OptionError
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step, text
-from planner.simulator.timeline import Event, Flow, Timeline, communication_s, compute_s, idle_s
+from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
 from planner.traces.read import Trace
 
 T = TypeVar("T", int, tuple[int, bool])
@@ -102,20 +102,20 @@ def overlay(predicted: Trace, measured: Trace) -> tuple[Timeline, Mapping[int, s
     twins = ((predicted, "predicted"), (measured, "measured"))
     names: dict[int, str] = {}
     events: list[Event] = []
-    flows: list[Flow] = []
+    transfers: list[Transfer] = []
     memory: dict[int, tuple[tuple[float, int], ...]] = {}
     for side, (trace, what) in enumerate(twins):
         names |= {2 * device + side: f"{name} {what}" for device, name in trace.names.items()}
         events += [replace(e, device=2 * e.device + side) for e in trace.timeline.events]
-        flows += [
+        transfers += [
             replace(f, source=2 * f.source + side, target=2 * f.target + side)
-            for f in trace.timeline.flows
+            for f in trace.timeline.transfers
         ]
         memory |= {2 * d + side: points for d, points in trace.timeline.memory.items()}
     both = Timeline(
         iteration_s=max(trace.timeline.iteration_s for trace, _ in twins),
         events=tuple(sorted(events, key=lambda e: (e.start_s, e.device))),
-        flows=tuple(sorted(flows, key=lambda f: (f.start_s, f.source, f.target))),
+        transfers=tuple(sorted(transfers, key=lambda f: (f.start_s, f.source, f.target))),
         memory=memory,
     )
     return both, names
@@ -133,7 +133,7 @@ def _check_alike(predicted: Timeline, measured: Timeline, names: Mapping[int, st
         }
         return events | {
             (names[f.source], f"{f.tensor} ({f.direction}{f.microbatch}) to {names[f.target]}")
-            for f in timeline.flows
+            for f in timeline.transfers
         }
 
     ours, theirs = contents(predicted), contents(measured)
@@ -180,25 +180,25 @@ def _links(
 ) -> tuple[ComparedTime, ...]:
     """Mean times of the transfers of each ordered pair of devices, with their bytes."""
 
-    def by_pair(timeline: Timeline) -> dict[tuple[int, int], list[Flow]]:
-        flows: dict[tuple[int, int], list[Flow]] = defaultdict(list)
-        for flow in timeline.flows:
-            flows[flow.source, flow.target].append(flow)
-        return flows
+    def by_pair(timeline: Timeline) -> dict[tuple[int, int], list[Transfer]]:
+        transfers: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
+        for transfer in timeline.transfers:
+            transfers[transfer.source, transfer.target].append(transfer)
+        return transfers
 
-    def mean_s(flows: Sequence[Flow]) -> float:
-        return fmean(flow.end_s - flow.start_s for flow in flows)
+    def mean_s(transfers: Sequence[Transfer]) -> float:
+        return fmean(transfer.end_s - transfer.start_s for transfer in transfers)
 
     predicted_flows = by_pair(predicted)
     return tuple(
         ComparedTime(
             f"{names[pair[0]]} to {names[pair[1]]}",
-            len(flows),
+            len(transfers),
             mean_s(predicted_flows[pair]),
-            mean_s(flows),
-            sum(flow.bytes for flow in flows),
+            mean_s(transfers),
+            sum(transfer.bytes for transfer in transfers),
         )
-        for pair, flows in sorted(by_pair(measured).items())
+        for pair, transfers in sorted(by_pair(measured).items())
     )
 
 

@@ -14,7 +14,7 @@ from planner.errors import FileError
 from planner.files import plan_from_plain, read_text, said, to_plain
 from planner.plan import Plan
 from planner.schedules.actions import AllReduce, Direction, parse
-from planner.simulator.timeline import Event, Flow, Timeline
+from planner.simulator.timeline import Event, Timeline, Transfer
 from planner.traces.write import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
 
 ADVICE = (
@@ -69,7 +69,9 @@ def read_trace(path: Path) -> Trace:
         timeline=Timeline(
             iteration_s=float(iteration_s),
             events=tuple(sorted(reader.events, key=lambda e: (e.start_s, e.device))),
-            flows=tuple(sorted(reader.flows, key=lambda f: (f.start_s, f.source, f.target))),
+            transfers=tuple(
+                sorted(reader.transfers, key=lambda f: (f.start_s, f.source, f.target))
+            ),
             memory={device: tuple(points) for device, points in reader.memory.items()},
         ),
         names=reader.names,
@@ -83,7 +85,7 @@ class _Reader:
     def __init__(self, path: Path, records: list[Any]) -> None:
         self.names: dict[int, str] = {}
         self.events: list[Event] = []
-        self.flows: list[Flow] = []
+        self.transfers: list[Transfer] = []
         self.memory: dict[int, list[tuple[float, int]]] = {}
         self._tracks: dict[tuple[int, int], str] = {}
         # Headers first, because they may be anywhere, and the other records refer to them.
@@ -134,8 +136,8 @@ class _Reader:
             raise ValueError(f"{name!r} from {sender!r} is no transfer between devices of the file")
         direction = Direction.BACKWARD if tensor.startswith("d/") else Direction.FORWARD
         start_s, end_s = _span(record)
-        self.flows.append(
-            Flow(
+        self.transfers.append(
+            Transfer(
                 source, self._device(record), direction, int(microbatch),
                 tensor.removeprefix("d/") if direction is Direction.BACKWARD else tensor,
                 start_s, end_s, int(record["args"]["bytes"]),

@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.files import write_atomically
 from planner.schedules.actions import AllReduce, Direction, text
-from planner.simulator.timeline import Flow, Timeline
+from planner.simulator.timeline import Timeline, Transfer
 
 _Record = dict[str, Any]
 _Track = tuple[int, str]
@@ -33,8 +33,8 @@ def chrome_trace(
     """
     tracks = _tracks(timeline, names)
     records = [*_headers(tracks, names), *_actions(timeline, tracks)]
-    for number, flow in enumerate(timeline.flows):
-        records += _transfer(flow, number, tracks, names)
+    for number, transfer in enumerate(timeline.transfers):
+        records += _transfer(transfer, number, tracks, names)
     records += _memory(timeline)
     other = {"format": TRACE_FORMAT, "iteration_s": timeline.iteration_s, **(about or {})}
     return {"displayTimeUnit": "ms", "otherData": other, "traceEvents": records}
@@ -68,18 +68,18 @@ def _tracks(timeline: Timeline, names: Mapping[int, str]) -> dict[_Track, int]:
         tracks.add((event.device, 0, 0, COMPUTE))
         if isinstance(event.action, AllReduce):
             tracks.add((event.device, 1, 0, SUMS))
-    for flow in timeline.flows:
-        tracks.add((flow.source, 2, 2 * flow.target, _sending(flow, names)))
-        tracks.add((flow.target, 2, 2 * flow.source + 1, _receiving(flow, names)))
+    for transfer in timeline.transfers:
+        tracks.add((transfer.source, 2, 2 * transfer.target, _sending(transfer, names)))
+        tracks.add((transfer.target, 2, 2 * transfer.source + 1, _receiving(transfer, names)))
     return {(device, name): tid for tid, (device, _, _, name) in enumerate(sorted(tracks), start=1)}
 
 
-def _sending(flow: Flow, names: Mapping[int, str]) -> str:
-    return f"to {names[flow.target]}"
+def _sending(transfer: Transfer, names: Mapping[int, str]) -> str:
+    return f"to {names[transfer.target]}"
 
 
-def _receiving(flow: Flow, names: Mapping[int, str]) -> str:
-    return f"from {names[flow.source]}"
+def _receiving(transfer: Transfer, names: Mapping[int, str]) -> str:
+    return f"from {names[transfer.source]}"
 
 
 def _headers(tracks: Mapping[_Track, int], names: Mapping[int, str]) -> Iterator[_Record]:
@@ -112,19 +112,19 @@ def _actions(timeline: Timeline, tracks: Mapping[_Track, int]) -> Iterator[_Reco
 
 
 def _transfer(
-    flow: Flow, number: int, tracks: Mapping[_Track, int], names: Mapping[int, str]
+    transfer: Transfer, number: int, tracks: Mapping[_Track, int], names: Mapping[int, str]
 ) -> Iterator[_Record]:
     """Two slices, one at either end, and the arrow between them."""
-    gradient = flow.direction is Direction.BACKWARD
-    name = f"{flow.microbatch}:{'d/' if gradient else ''}{flow.tensor}"
-    sender = flow.source, _sending(flow, names)
-    receiver = flow.target, _receiving(flow, names)
+    gradient = transfer.direction is Direction.BACKWARD
+    name = f"{transfer.microbatch}:{'d/' if gradient else ''}{transfer.tensor}"
+    sender = transfer.source, _sending(transfer, names)
+    receiver = transfer.target, _receiving(transfer, names)
     for end, mark in ((sender, "s"), (receiver, "f")):
         place = {"pid": _pid(end[0]), "tid": tracks[end]}
-        body = _slice(name, TRANSFER, flow.start_s, flow.end_s)
-        yield body | place | {"args": {"bytes": flow.bytes}}
+        body = _slice(name, TRANSFER, transfer.start_s, transfer.end_s)
+        yield body | place | {"args": {"bytes": transfer.bytes}}
         # An arrow belongs to the slice around its time; the end says so by "bp".
-        middle = {"ts": _us((flow.start_s + flow.end_s) / 2)}
+        middle = {"ts": _us((transfer.start_s + transfer.end_s) / 2)}
         arrow = {"ph": mark, "id": number, "name": "transfer", "cat": "transfer"}
         yield arrow | place | middle | ({"bp": "e"} if mark == "f" else {})
 

@@ -26,8 +26,17 @@ from planner.clusters.yaml.write import topology_yaml, write_topology
 from planner.errors import LaunchError, TopologyError
 from planner.files import read_plan
 from planner.launcher import probe
-from planner.launcher.world import Seat
-from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology, problems
+from planner.launcher.world import ProcessRank
+from planner.topology import (
+    AllReduceTable,
+    Device,
+    DeviceType,
+    Host,
+    Link,
+    Sharing,
+    Topology,
+    problems,
+)
 from planner.units import parse_seconds
 from tests.support.shaped_hosts import missing, on_hosts, on_ranks
 
@@ -309,7 +318,7 @@ def test_measured_all_reduces_become_tables():
     sums = [AllReduceTimes(2, (1024, 4096), (1.2345e-4, 2e-4))]
     found = infer("x", found_on("a", "a", "a"), fits_of(table(3, lambda p, q: 1e9)), (), sums)
     times = ((1024, parse_seconds("123 us")), (4096, parse_seconds("200 us")))
-    assert found.topology.tables == (Table(("gpu0", "gpu1"), 2, times),)
+    assert found.topology.tables == (AllReduceTable(("gpu0", "gpu1"), 2, times),)
 
 
 def test_one_device_needs_no_links(tmp_path):
@@ -352,7 +361,7 @@ def topologies(draw):
     tables = ()
     if count > 1:
         points = draw(st.dictionaries(st.integers(0, 10**12), st.floats(0, 1e3), min_size=2))
-        tables = (Table(tuple(devices), count, tuple(sorted(points.items()))),)
+        tables = (AllReduceTable(tuple(devices), count, tuple(sorted(points.items()))),)
     return Topology(
         draw(names),
         tuple(sorted(set(types), key=lambda one: one.name)),
@@ -390,8 +399,8 @@ def test_two_ranks_on_one_gpu_are_refused(monkeypatch):
     monkeypatch.setattr(probe.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(probe.torch.cuda, "device_count", lambda: 1)
     with pytest.raises(LaunchError, match="nccl refuses two ranks on one GPU; start 1 per host"):
-        probe._choose("auto", Seat(0, 2, 0, 2))
-    assert probe._choose("cpu", Seat(0, 2, 0, 2)) == "cpu"
+        probe._choose("auto", ProcessRank(0, 2, 0, 2))
+    assert probe._choose("cpu", ProcessRank(0, 2, 0, 2)) == "cpu"
 
 
 def test_one_process_alone_is_told_how_to_start(monkeypatch):

@@ -12,7 +12,7 @@ from planner.costs.collectives import allreduce_s
 from planner.errors import OptionError
 from planner.judging.sensitivity import ALL_LINKS, link_classes, sensitivity
 from planner.strategy import ScheduleName, Stage, Strategy
-from planner.topology import Device, Host, Link, Table, Topology, problems
+from planner.topology import AllReduceTable, Device, Host, Link, Topology, problems
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 
 FOUR_HOSTS = """
@@ -89,7 +89,7 @@ def test_a_switch_that_joins_racks_joins_hosts_though_one_host_is_nearer():
 def test_a_link_is_set_by_its_name_or_by_its_ends_in_both_directions():
     for path in ("links.nic.bandwidth", "links.card0-network.bandwidth"):
         changed = set_value(two_hosts(), f"{path}=200Gbps", {})
-        assert changed.said == (f"{path}: 1 GB/s -> 25 GB/s",)
+        assert changed.changes == (f"{path}: 1 GB/s -> 25 GB/s",)
     slower = set_value(two_hosts(), "links.nic.bandwidth=4Gbps", {}).topology
     assert bandwidth_bytes_per_s(slower, 0, 2) == 5e8
     apart = set_value(two_hosts(), "links.network-card0.latency=1 ms", {}).topology
@@ -162,12 +162,12 @@ def test_a_wrong_setting_says_what_there_is(setting, said):
 
 
 def test_tables_over_links_that_change_are_left_out_and_others_stay():
-    table = Table(("d0", "d1"), 2, ((1_000_000, 1.0),))
-    far = Table(("d0", "d2"), 2, ((1_000_000, 2.0),))
+    table = AllReduceTable(("d0", "d1"), 2, ((1_000_000, 1.0),))
+    far = AllReduceTable(("d0", "d2"), 2, ((1_000_000, 2.0),))
     topology = replace(two_hosts(), tables=(table, far))
     changed = set_value(topology, "links.nic.bandwidth=4Gbps", {})
     assert changed.topology.tables == (table,)
-    assert "without 1 of 2 tables" in changed.said[1]
+    assert "without 1 of 2 tables" in changed.changes[1]
 
 
 # ------------------------------------------------------------------------------ drop
@@ -182,7 +182,7 @@ def test_dropping_a_device_keeps_the_others_in_order():
 def test_dropping_a_host_drops_its_devices():
     changed = drop(two_hosts(), "b")
     assert [device.name for device in changed.topology.devices] == ["d0", "d1"]
-    assert changed.said == ("without b (1 device)",)
+    assert changed.changes == ("without b (1 device)",)
     # Its card leads nowhere, and so do the network and the other card then.
     assert changed.topology.switches == ()
     assert len(changed.topology.links) == 4
@@ -214,7 +214,7 @@ def test_another_host_like_one_has_its_links_and_its_card():
     assert problems(topology) == ()
     assert bandwidth_bytes_per_s(topology, 0, 3) == 1e9
     assert bandwidth_bytes_per_s(topology, 3, 4) == 1e10
-    assert changed.said == ("with another a (2 devices), linked to network like it",)
+    assert changed.changes == ("with another a (2 devices), linked to network like it",)
 
 
 def test_a_host_of_another_topology_is_linked_as_wide_as_the_hosts_there():
@@ -225,8 +225,8 @@ def test_a_host_of_another_topology_is_linked_as_wide_as_the_hosts_there():
     assert len(topology.devices) == 5
     assert bandwidth_bytes_per_s(topology, 3, 4) == 5e10
     assert bandwidth_bytes_per_s(topology, 0, 4) == 1e9
-    assert "host linked to network at 1 GB/s, 1 us, as the hosts there" in changed.said[0]
-    assert topology.notes[-1] == f"what if: {changed.said[0]}"
+    assert "host linked to network at 1 GB/s, 1 us, as the hosts there" in changed.changes[0]
+    assert topology.notes[-1] == f"what if: {changed.changes[0]}"
 
 
 def test_where_each_device_has_a_card_each_new_one_has_one():
@@ -301,7 +301,7 @@ def test_two_kinds_of_links_that_are_as_slow_gain_only_together():
 
 
 def test_a_measured_sum_gains_as_much_as_the_ring_would():
-    table = Table(("d0", "d1"), 2, ((1000, 10.0),))
+    table = AllReduceTable(("d0", "d1"), 2, ((1000, 10.0),))
     topology = replace(cluster([unit_type()] * 2, bandwidth=1e3), tables=(table,))
     problem = problem_of(profile_of(graph_of([[]]), [1.0]), topology, num_microbatches=2)
     assert allreduce_s(topology, (0, 1), 1000) == 10.0

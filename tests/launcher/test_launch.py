@@ -15,7 +15,7 @@ from planner.files import write_plan
 from planner.graph import Graph, Operator, Tensor
 from planner.launcher import run, torchrun, world
 from planner.launcher.feed import Loss, choose_loss
-from planner.launcher.gradients import Gradients, make_optimizer
+from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
 from planner.operators import to_torch
@@ -65,7 +65,7 @@ if found:
         "iteration_s": found.measured_iteration_s, "comparable": found.comparable,
         "stages": [[s.measured.forward_s, s.measured.backward_s] for s in found.stages],
         "busy": [[d.rank, d.compute_s, d.communication_s, d.idle_s] for d in found.devices],
-        "timeline_s": found.timeline.iteration_s, "flows": len(found.timeline.flows),
+        "timeline_s": found.timeline.iteration_s, "transfers": len(found.timeline.transfers),
     }}))
 """
 START = """
@@ -182,7 +182,7 @@ def test_report_has_times_of_every_stage_and_device(launched):
 def test_trace_has_every_transfer(launched):
     folder, found, _ = launched
     # per microbatch h1, ids2, mask, mean, turned go on, and the gradients of the floats come back
-    assert found["flows"] == 5 * (5 + 3)
+    assert found["transfers"] == 5 * (5 + 3)
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "s" for event in events) == 5 * (5 + 3)
 
@@ -196,11 +196,13 @@ def test_a_trace_tells_all_times_on_one_clock(launched):
     assert timeline.iteration_s < 2 * found["iteration_s"]
     for event in timeline.events:
         assert 0 <= event.start_s <= event.end_s <= timeline.iteration_s + 1e-9
-    for flow in timeline.flows:
-        stage = 0 if flow.direction is Direction.FORWARD else 1
-        made = computed[flow.source, Compute(flow.direction, stage, flow.microbatch)]
-        used = computed[flow.target, Compute(flow.direction, 1 - stage, flow.microbatch)]
-        assert made.end_s - slack_s <= flow.start_s <= flow.end_s <= used.start_s + slack_s
+    for transfer in timeline.transfers:
+        stage = 0 if transfer.direction is Direction.FORWARD else 1
+        made = computed[transfer.source, Compute(transfer.direction, stage, transfer.microbatch)]
+        used = computed[
+            transfer.target, Compute(transfer.direction, 1 - stage, transfer.microbatch)
+        ]
+        assert made.end_s - slack_s <= transfer.start_s <= transfer.end_s <= used.start_s + slack_s
 
 
 def test_a_failing_rank_ends_the_launch_with_its_message_alone(tmp_path):
@@ -519,7 +521,7 @@ def test_gradients_are_views_into_one_buffer_per_sum_and_dtype():
         GradientSum((0, 1, 2), ("tied",), 0),
         GradientSum((1, 2), ("elsewhere",), 0),
     )
-    gradients = Gradients(parameters, sums, 0)
+    gradients = GradientBuffers(parameters, sums, 0)
     assert [(b.numel(), b.dtype) for b in gradients.buffers(0)] == [
         (10, torch.float32), (5, torch.float64),
     ]  # fmt: skip
@@ -536,7 +538,7 @@ def test_a_device_that_trains_nothing_has_no_optimizer():
 
 
 def test_auto_runs_on_what_the_plan_was_made_for(monkeypatch):
-    seat = world.Seat(1, 2, 1, 2)
+    seat = world.ProcessRank(1, 2, 1, 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert world.choose_device("auto", seat, 2, frozenset({"cpu"})) == "cpu"

@@ -16,8 +16,8 @@ from planner.schedules.program import program
 from planner.simulator.events import run, simulate
 from planner.simulator.timeline import (
     Event,
-    Flow,
     Timeline,
+    Transfer,
     communication_s,
     compute_s,
     idle_s,
@@ -69,7 +69,7 @@ def events(timeline):
 def flows(timeline):
     """The transfers in text form with start and end."""
     return " ".join(
-        f"{f.source}>{f.target}:{f.tensor}[{f.start_s:g},{f.end_s:g}]" for f in timeline.flows
+        f"{f.source}>{f.target}:{f.tensor}[{f.start_s:g},{f.end_s:g}]" for f in timeline.transfers
     )
 
 
@@ -336,7 +336,7 @@ def simulated(case, out=3.0, into=2.0, latency_s=0.5):
 def test_no_computation_starts_before_its_inputs_are_there(case):
     graph, strategy = case
     _, found, _ = simulated(case)
-    arrived = {(f.target, f.direction, f.microbatch, f.tensor): f.end_s for f in found.flows}
+    arrived = {(f.target, f.direction, f.microbatch, f.tensor): f.end_s for f in found.transfers}
     ended = {(e.device, e.action): e.end_s for e in found.events}
     for device, event in ((e.device, e) for e in found.events if isinstance(e.action, Compute)):
         direction, s, m = event.action.direction, event.action.stage, event.action.microbatch
@@ -365,14 +365,14 @@ def test_every_send_has_one_flow_after_the_action_that_made_it(case):
         sends = [a for a in actions if isinstance(a, Send)]
         for send in sends:
             (flow,) = [
-                f for f in found.flows
+                f for f in found.transfers
                 if (f.source, f.target, f.direction, f.microbatch, f.tensor)
                 == (device, send.device, send.direction, send.microbatch, send.tensor)
             ]  # fmt: skip
             made = Compute(send.direction, send.stage, send.microbatch)
             assert flow.start_s >= ended[device, made]
             assert flow.end_s >= flow.start_s + 0.5 + flow.bytes / 3.0
-        assert len(sends) == sum(f.source == device for f in found.flows)
+        assert len(sends) == sum(f.source == device for f in found.transfers)
 
 
 @given(split_graphs())
@@ -380,7 +380,7 @@ def test_transfers_of_a_pair_do_not_overlap_and_no_link_carries_more_than_it_can
     _, found, topology = simulated(case)
     loads = dict.fromkeys(range(len(topology.links)), 0)
     last = {}
-    for flow in found.flows:
+    for flow in found.transfers:
         pair = flow.source, flow.target
         assert flow.start_s >= last.get(pair, 0.0)
         last[pair] = flow.end_s
@@ -401,7 +401,7 @@ def test_as_many_bytes_are_received_as_sent(case, sharing):
     for device, actions in lists.lists.items():
         for kind, end in ((Send, "source"), (Receive, "target")):
             due = sum(sizes[a.tensor] for a in actions if isinstance(a, kind))
-            assert due == sum(f.bytes for f in found.flows if getattr(f, end) == device)
+            assert due == sum(f.bytes for f in found.transfers if getattr(f, end) == device)
 
 
 @given(split_graphs())
@@ -412,7 +412,7 @@ def test_an_exclusive_link_carries_one_transfer_at_a_time_at_full_speed(case):
     topology = with_sharing(star([3.0] * count, [2.0] * count, [0.5] * count), ALONE)
     found = simulate(lists, costs(lists), topology)
     on = {}
-    for flow in found.flows:
+    for flow in found.transfers:
         assert flow.end_s == flow.start_s + 0.5 + flow.bytes / 2.0
         for link in routes(topology)[flow.source, flow.target]:
             on.setdefault(link, []).append((flow.start_s, flow.end_s))
@@ -524,15 +524,15 @@ def test_a_cluster_of_64_devices_that_shares_network_cards_equals_it_too():
     case = lists, costs(lists, 1.0, 2.1, sum_s=3.0, step_s=0.1), hosts(8, 8)
     found = simulate(*case)
     assert found == slow_simulator.simulate(*case)
-    assert len(found.flows) == 2 * 3 * 192
-    assert max(flow.end_s - flow.start_s for flow in found.flows) > 2 * (4 / 10.0)
+    assert len(found.transfers) == 2 * 3 * 192
+    assert max(flow.end_s - flow.start_s for flow in found.transfers) > 2 * (4 / 10.0)
 
 
 # Timeline and trace.
 
 
 def flow(source, target, start_s, end_s):
-    return Flow(source, target, Direction.FORWARD, 0, "x", start_s, end_s, 4)
+    return Transfer(source, target, Direction.FORWARD, 0, "x", start_s, end_s, 4)
 
 
 def test_communication_counts_overlapping_transfers_once_and_not_beside_computation():
@@ -556,7 +556,7 @@ def traced():
     )
     found = simulate(lists, costs(lists, sum_s=1.0, step_s=0.5), mesh(2, bandwidth=2.0))
     memory = {0: ((0.0, 100), (1.0, 200))}
-    return Timeline(found.iteration_s, found.events, found.flows, memory)
+    return Timeline(found.iteration_s, found.events, found.transfers, memory)
 
 
 def test_a_trace_has_a_process_per_device_and_a_track_per_peer_and_direction():

@@ -20,8 +20,8 @@ from planner.reports.foreign import foreign_json
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.kernels import annealed
 from planner.solvers.bottleneck.model import (
-    Bottleneck,
-    Net,
+    BottleneckNet,
+    BottleneckProblem,
     bottleneck_s,
     contracted,
     fits,
@@ -58,7 +58,9 @@ def problems(draw):
         readers = draw(st.sets(st.integers(home + 1, count - 1), max_size=3))
         if readers:
             nets.append(
-                Net(home, tuple(sorted(readers)), draw(numbers), draw(numbers), draw(st.booleans()))
+                BottleneckNet(
+                    home, tuple(sorted(readers)), draw(numbers), draw(numbers), draw(st.booleans())
+                )
             )
     per_byte = np.zeros((num, num))
     if draw(st.booleans()):
@@ -70,7 +72,7 @@ def problems(draw):
         kept.append(((0, count - 1), float(draw(numbers))))
     room = draw(st.sampled_from([np.inf, 12.0, 20.0]))
     devices = tuple(range(num))
-    return Bottleneck(
+    return BottleneckProblem(
         work_s=work,
         nets=tuple(nets),
         pays=(True,) * num if equal else (True,) * (num - 1) + (False,),
@@ -95,9 +97,9 @@ def least_s(problem):
 
 #   0 --2 s--> 1, 2      0 and 1 on device 0, 2 on 1: both pay, once; a device that need not, not
 def test_a_device_pays_once_for_a_net_that_it_has_a_part_of():
-    problem = Bottleneck(
+    problem = BottleneckProblem(
         work_s=np.ones((3, 2)),
-        nets=(Net(0, (1, 2), 2.0),),
+        nets=(BottleneckNet(0, (1, 2), 2.0),),
         pays=(True, True),
         latency_s=np.zeros((2, 2)),
         seconds_per_byte=np.zeros((2, 2)),
@@ -207,7 +209,7 @@ def test_both_engines_say_the_same(problem):
 
 
 def test_a_start_that_is_not_allowed_is_left_out():
-    problem = Bottleneck(
+    problem = BottleneckProblem(
         work_s=np.array([[1.0, np.inf], [1.0, 1.0]]),
         nets=(),
         pays=(True, True),
@@ -271,9 +273,9 @@ def test_an_engine_that_claims_no_placement_beside_a_known_one_is_not_believed(m
 
 #   0 -> 1 -> 2,  3 -> 4 -> 5:  3 s each, an output 1 s, on 2 devices that hold 4 each
 def two_chains():
-    return Bottleneck(
+    return BottleneckProblem(
         work_s=np.array([[3.0], [4.0], [2.0], [3.0], [3.0], [4.0]]) * np.ones((1, 2)),
-        nets=tuple(Net(v, (v + 1,), 1.0) for v in (0, 1, 3, 4)),
+        nets=tuple(BottleneckNet(v, (v + 1,), 1.0) for v in (0, 1, 3, 4)),
         pays=(True, True),
         latency_s=np.zeros((2, 2)),
         seconds_per_byte=np.zeros((2, 2)),

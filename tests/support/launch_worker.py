@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from planner.commands.ends import ranks_leave_at_once
 from planner.launcher.feed import choose_loss
-from planner.launcher.gradients import Gradients
+from planner.launcher.gradients import GradientBuffers
 from planner.launcher.run import Job, Settings, as_it_crosses, make_feed, make_part
 from planner.launcher.runtime import Runtime
 from planner.launcher.world import World
@@ -287,7 +287,7 @@ def run_case(case, folder, rank):
     world = World(plan.ranks, rank, lists, "cpu")
     part = make_part(job, world.device)
     capture = Capture(part.trained)
-    gradients = Gradients(part.trained, lists.sums, world.device)
+    gradients = GradientBuffers(part.trained, lists.sums, world.device)
     runtime = Runtime(
         lists.lists[world.device], as_it_crosses(model.graph, plan), part.stages, gradients,
         capture, world, waiting_for_sends(lists.code),

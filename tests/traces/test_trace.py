@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.evaluate import evaluate
-from planner.drawing.gantt import Kind, gantt
+from planner.drawing.gantt import Activity, gantt
 from planner.drawing.gantt_svg import gantt_svg
 from planner.schedules.actions import AllReduce, Compute, Direction, Step
 from planner.simulator.account import account
-from planner.simulator.timeline import Event, Flow, Timeline
+from planner.simulator.timeline import Event, Timeline, Transfer
 from planner.traces.write import chrome_trace
 from tests.simulator.test_account import pipeline
 from tests.simulator.test_delta import problems_and_strategies
@@ -101,16 +101,16 @@ def test_a_gantt_chart_has_segments_by_kind_and_shows_transfers_where_nothing_el
             Event(0, AllReduce(0), 6.0, 7.0),
             Event(0, Step(), 7.0, 8.0),
         ),
-        (Flow(0, 1, Direction.FORWARD, 0, "x", 1.0, 2.0, 4),),
+        (Transfer(0, 1, Direction.FORWARD, 0, "x", 1.0, 2.0, 4),),
     )
     first, second = gantt(timeline, 8)
     assert [(one.kind, one.text) for one in first.segments] == [
-        (Kind.FORWARD, "-"),
-        (Kind.TRANSFER, "~"),
-        (Kind.IDLE, " "),
-        (Kind.BACKWARD, "11="),
-        (Kind.SUM, "+"),
-        (Kind.STEP, "o"),
+        (Activity.FORWARD, "-"),
+        (Activity.TRANSFER, "~"),
+        (Activity.IDLE, " "),
+        (Activity.BACKWARD, "11="),
+        (Activity.SUM, "+"),
+        (Activity.STEP, "o"),
     ]
     assert second.text == " ~      "
 

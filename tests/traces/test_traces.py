@@ -9,7 +9,7 @@ from planner.errors import FileError, OptionError
 from planner.launcher import clocks
 from planner.launcher.clocks import Clock, Reading, read_clock
 from planner.schedules.actions import AllReduce, Compute, Direction, Step
-from planner.simulator.timeline import Event, Flow, Timeline
+from planner.simulator.timeline import Event, Timeline, Transfer
 from planner.traces.comparison import compare_traces, overlay
 from planner.traces.read import Trace, read_trace
 from planner.traces.write import chrome_trace, write_trace
@@ -31,11 +31,11 @@ def timeline(slow=1.0):
         Event(0, Step(), 0.014, 0.015),
         Event(2, Step(), 0.014, 0.015),
     )
-    flows = (
-        Flow(0, 2, FORWARD, 0, "x:1/d", 0.001, 0.004, 4096),
-        Flow(2, 0, BACKWARD, 0, "x:1/d", 0.009, 0.010, 4096),
+    transfers = (
+        Transfer(0, 2, FORWARD, 0, "x:1/d", 0.001, 0.004, 4096),
+        Transfer(2, 0, BACKWARD, 0, "x:1/d", 0.009, 0.010, 4096),
     )
-    return Timeline(0.015, events, flows, {0: ((0.0, 10), (0.001, 30))})
+    return Timeline(0.015, events, transfers, {0: ((0.0, 10), (0.001, 30))})
 
 
 def approx(found):
@@ -54,7 +54,7 @@ def test_a_written_trace_reads_back(tmp_path):
     assert found.names == NAMES and found.plan is None
     assert found.timeline.iteration_s == written.iteration_s
     assert found.timeline.memory == written.memory
-    for side in ("events", "flows"):
+    for side in ("events", "transfers"):
         before, after = getattr(written, side), getattr(found.timeline, side)
         assert [
             tuple(getattr(one, name) for name in one.__slots__ if not name.endswith("_s"))
@@ -141,7 +141,12 @@ def test_an_overlay_has_each_device_twice():
         0: "gpu0 predicted", 1: "gpu0 measured", 4: "gpu2 predicted", 5: "gpu2 measured",
     }  # fmt: skip
     assert len(both.events) == 2 * len(timeline().events)
-    assert {(flow.source, flow.target) for flow in both.flows} == {(0, 4), (4, 0), (1, 5), (5, 1)}
+    assert {(transfer.source, transfer.target) for transfer in both.transfers} == {
+        (0, 4),
+        (4, 0),
+        (1, 5),
+        (5, 1),
+    }
     assert sorted(both.memory) == [0, 1]
 
 

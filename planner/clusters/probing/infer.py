@@ -33,7 +33,7 @@ from planner.clusters.probing.link_fit import (
 from planner.clusters.routes import routes
 from planner.errors import TopologyError
 from planner.support.arrays import Floats
-from planner.topology import Device, DeviceType, Host, Link, Table, Topology, problems
+from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Topology, problems
 from planner.units import format_rate, format_seconds, parse_rate, parse_seconds
 
 # Devices share a network card if their transfers at once get less than this share of the bandwidth
@@ -405,9 +405,11 @@ def _quality(fits: Mapping[Pair, PairFit]) -> str:
     )
 
 
-def _table(one: AllReduceTimes, devices: Sequence[Device]) -> Table:
+def _table(one: AllReduceTimes, devices: Sequence[Device]) -> AllReduceTable:
     times = zip(one.sizes_bytes, (_written_s(time_s) for time_s in one.times_s), strict=True)
-    return Table(tuple(d.name for d in devices[: one.num_ranks]), one.num_ranks, tuple(times))
+    return AllReduceTable(
+        tuple(d.name for d in devices[: one.num_ranks]), one.num_ranks, tuple(times)
+    )
 
 
 def _written_s(time_s: float) -> float:

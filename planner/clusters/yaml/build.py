@@ -20,7 +20,7 @@ from planner.clusters.yaml.schema import (
     LinkSchema,
     TableSchema,
 )
-from planner.topology import Device, DeviceType, Host, Link, Table, Topology
+from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Topology
 
 # Sections that `levels` makes up, so that a file with levels may not have them.
 _EXPLICIT_ONLY = ("hosts", "devices", "switches", "links")
@@ -146,7 +146,7 @@ class _Draft:
     devices: dict[str, Device] = field(default_factory=dict)
     switches: dict[str, None] = field(default_factory=dict)
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[AllReduceTable] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     own: set[object] = field(default_factory=set)
     partial: bool = False
@@ -383,7 +383,7 @@ def _with_tables(
     topology: Topology, given: Sequence[TableSchema], where: str, context: BodyContext
 ) -> Topology:
     """The topology with more tables, which take precedence over those that it has."""
-    tables: list[Table] = []
+    tables: list[AllReduceTable] = []
     for i, one in enumerate(given):
         for j, group in enumerate(one.groups or [None]):
             place = f"{where}tables[{i}]" + ("" if group is None else f".groups[{j}]")
@@ -399,7 +399,7 @@ def _with_tables(
             if any(t.num_devices == count and set(t.devices) == set(devices) for t in tables):
                 context.wrong.append(f"{place}: these devices have a table already")
                 continue
-            tables.append(Table(devices, count, one.points(count)))
+            tables.append(AllReduceTable(devices, count, one.points(count)))
     return replace(topology, tables=(*tables, *topology.tables))
 
 

@@ -16,7 +16,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from planner import units
 from planner.clusters.yaml.read import TOPOLOGY_FORMAT, device_table
 from planner.files import write_atomically
-from planner.topology import Device, DeviceType, Host, Link, Sharing, Table, Topology
+from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Sharing, Topology
 
 _RATES = {k: v for k, v in units.BYTES_PER_S.items() if k.endswith("B/s") and "i" not in k}
 # An entry stays on one line, however long.
@@ -101,7 +101,7 @@ def _links(links: Sequence[Link]) -> Iterator[CommentedMap]:
         i += 2 if both else 1
 
 
-def _table(table: Table) -> CommentedMap:
+def _table(table: AllReduceTable) -> CommentedMap:
     times = dict(table.times)
     start_s = times.pop(0, None)
     return _line(

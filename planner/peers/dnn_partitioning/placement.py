@@ -15,7 +15,7 @@ from planner.formats.dnn_partitioning import MILLI, DnnGraph, colors
 from planner.peers.dnn_partitioning.costs import outputs
 from planner.peers.dnn_partitioning.solve import DnnSplit, DnnStage
 from planner.solvers.bottleneck import search as bottleneck
-from planner.solvers.bottleneck.model import Bottleneck, Net
+from planner.solvers.bottleneck.model import BottleneckNet, BottleneckProblem
 from planner.solvers.engines.engine import Engine
 
 
@@ -66,7 +66,7 @@ def place(
     return DnnPlacement(split, found.bound_s, found.reproducible, found.note)
 
 
-def bottleneck_of(graph: DnnGraph, num_devices: int, memory_bytes: float) -> Bottleneck:
+def bottleneck_of(graph: DnnGraph, num_devices: int, memory_bytes: float) -> BottleneckProblem:
     """The problem, CPUs behind the devices; arguments as `place`."""
     color = colors(graph)
     num = num_devices + graph.num_cpus
@@ -84,9 +84,9 @@ def bottleneck_of(graph: DnnGraph, num_devices: int, memory_bytes: float) -> Bot
     room = np.full(num, np.inf)
     room[:num_devices] = memory_bytes
     alike = (tuple(range(num_devices)), tuple(range(num_devices, num)))
-    return Bottleneck(
+    return BottleneckProblem(
         work_s=work,
-        nets=tuple(Net(items[0], items[1:], cost) for items, cost in crossing.items()),
+        nets=tuple(BottleneckNet(items[0], items[1:], cost) for items, cost in crossing.items()),
         pays=tuple(p < num_devices for p in range(num)),
         latency_s=np.zeros((num, num)),
         seconds_per_byte=np.zeros((num, num)),

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.formats.dnn_partitioning import MILLI, Blocks, DnnGraph, colocated
+from planner.formats.dnn_partitioning import MILLI, ColorBlocks, DnnGraph, colocated
 from planner.graphs.downsets import (
     Downsets,
     csr,
@@ -273,7 +273,7 @@ def _stage(items: _Items, inside: Sequence[int], cpu: bool) -> DnnStage:
 # -------------------------------------------------------------------------------- the blocks
 
 
-def _items(graph: DnnGraph, blocks: Blocks) -> _Items:
+def _items(graph: DnnGraph, blocks: ColorBlocks) -> _Items:
     """The costs of blocks."""
     block_of = {v: b for b, nodes in enumerate(blocks.members) for v in nodes}
     crossing: dict[tuple[int, ...], float] = {}

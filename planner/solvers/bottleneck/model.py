@@ -30,7 +30,7 @@ SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Net:
+class BottleneckNet:
     """A tensor that one item makes and others read.
 
     Attributes:
@@ -53,7 +53,7 @@ class Net:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bottleneck:
+class BottleneckProblem:
     """The problem.
 
     Attributes:
@@ -69,7 +69,7 @@ class Bottleneck:
     """
 
     work_s: Floats
-    nets: tuple[Net, ...]
+    nets: tuple[BottleneckNet, ...]
     pays: tuple[bool, ...]
     latency_s: Floats
     seconds_per_byte: Floats
@@ -93,7 +93,7 @@ class Bottleneck:
         """Whether any transfer takes any time."""
         return bool(self.latency_s.any() or self.seconds_per_byte.any())
 
-    def transfer_s(self, net: Net, p: int, q: int) -> float:
+    def transfer_s(self, net: BottleneckNet, p: int, q: int) -> float:
         """The time m of a net's transfer, in s."""
         return float(self.latency_s[p, q] + net.bytes * self.seconds_per_byte[p, q])
 
@@ -108,7 +108,7 @@ def devices_of(num_devices: int, place: int) -> set[int]:
     return {place} if place < num_devices else set(divmod(place - num_devices, num_devices))
 
 
-def works_s(problem: Bottleneck, on: Sequence[int]) -> Floats:
+def works_s(problem: BottleneckProblem, on: Sequence[int]) -> Floats:
     """(D + D D,) works of a placement in s, by their places: device p at p, the line from p to q at
     `line_place(D, p, q)`.
 
@@ -132,12 +132,12 @@ def works_s(problem: Bottleneck, on: Sequence[int]) -> Floats:
     return works
 
 
-def bottleneck_s(problem: Bottleneck, on: Sequence[int]) -> float:
+def bottleneck_s(problem: BottleneckProblem, on: Sequence[int]) -> float:
     """The bottleneck of a placement, in s; argument as `works_s`."""
     return float(works_s(problem, on).max())
 
 
-def fits(problem: Bottleneck, on: Sequence[int]) -> bool:
+def fits(problem: BottleneckProblem, on: Sequence[int]) -> bool:
     """Whether a placement is allowed: every item can run where it is, the memory suffices, and
     stages are contiguous if they have to be.
     """
@@ -155,7 +155,7 @@ def fits(problem: Bottleneck, on: Sequence[int]) -> bool:
     return all(place[on[net.home]] <= place[on[v]] for net in problem.nets for v in net.readers)
 
 
-def simple_bound_s(problem: Bottleneck) -> float:
+def simple_bound_s(problem: BottleneckProblem) -> float:
     """A bottleneck that no placement beats, in s, without a search.
 
     It is the larger of two: the heaviest item where it is fastest; and all work, shared as if items
@@ -179,7 +179,9 @@ def simple_bound_s(problem: Bottleneck) -> float:
 # -------------------------------------------------------------------------------- reduction
 
 
-def contracted(problem: Bottleneck, limit_s: float) -> tuple[Bottleneck, tuple[int, ...]]:
+def contracted(
+    problem: BottleneckProblem, limit_s: float
+) -> tuple[BottleneckProblem, tuple[int, ...]]:
     """The problem with items merged that share a device in every placement with a bottleneck of at
     most `limit_s`, and the new item of each old one. No such placement is lost.
 
@@ -210,7 +212,7 @@ def _leader(leader: list[int], v: int) -> int:
     return v
 
 
-def _cut_s(problem: Bottleneck, net: Net) -> float:
+def _cut_s(problem: BottleneckProblem, net: BottleneckNet) -> float:
     """A bottleneck that no placement beats, in s, if it cuts a net."""
     num = problem.num_devices
     if num < 2:
@@ -225,13 +227,13 @@ def _cut_s(problem: Bottleneck, net: Net) -> float:
     return least
 
 
-def _merged(problem: Bottleneck, into: Sequence[int]) -> Bottleneck:
+def _merged(problem: BottleneckProblem, into: Sequence[int]) -> BottleneckProblem:
     """The problem of merged items. Without lines and order only the items of a net count, so nets
     of the same items become one.
     """
     work = np.zeros((max(into) + 1, problem.num_devices))
     np.add.at(work, list(into), problem.work_s)
-    nets: list[Net] = []
+    nets: list[BottleneckNet] = []
     summed: dict[tuple[int, ...], float] = {}
     for net in problem.nets:
         home = into[net.home]
@@ -243,7 +245,7 @@ def _merged(problem: Bottleneck, into: Sequence[int]) -> Bottleneck:
         else:
             items = tuple(sorted((home, *readers)))
             summed[items] = summed.get(items, 0.0) + net.crossing_s
-    nets += [Net(items[0], items[1:], cost) for items, cost in summed.items()]
+    nets += [BottleneckNet(items[0], items[1:], cost) for items, cost in summed.items()]
     kept: dict[tuple[int, ...], float] = {}
     for items, size in problem.kept:
         where = tuple(sorted({into[v] for v in items}))

@@ -36,8 +36,8 @@ from itertools import pairwise
 import numpy as np
 
 from planner.solvers.bottleneck.model import (
-    Bottleneck,
-    Net,
+    BottleneckNet,
+    BottleneckProblem,
     devices_of,
     line_place,
     simple_bound_s,
@@ -62,7 +62,7 @@ class BottleneckProgram:
         unit_s: unit of T.
     """
 
-    problem: Bottleneck
+    problem: BottleneckProblem
     mip: Mip
     x: tuple[tuple[int, ...], ...]
     bottleneck: int
@@ -78,13 +78,13 @@ class BottleneckProgram:
         return {j: float(on[v] == p) for v, row in enumerate(self.x) for p, j in enumerate(row)}
 
 
-def heaviest_first(problem: Bottleneck) -> list[int]:
+def heaviest_first(problem: BottleneckProblem) -> list[int]:
     """Items by falling work where they are fastest."""
     lightest = problem.work_s.min(axis=1)
     return sorted(range(problem.num_items), key=lambda v: -lightest[v])
 
 
-def canonical(problem: Bottleneck, on: Sequence[int]) -> tuple[int, ...]:
+def canonical(problem: BottleneckProblem, on: Sequence[int]) -> tuple[int, ...]:
     """The same placement with the devices of a class renamed by (7)."""
     class_of = {p: known for known in problem.alike for p in known}
     free = {known: list(known) for known in problem.alike}
@@ -95,7 +95,7 @@ def canonical(problem: Bottleneck, on: Sequence[int]) -> tuple[int, ...]:
     return tuple(name[p] for p in on)
 
 
-def program_of(problem: Bottleneck, *, symmetric: bool) -> BottleneckProgram:
+def program_of(problem: BottleneckProblem, *, symmetric: bool) -> BottleneckProgram:
     """The program.
 
     Args:
@@ -147,7 +147,7 @@ def _works(model: BottleneckProgram) -> dict[int, int]:
     return row_of
 
 
-def _cut(model: BottleneckProgram, net: Net, p: int) -> int:
+def _cut(model: BottleneckProgram, net: BottleneckNet, p: int) -> int:
     """(3). Returns z."""
     z, home = model.mip.variable(), model.x[net.home][p]
     for v in net.readers:
@@ -156,7 +156,7 @@ def _cut(model: BottleneckProgram, net: Net, p: int) -> int:
     return z
 
 
-def _sent(model: BottleneckProgram, net: Net) -> dict[tuple[int, int], int]:
+def _sent(model: BottleneckProgram, net: BottleneckNet) -> dict[tuple[int, int], int]:
     """(4). Returns y by (p, q)."""
     devices, home = range(model.problem.num_devices), model.x[net.home]
     sent = {}

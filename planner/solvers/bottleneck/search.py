@@ -31,7 +31,7 @@ from planner.problem import Status
 from planner.solvers.bottleneck.kernels import BottleneckArrays, annealed
 from planner.solvers.bottleneck.model import (
     SAME,
-    Bottleneck,
+    BottleneckProblem,
     bottleneck_s,
     contracted,
     devices_of,
@@ -126,7 +126,7 @@ class _SearchBudget:
 
 
 def solve(
-    problem: Bottleneck,
+    problem: BottleneckProblem,
     starts: Sequence[Sequence[int]],
     time_limit_s: float,
     seed: int = 0,
@@ -164,7 +164,9 @@ def solve(
 # ---------------------------------------------------------------------------------- annealing
 
 
-def _annealed(problem: Bottleneck, on: tuple[int, ...], budget: _SearchBudget) -> tuple[int, ...]:
+def _annealed(
+    problem: BottleneckProblem, on: tuple[int, ...], budget: _SearchBudget
+) -> tuple[int, ...]:
     """(1)."""
     costs, moves = _costs(problem), max(1, round(MOVES_PER_S * budget.limit_s))
     with compile_clock() as compiling_s:
@@ -177,7 +179,7 @@ def _annealed(problem: Bottleneck, on: tuple[int, ...], budget: _SearchBudget) -
     return on
 
 
-def _costs(problem: Bottleneck) -> BottleneckArrays:
+def _costs(problem: BottleneckProblem) -> BottleneckArrays:
     """The problem as arrays."""
     count = problem.num_items
     in_nets: list[list[int]] = [[] for _ in range(count)]
@@ -214,14 +216,16 @@ def _costs(problem: Bottleneck) -> BottleneckArrays:
     )
 
 
-def _cuts_look_free(problem: Bottleneck) -> bool:
+def _cuts_look_free(problem: BottleneckProblem) -> bool:
     return problem.has_lines and problem.order is None
 
 
 # ------------------------------------------------------------------------------ neighbourhoods
 
 
-def _improved(problem: Bottleneck, on: tuple[int, ...], budget: _SearchBudget) -> tuple[int, ...]:
+def _improved(
+    problem: BottleneckProblem, on: tuple[int, ...], budget: _SearchBudget
+) -> tuple[int, ...]:
     """(3), after (2)."""
     if problem.num_devices < 3:
         return on  # a neighbourhood would be the whole
@@ -252,7 +256,7 @@ def _small(on: Sequence[int], into: Sequence[int]) -> tuple[int, ...]:
     return tuple(device_of[v] for v in range(len(device_of)))
 
 
-def _neighbourhoods(problem: Bottleneck, on: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _neighbourhoods(problem: BottleneckProblem, on: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Sets of devices: those of the busiest work, alone if they are two, and with one other device;
     those with the least work first.
     """
@@ -278,7 +282,7 @@ def _replaced(
 
 
 def _better(
-    problem: Bottleneck, new: Sequence[int], old: Sequence[int], devices: Sequence[int]
+    problem: BottleneckProblem, new: Sequence[int], old: Sequence[int], devices: Sequence[int]
 ) -> bool:
     """Whether a placement is better: by its bottleneck, then by the bottleneck of the devices that
     changed, then by total work.
@@ -290,7 +294,7 @@ def _better(
 
 
 def _heights(
-    problem: Bottleneck, on: Sequence[int], devices: Sequence[int]
+    problem: BottleneckProblem, on: Sequence[int], devices: Sequence[int]
 ) -> tuple[float, float, float]:
     """The three times that `_better` compares, in s."""
     works, num = works_s(problem, on), problem.num_devices
@@ -302,7 +306,7 @@ def _heights(
 # ---------------------------------------------------------------------------------- the whole
 
 
-def _entries(problem: Bottleneck) -> int:
+def _entries(problem: BottleneckProblem) -> int:
     """The number of coefficients of the program, about, before it is built."""
     num = problem.num_devices
     touching = sum(len(net.items) for net in problem.nets)
@@ -311,7 +315,7 @@ def _entries(problem: Bottleneck) -> int:
 
 
 def _proved(
-    problem: Bottleneck, on: tuple[int, ...] | None, budget: _SearchBudget, share: float
+    problem: BottleneckProblem, on: tuple[int, ...] | None, budget: _SearchBudget, share: float
 ) -> BottleneckAnswer:
     """(4), after (2): the whole program, from a placement if one is known.
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.solvers.bottleneck import search as bottleneck
-from planner.solvers.bottleneck.model import Bottleneck, Net, works_s
+from planner.solvers.bottleneck.model import BottleneckNet, BottleneckProblem, works_s
 from planner.solvers.engines.engine import Engine
 from planner.solvers.netsplit.model import EngineAnswer, NetSplitInstance, grouped
 from planner.solvers.placement.problem import PlacementProblem
@@ -62,12 +62,14 @@ def solve(
     )
 
 
-def bottleneck_of(instance: NetSplitInstance, order: Sequence[int] | None = None) -> Bottleneck:
+def bottleneck_of(
+    instance: NetSplitInstance, order: Sequence[int] | None = None
+) -> BottleneckProblem:
     """The problem of an instance; order as `solve`."""
     problem = _problem_of(instance.problem, instance.group_of)
     alone = (((g,), size) for g, size in enumerate(instance.alone_bytes) if size)
     kept = [*alone, *sorted(instance.together_bytes.items())]
-    return Bottleneck(
+    return BottleneckProblem(
         work_s=problem.work_s,
         nets=problem.nets,
         pays=problem.pays,
@@ -80,7 +82,7 @@ def bottleneck_of(instance: NetSplitInstance, order: Sequence[int] | None = None
     )
 
 
-def _problem_of(problem: PlacementProblem, group_of: Sequence[int]) -> Bottleneck:
+def _problem_of(problem: PlacementProblem, group_of: Sequence[int]) -> BottleneckProblem:
     """The problem without memory and order."""
     num = problem.num_devices
     work = np.zeros((max(group_of, default=-1) + 1, num))
@@ -90,8 +92,8 @@ def _problem_of(problem: PlacementProblem, group_of: Sequence[int]) -> Bottlenec
         home = group_of[tensor.producer]
         readers = tuple(sorted({group_of[j] for j in tensor.consumers} - {home}))
         if readers:
-            nets.append(Net(home, readers, bytes=tensor.bytes, gradient=tensor.gradient))
-    return Bottleneck(
+            nets.append(BottleneckNet(home, readers, bytes=tensor.bytes, gradient=tensor.gradient))
+    return BottleneckProblem(
         work_s=work,
         nets=tuple(nets),
         pays=(False,) * num,
