@@ -697,7 +697,7 @@ def test_options_override_a_piper_file(tmp_path):
     assert faster["bottleneck_s"] == pytest.approx(0.15 + 4 * 3 / 4 * 128 / 8 / 1e6)
     told = json.loads(solve(*asked, "--device-memory", "100 B", code=3))
     assert told["status"] == "infeasible"
-    assert "needs 138 B" in told["reason"]
+    assert "needs at least 138 B" in told["reason"]
 
 
 def test_the_tables_for_people_show_stages_and_reasons(tmp_path):
@@ -706,7 +706,7 @@ def test_the_tables_for_people_show_stages_and_reasons(tmp_path):
     assert "by piper's cost model" in text
     assert "t 1, d 2" in text
     text = solve("--profile", path, "--cost-model", "piper", "--device-memory", "1 B", code=3)
-    assert "piper: layer x (id 3) needs 138 B per device at the least, the limit is 1 B" in text
+    assert "piper: layer x (id 3) needs at least 138 B per device, the limit is 1 B" in text
 
 
 @pytest.mark.parametrize(
