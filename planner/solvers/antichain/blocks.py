@@ -20,7 +20,7 @@ from planner.solvers.antichain.devices import first_of_each_type
 from planner.support.arrays import Floats
 
 
-def times_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kernels.Times:
+def times_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kernels.DownsetTimes:
     """The times of the downsets of blocks on every type of device."""
     times = [times_on(problem, device) for device in first_of_each_type(problem).values()]
     fastest = np.min([t.forward_s + t.backward_s for t in times], axis=0)
@@ -29,7 +29,7 @@ def times_of(problem: Problem, coarse: Coarsening, subsets: Downsets) -> kernels
         blocks = np.array([per_operator[list(block)].sum() for block in coarse.blocks])
         return sums_over(subsets, blocks)
 
-    return kernels.Times(
+    return kernels.DownsetTimes(
         forward=np.array([of_downsets(t.forward_s) for t in times]),
         backward=np.array([of_downsets(t.backward_s) for t in times]),
         ahead=of_downsets(fastest),

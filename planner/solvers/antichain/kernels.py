@@ -14,10 +14,12 @@ For one j the stages D_j minus D_i are visited from small to large. Each is one 
 a stage visited before, along the covers of the lattice of downsets, so its bytes follow from
 that stage's bytes and from the tensors and parameters that the new block touches.
 
-Costs come from `planner/costs`: the functions of its closed forms are compiled in here.
+Costs come from `planner/costs`: the functions of its closed forms are compiled in here. All
+others are `inlined`: they take many arrays and run millions of times, and numba counts references
+to every array of a call.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +27,7 @@ import numpy.typing as npt
 from planner.costs import closed_form, collectives, memory
 from planner.graphs.downsets import Downsets
 from planner.support.arrays import Bools, Floats, Ints, Masks
-from planner.support.jit import inner, njit
+from planner.support.jit import inlined, inner, njit
 
 extend = inner(closed_form.extend)
 ring_allreduce_s = inner(collectives.ring_allreduce_s)
@@ -45,13 +47,13 @@ TOTAL, WORST, WORST_BACK, EXPOSED = 0, 1, 2, 3
 # Columns of `Labels.link`: the next label of the same state; the label behind it; its downset,
 # combination and recomputation.
 NEXT, BEHIND, DOWNSET, COMBINATION, AGAIN = 0, 1, 2, 3, 4
-# The last label of no pipeline, and the size of `Labels` once it has no room left.
-NO_LABEL, NO_ROOM = 0, -1
+# The last label of no pipeline.
+NO_LABEL = 0
 # What `_recomputation` gives where a stage does not fit.
 TOO_LARGE = -1.0
 
 
-class Times(NamedTuple):
+class DownsetTimes(NamedTuple):
     """Times of all blocks of a downset.
 
     Attributes:
@@ -158,7 +160,7 @@ class Moves(NamedTuple):
     back_rate: Floats
 
 
-class Training(NamedTuple):
+class SearchOptions(NamedTuple):
     """The options, as numbers.
 
     Attributes:
@@ -182,7 +184,7 @@ class Training(NamedTuple):
     phases: bool
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """The limits of a search.
 
     Attributes:
@@ -224,28 +226,80 @@ class Scratch(NamedTuple):
     active: Ints
 
 
-class Progress(NamedTuple):
-    """How far a search is.
+# How far a search is. best: the least objective so far, or the incumbent's; last: the label of the
+# first stage of the pipeline that has it, NO_LABEL for the incumbent.
+# size: number of labels; work: number of labels that were extended.
+# dropped: whether a label had to go that no other one beat.
+PROGRESS = np.dtype(
+    [("best", "f8"), ("last", "i8"), ("size", "i8"), ("work", "i8"), ("dropped", "?")]
+)
+
+
+class Sweep(NamedTuple):
+    """A search: all that it reads, and where it stands."""
+
+    subsets: Downsets
+    times: DownsetTimes
+    sets: Sets
+    cuts: Cuts
+    moves: Moves
+    options: SearchOptions
+    limits: SearchLimits
+    labels: Labels
+    scratch: Scratch
+    progress: Any  # (1,) PROGRESS; mypy does not see the fields of a record
+
+
+class FrontStage(NamedTuple):
+    """A stage D_j minus D_i, to be put in front.
 
     Attributes:
-        best: the least objective so far, or the incumbent's.
-        last: the first stage's label of the pipeline that has it; NO_LABEL for the incumbent.
-        size: number of labels; NO_ROOM where there was no room for one more.
-        dropped: whether a label had to go that no other one beat.
-        work: number of labels that were extended.
+        i: the cut in front of it.
+        j: the cut behind it.
+        static: bytes of parameters, gradients and optimizer state.
+        trained: bytes of trained parameters.
+        tied: bytes of those among them that other stages use as well.
+        first: bytes of those among these that no earlier stage uses.
     """
 
-    best: float
-    last: int
-    size: int
-    dropped: bool
-    work: int
+    i: int
+    j: int
+    static: float
+    trained: float
+    tied: float
+    first: float
+
+
+class FrontPrice(NamedTuple):
+    """Time of such a stage on its devices, in s; letters of `costs.closed_form`.
+
+    Attributes:
+        forward: f.
+        backward: b.
+        send: c.
+        back: g.
+        tail: a.
+        rounds: ceil(M / R).
+        warmup: W.
+        again: 1.0 if it recomputes its activations, else 0.0.
+        spread: the least share of the slowest period in the objective; see `_least_period`.
+    """
+
+    forward: float
+    backward: float
+    send: float
+    back: float
+    tail: float
+    rounds: int
+    warmup: int
+    again: float
+    spread: float
 
 
 # --------------------------------------------------------------------------- bytes of stages
 
 
-@inner
+@inlined
 def leaves(rows: Masks, row: int, masks: Masks, j: int) -> bool:
     """Whether the set in a row has a member outside downset j."""
     for w in range(masks.shape[1]):
@@ -254,7 +308,7 @@ def leaves(rows: Masks, row: int, masks: Masks, j: int) -> bool:
     return False
 
 
-@inner
+@inlined
 def meets(rows: Masks, row: int, masks: Masks, i: int, j: int) -> bool:
     """Whether the set in a row has a member in the stage D_j minus D_i; i = j stands for all of
     D_j.
@@ -287,7 +341,7 @@ def cut_bytes(masks: Masks, sets: Sets) -> Cuts:
     return cuts
 
 
-@inner
+@inlined
 def grow(stage: Floats, i: int, behind: int, j: int, block: int, masks: Masks, sets: Sets) -> None:
     """Bytes of the stage D_j minus D_i from those of D_j minus D_behind, which lacks one block.
 
@@ -335,7 +389,7 @@ def grow(stage: Floats, i: int, behind: int, j: int, block: int, masks: Masks, s
             stage[TRAINED, i] += sets.parameter_size[p] * sets.parameter_trained[p]
 
 
-@inner
+@inlined
 def tied_bytes(masks: Masks, i: int, j: int, sets: Sets) -> tuple[float, float]:
     """Bytes of the trained parameters of the stage D_j minus D_i that other stages use as well, and
     of those among them that no earlier stage uses.
@@ -360,12 +414,12 @@ def tied_bytes(masks: Masks, i: int, j: int, sets: Sets) -> tuple[float, float]:
 
 def search(
     subsets: Downsets,
-    times: Times,
+    times: DownsetTimes,
     sets: Sets,
     cuts: Cuts,
     moves: Moves,
-    training: Training,
-    limits: Limits,
+    options: SearchOptions,
+    limits: SearchLimits,
 ) -> tuple[float, Ints, bool, int]:
     """The best pipeline. Where tied parameters are in several stages, its objective is an estimate
     from below: how many replicas behind share in their all-reduce is not known when it is charged.
@@ -391,142 +445,210 @@ def search(
             stage=np.zeros((6, n)),
             active=np.zeros(num_moves, dtype=np.int64),
         )
-        done = _search(
-            subsets, times, sets, cuts, moves, training, limits, labels, scratch
+        progress = np.zeros(1, PROGRESS)
+        sweep = Sweep(
+            subsets, times, sets, cuts, moves, options, limits, labels, scratch, progress
         )  # fmt: skip
-        if done.size != NO_ROOM:
-            dropped = done.dropped or done.work > limits.work
-            return done.best, _stages(labels.link, done.last), dropped, done.work
+        _search(sweep)
+        best, last, size, work, dropped = progress[0].item()
+        if size + 1 < room:
+            return best, _stages(labels.link, last), dropped or work > limits.work, work
         room *= 8
 
 
 @njit
-def _search(
-    subsets: Downsets,
-    times: Times,
-    sets: Sets,
-    cuts: Cuts,
-    moves: Moves,
-    training: Training,
-    limits: Limits,
-    labels: Labels,
-    scratch: Scratch,
-) -> Progress:
-    """Every state from the last cut to the first, and every stage in front of each.
-
-    (The inner loops stand here rather than in functions of their own: numba counts the references
-    of the arrays that a call passes, and with calls in these loops the search took 1.4 times as
-    long.)
-    """
-    value, link, head = labels.value, labels.link, labels.head
-    stage, active, visited = scratch.stage, scratch.active, scratch.visited
-    n, masks, num_types = subsets.masks.shape[0], subsets.masks, times.forward.shape[0]
+def _search(sweep: Sweep) -> None:
+    """Every state from the last cut to the first, and every stage in front of each."""
+    head, link, progress = sweep.labels.head, sweep.labels.link, sweep.progress[0]
+    n = head.shape[0]
     head[n - 1, 0] = 0
     link[0, NEXT], link[0, BEHIND], link[0, DOWNSET] = -1, -1, n - 1
-    best, last, size, dropped, work = limits.incumbent, NO_LABEL, 1, False, 0
+    progress.best, progress.last, progress.size = sweep.limits.incumbent, NO_LABEL, 1
     for j in range(n - 1, 0, -1):
-        num_active = _activate(head, active, j)
-        if num_active == 0:
-            continue
-        visited[j] = j
-        # A subset of D_j has a smaller number, and so do its covers between it and D_j: these were
-        # visited before it.
-        for i in range(j - 1, -1, -1):
-            x = _cover_inside(subsets.start, subsets.cover, visited, i, j)
-            if x < 0:
-                continue
+        # The labels of this cut were made by stages that end at later cuts, so all of them are
+        # there. Without any, no pipeline has this cut.
+        num_active = _activate(head, sweep.scratch.active, j)
+        if num_active > 0:
+            _put_stages_in_front(sweep, j, num_active)
+
+
+@inlined
+def _put_stages_in_front(sweep: Sweep, j: int, num_active: int) -> None:
+    """Puts every stage that ends at the cut behind D_j in front of that cut's labels.
+
+    A subset of D_j has a smaller number, and so do its covers between it and D_j: these were
+    visited before it, and the bytes of their stages are there to grow from.
+    """
+    subsets, visited = sweep.subsets, sweep.scratch.visited
+    visited[j] = j
+    for i in range(j - 1, -1, -1):
+        x = _cover_inside(subsets.start, subsets.cover, visited, i, j)
+        # Without such a cover, D_i is no subset of D_j, and D_j minus D_i no stage. Without room,
+        # the whole search is done again with more.
+        if x >= 0 and _has_room(sweep):
             visited[i] = j
-            grow(stage, i, subsets.cover[x], j, subsets.added[x], masks, sets)
-            trained = stage[TRAINED, i]
-            static = stage[HELD, i] + (1 + training.moments) * trained
-            tied, first = tied_bytes(masks, i, j, sets)
-            for y in range(num_active):
-                c = active[y]
-                if work > limits.work:
-                    break
-                for e in range(moves.start[c], moves.start[c + 1]):
-                    to = moves.to[e]
-                    width, warmup = moves.r[to], moves.w[to]
-                    left = training.num_devices - moves.k[to]
-                    if i > 0 and left == 0:
-                        continue  # no device would be left for D_i
-                    rounds = -(-training.num_microbatches // width)
-                    again = _recomputation(
-                        static, stage[KEPT, i], stage[BOUNDARY, i], stage[ENTERING, i],
-                        stage[WORKSPACE, i], cuts.bytes[j], cuts.gradient_bytes[j], warmup, rounds,
-                        moves.limit[to], training.may_keep, training.may_recompute,
-                    )  # fmt: skip
-                    if again == TOO_LARGE:
-                        continue
-                    send = back = 0.0
-                    if c > 0:
-                        send = moves.latency[e] * cuts.messages[j] + cuts.bytes[j] / moves.rate[e]
-                        back = (
-                            moves.back_latency[e] * cuts.gradients[j]
-                            + cuts.gradient_bytes[j] / moves.back_rate[e]
-                        )
-                    forward = backward = 0.0
-                    for kind in range(num_types):
-                        slow = moves.factor[kind, to]
-                        own = slow * (times.forward[kind, j] - times.forward[kind, i])
-                        gone = slow * (times.backward[kind, j] - times.backward[kind, i])
-                        forward, backward = max(forward, own), max(backward, gone + again * own)
-                    tail = moves.step[to] * trained
-                    if width > 1 and trained > tied:
-                        tail += ring_allreduce_s(
-                            trained - tied, width, moves.ring_latency[to], moves.ring_rate[to]
-                        )
-                    if first > 0:
-                        tail += ring_allreduce_s(
-                            first, width + 1, moves.tie_latency[to], moves.tie_rate[to]
-                        )
-                    # A bottleneck is that of a steady pipeline: enough microbatches in flight.
-                    limited = warmup if training.total > 0.0 else rounds
-                    spread = _least_period(times.ahead[i], left, training) if i > 0 else 0.0
-                    label = head[j, c]
-                    while label >= 0:
-                        if size + 1 >= value.shape[0]:
-                            return Progress(best, last, NO_ROOM, dropped, work)
-                        work += 1
-                        total, worst, worst_back, exposed = extend(
-                            value[label, TOTAL], value[label, WORST], value[label, WORST_BACK],
-                            value[label, EXPOSED], forward, backward, send, back, tail, rounds,
-                            limited, moves.weight[to], moves.weight[c], training.phases,
-                        )  # fmt: skip
-                        # What the objective does not count does not tell labels apart.
-                        if training.total == 0.0:
-                            total = 0.0
-                        if training.exposed == 0.0:
-                            exposed = 0.0
-                        if i == 0:
-                            objective = total + worst + worst_back + exposed
-                            if objective < best:
-                                best = objective
-                                if last == NO_LABEL:  # one label serves every best pipeline
-                                    last = size
-                                    size += 1
-                                link[last, BEHIND], link[last, DOWNSET] = label, 0
-                                link[last, COMBINATION], link[last, AGAIN] = to, again
-                        # Safe to leave out otherwise: a stage in front makes no value smaller, a
-                        # microbatch passes through everything in front once, and the slowest period
-                        # is at least that of an even spread.
-                        elif (
-                            training.total * (total + times.ahead[i])
-                            + max(worst + worst_back, spread)
-                            < best
-                        ):
-                            value[size, TOTAL], value[size, WORST] = total, worst
-                            value[size, WORST_BACK], value[size, EXPOSED] = worst_back, exposed
-                            link[size, BEHIND], link[size, DOWNSET] = label, i
-                            link[size, COMBINATION], link[size, AGAIN] = to, again
-                            taken, full = _insert(head, value, link, size, limits.labels)
-                            size += taken
-                            dropped = dropped or full
-                        label = link[label, NEXT]
-    return Progress(best, last, size, dropped, work)
+            grow(
+                sweep.scratch.stage, i, subsets.cover[x], j, subsets.added[x], subsets.masks,
+                sweep.sets,
+            )  # fmt: skip
+            _try_devices(sweep, _front_stage(sweep, i, j), num_active)
 
 
-@inner
+@inlined
+def _front_stage(sweep: Sweep, i: int, j: int) -> FrontStage:
+    """The stage D_j minus D_i, whose bytes are in `Scratch.stage`."""
+    stage = sweep.scratch.stage
+    trained = stage[TRAINED, i]
+    static = stage[HELD, i] + (1 + sweep.options.moments) * trained
+    tied, first = tied_bytes(sweep.subsets.masks, i, j, sweep.sets)
+    return FrontStage(i, j, static, trained, tied, first)
+
+
+@inlined
+def _try_devices(sweep: Sweep, stage: FrontStage, num_active: int) -> None:
+    """Puts a stage in front of the labels behind it, on all devices that it may have there."""
+    moves = sweep.moves
+    for y in range(num_active):
+        c = sweep.scratch.active[y]
+        # Not safe: `search` says that something was dropped if the work is cut off.
+        if sweep.progress[0].work > sweep.limits.work:
+            break
+        for e in range(moves.start[c], moves.start[c + 1]):
+            to = moves.to[e]
+            # Safe: D_i has blocks left that no device would be left for.
+            if stage.i > 0 and _devices_left(sweep, to) == 0:
+                continue
+            again = _recomputation(sweep, stage, to)
+            # Safe: the bytes of a stage do not depend on the stages in front, so no pipeline with
+            # this one fits.
+            if again != TOO_LARGE:
+                _extend_labels(sweep, stage, c, to, _price(sweep, stage, c, e, again))
+
+
+@inlined
+def _devices_left(sweep: Sweep, c: int) -> int:
+    """The number of devices that a combination does not use."""
+    return int(sweep.options.num_devices - sweep.moves.k[c])
+
+
+@inlined
+def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> FrontPrice:
+    """What the stage takes on the devices of move e, in front of combination c.
+
+    Args:
+        again: see `_recomputation`.
+    """
+    moves, cuts, i, j = sweep.moves, sweep.cuts, stage.i, stage.j
+    to = moves.to[e]
+    rounds = -(-sweep.options.num_microbatches // moves.r[to])
+    send = back = 0.0
+    if c > 0:  # there is a stage behind
+        send = moves.latency[e] * cuts.messages[j] + cuts.bytes[j] / moves.rate[e]
+        back = (
+            moves.back_latency[e] * cuts.gradients[j] + cuts.gradient_bytes[j] / moves.back_rate[e]
+        )
+    forward, backward = _slowest_passes(sweep, stage, to, again)
+    # A bottleneck is that of a steady pipeline: enough microbatches in flight.
+    warmup = moves.w[to] if sweep.options.total > 0.0 else rounds
+    spread = (
+        _least_period(sweep.times.ahead[i], _devices_left(sweep, to), sweep.options)
+        if i > 0
+        else 0.0
+    )
+    tail = _tail_s(moves, stage, to)
+    return FrontPrice(forward, backward, send, back, tail, rounds, warmup, again, spread)
+
+
+@inlined
+def _slowest_passes(sweep: Sweep, stage: FrontStage, to: int, again: float) -> tuple[float, float]:
+    """Forward and backward of the stage where each is slowest, in s."""
+    times, i, j = sweep.times, stage.i, stage.j
+    forward = backward = 0.0
+    for kind in range(times.forward.shape[0]):
+        slow = sweep.moves.factor[kind, to]
+        own = slow * (times.forward[kind, j] - times.forward[kind, i])
+        gone = slow * (times.backward[kind, j] - times.backward[kind, i])
+        forward, backward = max(forward, own), max(backward, gone + again * own)
+    return forward, backward
+
+
+@inlined
+def _tail_s(moves: Moves, stage: FrontStage, to: int) -> float:
+    """The optimizer's step and the all-reduces of gradients, once per iteration, in s."""
+    tail = moves.step[to] * stage.trained
+    width, own = moves.r[to], stage.trained - stage.tied
+    if width > 1 and stage.trained > stage.tied:
+        tail += ring_allreduce_s(own, width, moves.ring_latency[to], moves.ring_rate[to])
+    if stage.first > 0:
+        tail += ring_allreduce_s(stage.first, width + 1, moves.tie_latency[to], moves.tie_rate[to])
+    return float(tail)
+
+
+@inlined
+def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: FrontPrice) -> None:
+    """Puts a stage in front of every label of a combination c behind it, which leads to `to`."""
+    value, link, progress = sweep.labels.value, sweep.labels.link, sweep.progress[0]
+    moves, options = sweep.moves, sweep.options
+    label = sweep.labels.head[stage.j, c]
+    while label >= 0 and _has_room(sweep):
+        progress.work += 1
+        total, worst, worst_back, exposed = extend(
+            value[label, TOTAL], value[label, WORST], value[label, WORST_BACK],
+            value[label, EXPOSED], price.forward, price.backward, price.send, price.back,
+            price.tail, price.rounds, price.warmup, moves.weight[to], moves.weight[c],
+            options.phases,
+        )  # fmt: skip
+        # What the objective does not count does not tell labels apart.
+        if options.total == 0.0:
+            total = 0.0
+        if options.exposed == 0.0:
+            exposed = 0.0
+        if stage.i == 0:
+            _finish(sweep, total + worst + worst_back + exposed, label, to, price.again)
+        # Safe to leave out otherwise: a stage in front makes no value smaller, a microbatch passes
+        # through everything in front once, and the slowest period is at least that of an even
+        # spread.
+        elif (
+            options.total * (total + sweep.times.ahead[stage.i])
+            + max(worst + worst_back, price.spread)
+            < progress.best
+        ):
+            new = progress.size
+            value[new, TOTAL], value[new, WORST] = total, worst
+            value[new, WORST_BACK], value[new, EXPOSED] = worst_back, exposed
+            _describe(link, new, label, stage.i, to, price.again)
+            taken, full = _insert(sweep.labels.head, value, link, new, sweep.limits.labels)
+            progress.size += taken
+            progress.dropped = progress.dropped or full
+        label = link[label, NEXT]
+
+
+@inlined
+def _finish(sweep: Sweep, objective: float, behind: int, to: int, again: float) -> None:
+    """Keeps a whole pipeline, the first stage in front of label `behind`, if it is the best."""
+    progress = sweep.progress[0]
+    if objective < progress.best:
+        progress.best = objective
+        if progress.last == NO_LABEL:  # one label serves every best pipeline
+            progress.last = progress.size
+            progress.size += 1
+        _describe(sweep.labels.link, progress.last, behind, 0, to, again)
+
+
+@inlined
+def _describe(link: Ints, label: int, behind: int, i: int, to: int, again: float) -> None:
+    """Writes the stage that a label puts in front, and the label behind it."""
+    link[label, BEHIND], link[label, DOWNSET] = behind, i
+    link[label, COMBINATION], link[label, AGAIN] = to, again
+
+
+@inlined
+def _has_room(sweep: Sweep) -> bool:
+    """Whether there is room for one more label."""
+    return bool(sweep.progress[0].size + 1 < sweep.labels.value.shape[0])
+
+
+@inlined
 def _activate(head: npt.NDArray[np.int32], active: Ints, j: int) -> int:
     """Lists the combinations that have labels behind D_j, and gives their number."""
     count = 0
@@ -537,7 +659,7 @@ def _activate(head: npt.NDArray[np.int32], active: Ints, j: int) -> int:
     return count
 
 
-@inner
+@inlined
 def _cover_inside(start: Ints, cover: Ints, visited: Ints, i: int, j: int) -> int:
     """The first cover of D_i that lies within D_j, as its place in `cover`; -1 if there is none,
     that is if D_i is no subset of D_j.
@@ -548,55 +670,43 @@ def _cover_inside(start: Ints, cover: Ints, visited: Ints, i: int, j: int) -> in
     return -1
 
 
-@inner
-def _recomputation(
-    static: float,
-    kept: float,
-    boundary: float,
-    entering: float,
-    workspace: float,
-    cut: float,
-    cut_gradients: float,
-    warmup: int,
-    rounds: int,
-    limit: float,
-    may_keep: bool,
-    may_recompute: bool,
-) -> float:
+@inlined
+def _recomputation(sweep: Sweep, stage: FrontStage, to: int) -> float:
     """Whether a stage keeps its activations (0.0) or recomputes them (1.0); TOO_LARGE if it fits
     neither way. Keeping takes less time, so recomputing is only for what does not fit.
-
-    Args:
-        static: bytes of parameters, gradients and optimizer state.
-        kept: and the next three: see `Scratch.stage`.
-        cut: bytes of the transfers behind the stage; cut_gradients: of those back.
-        limit: bytes of its smallest device.
     """
-    need = search_bytes(static, kept, entering, cut_gradients, workspace, warmup, rounds)
-    if may_keep and need <= limit:
+    moves, cuts, options, i, j = sweep.moves, sweep.cuts, sweep.options, stage.i, stage.j
+    kept, boundary = sweep.scratch.stage[KEPT, i], sweep.scratch.stage[BOUNDARY, i]
+    entering, workspace = sweep.scratch.stage[ENTERING, i], sweep.scratch.stage[WORKSPACE, i]
+    warmup, rounds = moves.w[to], -(-options.num_microbatches // moves.r[to])
+    need = search_bytes(
+        stage.static, kept, entering, cuts.gradient_bytes[j], workspace, warmup, rounds
+    )
+    if options.may_keep and need <= moves.limit[to]:
         return 0.0
-    if not may_recompute:
+    if not options.may_recompute:
         return TOO_LARGE
     need = search_recompute_bytes(
-        static, kept, boundary + cut, entering, cut_gradients, workspace, warmup, rounds
-    )
-    return 1.0 if need <= limit else TOO_LARGE
+        stage.static, kept, boundary + cuts.bytes[j], entering, cuts.gradient_bytes[j], workspace,
+        warmup, rounds,
+    )  # fmt: skip
+    return 1.0 if need <= moves.limit[to] else TOO_LARGE
 
 
-@inner
-def _least_period(ahead: float, left: int, training: Training) -> float:
+@inlined
+def _least_period(ahead: float, left: int, options: SearchOptions) -> float:
     """The share of the slowest period in the objective, at least, in s: the work in front of a
     stage can do no better than to be spread evenly over the devices that are left.
     """
-    if training.exposed > 0:
+    if options.exposed > 0:
         # All microbatches but one on each of these devices wait for another one there.
-        return float(max(0.0, (training.num_microbatches - left) / left) * ahead)
-    if training.total == 0.0:
+        return float(max(0.0, (options.num_microbatches - left) / left) * ahead)
+    if options.total == 0.0:
         return ahead / left
     return 0.0
 
 
-@inner
+@inlined
 def _beats(value: Floats, one: int, other: int) -> bool:
     """Whether a label is as good as another one in everything. `extend` never falls where one of
     its values grows, so no pipeline through the other one is better: it may go.
@@ -609,7 +719,7 @@ def _beats(value: Floats, one: int, other: int) -> bool:
     )
 
 
-@inner
+@inlined
 def _sum(value: Floats, label: int) -> float:
     """The objective of a label, if nothing came in front of it."""
     return float(
@@ -617,7 +727,7 @@ def _sum(value: Floats, label: int) -> float:
     )
 
 
-@inner
+@inlined
 def _unlink(head: npt.NDArray[np.int32], link: Ints, before: int, label: int) -> None:
     """Takes a label out of the list of its state.
 
@@ -630,7 +740,7 @@ def _unlink(head: npt.NDArray[np.int32], link: Ints, before: int, label: int) ->
         link[before, NEXT] = link[label, NEXT]
 
 
-@inner
+@inlined
 def _insert(
     head: npt.NDArray[np.int32], value: Floats, link: Ints, new: int, max_labels: int
 ) -> tuple[int, bool]:

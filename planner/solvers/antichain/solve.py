@@ -312,7 +312,7 @@ def _search(
         best_s = found[-1].objective_s if found else math.inf
         objective, stages, dropped, extended = kernels.search(
             subsets, times, sets, cuts, row.moves, _training(problem, len(row.order)),
-            kernels.Limits(best_s, row.labels, most_work),
+            kernels.SearchLimits(best_s, row.labels, most_work),
         )  # fmt: skip
         exact, work = exact and not dropped, work + extended + len(subsets.masks) ** 2 / 2
         bound_s = min(bound_s, float(objective))
@@ -324,9 +324,9 @@ def _search(
     return _Searched(found, coarse, bound_s, exact, work)
 
 
-def _training(problem: Problem, count: int) -> kernels.Training:
+def _training(problem: Problem, count: int) -> kernels.SearchOptions:
     options = problem.options
-    return kernels.Training(
+    return kernels.SearchOptions(
         num_devices=count,
         num_microbatches=options.num_microbatches,
         moments=options.optimizer.num_moments,
