@@ -1,6 +1,6 @@
 """Action lists where a device runs several stages.
 
-A device with one stage keeps the order of its schedule (`schedules.SCHEDULES`). The others are
+A device with one stage keeps the order of its schedule (`orders.SCHEDULES`). The others are
 list-scheduled, on an estimate of the times that leaves transfers out: a device that is idle takes
 a backward that is ready, else a forward, of the oldest microbatch. What a computation waits for:
 

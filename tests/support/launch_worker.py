@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 tests/support/launch_worker.py FOLDER
 
 Each rank writes FOLDER/RANK.json: {case: {parameter: relative error}}. Cases and the model are
-also what test_launch.py uses. All cases run in one start.
+also what tests/launcher/test_launch.py uses. All cases run in one start.
 """
 
 import json
