@@ -475,6 +475,13 @@ class Plans:
     changes: tuple[str, ...] = ()
     before: "Plans | None" = None
 
+    def __repr__(self) -> str:
+        """One line: the fields hold the profiles and every plan."""
+        asked = f"of {len(self.comparison.rows)} rows, {self.num_devices} devices"
+        if self.plan is None:
+            return f"<Plans {asked}: no strategy fits>"
+        return f"<Plans {asked}: {self.plan.solver}, {_iteration(self.plan)}>"
+
     @property
     def best(self) -> "SolverRow | None":
         """The row with the best plan; None if no strategy fits."""
@@ -754,6 +761,12 @@ class Simulation:
     account: "Account | None" = None
     num_actions: int = 0
     reason: str | None = None
+
+    def __repr__(self) -> str:
+        """One line: the fields hold the profile and every action."""
+        if self.plan is None:
+            return f"<Simulation: {self.reason}>"
+        return f"<Simulation of {self.num_actions} actions: {_iteration(self.plan)}>"
 
     @property
     def names(self) -> dict[int, str]:
@@ -1131,6 +1144,13 @@ def convert(
 
 
 # ------------------------------------------------------------------------------ arguments
+
+
+def _iteration(plan: "Plan") -> str:
+    """The time of a plan's iteration, for people."""
+    from planner.units import format_seconds
+
+    return f"{format_seconds(plan.prediction.iteration_s)} per iteration"
 
 
 def _rate(rate: float | str | None) -> float | None:

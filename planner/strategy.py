@@ -14,7 +14,7 @@ from planner.support.derived import derived
 
 
 class ScheduleName(StrEnum):
-    """The order in which a device runs its forwards and backwards; see `schedules.py`."""
+    """The order in which a device runs its forwards and backwards; see `schedules/orders.py`."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"

@@ -85,6 +85,10 @@ def extend(
 ) -> tuple[float, float, float, float]:
     """Puts one more stage in front of a pipeline. Compiled by the solver that searches with it.
 
+    No result gets smaller where total, worst, worst_back, exposed or weight_behind is larger. So a
+    search may drop a pipeline that is at least as large in all of them as another one of the same
+    operators and devices.
+
     Args:
         total: round trip of a microbatch through the stages so far, in s.
         worst: max over them of weight x period, in s; with phases, of the forward's.
@@ -105,15 +109,19 @@ def extend(
         total, worst, worst_back and exposed with the new stage.
     """
     total = total + forward + backward + send + back
+    # The side of the cut with fewer replicas has more rounds, so a larger weight.
     crossing = max(weight, weight_behind)
     if phases:
         worst = max(worst, weight * forward, crossing * send)
         worst_back = max(worst_back, weight * backward, crossing * back)
     else:
         period = forward + backward
+        # With all microbatches in flight, no forward waits for a backward.
         if warmup < rounds:
             period = max(period, total / warmup)
         worst = max(worst, weight * period, crossing * max(send, back))
+    # The stages behind end theirs while the last gradient comes to the new stage, which then runs
+    # its backward.
     exposed = max(tail, exposed - backward - back)
     return total, worst, worst_back, exposed
 

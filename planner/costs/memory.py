@@ -95,6 +95,8 @@ def memory_of(
         for name in {n for v in inside for n in graph.operators[v].parameters} - there
     ]
     inputs, made = read_from_outside(graph, inside), used_outside(graph, inside)
+    # Sets of storages, not of tensors: several views may be kept, for several reasons, of a storage
+    # that is there once.
     kept = {
         storage_owner(profile, name, inside)
         for v in inside
@@ -334,7 +336,7 @@ class Contribution(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _DeviceActions:
     """One device and its list.
 
     Attributes:
@@ -376,56 +378,58 @@ class _Work:
         return next(iter(self.stages)) if len(self.stages) == 1 else None
 
 
-def _stash(work: _Work) -> Contribution:
+def _stash(own: _DeviceActions) -> Contribution:
     """From the start of a forward to the end of its backward. Outputs that have been sent are gone
     after the forward if it is run again; elsewhere they stay. Of a device with several stages,
     none is counted as sent.
     """
-    kept = work.of_recomputed(lambda need: need.kept_bytes, again=False)
-    kept += work.of_recomputed(lambda need: need.boundary_bytes)
+    kept = own.of_recomputed(lambda need: need.kept_bytes, again=False)
+    kept += own.of_recomputed(lambda need: need.boundary_bytes)
     sent = np.zeros_like(kept)
-    if work.alone is not None:
-        sent = work.of_recomputed(lambda need: need.output_bytes)
-    freed = np.where(work.forward, sent, 0) + np.where(work.back, kept - sent, 0)
-    return Contribution(Holding.STASH, np.where(work.forward, kept, 0), -freed)
+    if own.alone is not None:
+        sent = own.of_recomputed(lambda need: need.output_bytes)
+    # Both ends together free what the start of the forward has added.
+    freed = np.where(own.forward, sent, 0) + np.where(own.back, kept - sent, 0)
+    return Contribution(Holding.STASH, np.where(own.forward, kept, 0), -freed)
 
 
-def _rerun(work: _Work) -> Contribution:
+def _rerun(own: _DeviceActions) -> Contribution:
     """While a backward runs its forward again; the inputs are there already."""
-    made = work.of_recomputed(
-        lambda need: need.kept_bytes - need.boundary_bytes + need.output_bytes
-    )
-    made = np.where(work.back, made, 0)
+    # The outputs are made a second time. Those of the forward have been sent, or count where they
+    # wait: in `_outputs`, or in `_stash` on a device with several stages.
+    made = own.of_recomputed(lambda need: need.kept_bytes - need.boundary_bytes + need.output_bytes)
+    made = np.where(own.back, made, 0)
     return Contribution(Holding.RERUN, made, -made)
 
 
-def _outputs(work: _Work) -> Contribution:
+def _outputs(own: _DeviceActions) -> Contribution:
     """Outputs of a stage that runs its forward again, as long as they may have to wait."""
-    one = work.of_recomputed(lambda need: need.output_bytes).max(initial=0)
-    return _level(Holding.OUTPUTS, one * _num_waiting(work))
+    # Outputs are counted as waiting only where the device has one stage, so the largest is its own.
+    one = own.of_recomputed(lambda need: need.output_bytes).max(initial=0)
+    return _level(Holding.OUTPUTS, one * _num_waiting(own))
 
 
-def _copies(work: _Work) -> Contribution:
+def _copies(own: _DeviceActions) -> Contribution:
     """Copies of outputs that are parts of something larger, as long as they may have to wait: on a
     device with several stages, to the end of the backward.
     """
-    copied = work.of_recomputed(lambda need: need.copied_bytes, again=False)
-    if work.alone is not None:
-        return _level(Holding.COPIES, copied.max(initial=0) * _num_waiting(work))
-    if not work.waits:
+    copied = own.of_recomputed(lambda need: need.copied_bytes, again=False)
+    if own.alone is not None:
+        return _level(Holding.COPIES, copied.max(initial=0) * _num_waiting(own))
+    if not own.waits:
         return _level(Holding.COPIES, np.zeros_like(copied))
-    made = np.where(work.forward, copied, 0) - np.where(work.back, copied, 0)
+    made = np.where(own.forward, copied, 0) - np.where(own.back, copied, 0)
     return Contribution(Holding.COPIES, np.zeros_like(made), made)
 
 
-def _num_waiting(work: _Work) -> Ints:
+def _num_waiting(own: _DeviceActions) -> Ints:
     """(n,) forwards whose outputs may have to wait; none on a device with several stages."""
-    if work.alone is None or not work.waits:
-        return np.zeros(len(work.stage), dtype=np.int64)
-    return outputs_waiting(work.strategy, work.graph, work.alone, work.forward, work.back)
+    if own.alone is None or not own.waits:
+        return np.zeros(len(own.stage), dtype=np.int64)
+    return outputs_waiting(own.strategy, own.graph, own.alone, own.forward, own.back)
 
 
-def _received(work: _Work, came: Ints, used: Ints) -> Contribution:
+def _received(own: _DeviceActions, came: Ints, used: Ints) -> Contribution:
     """From the posting of a receive to the computation that it is for. A forward turns the tensors
     into inputs, which its stash contains; a backward frees the gradients when it has ended.
 
@@ -435,38 +439,39 @@ def _received(work: _Work, came: Ints, used: Ints) -> Contribution:
     """
     return Contribution(
         Holding.RECEIVED,
-        came - np.where(work.forward, used, 0),
-        -np.where(work.back, used, 0),
+        came - np.where(own.forward, used, 0),
+        -np.where(own.back, used, 0),
     )
 
 
-def _gradients(work: _Work) -> Contribution:
+def _gradients(own: _DeviceActions) -> Contribution:
     """Gradients that go back to earlier stages, as long as they may have to wait: on a device with
     several stages, those of its latest backward.
     """
-    nothing = np.zeros(len(work.stage), dtype=np.int64)
-    if not work.waits:
+    nothing = np.zeros(len(own.stage), dtype=np.int64)
+    if not own.waits:
         return _level(Holding.GRADIENTS, nothing)
-    if work.alone is not None:
-        waiting = gradients_waiting(work.strategy, work.graph, work.alone, work.forward, work.back)
+    if own.alone is not None:
+        waiting = gradients_waiting(own.strategy, own.graph, own.alone, own.forward, own.back)
         return _level(Holding.GRADIENTS, waiting)
+    # Each backward's take the place of the ones before: the differences add up to the latest.
     made = nothing.copy()
-    made[work.back] = np.diff(work.of_stage(lambda need: need.returned_bytes)[work.back], prepend=0)
+    made[own.back] = np.diff(own.of_stage(lambda need: need.returned_bytes)[own.back], prepend=0)
     return Contribution(Holding.GRADIENTS, nothing, made)
 
 
-def _left(work: _Work) -> Contribution:
+def _left(own: _DeviceActions) -> Contribution:
     """Gradients that a backward leaves to another stage of the device, until that one's ends."""
-    change = work.of_stage(lambda need: need.left_bytes - need.taken_bytes)
-    return Contribution(Holding.LEFT, np.zeros_like(change), np.where(work.back, change, 0))
+    change = own.of_stage(lambda need: need.left_bytes - need.taken_bytes)
+    return Contribution(Holding.LEFT, np.zeros_like(change), np.where(own.back, change, 0))
 
 
-def _workspace(work: _Work) -> Contribution:
+def _workspace(own: _DeviceActions) -> Contribution:
     """While a computation runs. After a forward the copies of its outputs are made."""
-    copied = work.of_recomputed(lambda need: need.copied_bytes, again=False)
-    forward = np.maximum(work.of_stage(lambda need: need.forward_workspace_bytes), copied)
-    backward = work.of_stage(lambda need: need.backward_workspace_bytes)
-    size = np.where(work.back, backward, forward)
+    copied = own.of_recomputed(lambda need: need.copied_bytes, again=False)
+    forward = np.maximum(own.of_stage(lambda need: need.forward_workspace_bytes), copied)
+    backward = own.of_stage(lambda need: need.backward_workspace_bytes)
+    size = np.where(own.back, backward, forward)
     return Contribution(Holding.WORKSPACE, size, -size)
 
 
@@ -488,12 +493,12 @@ def holdings(
     """
     graph, mine = problem.profile.graph, slice(code.start[device], code.start[device + 1])
     computes, backward = code.kind[mine] == Kind.COMPUTE, code.backward[mine]
-    work = _Work(
+    own = _DeviceActions(
         strategy, graph, stages, computes & ~backward, computes & backward, code.stage[mine], waits
     )
     parts = (
-        _stash(work), _rerun(work), _outputs(work), _received(work, *_arrivals(code, mine, graph)),
-        _copies(work), _gradients(work), _left(work), _workspace(work),
+        _stash(own), _rerun(own), _outputs(own), _received(own, *_arrivals(code, mine, graph)),
+        _copies(own), _gradients(own), _left(own), _workspace(own),
     )  # fmt: skip
     # One column more: a change at the end of an action is seen by the next action.
     changes = np.zeros((len(parts), len(computes) + 1), dtype=np.int64)
@@ -516,6 +521,7 @@ def _arrivals(code: Code, mine: slice, graph: Graph) -> tuple[Ints, Ints]:
     # A receive and the computation that it is for have stage, direction and microbatch in common.
     microbatch = code.microbatch[mine]
     turn = (2 * code.stage[mine] + code.backward[mine]) * (int(microbatch.max(initial=0)) + 1)
+    # Other actions may get the number of a computation; they neither add to `used` nor read it.
     _, number = np.unique(turn + microbatch, return_inverse=True)
     used = np.zeros(len(came), dtype=np.int64)
     np.add.at(used, number[receives], came[receives])

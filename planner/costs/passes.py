@@ -84,6 +84,8 @@ def forward_excess(
     for name, size in _sizes(profile.graph, kept):
         if made_by.get(name) in inside:
             coming[made_by[name]] += size
+    # `later` are the kept bytes that the operators behind v and the loss will add. They are not
+    # there yet while v runs, so the pass is above the kept bytes by that much less.
     alive, later, most = _forward_alive(profile, inside, kept), loss_bytes, 0
     for v in sorted(inside, reverse=True):
         most = max(most, alive[v] + profile.operators[v].workspace_bytes - later)
@@ -107,6 +109,7 @@ def backward_excess(
     """
     graph = profile.graph
     going = Counter({v: profile.operators[v].stash_private_bytes for v in inside})
+    # Of the operators that stash a storage, the first one runs its backward last and lets it go.
     first = {}
     for v in sorted(inside, reverse=True):
         for name in profile.operators[v].stash_tensors:
@@ -121,6 +124,7 @@ def backward_excess(
     ]
     lost = graph.outputs[:1] if loss_bytes else ()
     alive = _backward_alive(profile, inside, lost, coming, gradient_bases(profile))
+    # Both gradients of the loss are alive at once, then the tensor that it keeps goes.
     gone, most = loss_bytes, 2 * loss_bytes
     for v in sorted(inside, reverse=True):
         most = max(most, alive[v] - gone)
@@ -147,6 +151,7 @@ def _forward_alive(
         for v in inside
         for name in graph.operators[v].outputs
     }
+    # A storage lives until the last reader of any view of it has run.
     last: dict[str, int] = {}
     for name, owner in owners.items():
         if owner not in kept and owner in tensors:
@@ -157,6 +162,7 @@ def _forward_alive(
         for name in graph.operators[v].outputs:
             if owners[name] == name and name in last:
                 alive += tensors[name].bytes
+                # Without a reader inside it is dropped by the operator that makes it.
                 dropped[max(v, last[name])] += tensors[name].bytes
         by_operator[v] = alive
         alive -= dropped[v]
@@ -205,6 +211,8 @@ def _backward_alive(
             if parameters[n].trainable and (v, n) not in viewed
         )
         running = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
+        # The backward has used the gradients of the outputs, so they go before its own results are
+        # added to those of other readers.
         for name in operator.outputs:
             gradients.drop(name)
         by_operator[v] = max(running, gradients.add_up() + own)
@@ -232,6 +240,8 @@ class _GradientStorages:
 
     def come(self, name: str) -> None:
         """A gradient from elsewhere, which is counted there and held until the pass has ended."""
+        # The second holder is whoever received it. It never lets go, so that nothing is added to
+        # the storage in place and its bytes, counted as received, are not subtracted here.
         self._storages[name] = _Storage(0, 2)
 
     def make(self, name: str, size: int, base: str | None = None) -> None:
@@ -258,6 +268,7 @@ class _GradientStorages:
             if had is made:
                 continue
             if had.holders > 1:
+                # The sum is a tensor of its own, and both summands are still there.
                 self._storages[name] = self._new(size)
                 most = max(most, self.alive_bytes)
                 self._release(had)

@@ -40,7 +40,7 @@ class ActionCosts:
         post_s: by device, how long posting a send or a receive keeps it from its next action, in s.
         copy_s_per_byte: by device, time that posting takes longer for each byte of the tensor, for
             copies that its own processor makes.
-        wire: share of a tensor's bytes that moves over its route after it was posted.
+        link_share: share of a tensor's bytes that moves over its route after it was posted.
     """
 
     forward_s: Mapping[tuple[int, int], float]
@@ -51,7 +51,7 @@ class ActionCosts:
     launch_s: Mapping[int, float] = field(default_factory=dict)
     post_s: Mapping[int, float] = field(default_factory=dict)
     copy_s_per_byte: Mapping[int, float] = field(default_factory=dict)
-    wire: float = 1.0
+    link_share: float = 1.0
 
 
 def stage_price(problem: Problem, stage: Stage, trainable_bytes: int | None = None) -> StagePrice:
@@ -124,7 +124,7 @@ def action_costs(
             for one in sums
         ),
         step_s={d: (calibration.steps if d in own else 1.0) * time_s for d, time_s in step.items()},
-        wire=calibration.wire if alike else 1.0,
+        link_share=calibration.wire if alike else 1.0,
         launch_s=dict.fromkeys(own, calibration.launch_s),
         post_s=dict.fromkeys(own, calibration.post_s),
         copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),

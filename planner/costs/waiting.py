@@ -33,6 +33,8 @@ def gradients_waiting(
     """
     begun: Ints = np.cumsum(forward) - 1
     ended: Ints = np.cumsum(back) - back
+    # A backward began when the results of the second one before it had been sent, and its own are
+    # not made yet: only those of one may wait then, and those of two between backwards.
     most = np.minimum(ended, np.where(back, 1, 2))
     width, size = strategy.stages[s].num_replicas, tensors_by_name(graph)
     waiting_bytes: Ints = np.zeros_like(ended)
@@ -40,6 +42,9 @@ def gradients_waiting(
         if s in one.targets and size[one.tensor].gradient:
             source = strategy.stages[one.source]
             every = math.lcm(width, source.num_replicas)  # microbatches between two of one source
+            # In the numbers of this replica's own microbatches, gradients up to begun - ahead have
+            # come back, and those up to ended - 1 were made. W_u R_u is rounded up to whole rounds,
+            # so that both microbatches belong to the same replica of the source.
             ahead = -(-source.warmup * source.num_replicas // every) * every // width
             waiting = np.clip(ahead - 1 - (begun - ended), 0, most)
             waiting_bytes += waiting * size[one.tensor].bytes
@@ -73,6 +78,7 @@ def outputs_waiting(strategy: Strategy, graph: Graph, s: int, forward: Bools, ba
     most = min((one.warmup - 1) * one.num_replicas for one in readers) // width
     num_waiting: Ints = ahead.copy()
     for i in range(1, min(most, int(ahead.max(initial=0))) + 1):
+        # The i-th output after the microbatch whose gradient came last: has every reader taken it?
         come = (latest >= 0) & (i <= ahead)
         for reader in readers:
             turns = math.lcm(width, reader.num_replicas) // width

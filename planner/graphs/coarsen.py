@@ -11,7 +11,7 @@ apart and to order them. So both are tried in several proportions, and the one w
 is taken: wherever one would want to cut, there should be a downset of about that time that few
 bytes leave.
 
-Layers that repeat are found once (`blocks.py`) and merged alike, by the mean of their times. Cuts
+Layers that repeat are found once (`repeats.py`) and merged alike, by the mean of their times. Cuts
 inside a block and against the order are lost, which is why bounds are computed on the graph itself.
 """
 

@@ -79,6 +79,7 @@ class _Gap:
 
     def at(self, low: int, high: int) -> Fraction:
         """The figure at the size, of one that is `low` and `high` at the neighbours."""
+        # A fraction, because a shape is possible only if it comes out whole, without rounding.
         step = self.high.microbatch_size - self.low.microbatch_size
         return low + (high - low) * Fraction(self.size - self.low.microbatch_size, step)
 

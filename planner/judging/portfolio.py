@@ -184,6 +184,8 @@ def attempts(
     unknown = [name for name in names or () if name not in SOLVERS]
     if unknown:
         raise OptionError(f"unknown solver {unknown[0]!r}; known: {', '.join(SOLVERS)}")
+    # Solvers see pins as types of devices (`costs/pins.py`). The bound and the judge need no pins:
+    # a bound over all strategies holds for those that keep the pins, too.
     asked = separated(problem)
     if problem.options.pins:
         problem = replace(problem, options=replace(problem.options, pins=()))
@@ -206,9 +208,12 @@ def attempts(
                 progress(name)
                 known = tuple(one.verdict.strategy for one in made if one.verdict is not None)
                 start = time.monotonic()
+                # A solver that another one starts from may have answered already.
                 if name not in answers:
                     answers[name] = SOLVERS[name](asked, allowed_s, known, answers)
                 attempt = _judged(problem, asked, name, answers[name], start)
+                # A search that uses all its time found what the clock allowed, if that was less
+                # than its share.
                 cut = not thorough and share < 1 and allowed_s < share_s
                 made.append(_not_reproducible(attempt) if cut else attempt)
     return Attempts(problem, bound_s, shortage, tuple(made))

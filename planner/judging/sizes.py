@@ -96,6 +96,7 @@ def _between(
             continue
         options = replace(problems[0].options, num_microbatches=samples // size)
         problem = replace(problems[0], profile=profile, options=options)
+        # A size whose bound is not below the best plan cannot win: no time is spent on it.
         if best is None or _least_s(problem) < best[0][0]:
             added.append(problem)
     return sorted(added, key=lambda one: one.profile.microbatch_size), tuple(notes)

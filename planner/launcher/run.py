@@ -81,7 +81,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """Everything that a rank knows before it meets the others.
 
     Attributes:
@@ -196,7 +196,7 @@ def _check_settings(settings: Settings) -> None:
 
 def _prepare(
     plan: Plan, path: Path, model_path: Path | None, seat: ProcessRank, choices: tuple[str, str]
-) -> Job:
+) -> TrainingJob:
     """Checks everything that can be checked without the other ranks.
 
     Args:
@@ -222,7 +222,7 @@ def _prepare(
         raise LaunchError(f"{path}: the schedule would hang: {blocked}; run: planner solve")
     types = frozenset(device.type for device in plan.prediction.devices)
     device = choose_device(choices[1], seat, len(plan.ranks), types)
-    return Job(plan, model, lists, choose_loss(model.graph, choices[0]), device)
+    return TrainingJob(plan, model, lists, choose_loss(model.graph, choices[0]), device)
 
 
 def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
@@ -250,7 +250,7 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
 
 
 def _train(
-    job: Job, settings: Settings, seat: ProcessRank, progress: Callable[[int], None]
+    job: TrainingJob, settings: Settings, seat: ProcessRank, progress: Callable[[int], None]
 ) -> LaunchReport | None:
     plan, graph = job.plan, job.model.graph
     if job.device == "cpu":
@@ -324,7 +324,7 @@ def as_it_crosses(graph: Graph, plan: Plan) -> Graph:
     return retyped(graph, {crossing.tensor: crossing.dtype for crossing in plan.crossings})
 
 
-def make_part(job: Job, device: int) -> Part:
+def make_part(job: TrainingJob, device: int) -> Part:
     """The stages of a device, with the parameters of the model's file."""
     plan, graph = job.plan, job.model.graph
     index_of = operator_indices(graph)
@@ -358,7 +358,7 @@ def make_part(job: Job, device: int) -> Part:
     return Part(stages, values, trained)
 
 
-def _criterion(job: Job, operators: list[int]) -> Criterion | None:
+def _criterion(job: TrainingJob, operators: list[int]) -> Criterion | None:
     """The loss over the number of microbatches, in the stage that makes the first output."""
     made = {name for v in operators for name in job.model.graph.operators[v].outputs}
     if job.loss.output.name not in made:
@@ -367,7 +367,7 @@ def _criterion(job: Job, operators: list[int]) -> Criterion | None:
     return lambda output, target: job.loss(output, target) / num_microbatches
 
 
-def make_feed(job: Job, part: Part, settings: Settings) -> Feed:
+def make_feed(job: TrainingJob, part: Part, settings: Settings) -> Feed:
     """The data of this device: what its stages read of the graph's inputs, and the target."""
     read = {name for stage in part.stages.values() for name in stage.input_names}
     needs = BatchNeeds(

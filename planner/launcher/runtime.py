@@ -80,7 +80,7 @@ class _ForwardPass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stash:
+class _SavedForward:
     """Tensors that a stage keeps from forward to backward; `made` is None where it recomputes."""
 
     leaves: Tensors
@@ -117,7 +117,7 @@ class StageRunner:
         self._recompute = recompute
         self._criterion = criterion
         self._precision = precision
-        self._stash: dict[int, _Stash] = {}
+        self._stash: dict[int, _SavedForward] = {}
 
     @property
     def has_loss(self) -> bool:
@@ -128,13 +128,15 @@ class StageRunner:
         self, microbatch: int, tensors: Mapping[str, Tensor], target: Tensor | None
     ) -> tuple[Tensors, float]:
         """The outputs of the stage, and the microbatch's share of the loss."""
+        # Leaves of their own: the stage's autograd graph ends at its inputs, also at those that
+        # another stage of this process has made.
         leaves = {
             name: tensors[name].detach().requires_grad_(name in self._trained)
             for name in self.input_names
         }
         with torch.set_grad_enabled(not self._recompute):
             made = self._run(leaves, target)
-        self._stash[microbatch] = _Stash(leaves, target, None if self._recompute else made)
+        self._stash[microbatch] = _SavedForward(leaves, target, None if self._recompute else made)
         loss = 0.0 if made.loss is None else made.loss.item()
         return {name: tensor.detach() for name, tensor in made.outputs.items()}, loss
 
@@ -156,6 +158,7 @@ class StageRunner:
             roots.append((made.loss, None))
         if roots:
             torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
+        # A gradient that no path leads to is sent as zeros, because its receive has been posted.
         return {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             for name, leaf in stashed.leaves.items()
@@ -339,9 +342,12 @@ class Runtime:
         direction, are sent, as `actions.waiting_for_sends` says.
         """
         sending = self._sending.setdefault((compute.stage, compute.direction), deque())
+        # A list of transfers for each computation, the latest last. All but the last one's have to
+        # be over: these are the results of the second computation before, and older ones.
         if compute.direction in self._waiting:
             while len(sending) > 1:
                 self._finish(sending.popleft())
+        # A transfer holds its tensor, so those that are over are let go of as early as possible.
         while sending and all(transfer.is_over() for transfer in sending[0]):
             sending.popleft()
         sending.append([])

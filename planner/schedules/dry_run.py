@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.schedules.actions import Code, Kind, Program, decode, text
 from planner.schedules.dependencies import Dependencies, dependencies, tasks
-from planner.schedules.tasks import Outcome, Paths
+from planner.schedules.tasks import Paths, RunResult
 
 
 def dry_run(lists: Program) -> str | None:
@@ -19,8 +19,8 @@ def dry_run(lists: Program) -> str | None:
     code = lists.code
     known, nothing = dependencies(code), np.zeros(len(code))
     job = tasks(code, known, lists.members, nothing, nothing)
-    outcome = kernels.run(job, _free_paths(len(known.source)))
-    return None if outcome.ended else "; ".join(_what_blocks(code, known, outcome))
+    result = kernels.run(job, _free_paths(len(known.source)))
+    return None if result.ended else "; ".join(_what_blocks(code, known, result))
 
 
 def _free_paths(num_pairs: int) -> Paths:
@@ -33,7 +33,7 @@ def _free_paths(num_pairs: int) -> Paths:
     )  # fmt: skip
 
 
-def _what_blocks(code: Code, known: Dependencies, outcome: Outcome) -> Iterator[str]:
+def _what_blocks(code: Code, known: Dependencies, result: RunResult) -> Iterator[str]:
     """What is left over where a run has stopped. If a device sends something else than another one
     expects, only that, because all the rest may follow from it.
     """
@@ -42,9 +42,9 @@ def _what_blocks(code: Code, known: Dependencies, outcome: Outcome) -> Iterator[
             np.flatnonzero((code.kind == kind) & (known.pair == pair))[done:posted].tolist()
             if posted > done
             else []
-            for pair, (done, posted) in enumerate(zip(outcome.done, count, strict=True))
+            for pair, (done, posted) in enumerate(zip(result.done, count, strict=True))
         ]
-        for kind, count in ((Kind.SEND, outcome.sent), (Kind.RECEIVE, outcome.posted))
+        for kind, count in ((Kind.SEND, result.sent), (Kind.RECEIVE, result.posted))
     }
     owner = code.devices[code.owner()]
 
@@ -56,8 +56,8 @@ def _what_blocks(code: Code, known: Dependencies, outcome: Outcome) -> Iterator[
             a, b = sends[0], receives[0]
             yield f"device {owner[a]} sends {word(a)}, device {owner[b]} expects {word(b)}"
             return
-    for d in np.flatnonzero(outcome.at < code.start[1:]):
-        yield f"device {code.devices[d]} waits at {word(outcome.at[d])}"
+    for d in np.flatnonzero(result.at < code.start[1:]):
+        yield f"device {code.devices[d]} waits at {word(result.at[d])}"
     for i in chain.from_iterable(unmet[Kind.SEND]):
         yield f"device {owner[i]} sends {word(i)}, which device {code.peer[i]} never receives"
     for i in chain.from_iterable(unmet[Kind.RECEIVE]):

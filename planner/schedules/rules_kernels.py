@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.schedules.tasks import Outcome, Paths, Tasks
+from planner.schedules.tasks import Paths, RunResult, Tasks
 from planner.support.arrays import Floats, Ints, Kinds
 from planner.support.jit import inlined, inner, njit
 
@@ -119,7 +119,7 @@ class State(NamedTuple):
         touched: (P,) pairs whose transfer began to move, or lost company, at this moment.
         coupled: (P,) pairs whose transfers share links, as the last search found them.
         reached: (L,) the links that they are on.
-        start_s, end_s, post_s, posted_s: as in `Outcome`.
+        start_s, end_s, post_s, posted_s: as in `RunResult`.
     """
 
     kind: Kinds
@@ -153,7 +153,7 @@ class State(NamedTuple):
 
 
 @njit
-def run(tasks: Tasks, paths: Paths) -> Outcome:
+def run(tasks: Tasks, paths: Paths) -> RunResult:
     """Runs lists until nothing more happens."""
     state = beginning(tasks, paths)
     take_events(state)
@@ -171,7 +171,7 @@ def run(tasks: Tasks, paths: Paths) -> Outcome:
         pair, first = state.pairs[p], tasks.first[p]
         done[p], sent[p], posted[p] = pair.next - first, pair.sent - first, pair.posted - first
         ended = ended and done[p] == sent[p] == posted[p]
-    return Outcome(
+    return RunResult(
         ended, at, done, sent, posted, state.start_s, state.end_s, state.post_s, state.posted_s
     )
 

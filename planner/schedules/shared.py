@@ -1,6 +1,6 @@
 """Action lists where a device runs several stages.
 
-A device with one stage keeps the order of its schedule (`schedules.SCHEDULES`). The others are
+A device with one stage keeps the order of its schedule (`orders.SCHEDULES`). The others are
 list-scheduled, on an estimate of the times that leaves transfers out: a device that is idle takes
 a backward that is ready, else a forward, of the oldest microbatch. What a computation waits for:
 
@@ -176,6 +176,8 @@ def _list_schedule(
             heappush(ready[place[compute]], (_urgency(compute), compute))
     running: list[tuple[float, int, Compute]] = []
     busy: set[int] = set()
+    # `looked_at` are the devices that became idle or got something to do at this moment. No other
+    # device can begin anything: it is busy, or nothing has become ready for it since it was idle.
     now_s, looked_at = 0.0, set(order.on)
     while looked_at:
         for device in sorted(looked_at - busy):
@@ -188,6 +190,8 @@ def _list_schedule(
                 heappush(running, (order.end_s[compute], device, compute))
         looked_at = set()
         now_s = running[0][0] if running else now_s
+        # All that ends at this moment ends before anything begins, so that a device chooses among
+        # all that is ready by then.
         while running and running[0][0] == now_s:
             _, device, compute = heappop(running)
             busy.remove(device)
@@ -264,10 +268,13 @@ def _posted(order: _Order, streams: _Streams) -> dict[Compute, list[Receive]]:
             compute = Compute(receive.direction, receive.stage, receive.microbatch)
             slot = ahead[compute]
             if slot is None:
+                # During the computation that the device runs when the tensor is expected, but
+                # before the one that needs it.
                 running = bisect_right(starts[device], expected_s) - 1
                 slot = max(0, min(running, slots[device][compute] - 1))
             wanted.append(slot)
-        # None is posted after one that its peer sends later.
+        # None is posted after one that its peer sends later: transfers of a pair are first in,
+        # first out, so a receive that came too late would hold up those behind it, or block.
         by_turn = list(accumulate(reversed(wanted), min))[::-1]
         for (receive, _), slot in zip(stream, by_turn, strict=True):
             posted.setdefault(order.on[device][slot], []).append(receive)

@@ -57,7 +57,7 @@ class Paths(NamedTuple):
     link_bytes_per_s: Floats
 
 
-class Outcome(NamedTuple):
+class RunResult(NamedTuple):
     """How far a run came, and when.
 
     Attributes:

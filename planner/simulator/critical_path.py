@@ -78,10 +78,10 @@ def critical_path(times: Times, topology: Topology) -> tuple[PathStep, ...]:
     Raises:
         ValueError: if an action began when nothing had ended.
     """
-    search = _Search(times, topology)
-    node, path = search.last(), []
+    predecessors = _Predecessors(times, topology)
+    node, path = predecessors.last(), []
     while node is not None:
-        before, reason = search.before(node)
+        before, reason = predecessors.before(node)
         path.append((node, reason))
         node = before
     path.reverse()
@@ -90,14 +90,19 @@ def critical_path(times: Times, topology: Topology) -> tuple[PathStep, ...]:
     return tuple(
         PathStep(
             action, int(times.code.devices[owner[i]]), moving, reason,
-            float(search.start_s(i, moving)), float(search.end_s(i, moving)),
+            float(predecessors.start_s(i, moving)), float(predecessors.end_s(i, moving)),
         )
         for action, ((i, moving), reason) in zip(actions, path, strict=True)
     )  # fmt: skip
 
 
-class _Search:
-    """When everything ended, by the order of the ends."""
+class _Predecessors:
+    """When everything ended, by the order of the ends.
+
+    Ends and starts are compared for equality of floats, without a tolerance. That is safe because
+    the event loop copies the end of the one into the start of the other, and computes nothing in
+    between.
+    """
 
     def __init__(self, times: Times, topology: Topology) -> None:
         self.times, self.code = times, times.code
@@ -129,12 +134,15 @@ class _Search:
             return None
         occupying = ~transfers(self.code) | (self.ends > self.begins)
         own = np.where(occupying, self.ends, -1.0)
+        # A transfer may end later than all devices have finished, if nothing waits for it.
         if own.max() == self.times.iteration_s:
             return int(own.argmax()), False
         return self.by_end[-1], True
 
     def before(self, node: _Node) -> tuple[_Node | None, Reason]:
         """What an action waited for, and why; nothing at the start of the iteration."""
+        # Actions of no length may wait for each other in a circle at one moment. No node is on the
+        # path twice, so the walk ends.
         self.visited.add(node)
         start = self.start_s(*node)
         if start == 0.0:
@@ -160,6 +168,8 @@ class _Search:
 
     def _arrivals(self, i: int) -> Iterator[tuple[_Node, Reason]]:
         """The transfers that a computation waits for."""
+        # A computation, the receives that it needs and the sends that it waits for have the number
+        # of one counter in common.
         counter = self.known.counter
         ending = self._ending_at(float(self.begins[i]))
         for receive in ending:
@@ -182,6 +192,7 @@ class _Search:
                 yield (post, False), reason
             elif self.earlier[post] >= 0:
                 yield (int(self.earlier[post]), False), reason
+        # Transfers of a pair are numbered one after the other, in the order in which they run.
         pair, transfer = int(self.known.pair[receive]), self.transfer_of[receive]
         if transfer > self.known.first[pair]:
             yield (int(self.known.receive[transfer - 1]), True), Reason.LINK
@@ -209,6 +220,7 @@ class _Search:
 def _latest_before(start: Ints, occupying: Bools) -> Ints:
     """(n,) per action, the last occupying one before it in its list; -1 without one."""
     count = len(occupying)
+    # Over all lists at once: a maximum that comes from before the list's own start is none.
     latest = np.maximum.accumulate(np.where(occupying, np.arange(count), -1))
     before = np.concatenate([[-1], latest[:-1]])
     begin = np.repeat(start[:-1], np.diff(start))

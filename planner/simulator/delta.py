@@ -126,6 +126,8 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
         else stage_blocks(strategy, s, tensors[s], len(tails[s]), patterns)
         for s, shape in enumerate(shapes)
     )
+    # Lists that differ in the names of tensors only keep their dependencies, which are positions in
+    # them, and their routes, which belong to pairs of devices.
     names = tuple(one.tensor for one in crossing)
     if before is not None and before._shapes == shapes and before.program.sums == sums:
         code, known = renamed(before.times.code, blocks, tensors, tails, names), before._prepared
@@ -133,6 +135,7 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
         code = assembled(blocks, tensors, tails, names)
         known = prepared(code, problem.topology)
     lists, work = Program(Lists(code), sums), workload(code, costs)
+    # The event loop is a function of `known` and `work` alone: equal input, equal times.
     if before and known is before._prepared and _same(work, before._workload):
         sizes = tuple(one.bytes for one in crossing)
         times = replace(before.times, code=code, piece_bytes=sizes)
@@ -167,6 +170,8 @@ def _stages_after(
     pairs = list(zip(before.strategy.stages, strategy.stages, strict=True))
     changed = [s for s, (old, new) in enumerate(pairs) if old.operators != new.operators]
     index, stage_of_each = operator_indices(graph), list(before._stages)
+    # Every operator was in exactly one stage. That still holds if the changed stages together have
+    # the operators that they had, and the rest of `violations` needs no pass over the graph.
     there = [name for s in changed for name in before.strategy.stages[s].operators]
     now = [name for s in changed for name in strategy.stages[s].operators]
     if sorted(there) != sorted(now):
@@ -204,6 +209,7 @@ def _crossings_after(
         return tuple(crossings_among(ranks, graph, stages))
     operators = [graph.operators[v] for v in _moved(before, stages)]
     touched = {name for o in operators for name in (*o.inputs, *o.outputs) if name in ranks}
+    # How a tensor crosses follows from the stages of its maker and its readers.
     if not touched:
         return before._crossing
     kept = [one for one in before._crossing if one.tensor not in touched]

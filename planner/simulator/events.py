@@ -98,19 +98,19 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
         ValueError: if the lists block each other, or the costs lack an action.
     """
     code = program.code
-    outcome = kernels.run(tasks(code, known.dependencies, program.members, *work), known.paths)
-    if not outcome.ended:
+    result = kernels.run(tasks(code, known.dependencies, program.members, *work), known.paths)
+    if not result.ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
-    if np.isnan(outcome.end_s).any():
+    if np.isnan(result.end_s).any():
         raise ValueError("an action of the program has no cost")
     return Times(
         code=code,
-        start_s=outcome.start_s,
-        end_s=outcome.end_s,
+        start_s=result.start_s,
+        end_s=result.end_s,
         piece_bytes=tuple(int(_bytes(costs, piece, 0)) for piece in code.pieces),
-        iteration_s=float(max(outcome.end_s.max(initial=0.0), outcome.posted_s.max(initial=0.0))),
-        post_s=outcome.post_s,
-        posted_s=outcome.posted_s,
+        iteration_s=float(max(result.end_s.max(initial=0.0), result.posted_s.max(initial=0.0))),
+        post_s=result.post_s,
+        posted_s=result.posted_s,
     )
 
 
@@ -155,7 +155,7 @@ def _sizes_bytes(code: Code, costs: ActionCosts) -> Floats:
     size_bytes = np.zeros(len(code))
     own = np.flatnonzero(code.kind == Kind.RECEIVE)
     if len(own):
-        sizes = [costs.wire * _bytes(costs, piece, nan) for piece in code.pieces]
+        sizes = [costs.link_share * _bytes(costs, piece, nan) for piece in code.pieces]
         size_bytes[own] = np.array(sizes)[code.piece[own]]
     return size_bytes
 

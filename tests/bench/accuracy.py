@@ -40,7 +40,7 @@ from tests.support.models import cached
 from tests.support.shaped_hosts import missing, on_hosts, on_ranks
 
 ROOT = Path(__file__).parents[2]
-PINNED = str(ROOT / "tests" / "support" / "pinned.py")
+PINNED = str(ROOT / "tests/support/pinned.py")
 DOCUMENT = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- make bench-accuracy: begin -->", "<!-- make bench-accuracy: end -->"
 SEED, STEPS, REPEATS = 1, 8, 2

@@ -1,4 +1,4 @@
-"""The constraint model on the instances of `netsplit_instances.py`: optimum or gap per seed.
+"""The constraint model on `tests/support/netsplit_instances.py`: optimum or gap per seed.
 
     python -m tests.bench.netsplit                              # 2, 4 and 8 devices, seeds 0 to 9
     python -m tests.bench.netsplit --devices 4 --seeds 0 1      # some of them

@@ -5,7 +5,7 @@ the tables of docs/solvers.md and docs/scaling.md, and its plot.
     python -m tests.bench.solvers --scaling       # some minutes
     python -m tests.bench.solvers --only piper,profiles
 
-Every case runs in a process of its own (`bench_cases.py`). This one imports nothing large: Linux
+Every case runs in a process of its own (`cases.py`). This one imports nothing large: Linux
 counts what a parent occupies into the peak of its children.
 """
 

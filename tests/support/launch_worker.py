@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 tests/support/launch_worker.py FOLDER
 
 Each rank writes FOLDER/RANK.json: {case: {parameter: relative error}}. Cases and the model are
-also what test_launch.py uses. All cases run in one start.
+also what tests/launcher/test_launch.py uses. All cases run in one start.
 """
 
 import json
@@ -23,7 +23,7 @@ from torch.nn import functional
 from planner.commands.ends import ranks_leave_at_once
 from planner.launcher.feed import choose_loss
 from planner.launcher.gradients import GradientBuffers
-from planner.launcher.run import Job, Settings, as_it_crosses, make_feed, make_part
+from planner.launcher.run import Settings, TrainingJob, as_it_crosses, make_feed, make_part
 from planner.launcher.runtime import Runtime
 from planner.launcher.world import World
 from planner.model import load
@@ -283,7 +283,7 @@ def run_case(case, folder, rank):
     assert violations(plan.strategy, model.graph, max(plan.ranks) + 1) == ()
     lists = program(plan.strategy, model.graph, plan.prediction.stages)
     assert dry_run(lists) is None
-    job = Job(plan, model, lists, choose_loss(model.graph, "auto"), "cpu")
+    job = TrainingJob(plan, model, lists, choose_loss(model.graph, "auto"), "cpu")
     world = World(plan.ranks, rank, lists, "cpu")
     part = make_part(job, world.device)
     capture = Capture(part.trained)

@@ -1,4 +1,4 @@
-"""`Topology` -> YAML that `clusters.read_topology` reads back as the same topology.
+"""`Topology` -> YAML that `clusters/yaml/read.py` reads back as the same topology.
 
 Every quantity is written in the largest unit in which six digits are exact, else with all its
 digits in the smallest one. Levels, patterns and templates are written out.

@@ -14,7 +14,7 @@ q. All in s.
     bottleneck              the largest work of a device or line
 
 Two cost models are of this form. Where transfers overlap with computation
-(`netsplit/bottleneck.py`), c is 0. Where they are part of a device's load
+(`solvers/netsplit/bottleneck.py`), c is 0. Where they are part of a device's load
 (`peers/dnn_partitioning/placement.py`), m is 0.
 """
 

@@ -1,10 +1,10 @@
 """NetSplit's second objective: the smallest bottleneck under the planner's own cost model, in the
 form of `solvers/bottleneck/model.py`. Items are groups of operators that share a device
-(`coplacement.py`), or single operators.
+(`solvers/placement/coplacement.py`), or single operators.
 
 As in the closed form (`costs/closed_form.py`), transfers overlap with the computation, and each
 direction between two devices is a line of its own: w is the time of both passes, c is 0, m the time
-of a transfer; a gradient takes the line back. Memory is (8) of `netsplit/model.py`.
+of a transfer; a gradient takes the line back. Memory is (8) of `model.py`.
 """
 
 import math

@@ -1,8 +1,8 @@
 """NetSplit's model in integers, as both engines build it (`cpsat_model.py`, `gurobi.py`).
 
 Legend: operators i, j; devices p, q; tensor t, made by i(t) and read by J(t); groups g of operators
-that share a device (`coplacement.py`), g(i) the group of i. f_ip, b_ip ticks of forward and
-backward of i on p; m_tpq ticks of a transfer of t from p to q, m_tpp = 0. Variables:
+that share a device (`solvers/placement/coplacement.py`), g(i) the group of i. f_ip, b_ip ticks of
+forward and backward of i on p; m_tpq ticks of a transfer of t from p to q, m_tpp = 0. Variables:
 
     x_gp            whether group g is on device p
     S_i, C_i        start and end of the forward of i; S'_i, C'_i of its backward
@@ -28,7 +28,7 @@ without readers is at least the end of all forwards). Then the two phases share 
 and each has its own clock. A tensor without gradient has no (5). A tensor is sent once to each
 device that reads it, and each of these sends one gradient back, over the reverse path. Transfers
 between one ordered pair of devices exclude each other, whichever links they share with other pairs.
-`timetable.py` runs (3) to (7).
+`solvers/placement/timetable.py` runs (3) to (7).
 
 `relaxed` is the model as it was published: no (6), (7) and (9); with an edge per reader,
 

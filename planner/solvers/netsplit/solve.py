@@ -10,7 +10,7 @@
     (4) a placement that the evaluator finds no room for is searched again, with less memory on the
         devices that were over                                                 `solve`
 
-The objective latency is the model's own, the objective bottleneck that of `netsplit/bottleneck.py`.
+The objective latency is the model's own, the objective bottleneck that of `bottleneck.py`.
 An iteration of several microbatches depends on both, so both are searched, and the judge chooses.
 Engines: CP-SAT, or gurobi if it is asked for and its licence covers the model.
 """

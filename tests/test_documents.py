@@ -1,0 +1,46 @@
+"""Documents, docstrings and comments name files that are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "planner"
+DOCUMENTS = (".", "docs", "profiles", "topologies")
+TEXTS = (
+    *sorted(path for folder in DOCUMENTS for path in (ROOT / folder).glob("*.md")),
+    *sorted(PACKAGE.rglob("*.py")),
+    *sorted(path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)),
+)
+# Modules may stand without backticks; folders stand in them.
+MODULE = re.compile(r"(?<![\w./-])[\w/-]+\.py\b(?![\w-])")
+FOLDER = re.compile(r"`([\w/-]+/)`")
+
+# Files that tests write.
+WRITTEN = {
+    "tests/bench/profile.py": {"training.py"},
+    "tests/launcher/test_launch.py": {"mine.py"},
+    "tests/solvers/test_registry.py": {"toy.py"},
+    "tests/support/memory_runs.py": {"worker.py"},
+    "tests/test_jit.py": {"a/b.py", "a/c.py", "solvers/deep/kernels.py", "solvers/kernels.py"},
+}
+
+
+def name_of(path):
+    """The path of a file of the repository, as texts write it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_every_file_and_folder_that_a_text_names_is_there(path):
+    text = path.read_text()
+    names = {*MODULE.findall(text), *FOLDER.findall(text)} - WRITTEN.get(name_of(path), set())
+    # Seen from the folder of the text, from the package, or from the root of the repository.
+    places = (path.parent, PACKAGE, ROOT)
+    assert [n for n in sorted(names) if not any((place / n).exists() for place in places)] == []
+
+
+def test_the_exceptions_are_needed():
+    for name, files in WRITTEN.items():
+        assert files <= set(MODULE.findall((ROOT / name).read_text())), name
