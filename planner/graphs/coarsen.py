@@ -11,7 +11,7 @@ apart and to order them. So both are tried in several proportions, and the one w
 is taken: wherever one would want to cut, there should be a downset of about that time that few
 bytes leave.
 
-Layers that repeat are found once (`blocks.py`) and merged alike, by the mean of their times. Cuts
+Layers that repeat are found once (`repeats.py`) and merged alike, by the mean of their times. Cuts
 inside a block and against the order are lost, which is why bounds are computed on the graph itself.
 """
 
@@ -23,7 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graph import Graph, consumers, predecessors, producers
-from planner.graphs.contraction import Blocks, Merger, Rule, blocks_after, contract, crossing_bytes
+from planner.graphs.contraction import (
+    Blocks,
+    Merger,
+    MergeRule,
+    blocks_after,
+    contract,
+    crossing_bytes,
+)
 from planner.graphs.downsets import count_downsets, downsets, waiting, widest
 from planner.graphs.repeats import Repeat, repeats, representatives
 from planner.support.arrays import Floats
@@ -55,7 +62,7 @@ class Coarsening:
     blocks: tuple[tuple[int, ...], ...]
     predecessors: tuple[tuple[int, ...], ...]
     num_downsets: int
-    merged: tuple[tuple[Rule, int], ...] = ()
+    merged: tuple[tuple[MergeRule, int], ...] = ()
     repeats: tuple[Repeat, ...] = ()
     window: int | None = None
 
@@ -69,7 +76,7 @@ def summary(coarsening: Coarsening) -> str:
     """What was done to the graph, in words.
 
     >>> layers = (Repeat(first=0, period=2, count=2),)
-    >>> summary(Coarsening(((0, 1), (2, 3)), ((), (0,)), 3, ((Rule.CHAIN, 2),), layers))
+    >>> summary(Coarsening(((0, 1), (2, 3)), ((), (0,)), 3, ((MergeRule.CHAIN, 2),), layers))
     '4 operators in 2 blocks (3 downsets): 2 merged along chains, 2 layers of 2 operators alike'
     """
     size = sum(len(block) for block in coarsening.blocks)

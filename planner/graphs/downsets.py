@@ -133,7 +133,7 @@ def _num_words(num_nodes: int) -> int:
 # ------------------------------------------------------------------------ the enumeration
 
 
-class _Graph(NamedTuple):
+class _Adjacency(NamedTuple):
     """A DAG as lists: the predecessors of v are feeds[feeds_start[v]:feeds_start[v + 1]], its
     successors those of `fed`, ascending.
     """
@@ -175,7 +175,7 @@ def _enumerated(predecessors: Sequence[Sequence[int]], limit: int) -> Downsets:
     The arrays are allocated here, and larger ones where they do not suffice: compiling is quicker
     without.
     """
-    graph = _Graph(*csr(predecessors), *csr(successors(predecessors)))
+    graph = _Adjacency(*csr(predecessors), *csr(successors(predecessors)))
     words, rows, width = _num_words(len(predecessors)), _ROOM, _WIDTH
     while True:
         room = _Room(
@@ -238,7 +238,7 @@ def _slot_of(room: _Room, i: int, v: int, code: np.uint64) -> int:
 
 
 @inner
-def _holds_predecessors(graph: _Graph, room: _Room, i: int, v: int) -> bool:
+def _holds_predecessors(graph: _Adjacency, room: _Room, i: int, v: int) -> bool:
     """Whether downset i holds every predecessor of a node."""
     one = np.uint64(1)
     holds = True
@@ -249,7 +249,7 @@ def _holds_predecessors(graph: _Graph, room: _Room, i: int, v: int) -> bool:
 
 
 @inner
-def _write_ready(graph: _Graph, room: _Room, i: int, e: int, new: int) -> int:
+def _write_ready(graph: _Adjacency, room: _Room, i: int, e: int, new: int) -> int:
     """Writes the nodes that are ready in downset `new`, which is i with the node of cover e: those
     that were ready in i, and those that this node was the last to hold up; ascending.
 
@@ -275,7 +275,7 @@ def _write_ready(graph: _Graph, room: _Room, i: int, e: int, new: int) -> int:
 
 
 @njit
-def _enumerate(graph: _Graph, limit: int, room: _Room) -> int:
+def _enumerate(graph: _Adjacency, limit: int, room: _Room) -> int:
     """Fills the fields of `Downsets`, and gives their number; more than the limit if there are more
     than that. Else one of the two codes for too little room.
 

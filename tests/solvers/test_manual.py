@@ -11,8 +11,7 @@ from planner.errors import OptionError
 from planner.files import write_profile
 from planner.graph import predecessors
 from planner.judging.portfolio import compare
-from planner.solvers.manual.options import Manual
-from planner.solvers.manual.solve import solve, stages_of
+from planner.solvers.manual import Manual, solve, stages_of
 from planner.strategy import violations
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run

@@ -12,7 +12,7 @@ import pytest
 import cli
 from planner.files import write_profile
 from planner.problem import Options, switches_of
-from planner.solvers.manual.options import Manual
+from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.registry import SOLVERS, automatic, option_fields, own_options, with_given

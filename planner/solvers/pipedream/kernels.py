@@ -81,12 +81,14 @@ def last_stages(t: LevelTables, j: int, least: int, last: Floats, size: Floats) 
         for q in range(t.machines):
             last[k, q] = np.inf
             if q < t.widest and t.before[j, k]:
-                found = last_s(t.compute[k + 1, j], parameters, q + 1, t.bandwidth)
+                stage_s = last_s(t.compute[k + 1, j], parameters, q + 1, t.bandwidth)
                 if t.ratio > 0:
-                    found = max(found, transfer_s(t.outputs[k], q + 1, t.bandwidth, t.ratio))
+                    stage_s = max(stage_s, transfer_s(t.outputs[k], q + 1, t.bandwidth, t.ratio))
                     if j < end:
-                        found = max(found, transfer_s(t.outputs[j], q + 1, t.bandwidth, t.ratio))
-                last[k, q] = found
+                        stage_s = max(
+                            stage_s, transfer_s(t.outputs[j], q + 1, t.bandwidth, t.ratio)
+                        )
+                last[k, q] = stage_s
 
 
 @njit

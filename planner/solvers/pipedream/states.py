@@ -91,13 +91,13 @@ def _augmented(relations: _Relations, inside: int) -> int:
     """An antichain and, for each member x, the nodes z before x that feed something that is neither
     before x nor x itself.
     """
-    found = inside
+    augmented = inside
     for x in _bits(inside):
         behind = relations.ancestors[x] | 1 << x
         for z in _bits(relations.ancestors[x] & relations.forks):
             if relations.feeds[z] & ~behind:
-                found |= 1 << z
-    return found
+                augmented |= 1 << z
+    return augmented
 
 
 def augmented_antichain(
@@ -144,8 +144,8 @@ def next_antichains(
     """
     relations = _relations(predecessors)
     inside = sum(1 << v for v in antichain)
-    found = _next(relations, inside, _augmented(relations, inside))
-    return tuple(dict.fromkeys(tuple(_bits(mask)) for mask in found))
+    masks = _next(relations, inside, _augmented(relations, inside))
+    return tuple(dict.fromkeys(tuple(_bits(mask)) for mask in masks))
 
 
 def pipedream_states(predecessors: Sequence[Sequence[int]], limit: int) -> States | None:
@@ -188,10 +188,10 @@ def pipedream_states(predecessors: Sequence[Sequence[int]], limit: int) -> State
 
 def _closed(relations: _Relations, inside: int) -> int:
     """The members and all that comes before them."""
-    found = inside
+    downset = inside
     for x in _bits(inside):
-        found |= relations.ancestors[x]
-    return found
+        downset |= relations.ancestors[x]
+    return downset
 
 
 def _depth_first(edges: dict[int, list[int]]) -> list[int]:
