@@ -255,7 +255,7 @@ def best_bottleneck(graph, times, coarse, num_stages, s_per_byte):
             if least is not None:
                 reached[i] = least
         best.append(reached)
-    return min(found.get(len(cuts) - 1, float("inf")) for found in best)
+    return min(of_cuts.get(len(cuts) - 1, float("inf")) for of_cuts in best)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("transformer", 1.02), ("nasnet", 1.08)])
@@ -292,8 +292,8 @@ def test_noise_of_measuring_does_not_hide_repeats():
 def test_a_layer_that_takes_much_longer_is_no_repeat():
     third = range(3 + 2 * PERIOD, 3 + 3 * PERIOD)
     graph, times = transformer(12, noise=lambda i: 3.0 if i in third else 1.0)
-    found = [repeat for repeat in repeats(graph, times) if repeat.period == PERIOD]
-    assert found == [Repeat(3, PERIOD, 2), Repeat(3 + 3 * PERIOD, PERIOD, 9)]
+    runs = [repeat for repeat in repeats(graph, times) if repeat.period == PERIOD]
+    assert runs == [Repeat(3, PERIOD, 2), Repeat(3 + 3 * PERIOD, PERIOD, 9)]
 
 
 def test_layers_with_other_shapes_are_no_repeats():
