@@ -130,6 +130,7 @@ def coarsen(
         detour = _detour(graph, times, s_per_byte, option)
         if best is None or detour < least:
             best, least = option, detour
+        # Fewer blocks would fit without an order as well, and only lose more cuts.
         if option.window is None:
             return best
         num_blocks = int(_FEWER * len(blocks.members))
@@ -187,11 +188,14 @@ def _cuts(graph: Graph, times: Sequence[float], option: Coarsening) -> tuple[Flo
     subsets = downsets(option.predecessors)
     count = len(subsets.masks)
     parent, added = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    # Of the covers that lead to a downset any will do; the last one written stays. Smaller downsets
+    # come first, so what a parent has is known.
     parent[subsets.cover] = np.repeat(np.arange(count), np.diff(subsets.start))
     added[subsets.cover] = subsets.added
     inside, at_s, sent_bytes = [0], [0.0], [0]
     for before, block in zip(parent[1:].tolist(), added[1:].tolist(), strict=True):
         now = inside[before] | 1 << block
+        # A tensor leaves the downset until the last of its readers is inside.
         arrived = sum(size for size, readers in receives[block] if not readers & ~now)
         inside.append(now)
         at_s.append(at_s[before] + block_s[block])

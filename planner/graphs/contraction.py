@@ -180,8 +180,11 @@ class _Contraction:
         decision = -1
         while self._heap:
             loss, same, _, u, v = heapq.heappop(self._heap)
+            # Entries stay in the heap when blocks merge. Those of blocks that are gone are left out
+            # here; those that have become dearer wait for their turn again.
             if u not in self._blocks or v not in self._after[u]:
                 continue
+            # Only between decisions, so that a decision sees the same waists in all layers.
             if decided != (loss, same) and len(self._blocks) < _STALE * self._when_found:
                 self._find_waists()
                 continue
@@ -189,6 +192,7 @@ class _Contraction:
             if now is None or now > loss:
                 self._offer({(u, v)})
                 continue
+            # The same loss at the same place of a layer: the same decision.
             decision += decided != (loss, same)
             decided = loss, same
             self._merge(u, v, self._rule(u, v, loss), decision)
@@ -301,6 +305,8 @@ class _Contraction:
     def _merge(self, u: int, v: int, rule: MergeRule, decision: int) -> None:
         """Puts v into u."""
         place = self._place
+        # The block comes after all sources of v: where u is not the last of them it takes the place
+        # of v, and then v is the first of u's consumers, so it still comes before all others.
         behind = v in self._after[u] and place[u] < max([place[w] for w in self._before[v]])
         self.mergers.append(Merger(u, v, behind, rule, decision))
         self._join(u, v)
@@ -330,6 +336,7 @@ class _Contraction:
             self._readers[i].remove(v)
             self._readers[i].add(u)
         self._read[u] |= self._read[v]
+        # Made and read inside from now on; what nobody else reads is sent no more.
         for i in self._made[u] & self._read[u]:
             self._read[u].remove(i)
             self._readers[i].remove(u)
@@ -355,6 +362,8 @@ class _Contraction:
 
 def _only_ends(numbers: Iterable[int], partner: Sequence[int]) -> set[int]:
     """Of numbers gone through in order, those at which no other one so far lacks its partner."""
+    # A number begins to wait at its turn, and ends the wait of all whose partner it is. If one
+    # waits then, it is the number itself, which waits for later ones or for ever.
     ends, waiting, awaited = set(), 0, Counter(p for p in partner if p >= 0)
     for i in numbers:
         waiting += 1 - awaited[i]

@@ -299,6 +299,7 @@ def _enumerate(graph: _Adjacency, limit: int, room: _Room) -> int:
             if room.table[slot] < 0:
                 if count == masks.shape[0]:
                     return _TOO_FEW_ROWS
+                # At most: what is ready in i, and all that v feeds.
                 most_ready = start[i + 1] - start[i] + graph.fed_start[v + 1] - graph.fed_start[v]
                 if start[count] + most_ready > added.shape[0]:
                     return _TOO_FEW_COVERS
@@ -308,6 +309,7 @@ def _enumerate(graph: _Adjacency, limit: int, room: _Room) -> int:
                     masks[count, w] = _word_with(room, i, v, w)
                 start[count + 1] = _write_ready(graph, room, i, e, count)
                 count += 1
+            # Made now or before, by adding the same nodes in another order.
             room.cover[e] = room.table[slot]
         i += 1
     return count
@@ -346,6 +348,8 @@ def widest(predecessors: Sequence[Sequence[int]], order: Sequence[int], limit: i
     """The widest window that leaves at most `limit` downsets, of which there are more without; 0
     if none does. Arguments as `windowed`.
     """
+    # A wider window asks for less waiting, so it leaves every downset that a narrower one does: the
+    # number grows with the window, and bisection is right.
     fits, too_wide = 0, 1
     while count_downsets(waiting(predecessors, order, too_wide), limit) <= limit:
         fits, too_wide = too_wide, 2 * too_wide
@@ -369,6 +373,8 @@ def waiting(
     """
     sources: list[tuple[int, ...]] = [()] * len(order)
     for i, v in enumerate(order):
+        # The places up to i - window - 1 are waited for. The last of them waits for all up to i - 2
+        # window - 2, so the window + 1 places between are enough.
         before = order[max(0, i - 2 * window - 1) : max(0, i - window)]
         sources[v] = tuple(sorted({*predecessors[v], *before}))
     return tuple(sources)

@@ -274,6 +274,8 @@ def _stages_from(
             continue
         j, v = cover[turn[d]], added[turn[d]]
         turn[d] += 1
+        # A stage is the same by every path to it, so it is looked at once. `_live_states` has
+        # looked at the one that takes everything.
         if seen[j] == i or j == last:
             continue
         seen[j] = i
@@ -286,6 +288,8 @@ def _stages_from(
                 crossing += cost[e]
                 if before[e] > 0:
                     staying += cost[e]
+            # All blocks that touch it are inside, so it crosses no more: the cost of what crosses
+            # may fall while the stage grows, and no walk turns back for it.
             if inside[e] == degree[e]:
                 crossing -= cost[e]
         time, cpu_time = figures[d, TIME] + loads.time[v], figures[d, CPU_TIME] + loads.cpu_time[v]

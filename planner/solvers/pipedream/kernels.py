@@ -120,11 +120,14 @@ def fill(t: LevelTables) -> Floats:
                 best[j, m, i] = whole(t, i, j, m)
             if m > 0 and t.fewer:
                 stop = min(rows, j)
+                # One machine left out: nothing stands behind, so the time is that on m machines.
                 improve(best[j, m, :stop], best[j, m - 1, :stop], -np.inf)
             for k in range(j):
                 if not t.before[j, k]:
                     continue
                 stop = min(rows, k + 1)
+                # The last stage is k+1..j on q + 1 machines. It leaves m - q of them, at index m -
+                # 1 - q, to the states up to k, whose tables are final since k < j.
                 for q in range(min(m, t.widest)):
                     if stashed(n, m + 1, q + 1) * stage_bytes[k] > t.memory:
                         continue

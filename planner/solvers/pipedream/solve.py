@@ -261,6 +261,8 @@ def _level_stages(t: kernels.LevelTables, best: Floats, i: int, j: int) -> list[
     last, size = np.empty((len(t.parameters), t.machines)), np.empty(len(t.parameters))
     while True:
         value, choice = kernels.whole(t, i, j, m), _LevelStage(i, j, m + 1, split=False)
+        # The tables hold times only, so the choice is made again, as in `fill`. Of equal times no
+        # split goes first, then fewer machines, then the earliest state, then the narrowest stage.
         inherited = t.fewer and m > 0 and j > i and best[j, m - 1, i] < value
         if inherited:
             value = best[j, m - 1, i]
@@ -269,6 +271,7 @@ def _level_stages(t: kernels.LevelTables, best: Floats, i: int, j: int) -> list[
             width = min(m, t.widest)
             times = [kernels.stashed(t.machines, m + 1, q + 1) for q in range(width)]
             fits = size[i:j, None] * np.array(times)[None, :] <= t.memory
+            # Column q: the machines that a last stage on q + 1 of them leaves.
             before = best[i:j, m - width : m, i][:, ::-1]
             option = np.where(fits, np.maximum(before, last[i:j, :width]), np.inf)
             k, q = divmod(int(option.argmin()), width)
@@ -338,6 +341,7 @@ def _leaves(
             around,
             first=piece.first,
             last=piece.last,
+            # A machine of this level has `size` devices, so machine r begins r x size devices on.
             devices=tuple(d + (taken + r) * size for d in around.devices for r in range(m)),
             replicas=(m, *around.replicas),
             synchronisation_s=around.synchronisation_s + synchronisation_s,
@@ -373,6 +377,7 @@ def _flattened(
             leaves.append(leaf)
             inside.append([v for i, v in enumerate(kept) if new >> i & 1])
     stage_of = {v: s for s, stage in enumerate(inside) for v in stage}
+    # The sinks that were not planned (`_planned`) run with the last of their sources.
     for v, feeds in enumerate(predecessors(graph)):
         if v not in stage_of:
             stage_of[v] = max((stage_of[u] for u in feeds), default=0)

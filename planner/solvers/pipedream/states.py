@@ -37,6 +37,7 @@ class States:
 def _bits(mask: int) -> Iterator[int]:
     """The nodes of a bitmask, ascending."""
     while mask:
+        # The lowest bit that is set.
         low = mask & -mask
         mask ^= low
         yield low.bit_length() - 1
@@ -125,6 +126,7 @@ def _next(relations: _Relations, inside: int, augmented: int) -> Iterator[int]:
     """
     for u in _bits(augmented):
         for o in _bits(relations.feeds[u] & ~inside):
+            # Then o is in the downset already.
             if relations.descendants[o] & augmented:
                 continue
             larger = inside | 1 << o
@@ -178,6 +180,7 @@ def pipedream_states(predecessors: Sequence[Sequence[int]], limit: int) -> State
     before = [0] * len(order)
     for k, mask in enumerate(order):
         for there in edges[mask]:
+            # The order is topological, so what comes before state k is complete at its turn.
             before[index[there]] |= before[k] | 1 << k
     return States(
         antichains=tuple(tuple(_bits(augmented[mask])) for mask in order),
@@ -200,6 +203,7 @@ def _depth_first(edges: dict[int, list[int]]) -> list[int]:
     """
     finished: list[int] = []
     first = next(iter(edges))
+    # A stack instead of recursion: a chain may have more states than Python has frames.
     seen, path = {first}, [(first, iter(edges[first]))]
     while path:
         mask, ahead = path[-1]
