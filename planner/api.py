@@ -866,8 +866,8 @@ def simulate_stages(
         OptionError: if an operator is unknown, or options contradict each other.
     """
     from planner.judging.problems import problems_for, sized
-    from planner.solvers.manual.options import Manual
-    from planner.solvers.manual.solve import solve as solve_stages
+    from planner.solvers.manual import Manual
+    from planner.solvers.manual import solve as solve_stages
 
     profiles, path = _profiles(profile)
     search = Search(switches=(Manual(tuple(cuts), tuple(replicas)),))
