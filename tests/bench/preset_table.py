@@ -18,10 +18,10 @@ HEAD = f"""\
 # Topologies that ship with the planner
 
 Made by `make docs`. All-reduce is the time for 100 MB over all devices: by measured times where the
-file has them for all devices, else by a ring, with the bandwidth of its slowest link. Links are counted
-by kind, both directions as one, with their bandwidth per direction.
-[topologies/README.md](../topologies/README.md) describes the format. Each file names the sources of its
-figures. `local` is shown for --gpus {ASKED}.
+file has them for all devices, else by a ring, with the bandwidth of its slowest link. Links are
+counted by kind, both directions as one, with their bandwidth per direction.
+[topologies/README.md](../topologies/README.md) describes the format. Each file names the sources of
+its figures. `local` is shown for --gpus {ASKED}.
 
 | topology | hosts | devices | links | all-reduce of 100 MB | by |
 |---|---|---|---|---|---|
