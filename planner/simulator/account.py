@@ -1,5 +1,5 @@
-"""The description of one iteration of a strategy: its timeline with memory, why devices idle, and the
-critical path.
+"""The description of one iteration of a strategy: its timeline with memory, the causes of idle
+time, and the critical path.
 """
 
 from collections.abc import Mapping
