@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache, lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -457,5 +456,6 @@ def newest_profile(folder: Path) -> Path:
 
 def shipped(folder: str) -> Path:
     """A folder of data: in a checkout at its root, else inside the installed package."""
-    root = Path(__file__).resolve().parent.parent / folder
-    return root if root.is_dir() else Path(str(resources.files(f"planner.data.{folder}")))
+    package = Path(__file__).resolve().parent
+    root = package.parent / folder
+    return root if root.is_dir() else package / "data" / folder

@@ -1,6 +1,10 @@
 """Files: every mistake is a `FileError` that names the file and the field."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,6 +269,22 @@ def test_a_file_is_parsed_once_until_it_changes(tmp_path):
     assert read_profile(path).microbatch_size == 3
     path.write_text(json.dumps(plain_profile()))
     assert artefact_hash(read_profile(path)) == artefact_hash(replace(profile))
+
+
+def test_an_installed_package_has_its_presets(tmp_path):
+    """Laid out as the `package-dir` of pyproject.toml has it."""
+    root = Path(__file__).parents[1]
+    for source, target in (("planner", "planner"), ("topologies", "planner/data/topologies")):
+        shutil.copytree(
+            root / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    code = "from planner.reports.clusters import presets; print(*(one.name for one in presets()))"
+    command = [sys.executable, "-c", code]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    shown = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert {"p3", "local"} <= set(shown.stdout.split())
 
 
 # ---------------------------------------------------------------------------------- strategies
