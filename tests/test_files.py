@@ -219,6 +219,18 @@ def test_a_profile_of_the_wrong_kind(tmp_path, content, said):
     assert "make one with: planner profile MODEL.onnx" in found
 
 
+def test_text_that_is_no_unicode(tmp_path):
+    path = tmp_path / "s.json"
+    path.write_text('{"format": "planner-strategy/2", "solver": "\\ud800"}')
+    with pytest.raises(FileError, match="s.json: Invalid JSON"):
+        read_plan(path)
+
+
+def test_a_name_that_no_file_has():
+    with pytest.raises(FileError, match="there is no such file"):
+        read_profile(Path("a\0b"))
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(FileError, match="this is a folder; give a file in it"):
         read_profile(tmp_path)
