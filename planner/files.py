@@ -12,12 +12,11 @@ import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache, lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, core_schema, to_json
+from pydantic_core import CoreSchema, core_schema
 
 from planner.calibration import CalibrationFile
 from planner.errors import FileError
@@ -286,7 +285,7 @@ def read_text(path: Path, form: str, advice: str) -> str:
     """
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # no file has a name with a zero byte
         raise FileError(f"{path}: there is no such file") from None
     except IsADirectoryError:
         raise FileError(
@@ -335,7 +334,7 @@ def _artefact(kind: Any, text: str) -> Any:
         ValidationError: if it is malformed.
     """
     plain = {name: value for name, value in json_of(text).items() if name != "format"}
-    return _adapter(kind).validate_json(to_json(plain, inf_nan_mode="constants"))
+    return _adapter(kind).validate_json(json.dumps(plain))
 
 
 def _read(
@@ -426,7 +425,7 @@ def plan_from_plain(plain: object, path: Path) -> Plan:
         FileError: if it is malformed.
     """
     try:
-        plan: Plan = _adapter(Plan).validate_json(to_json(plain, inf_nan_mode="constants"))
+        plan: Plan = _adapter(Plan).validate_json(json.dumps(plain))
     except ValidationError as error:
         raise complaint(path, error) from None
     return _runnable(plan, path)
@@ -457,5 +456,6 @@ def newest_profile(folder: Path) -> Path:
 
 def shipped(folder: str) -> Path:
     """A folder of data: in a checkout at its root, else inside the installed package."""
-    root = Path(__file__).resolve().parent.parent / folder
-    return root if root.is_dir() else Path(str(resources.files(f"planner.data.{folder}")))
+    package = Path(__file__).resolve().parent
+    root = package.parent / folder
+    return root if root.is_dir() else package / "data" / folder

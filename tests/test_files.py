@@ -1,6 +1,10 @@
 """Files: every mistake is a `FileError` that names the file and the field."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,6 +219,18 @@ def test_a_profile_of_the_wrong_kind(tmp_path, content, said):
     assert "make one with: planner profile MODEL.onnx" in found
 
 
+def test_text_that_is_no_unicode(tmp_path):
+    path = tmp_path / "s.json"
+    path.write_text('{"format": "planner-strategy/2", "solver": "\\ud800"}')
+    with pytest.raises(FileError, match="s.json: Invalid JSON"):
+        read_plan(path)
+
+
+def test_a_name_that_no_file_has():
+    with pytest.raises(FileError, match="there is no such file"):
+        read_profile(Path("a\0b"))
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(FileError, match="this is a folder; give a file in it"):
         read_profile(tmp_path)
@@ -265,6 +281,22 @@ def test_a_file_is_parsed_once_until_it_changes(tmp_path):
     assert read_profile(path).microbatch_size == 3
     path.write_text(json.dumps(plain_profile()))
     assert artefact_hash(read_profile(path)) == artefact_hash(replace(profile))
+
+
+def test_an_installed_package_has_its_presets(tmp_path):
+    """Laid out as the `package-dir` of pyproject.toml has it."""
+    root = Path(__file__).parents[1]
+    for source, target in (("planner", "planner"), ("topologies", "planner/data/topologies")):
+        shutil.copytree(
+            root / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    code = "from planner.reports.clusters import presets; print(*(one.name for one in presets()))"
+    command = [sys.executable, "-c", code]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    shown = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert {"p3", "local"} <= set(shown.stdout.split())
 
 
 # ---------------------------------------------------------------------------------- strategies
