@@ -468,7 +468,7 @@ def _search(sweep: Sweep) -> None:
         # The labels of this cut were made by stages that end at later cuts, so all of them are
         # there. Without any, no pipeline has this cut.
         num_active = _activate(head, sweep.scratch.active, j)
-        if num_active > 0:
+        if num_active > 0 and _has_room(sweep):
             _put_stages_in_front(sweep, j, num_active)
 
 
@@ -550,11 +550,8 @@ def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> Fro
     forward, backward = _slowest_passes(sweep, stage, to, again)
     # A bottleneck is that of a steady pipeline: enough microbatches in flight.
     warmup = moves.w[to] if sweep.options.total > 0.0 else rounds
-    spread = (
-        _least_period(sweep.times.ahead[i], _devices_left(sweep, to), sweep.options)
-        if i > 0
-        else 0.0
-    )
+    ahead, left = sweep.times.ahead[i], _devices_left(sweep, to)
+    spread = _least_period(ahead, left, sweep.options) if i > 0 else 0.0
     tail = _tail_s(moves, stage, to)
     return FrontPrice(forward, backward, send, back, tail, rounds, warmup, again, spread)
 
@@ -759,6 +756,7 @@ def _insert(
     i, c = link[new, DOWNSET], link[new, COMBINATION]
     label = head[i, c]
     while label >= 0:
+        # Safe: what comes in front of the new one can come in front of the other, for no more.
         if _beats(value, label, new):
             return 0, False
         label = link[label, NEXT]
@@ -775,6 +773,7 @@ def _insert(
             count += 1
             before = label
         label = following
+    # Not safe, which the caller is told: one that is dropped may lead to the best pipeline.
     full = count >= max_labels
     if full:
         if _sum(value, new) >= largest:
