@@ -9,10 +9,10 @@
 The functions are those of `planner.api`, which is loaded when one of them is first asked for. The
 way from a model to a trained model, a folder or file for each step:
 
-    model/ -> graph.py -> profilers/ -> profiles.py                     what the operators cost
-    clusters/ -> topology.py                                            what the devices can do
-    request.py, problem.py -> costs/, solvers/ -> strategy.py           who runs what
-    schedules/ -> simulator/                                            when, and how long it takes
+    model/ -> graph.py -> profilers/ -> profiles.py                     costs of the operators
+    clusters/ -> topology.py                                            devices and links
+    request.py, problem.py -> costs/, solvers/ -> strategy.py           a device for every operator
+    schedules/ -> simulator/                                            the times of one iteration
     judging/ -> plan.py -> reports/, partition.py, launcher/            choose, show, write, run
 """
 

@@ -8,9 +8,9 @@ the frozen types of `planner.request`. Mistakes are `PlannerError`s, ready to pr
 told to callbacks. Nothing is printed. Files are written by the functions whose names begin with
 `write`, by `convert`, by `launch` for its trace, and by `profile` for its cache.
 
-    profile, rescale, compare_engines           what operators cost
-    solve, compare, solve_under, sensitivity    who runs what
-    simulate, simulate_stages                   how long that takes
+    profile, rescale, compare_engines           the costs of operators
+    solve, compare, solve_under, sensitivity    a plan, and its bottlenecks
+    simulate, simulate_stages                   one iteration of a plan
     launch, start_launch, probe, start_probe    training, and measuring the cluster
     compare_traces, calibrate                   measured beside predicted
     convert, import_topology                    other formats
@@ -113,7 +113,7 @@ def profile(
     progress: Callable[[int, int], None] = lambda done, total: None,
     effort: "Callable[[Effort], None]" = lambda effort: None,
 ) -> "Profile":
-    """What each operator of a model costs: forward and backward time, and what it keeps in memory.
+    """The costs of each operator of a model: forward and backward time, and memory.
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
@@ -129,7 +129,7 @@ def profile(
         cache: whether measurements made on this machine are reused, and new ones stored.
         seed: of the synthetic inputs.
         progress: called with the number of operators done, and of all.
-        effort: called once with what the measuring took, where the engine knows it.
+        effort: called once with the effort of the measurement, where the engine knows it.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
@@ -477,7 +477,8 @@ class Plans:
 
     def __repr__(self) -> str:
         """One line: the fields hold the profiles and every plan."""
-        asked = f"of {len(self.comparison.rows)} rows, {self.num_devices} devices"
+        rows = len(self.comparison.rows)
+        asked = f"of {rows} row{'s' * (rows != 1)}, {self.num_devices} devices"
         if self.plan is None:
             return f"<Plans {asked}: no strategy fits>"
         return f"<Plans {asked}: {self.plan.solver}, {_iteration(self.plan)}>"
@@ -866,8 +867,8 @@ def simulate_stages(
         OptionError: if an operator is unknown, or options contradict each other.
     """
     from planner.judging.problems import problems_for, sized
-    from planner.solvers.manual.options import Manual
-    from planner.solvers.manual.solve import solve as solve_stages
+    from planner.solvers.manual import Manual
+    from planner.solvers.manual import solve as solve_stages
 
     profiles, path = _profiles(profile)
     search = Search(switches=(Manual(tuple(cuts), tuple(replicas)),))
@@ -908,7 +909,7 @@ def write_trace(simulation: Simulation, path: File) -> None:
 
 
 def write_svg(artefact: "Simulation | Topology", path: File) -> None:
-    """Writes a picture: of a simulated iteration what every device does when, of a topology its
+    """Writes a picture: of a simulated iteration the actions of every device, of a topology its
     devices and links.
 
     Raises:

@@ -1,5 +1,5 @@
-"""What a user asks for, in the words of the command line: the options that several functions of the
-library and several commands share. Options of one function only are its keyword arguments.
+"""The options that several functions of the library and several commands share, in the words of the
+command line. Options of one function only are its keyword arguments.
 
 Sizes are bytes, or text with a unit such as "8 GiB". Choices are given by their names; an unknown
 one is an `OptionError` that lists the known ones, raised where the options are used.
@@ -22,7 +22,7 @@ class Training:
             leaves the choice to `solve`, and takes the largest elsewhere.
         schedule: "1f1b" or "gpipe".
         optimizer: "sgd", "momentum", "adam" or "adamw".
-        objective: what is minimised: "iteration", "bottleneck" or "latency".
+        objective: the figure to minimise: "iteration", "bottleneck" or "latency".
         recompute: whether forward passes run twice instead of stashing: "auto", "none" or "full".
         device_memory: memory of each device, instead of the topology's; None keeps that.
         reserve: memory of each device that plans leave free.

@@ -19,6 +19,7 @@ from planner.calibration import Calibration, CalibrationFile
 from planner.clusters.yaml.read import read_topology
 from planner.errors import FileError, OptionError
 from planner.files import artefact_hash, calibration_path, write_calibration
+from planner.units import format_seconds
 from tests.support.builders import cluster, graph_of, profile_of, unit_type
 from tests.support.commands import chain_on_two_hosts, run
 
@@ -191,10 +192,21 @@ def test_sizes_are_bytes_or_text():
 
 def test_where_nothing_fits_there_is_no_plan():
     topology = cluster([unit_type(memory=10)] * 2)
-    plans = planner.solve(chain(), topology=topology, training=planner.Training(reserve=0))
+    training = planner.Training(reserve=0)
+    plans = planner.solve(chain(), topology=topology, solvers=["even"], training=training)
     assert plans.plan is None
+    assert repr(plans) == "<Plans of 1 row, 2 devices: no strategy fits>"
     assert plans.best is None
     assert planner.sensitivity(plans) == ()
+
+
+def test_answers_are_one_line_in_a_notebook():
+    topology = cluster([unit_type()] * 2)
+    plans = planner.solve(chain(), topology=topology, solvers=["single"])
+    simulation = planner.simulate(plans.plan, profile=chain(), topology=topology)
+    time = f"{format_seconds(plans.plan.prediction.iteration_s)} per iteration"
+    assert repr(plans) == f"<Plans of 1 row, 2 devices: single, {time}>"
+    assert repr(simulation) == f"<Simulation of {simulation.num_actions} actions: {time}>"
 
 
 def test_progress_hears_of_every_solver():

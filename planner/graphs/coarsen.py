@@ -23,7 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graph import Graph, consumers, predecessors, producers
-from planner.graphs.contraction import Blocks, Merger, Rule, blocks_after, contract, crossing_bytes
+from planner.graphs.contraction import (
+    Blocks,
+    Merger,
+    MergeRule,
+    blocks_after,
+    contract,
+    crossing_bytes,
+)
 from planner.graphs.downsets import count_downsets, downsets, waiting, widest
 from planner.graphs.repeats import Repeat, repeats, representatives
 from planner.support.arrays import Floats
@@ -55,7 +62,7 @@ class Coarsening:
     blocks: tuple[tuple[int, ...], ...]
     predecessors: tuple[tuple[int, ...], ...]
     num_downsets: int
-    merged: tuple[tuple[Rule, int], ...] = ()
+    merged: tuple[tuple[MergeRule, int], ...] = ()
     repeats: tuple[Repeat, ...] = ()
     window: int | None = None
 
@@ -69,7 +76,7 @@ def summary(coarsening: Coarsening) -> str:
     """What was done to the graph, in words.
 
     >>> layers = (Repeat(first=0, period=2, count=2),)
-    >>> summary(Coarsening(((0, 1), (2, 3)), ((), (0,)), 3, ((Rule.CHAIN, 2),), layers))
+    >>> summary(Coarsening(((0, 1), (2, 3)), ((), (0,)), 3, ((MergeRule.CHAIN, 2),), layers))
     '4 operators in 2 blocks (3 downsets): 2 merged along chains, 2 layers of 2 operators alike'
     """
     size = sum(len(block) for block in coarsening.blocks)
@@ -123,6 +130,7 @@ def coarsen(
         detour = _detour(graph, times, s_per_byte, option)
         if best is None or detour < least:
             best, least = option, detour
+        # Fewer blocks would fit without an order as well, and only lose more cuts.
         if option.window is None:
             return best
         num_blocks = int(_FEWER * len(blocks.members))
@@ -180,11 +188,14 @@ def _cuts(graph: Graph, times: Sequence[float], option: Coarsening) -> tuple[Flo
     subsets = downsets(option.predecessors)
     count = len(subsets.masks)
     parent, added = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    # Of the covers that lead to a downset any will do; the last one written stays. Smaller downsets
+    # come first, so what a parent has is known.
     parent[subsets.cover] = np.repeat(np.arange(count), np.diff(subsets.start))
     added[subsets.cover] = subsets.added
     inside, at_s, sent_bytes = [0], [0.0], [0]
     for before, block in zip(parent[1:].tolist(), added[1:].tolist(), strict=True):
         now = inside[before] | 1 << block
+        # A tensor leaves the downset until the last of its readers is inside.
         arrived = sum(size for size, readers in receives[block] if not readers & ~now)
         inside.append(now)
         at_s.append(at_s[before] + block_s[block])

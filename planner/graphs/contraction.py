@@ -40,7 +40,7 @@ _STALE = 0.6
 _CHEAP = 0.1
 
 
-class Rule(StrEnum):
+class MergeRule(StrEnum):
     """Why operators were merged."""
 
     CHEAP = "as cheap"
@@ -65,7 +65,7 @@ class Merger:
     kept: int
     gone: int
     behind: bool
-    rule: Rule
+    rule: MergeRule
     decision: int
 
 
@@ -81,7 +81,7 @@ class Blocks:
 
     members: tuple[tuple[int, ...], ...]
     predecessors: tuple[tuple[int, ...], ...]
-    merged: tuple[tuple[Rule, int], ...]
+    merged: tuple[tuple[MergeRule, int], ...]
 
 
 def contract(
@@ -123,7 +123,7 @@ def blocks_after(graph: Graph, mergers: Sequence[Merger]) -> Blocks:
     return Blocks(
         members=tuple(tuple(inside) for inside in members),
         predecessors=tuple(tuple(sorted(us - {i})) for i, us in enumerate(before)),
-        merged=tuple((rule, rules[rule]) for rule in Rule if rules[rule]),
+        merged=tuple((rule, rules[rule]) for rule in MergeRule if rules[rule]),
     )
 
 
@@ -180,8 +180,11 @@ class _Contraction:
         decision = -1
         while self._heap:
             loss, same, _, u, v = heapq.heappop(self._heap)
+            # Entries stay in the heap when blocks merge. Those of blocks that are gone are left out
+            # here; those that have become dearer wait for their turn again.
             if u not in self._blocks or v not in self._after[u]:
                 continue
+            # Only between decisions, so that a decision sees the same waists in all layers.
             if decided != (loss, same) and len(self._blocks) < _STALE * self._when_found:
                 self._find_waists()
                 continue
@@ -189,6 +192,7 @@ class _Contraction:
             if now is None or now > loss:
                 self._offer({(u, v)})
                 continue
+            # The same loss at the same place of a layer: the same decision.
             decision += decided != (loss, same)
             decided = loss, same
             self._merge(u, v, self._rule(u, v, loss), decision)
@@ -298,9 +302,11 @@ class _Contraction:
             return self._last[i]
         return max([place[w] for w in self._readers[i] if w not in (u, v)], default=-1)
 
-    def _merge(self, u: int, v: int, rule: Rule, decision: int) -> None:
+    def _merge(self, u: int, v: int, rule: MergeRule, decision: int) -> None:
         """Puts v into u."""
         place = self._place
+        # The block comes after all sources of v: where u is not the last of them it takes the place
+        # of v, and then v is the first of u's consumers, so it still comes before all others.
         behind = v in self._after[u] and place[u] < max([place[w] for w in self._before[v]])
         self.mergers.append(Merger(u, v, behind, rule, decision))
         self._join(u, v)
@@ -313,13 +319,13 @@ class _Contraction:
         around = (u, *self._before[u]), (u, *self._after[u])
         self._offer({*map(self._with_first, around[0]), *map(self._with_last, around[1])})
 
-    def _rule(self, u: int, v: int, loss: float) -> Rule:
+    def _rule(self, u: int, v: int, loss: float) -> MergeRule:
         if min(self._time[u], self._time[v]) <= self._cheap:
-            return Rule.CHEAP
+            return MergeRule.CHEAP
         if loss <= 0:
-            return Rule.HEAVY_EDGE
+            return MergeRule.HEAVY_EDGE
         alone = len(self._after[u]) == 1 and len(self._before[v]) == 1
-        return Rule.CHAIN if alone else Rule.BRANCH
+        return MergeRule.CHAIN if alone else MergeRule.BRANCH
 
     def _join(self, u: int, v: int) -> None:
         """Gives u all that v has."""
@@ -330,6 +336,7 @@ class _Contraction:
             self._readers[i].remove(v)
             self._readers[i].add(u)
         self._read[u] |= self._read[v]
+        # Made and read inside from now on; what nobody else reads is sent no more.
         for i in self._made[u] & self._read[u]:
             self._read[u].remove(i)
             self._readers[i].remove(u)
@@ -349,15 +356,17 @@ class _Contraction:
         while len(self._blocks) > 1:
             order = self._order()
             for u, v in list(pairwise(order))[::2]:
-                self._merge(u, v, Rule.UNRELATED, decision)
+                self._merge(u, v, MergeRule.UNRELATED, decision)
                 decision += 1
 
 
 def _only_ends(numbers: Iterable[int], partner: Sequence[int]) -> set[int]:
     """Of numbers gone through in order, those at which no other one so far lacks its partner."""
-    found, waiting, awaited = set(), 0, Counter(p for p in partner if p >= 0)
+    # A number begins to wait at its turn, and ends the wait of all whose partner it is. If one
+    # waits then, it is the number itself, which waits for later ones or for ever.
+    ends, waiting, awaited = set(), 0, Counter(p for p in partner if p >= 0)
     for i in numbers:
         waiting += 1 - awaited[i]
         if waiting == 1:
-            found.add(i)
-    return found
+            ends.add(i)
+    return ends

@@ -133,7 +133,7 @@ def _num_words(num_nodes: int) -> int:
 # ------------------------------------------------------------------------ the enumeration
 
 
-class _Graph(NamedTuple):
+class _Adjacency(NamedTuple):
     """A DAG as lists: the predecessors of v are feeds[feeds_start[v]:feeds_start[v + 1]], its
     successors those of `fed`, ascending.
     """
@@ -175,7 +175,7 @@ def _enumerated(predecessors: Sequence[Sequence[int]], limit: int) -> Downsets:
     The arrays are allocated here, and larger ones where they do not suffice: compiling is quicker
     without.
     """
-    graph = _Graph(*csr(predecessors), *csr(successors(predecessors)))
+    graph = _Adjacency(*csr(predecessors), *csr(successors(predecessors)))
     words, rows, width = _num_words(len(predecessors)), _ROOM, _WIDTH
     while True:
         room = _Room(
@@ -238,7 +238,7 @@ def _slot_of(room: _Room, i: int, v: int, code: np.uint64) -> int:
 
 
 @inner
-def _holds_predecessors(graph: _Graph, room: _Room, i: int, v: int) -> bool:
+def _holds_predecessors(graph: _Adjacency, room: _Room, i: int, v: int) -> bool:
     """Whether downset i holds every predecessor of a node."""
     one = np.uint64(1)
     holds = True
@@ -249,7 +249,7 @@ def _holds_predecessors(graph: _Graph, room: _Room, i: int, v: int) -> bool:
 
 
 @inner
-def _write_ready(graph: _Graph, room: _Room, i: int, e: int, new: int) -> int:
+def _write_ready(graph: _Adjacency, room: _Room, i: int, e: int, new: int) -> int:
     """Writes the nodes that are ready in downset `new`, which is i with the node of cover e: those
     that were ready in i, and those that this node was the last to hold up; ascending.
 
@@ -275,7 +275,7 @@ def _write_ready(graph: _Graph, room: _Room, i: int, e: int, new: int) -> int:
 
 
 @njit
-def _enumerate(graph: _Graph, limit: int, room: _Room) -> int:
+def _enumerate(graph: _Adjacency, limit: int, room: _Room) -> int:
     """Fills the fields of `Downsets`, and gives their number; more than the limit if there are more
     than that. Else one of the two codes for too little room.
 
@@ -299,6 +299,7 @@ def _enumerate(graph: _Graph, limit: int, room: _Room) -> int:
             if room.table[slot] < 0:
                 if count == masks.shape[0]:
                     return _TOO_FEW_ROWS
+                # At most: what is ready in i, and all that v feeds.
                 most_ready = start[i + 1] - start[i] + graph.fed_start[v + 1] - graph.fed_start[v]
                 if start[count] + most_ready > added.shape[0]:
                     return _TOO_FEW_COVERS
@@ -308,6 +309,7 @@ def _enumerate(graph: _Graph, limit: int, room: _Room) -> int:
                     masks[count, w] = _word_with(room, i, v, w)
                 start[count + 1] = _write_ready(graph, room, i, e, count)
                 count += 1
+            # Made now or before, by adding the same nodes in another order.
             room.cover[e] = room.table[slot]
         i += 1
     return count
@@ -346,6 +348,8 @@ def widest(predecessors: Sequence[Sequence[int]], order: Sequence[int], limit: i
     """The widest window that leaves at most `limit` downsets, of which there are more without; 0
     if none does. Arguments as `windowed`.
     """
+    # A wider window asks for less waiting, so it leaves every downset that a narrower one does: the
+    # number grows with the window, and bisection is right.
     fits, too_wide = 0, 1
     while count_downsets(waiting(predecessors, order, too_wide), limit) <= limit:
         fits, too_wide = too_wide, 2 * too_wide
@@ -369,6 +373,8 @@ def waiting(
     """
     sources: list[tuple[int, ...]] = [()] * len(order)
     for i, v in enumerate(order):
+        # The places up to i - window - 1 are waited for. The last of them waits for all up to i - 2
+        # window - 2, so the window + 1 places between are enough.
         before = order[max(0, i - 2 * window - 1) : max(0, i - window)]
         sources[v] = tuple(sorted({*predecessors[v], *before}))
     return tuple(sources)

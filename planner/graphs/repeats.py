@@ -59,23 +59,23 @@ def repeats(graph: Graph, times: Sequence[float]) -> tuple[Repeat, ...]:
     labels = _numbered([_label(graph, operator) for operator in graph.operators])
     wires = _wires(graph)
     seconds = np.array(times, dtype=float)
-    found: list[Repeat] = []
+    chosen: list[Repeat] = []
     free = np.ones(len(labels), dtype=np.bool_)
     alike = {p: _alike(labels, wires, p) for p in sorted(_periods(labels))}
     while True:
         options = [run for p, same in alike.items() for run in _runs(same, free, seconds, p)]
         saved = max(((r.count - 1) * r.period for r in options), default=0)
         if saved < _FEWEST_SAVED:
-            return tuple(sorted(found, key=lambda r: r.first))
+            return tuple(sorted(chosen, key=lambda r: r.first))
         best = next(r for r in options if (r.count - 1) * r.period == saved)
         free[best.first : best.end] = False
-        found.append(best)
+        chosen.append(best)
 
 
-def representatives(num_operators: int, found: Sequence[Repeat]) -> list[int]:
+def representatives(num_operators: int, runs: Sequence[Repeat]) -> list[int]:
     """Per operator, the operator of the first layer that it repeats; itself outside of repeats."""
     first = list(range(num_operators))
-    for repeat in found:
+    for repeat in runs:
         for v in range(repeat.first, repeat.end):
             first[v] = repeat.first + (v - repeat.first) % repeat.period
     return first
@@ -122,7 +122,7 @@ def _wires(graph: Graph) -> tuple[Ints, Ints]:
 
 def _periods(labels: Ints) -> set[int]:
     """The most usual distances from a stretch of 1, 2, 4, ... operators to the next like it."""
-    found: set[int] = set()
+    periods: set[int] = set()
     ranks, length = labels, 1
     while len(ranks) > 1:
         last: dict[int, int] = {}
@@ -134,11 +134,11 @@ def _periods(labels: Ints) -> set[int]:
         if not distances:
             break
         usual = sorted(distances, key=lambda p: (-distances[p], p))
-        found.update(usual[:_DISTANCES])
+        periods.update(usual[:_DISTANCES])
         pairs = ranks[:-length] * (ranks.max() + 1) + ranks[length:]
         ranks = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
         length *= 2
-    return found
+    return periods
 
 
 def _alike(labels: Ints, wires: tuple[Ints, Ints], p: int) -> Bools:

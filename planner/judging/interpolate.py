@@ -1,7 +1,7 @@
 """The profile for a microbatch of a size that was not profiled, between two that were.
 
 Times are linear between the two neighbours, operator by operator. Sizes of tensors are a + c n for
-n samples, so they come out exact, or there is no such profile. Nothing is said of sizes outside.
+n samples, so they come out exact, or there is no such profile. There is none for sizes outside.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ def interpolated(profiles: Sequence[Profile], size: int) -> Profile:
     Workspace, and how uncertain a time is, are the larger of the two.
 
     Microbatches of one sample are special: autograd may keep a view there where it keeps a copy of
-    any larger one. Next to one, what is kept is as in the larger neighbour, and in proportion to it
+    any larger one. Next to one, the stash is that of the larger neighbour, and in proportion to it
     where that is more than the straight line.
 
     Args:

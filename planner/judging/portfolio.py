@@ -65,7 +65,7 @@ class SolverComparison:
         rows: in the order of the asking.
         lower_bound_s: for the objective, over all strategies.
         proved_infeasible: whether no strategy of any solver can fit.
-        notes: what was not asked, and why.
+        notes: questions that were not asked, and why.
     """
 
     rows: tuple[SolverRow, ...]
@@ -162,7 +162,7 @@ def compare(
 
     Args:
         names: keys of `SOLVERS`.
-        time_limit_s: for all together, compiling left out; what is not begun by then is left out.
+        time_limit_s: for all together, without compiling; a solver not begun by then is left out.
         progress: called with each solver's name before it starts.
         thorough: each has the time to itself, and none is left out because a good plan is there.
 
@@ -212,8 +212,7 @@ def attempts(
                 if name not in answers:
                     answers[name] = SOLVERS[name](asked, allowed_s, known, answers)
                 attempt = _judged(problem, asked, name, answers[name], start)
-                # A search that uses all its time found what the clock allowed, if that was less
-                # than its share.
+                # A search that uses all its time and got less than its share was cut by the clock.
                 cut = not thorough and share < 1 and allowed_s < share_s
                 made.append(_not_reproducible(attempt) if cut else attempt)
     return Attempts(problem, bound_s, shortage, tuple(made))

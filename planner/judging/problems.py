@@ -1,4 +1,4 @@
-"""From what a user asks for to the problems that solvers get."""
+"""From a user's request to the problems that solvers get."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -368,7 +368,7 @@ def _criterion(job: TrainingJob, operators: list[int]) -> Criterion | None:
 
 
 def make_feed(job: TrainingJob, part: Part, settings: Settings) -> Feed:
-    """The data of this device: what its stages read of the graph's inputs, and the target."""
+    """The data of this device: the inputs of the graph that its stages read, and the target."""
     read = {name for stage in part.stages.values() for name in stage.input_names}
     needs = BatchNeeds(
         inputs=frozenset(read & {*job.model.graph.inputs}),

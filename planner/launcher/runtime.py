@@ -49,7 +49,7 @@ def _reporting_errors(action: Compute) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Record:
-    """When one device did what in one iteration; times since the iteration's start, in s.
+    """The actions of one device in one iteration; times since the iteration's start, in s.
 
     Attributes:
         loss: its share of the iteration's loss.
@@ -280,7 +280,7 @@ class Runtime:
         """One iteration.
 
         Args:
-            batches: what this device's microbatches bring from outside.
+            batches: the data of this device's microbatches.
             watch: of the memory in use.
         """
         self._batches, self._record, self._watch = batches, Record(), watch

@@ -68,8 +68,8 @@ def choose_device(
     """Where this rank computes, in torch's words.
 
     Args:
-        name: "cpu", "cuda", or "auto": what the plan was made for, if there is a GPU for every
-            rank of this host.
+        name: "cpu", "cuda", or "auto": the kind that the plan was made for, if there is a GPU for
+            every rank of this host.
         seat: of this process.
         num_ranks: ranks that the strategy uses.
         planned_types: types of the plan's devices.

@@ -8,7 +8,6 @@ that a function refuses, or whose outputs are not those of the model, is known b
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from operator import getitem
 from typing import Any
 
@@ -22,6 +21,7 @@ from planner.graph import ITEM_BYTES, Graph, consumers, parameters_by_name, tens
 from planner.model import Model, Node
 from planner.operators.binding import Call, bind
 from planner.operators.table import OPERATORS
+from planner.support.derived import derived
 
 _HELP = (
     "export the model without it, or give it a function and a line in planner/operators/table.py"
@@ -49,7 +49,7 @@ def output_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:
     return tuple(sorted(leaving, key=_position(graph).__getitem__))
 
 
-@lru_cache(maxsize=16)
+@derived
 def _position(graph: Graph) -> Mapping[str, int]:
     return {tensor.name: i for i, tensor in enumerate(graph.tensors)}
 
@@ -171,7 +171,7 @@ def _word(name: str) -> str:
 # ---- parameters in submodules
 
 
-@lru_cache(maxsize=16)
+@derived
 def _targets(model: Model) -> Mapping[str, str]:
     """The place of each parameter or constant of the model in a module.
 

@@ -179,11 +179,15 @@ def solve_profile(
     kept = replace(options, num_devices=None, memory_bytes=None)
     note = "the profile seen by another cost model: equal devices, the topology's slowest path"
     if model is ForeignModel.DNN_PARTITIONING:
-        found = solve_foreign(dnn_partitioning.as_dnn_graph(problem, len(devices), memory), kept)
+        comparison = solve_foreign(
+            dnn_partitioning.as_dnn_graph(problem, len(devices), memory), kept
+        )
     else:
         samples = problem.options.num_microbatches * problem.profile.microbatch_size
-        found = solve_foreign(piper.as_piper_graph(problem, len(devices), memory, samples), kept)
-    return replace(found, notes=(note, *found.notes))
+        comparison = solve_foreign(
+            piper.as_piper_graph(problem, len(devices), memory, samples), kept
+        )
+    return replace(comparison, notes=(note, *comparison.notes))
 
 
 def _timed(solve: Callable[[], ForeignRow]) -> ForeignRow:
@@ -258,18 +262,18 @@ def _dnn_placement(
     """The row of placements that need not be contiguous, and what to say of it."""
     begin = time.monotonic()
     limit_s = (1 - SPLIT_SHARE) * options.time_limit_s
-    found = place(graph, count, memory, known, limit_s, options.seed, options.engine)
-    stages, bound_s = _dnn_stages(graph, found.split.stages, count), found.bound_s
+    placement = place(graph, count, memory, known, limit_s, options.seed, options.engine)
+    stages, bound_s = _dnn_stages(graph, placement.split.stages, count), placement.bound_s
     row = ForeignRow(
         "netsplit",
-        found.split.status,
+        placement.split.status,
         stages,
         None if stages else _dnn_reason(graph, count, memory, contiguous=False),
         time.monotonic() - begin,
         bound_s if stages and bound_s > 0 else None,
-        found.reproducible,
+        placement.reproducible,
     )
-    notes = [found.note] if found.note else []
+    notes = [placement.note] if placement.note else []
     if row.bottleneck_s is not None and row.bound_s is not None:
         gap = max(0.0, row.bottleneck_s / row.bound_s - 1)
         notes.append(
@@ -283,7 +287,7 @@ def _dnn_stages(
     graph: DnnGraph, stages: Sequence[DnnStage], num_devices: int
 ) -> tuple[ForeignStage, ...]:
     """The stages, priced; devices are numbered as they come."""
-    found = []
+    priced = []
     for s, stage in enumerate(stages):
         earlier = sum(other.cpu == stage.cpu for other in stages[:s])
         load_s = dnn_partitioning.load_s(graph, stage.nodes, cpu=stage.cpu)
@@ -292,7 +296,7 @@ def _dnn_stages(
             for which in (False, True)
         )
         names = tuple(graph.nodes[v].name or str(graph.nodes[v].id) for v in stage.nodes)
-        found.append(
+        priced.append(
             ForeignStage(
                 devices=(num_devices + earlier if stage.cpu else earlier,),
                 operators=names,
@@ -306,7 +310,7 @@ def _dnn_stages(
                 how="on a CPU" if stage.cpu else "",
             )
         )
-    return tuple(found)
+    return tuple(priced)
 
 
 def _dnn_reason(
@@ -347,10 +351,10 @@ def _solve_piper(graph: PiperGraph, options: ForeignOptions) -> ForeignCompariso
         asked = replace(asked, max_downsets=None if options.exact else options.max_downsets)
 
     def row(name: str, solver: Callable[[PiperGraph, PiperOptions], PiperPlan]) -> ForeignRow:
-        found = solver(graph, asked)
-        stages = _piper_stages(graph, asked, found)
+        piper_plan = solver(graph, asked)
+        stages = _piper_stages(graph, asked, piper_plan)
         return ForeignRow(
-            name, found.status, stages, None if stages else _piper_reason(graph, asked)
+            name, piper_plan.status, stages, None if stages else _piper_reason(graph, asked)
         )
 
     rows = (
@@ -362,11 +366,11 @@ def _solve_piper(graph: PiperGraph, options: ForeignOptions) -> ForeignCompariso
 
 
 def _piper_stages(
-    graph: PiperGraph, options: PiperOptions, found: PiperPlan
+    graph: PiperGraph, options: PiperOptions, piper_plan: PiperPlan
 ) -> tuple[ForeignStage, ...]:
     """The stages, priced; devices are numbered as they come."""
     stages, first = [], 0
-    for stage in found.stages:
+    for stage in piper_plan.stages:
         t, d = stage.tensor_parallel, stage.data_parallel
         tmpcs = [
             graph.nodes[v].tmpcs[str(t)][place]

@@ -58,13 +58,13 @@ def convert(
         return _convert_strategy(read_plan(source), source, target, profile)
     if profile is not None:
         raise OptionError(f"--profile is for strategies, and {source} is a profile itself")
-    found = read_any_profiles(source)
+    profiles = read_any_profiles(source)
     if form == PLANNER:
-        write_profiles(found, target)
+        write_profiles(profiles, target)
     elif detect(source) == GRAPH_TXT:  # what a profile has no place for stays: lists, stages
         write_atomically(target, to_text(parse(source.read_text(), source)).encode())
     else:
-        write_atomically(target, to_text(from_profile(found[-1])).encode())
+        write_atomically(target, to_text(from_profile(profiles[-1])).encode())
     return (target,)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of plain text: what every device does when, and a cluster as a tree."""
+"""Pictures of plain text: the actions of every device over time, and a cluster as a tree."""
 
 from collections.abc import Mapping, Sequence
 

@@ -49,7 +49,7 @@ def foreign_stage_table(comparison: "ForeignComparison") -> Table:
 
 
 def foreign_lines(comparison: "ForeignComparison") -> tuple[str, ...]:
-    """Why solvers have no plan, and what the user should know."""
+    """Why solvers have no plan, and notes for the user."""
     return (
         *(f"{row.solver}: {row.reason}" for row in comparison.rows if row.reason),
         *(f"note: {note}" for note in comparison.notes),

@@ -236,13 +236,13 @@ def reason_lines(comparison: SolverComparison) -> tuple[str, ...]:
 
 
 def no_plan_lines(comparison: SolverComparison) -> tuple[str, ...]:
-    """Why there is no plan at all, and what the user can change."""
+    """Why there is no plan at all, and possible changes."""
     reasons = reason_lines(comparison)
     if len(reasons) == 1:
         reasons = (shortage(comparison),)
     return (
         "no strategy fits:",
         *(f"  {reason}" for reason in reasons),
-        "what can be changed: a smaller --reserve, more --device-memory, another --optimizer, a"
+        "possible changes: a smaller --reserve, more --device-memory, another --optimizer, a"
         " smaller --batch when profiling, more devices",
     )

@@ -145,7 +145,7 @@ class Code:
         microbatch: (n,) of computations, sends and receives.
         piece: (n,) of sends and receives, an index into `pieces`; of an all-reduce, its number.
         peer: (n,) of sends and receives, the device at the other end.
-        pieces: what is sent.
+        pieces: the tensors, or parts of them, that are sent.
     """
 
     devices: Ints
@@ -292,7 +292,7 @@ def decode(code: Code, some: Sequence[int] | Ints) -> tuple[Action, ...]:
 
 
 def waits(compute: Compute, receive: Receive) -> bool:
-    """Whether a computation needs what this receive brings."""
+    """Whether a computation needs the tensor of this receive."""
     return (compute.direction, compute.stage, compute.microbatch) == (
         receive.direction, receive.stage, receive.microbatch
     )  # fmt: skip

@@ -12,7 +12,7 @@ from planner.schedules.tasks import Paths, RunResult
 
 def dry_run(lists: Program) -> str | None:
     """Runs the lists without times: None if every action is reached, every transfer has both its
-    ends, in the same order, and every all-reduce all its members; else what blocks.
+    ends, in the same order, and every all-reduce all its members; else the reason for the block.
     """
     from planner.schedules import rules_kernels as kernels
 

@@ -240,7 +240,7 @@ def pattern(shape: ListShape) -> ListPattern:
         same = np.flatnonzero(back == backward)
         posted[same[1:]] = same[:-1]
         posted[same[:1]] = np.maximum(same[:1] - 1, 0)
-    # (place, 0 before its action or 2 after it, computation, position), and what the action is.
+    # (place, 0 before its action or 2 after it, computation, position), and the kind of the action.
     keys = [np.stack([places, np.ones_like(places), places, np.zeros_like(places)])]
     before = {True: 0, False: len(shape.entering)}
     nothing = len(shape.entering) + len(shape.leaving) + shape.num_sums

@@ -148,8 +148,8 @@ def _shared(strategy: Strategy, mine: Sequence[int]) -> Iterable[tuple[Compute, 
 
 
 def _urgency(compute: Compute) -> tuple[bool, int, int]:
-    """What a device takes first has the least: backwards, then older microbatches, then what comes
-    first in its direction.
+    """A device takes the least one first: backwards, then older microbatches, then the first stage
+    in its direction.
     """
     forward = compute.direction is _F
     return forward, compute.microbatch, compute.stage if forward else -compute.stage
@@ -160,7 +160,7 @@ def _list_schedule(
     waits: Mapping[Compute, Sequence[Compute]],
     times: Sequence[StagePrediction],
 ) -> _Order:
-    """All computations on their devices. Where warm-up depths block, what is left comes last, in an
+    """All computations on their devices. Where warm-up depths block, the others come last, in an
     order that is sound on each device, for the dry run to find.
     """
     place = {c: device_of(strategy, c.stage, c.microbatch) for c in waits}
@@ -226,8 +226,8 @@ _Streams = dict[tuple[int, int], list[tuple[Receive, float]]]
 def _transfers(
     strategy: Strategy, crossing: Sequence[Crossing], order: _Order
 ) -> tuple[dict[Compute, list[Send]], _Streams]:
-    """The sends after each computation; and per pair of devices (source, target) what the target
-    receives, in the order of the sends, and when it is expected.
+    """The sends after each computation; and per pair of devices (source, target) the receives
+    of the target, in the order of the sends, and when each tensor is expected.
     """
     leaving: dict[tuple[Direction, int], list[tuple[str, int]]] = {}
     for one in crossing:

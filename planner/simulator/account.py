@@ -1,5 +1,5 @@
-"""All that is known of one iteration of a strategy: its timeline with memory, why devices idle, and
-what the iteration's length is made of.
+"""The description of one iteration of a strategy: its timeline with memory, the causes of idle
+time, and the critical path.
 """
 
 from collections.abc import Mapping
@@ -61,11 +61,11 @@ def timeline_with_memory(
 def memory_over_time(
     problem: Problem, strategy: Strategy, needs: tuple[StageMemory, ...], times: Times
 ) -> Mapping[int, Curve]:
-    """Per used device, the bytes that it uses; the most of them is its peak as
-    `costs/memory.peak_memory` says.
+    """Per used device, the bytes that it uses; their maximum is the peak of
+    `costs/memory.peak_memory`.
 
     A device holds parameters, gradients and the optimizer's state all the time; buffers from the
-    posting of their receive on; what an action takes besides, from its start to its end.
+    posting of their receive on; the workspace of an action from its start to its end.
 
     Args:
         needs: of each stage, the memory of one replica.
@@ -76,7 +76,7 @@ def memory_over_time(
     for d, (device, mine) in enumerate(stages_by_device(strategy).items()):
         own = slice(times.code.start[d], times.code.start[d + 1])
         stages = {s: needs[s] for s in mine}
-        # A moment of rest after each action shows what it leaves.
+        # A moment of rest after each action shows the bytes that it leaves.
         rested = _with_rests(times.code, d)
         kept, buffers, workspace = use_bytes(problem, strategy, rested, 0, stages)
         use = kept + buffers + workspace + standing_memory(problem, stages).total_bytes
@@ -102,7 +102,7 @@ def _with_rests(code: Code, device: int) -> Code:
 
 
 def _curve(moments: Floats, use: Ints) -> Curve:
-    """The points at which the use changes; of those of one moment, the last and what is above it.
+    """The points at which the use changes; of one moment, the last one and larger ones before it.
 
     >>> _curve(np.array([0.0, 0.0, 1.0, 1.0, 2.0]), np.array([5, 7, 9, 6, 6]))
     ((0.0, 7), (1.0, 9), (1.0, 6))

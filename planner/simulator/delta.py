@@ -62,7 +62,7 @@ class Simulated:
     """A strategy and when its actions run, with all that the next strategy may take over.
 
     Attributes:
-        problem: what the strategy is for.
+        problem: the one that the strategy answers.
         strategy: with no device that runs several stages.
         program: its action lists.
         costs: of the actions.
@@ -148,7 +148,7 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
 
 
 def _same(one: Workload, other: Workload) -> bool:
-    """Whether all actions take what they took."""
+    """Whether all actions take as long as before."""
     return all(map(np.array_equal, one, other))
 
 

@@ -36,7 +36,7 @@ from planner.topology import Topology
 
 
 def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeline:
-    """When every device does what, in one iteration.
+    """The times of all actions of one iteration.
 
     Args:
         program: its devices are indices into the topology.
@@ -60,7 +60,7 @@ class Prepared(NamedTuple):
 
     Attributes:
         dependencies: which actions belong together.
-        paths: what transfers run over.
+        paths: the routes of transfers.
     """
 
     dependencies: Dependencies

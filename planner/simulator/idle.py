@@ -118,7 +118,7 @@ class _Makers:
         self._stages = stages_by_device(strategy)
 
     def stage(self, transfer: Transfer) -> int | None:
-        """The stage that made what a transfer brings; of those of a device that read a tensor and
+        """The stage that made the tensor of a transfer; of those of a device that read a tensor and
         have added up its gradient, the first.
         """
         one = self._crossing.get(transfer.tensor)

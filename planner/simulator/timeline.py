@@ -1,4 +1,4 @@
-"""`Timeline`: when every device did what, simulated or measured.
+"""`Timeline`: the actions of every device and their times, simulated or measured.
 
 The simulator fills it from costs and the launcher from its clock, so that prediction and
 measurement are compared and drawn by the same code.

@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from planner.solvers.manual.options import Manual
+from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.pipedream.options import PipeDream
 
@@ -127,7 +127,7 @@ SOLVERS: Mapping[str, Solver] = {
         starts_from=(),
     ),
     "manual": Solver(
-        "planner.solvers.manual.solve:solve",
+        "planner.solvers.manual:solve",
         "your own stages, from --cuts and --replicas",
         Manual,
         needs_options=True,

@@ -1,5 +1,5 @@
-"""docs/topologies.md: what ships in topologies/, as a table.
-`python -m tests.bench.preset_table` writes it; a test says when it is out of date.
+"""docs/topologies.md: the topologies that ship with the planner, as a table.
+`python -m tests.bench.preset_table` writes it, and a test fails when it is out of date.
 """
 
 from collections import Counter
@@ -17,11 +17,11 @@ SIZE_BYTES, ASKED = 100_000_000, 2
 HEAD = f"""\
 # Topologies that ship with the planner
 
-Made by `make docs`. All-reduce: the time of 100 MB over all devices, by measured times where the
-file has some for all of them, else by a ring, whose slowest link is named beside it. Links: how
-many there are of each kind, both directions counted as one, and their bandwidth per direction.
-[topologies/README.md](../topologies/README.md) says how to write such files; each says where its
-figures come from. `local` is shown for --gpus {ASKED}.
+Made by `make docs`. All-reduce is the time for 100 MB over all devices: by measured times where the
+file has them for all devices, else by a ring, with the bandwidth of its slowest link. Links are
+counted by kind, both directions as one, with their bandwidth per direction.
+[topologies/README.md](../topologies/README.md) describes the format. Each file names the sources of
+its figures. `local` is shown for --gpus {ASKED}.
 
 | topology | hosts | devices | links | all-reduce of 100 MB | by |
 |---|---|---|---|---|---|
@@ -35,13 +35,13 @@ def rate(bytes_per_s):
 
 def links(topology):
     """The kinds of links, each once."""
-    found = Counter()
+    kinds = Counter()
     ends = {(link.source, link.target) for link in topology.links}
     for link in topology.links:
         if (link.target, link.source) in ends and link.source > link.target:
             continue
-        found[link.name or "link", link.bandwidth_bytes_per_s] += 1
-    return ", ".join(f"{count} {name} {rate(width)}" for (name, width), count in found.items())
+        kinds[link.name or "link", link.bandwidth_bytes_per_s] += 1
+    return ", ".join(f"{count} {name} {rate(width)}" for (name, width), count in kinds.items())
 
 
 def row(name):

@@ -47,8 +47,8 @@ def _solve_one(root, profile, topology, target):
         if done.returncode == 0 or "devices" not in done.stderr:
             break
     if done.returncode:
-        target.with_suffix(".err").write_text(done.stderr)
-        return done.stderr.strip().splitlines()[-1]
+        target.with_suffix(".err").write_text(done.stdout + done.stderr)
+        return f"exit code {done.returncode}"
     return "planned"
 
 

@@ -364,7 +364,7 @@ def topologies(draw):
         tables = (AllReduceTable(tuple(devices), count, tuple(sorted(points.items()))),)
     return Topology(
         draw(names),
-        tuple(sorted(set(types), key=lambda one: one.name)),
+        tuple(sorted({one.name: one for one in types}.values(), key=lambda one: one.name)),
         (Host(host, draw(st.none() | st.integers(1, 99)), draw(st.none() | st.just(12345))),),
         tuple(Device(n, t.name, host) for n, t in zip(devices, types, strict=True)),
         (switch,),

@@ -310,7 +310,7 @@ def test_a_model_that_fits_nowhere_exits_with_3_and_says_what_is_short(folder):
     assert message.count("alone take") == 1
     assert message.count("does not fit") == len(portfolio())
     for option in ("--reserve", "--device-memory", "--optimizer", "--batch", "more devices"):
-        assert option in message.split("what can be changed")[1]
+        assert option in message.split("possible changes")[1]
     found = json.loads(run(*arguments, "1 KiB", "--json", code=3).stdout)
     assert found["status"] == "infeasible"
     assert "alone take" in found["reason"]

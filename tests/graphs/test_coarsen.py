@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.graph import Graph, Operator, Parameter, Tensor, consumers, predecessors, producers
 from planner.graphs.coarsen import coarsen, summary
-from planner.graphs.contraction import Rule, blocks_after, contract
+from planner.graphs.contraction import MergeRule, blocks_after, contract
 from planner.graphs.downsets import count_downsets, downsets, members
 from planner.graphs.repeats import Repeat, repeats, representatives
 from tests.support.builders import graph_of
@@ -175,14 +175,14 @@ def test_a_budget_below_two_is_refused():
 def test_cheap_operators_are_merged_before_heavy_ones():
     coarse = coarsen(graph_of(CHAIN), [5.0, 0.1, 0.2, 5.0], 4)
     assert coarse.blocks == ((0,), (1, 2), (3,))
-    assert coarse.merged == ((Rule.CHEAP, 1),)
+    assert coarse.merged == ((MergeRule.CHEAP, 1),)
 
 
 def test_operators_that_exchange_much_are_merged():
     graph = graph_of(CHAIN, [10, 1000, 10, 10])
     coarse = coarsen(graph, [1.0] * 4, 4, s_per_byte=0.01)
     assert coarse.blocks == ((0,), (1, 2), (3,))
-    assert coarse.merged == ((Rule.HEAVY_EDGE, 1),)
+    assert coarse.merged == ((MergeRule.HEAVY_EDGE, 1),)
 
 
 def test_without_a_price_of_bytes_only_times_count():
@@ -201,7 +201,7 @@ def test_what_all_layers_read_is_merged_into_the_front():
 def test_unrelated_operators_are_merged_in_the_end():
     coarse = coarsen(graph_of([[] for _ in range(9)]), [1.0] * 9, 2)
     assert coarse.blocks == (tuple(range(9)),)
-    assert coarse.merged == ((Rule.UNRELATED, 8),)
+    assert coarse.merged == ((MergeRule.UNRELATED, 8),)
 
 
 def test_heavy_operators_side_by_side_are_ordered_and_stay_alone():
@@ -255,7 +255,7 @@ def best_bottleneck(graph, times, coarse, num_stages, s_per_byte):
             if least is not None:
                 reached[i] = least
         best.append(reached)
-    return min(found.get(len(cuts) - 1, float("inf")) for found in best)
+    return min(of_cuts.get(len(cuts) - 1, float("inf")) for of_cuts in best)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("transformer", 1.02), ("nasnet", 1.08)])
@@ -292,8 +292,8 @@ def test_noise_of_measuring_does_not_hide_repeats():
 def test_a_layer_that_takes_much_longer_is_no_repeat():
     third = range(3 + 2 * PERIOD, 3 + 3 * PERIOD)
     graph, times = transformer(12, noise=lambda i: 3.0 if i in third else 1.0)
-    found = [repeat for repeat in repeats(graph, times) if repeat.period == PERIOD]
-    assert found == [Repeat(3, PERIOD, 2), Repeat(3 + 3 * PERIOD, PERIOD, 9)]
+    runs = [repeat for repeat in repeats(graph, times) if repeat.period == PERIOD]
+    assert runs == [Repeat(3, PERIOD, 2), Repeat(3 + 3 * PERIOD, PERIOD, 9)]
 
 
 def test_layers_with_other_shapes_are_no_repeats():

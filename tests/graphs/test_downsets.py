@@ -16,8 +16,8 @@ def subsets_closed_under_predecessors(feeds):
 
 @given(dags(max_nodes=8))
 def test_finds_exactly_the_sets_that_hold_their_predecessors(feeds):
-    found = downsets(feeds)
-    assert sorted(members(m) for m in found.masks) == sorted(
+    subsets = downsets(feeds)
+    assert sorted(members(m) for m in subsets.masks) == sorted(
         subsets_closed_under_predecessors(feeds)
     )
 
@@ -41,9 +41,9 @@ def test_a_downset_comes_after_its_subsets(feeds):
 
 def test_a_chain_longer_than_a_word_has_one_downset_more_than_nodes():
     feeds = [[v - 1] if v else [] for v in range(150)]
-    found = downsets(feeds)
-    assert found.masks.shape == (151, 3)
-    assert members(found.masks[130]) == list(range(130))
+    subsets = downsets(feeds)
+    assert subsets.masks.shape == (151, 3)
+    assert members(subsets.masks[130]) == list(range(130))
 
 
 def test_counting_stops_at_the_limit():

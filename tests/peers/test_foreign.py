@@ -105,9 +105,9 @@ def test_a_load_counts_each_output_that_crosses_once():
 def test_a_chain_is_cut_where_it_is_balanced_and_cheap():
     # 3 3 | 3 3 is balanced, but 3 3 3 -(0)- 3 sends for nothing
     graph = dnn_graph([[], [0], [1], [2]], [3, 3, 3, 3], [9, 9, 0, 9])
-    found = split(graph, 2, 1e9)
-    assert [s.nodes for s in found.stages] == [(0, 1, 2), (3,)]
-    assert found.status is Status.OPTIMAL
+    answer = split(graph, 2, 1e9)
+    assert [s.nodes for s in answer.stages] == [(0, 1, 2), (3,)]
+    assert answer.status is Status.OPTIMAL
 
 
 def test_nodes_of_one_color_stay_together_and_orphans_find_their_place():
@@ -183,14 +183,14 @@ def test_the_split_has_the_smallest_largest_load_of_all(graph, num_devices, memo
                     for part, cpu in zip(parts, on_cpu, strict=True)
                 )
                 best = min(best, 1e3 * max(loads))
-    found = split(graph, num_devices, memory)
+    answer = split(graph, num_devices, memory)
     if best == float("inf"):
-        assert found.status is Status.INFEASIBLE
-        assert not found.stages
+        assert answer.status is Status.INFEASIBLE
+        assert not answer.stages
         return
-    assert found.status is Status.OPTIMAL
-    assert largest_load_ms(graph, found.stages) == pytest.approx(best, rel=1e-12, abs=1e-12)
-    assert sorted(v for s in found.stages for v in s.nodes) == list(range(len(graph.nodes)))
+    assert answer.status is Status.OPTIMAL
+    assert largest_load_ms(graph, answer.stages) == pytest.approx(best, rel=1e-12, abs=1e-12)
+    assert sorted(v for s in answer.stages for v in s.nodes) == list(range(len(graph.nodes)))
 
 
 @given(dnn_graphs())
@@ -205,11 +205,11 @@ def test_fewer_downsets_give_a_plan_that_is_no_better_and_says_so(graph):
 
 @given(dags(min_nodes=4, max_nodes=9), st.integers(10, 60))
 def test_a_window_leaves_at_most_so_many_downsets(feeds, limit):
-    found, whole = windowed(feeds, range(len(feeds)), limit)
+    subsets, whole = windowed(feeds, range(len(feeds)), limit)
     everything, _ = windowed(feeds, range(len(feeds)), None)
     assert whole == (len(everything.masks) <= limit)
-    assert len(found.masks) <= limit
-    assert {tuple(m) for m in found.masks} <= {tuple(m) for m in everything.masks}
+    assert len(subsets.masks) <= limit
+    assert {tuple(m) for m in subsets.masks} <= {tuple(m) for m in everything.masks}
 
 
 def fans(count, width):
@@ -233,9 +233,9 @@ def test_tens_of_thousands_of_downsets_are_searched_whole():
     feeds = fans(30, 4)
     times = [0.1 + (v * 37 % 19) / 10 for v in range(len(feeds))]
     graph = dnn_graph(feeds, times, [(v * 53 % 11) / 20 for v in range(len(feeds))])
-    found = split(graph, 8, 1e9)
-    assert found.status is Status.OPTIMAL
-    assert found.num_downsets > 18_000
+    answer = split(graph, 8, 1e9)
+    assert answer.status is Status.OPTIMAL
+    assert answer.num_downsets > 18_000
 
 
 def grid(rows, columns):
@@ -255,19 +255,19 @@ def test_nodes_that_weigh_nothing_are_no_reason_to_enumerate():
         feeds += [[last], [len(feeds)], [len(feeds)]]
     weights = [1.0] + [1.0, 0.0, 0.0] * 10
     graph = dnn_graph(feeds, weights, sizes=weights, cpu=weights)
-    found = split(graph, 3, 1e9)
-    assert found.status is Status.OPTIMAL
-    assert found.num_downsets == 12
-    assert largest_load_ms(graph, found.stages) == 5.0
-    assert sorted(v for s in found.stages for v in s.nodes) == list(range(len(feeds)))
+    answer = split(graph, 3, 1e9)
+    assert answer.status is Status.OPTIMAL
+    assert answer.num_downsets == 12
+    assert largest_load_ms(graph, answer.stages) == 5.0
+    assert sorted(v for s in answer.stages for v in s.nodes) == list(range(len(feeds)))
 
 
 def test_a_node_that_weighs_nothing_joins_the_neighbour_that_it_is_dearer_to_leave():
     weights = [5.0, 0.0, 5.0]
     graph = dnn_graph([[], [0], [1]], weights, [1.0, 10.0, 1.0], sizes=weights, cpu=weights)
-    found = split(graph, 2, 1e9)
-    assert [s.nodes for s in found.stages] == [(0,), (1, 2)]
-    assert largest_load_ms(graph, found.stages) == 6.0
+    answer = split(graph, 2, 1e9)
+    assert [s.nodes for s in answer.stages] == [(0,), (1, 2)]
+    assert largest_load_ms(graph, answer.stages) == 6.0
 
 
 def test_the_clock_cuts_a_split_which_says_so_and_keeps_its_best():
@@ -350,14 +350,14 @@ def options_of(graph, **changes):
     return PiperOptions(**fields)
 
 
-def largest_time_s(graph, options, found):
+def largest_time_s(graph, options, answer):
     """The objective of a plan; checks that it is one."""
-    total = sum(stage.data_parallel for stage in found.stages)
+    total = sum(stage.data_parallel for stage in answer.stages)
     assert total <= options.batch
-    assert sum(s.data_parallel * s.tensor_parallel for s in found.stages) <= options.num_devices
-    assert sorted(v for s in found.stages for v in s.layers) == list(range(len(graph.nodes)))
+    assert sum(s.data_parallel * s.tensor_parallel for s in answer.stages) <= options.num_devices
+    assert sorted(v for s in answer.stages for v in s.layers) == list(range(len(graph.nodes)))
     times = []
-    for stage in found.stages:
+    for stage in answer.stages:
         ways = [graph.nodes[v].tmpcs[str(stage.tensor_parallel)] for v in stage.layers]
         chosen = [way[x] for way, x in zip(ways, stage.tmpcs, strict=True)]
         figures = piper.stage_figures(
@@ -385,9 +385,9 @@ def test_the_time_and_memory_of_a_stage_by_hand():
 def test_recomputation_makes_a_plan_fit():
     ways = {"1": [(VANILLA, 1.0, 0, 60, 0, 0.0), (RECOMPUTED, 2.0, 0, 20, 0, 0.0)]}
     graph = piper_graph([[], [0]], [ways] * 2, num_devices=1)
-    found = plan(graph, options_of(graph))
-    assert found.status is Status.OPTIMAL
-    assert largest_time_s(graph, options_of(graph), found) == 3.0
+    answer = plan(graph, options_of(graph))
+    assert answer.status is Status.OPTIMAL
+    assert largest_time_s(graph, options_of(graph), answer) == 3.0
     without = plan(graph, options_of(graph, recompute=Recompute.NONE))
     assert without.status is Status.INFEASIBLE
     always = options_of(graph, recompute=Recompute.FULL)
@@ -431,15 +431,15 @@ def best_time_s(graph, options):
     def fastest(stage, t, d, total):
         ways = [graph.nodes[v].tmpcs.get(str(t), ()) for v in stage]
         places = [allowed(way, options.recompute) for way in ways]
-        found = float("inf")
+        least_s = float("inf")
         for picks in product(*places):
             chosen = [way[x] for way, x in zip(ways, picks, strict=True)]
             figures = piper.stage_figures(
                 graph, stage, chosen, options.batch, options.bandwidth_bytes_per_s
             )
             if figures.memory_bytes(d, total) <= options.memory_bytes:
-                found = min(found, figures.time_s(d))
-        return found
+                least_s = min(least_s, figures.time_s(d))
+        return least_s
 
     def behind(parts, devices, total):
         """The largest time of the stages, taken from the end."""
@@ -468,12 +468,12 @@ def best_time_s(graph, options):
 def test_the_plan_has_the_smallest_largest_time_of_all(graph, recompute, widest):
     options = options_of(graph, recompute=recompute, max_data_parallel=widest)
     best = best_time_s(graph, options)
-    found = plan(graph, options)
+    answer = plan(graph, options)
     if best == float("inf"):
-        assert found.status is Status.INFEASIBLE
+        assert answer.status is Status.INFEASIBLE
     else:
-        assert found.status is Status.OPTIMAL
-        time_s = largest_time_s(graph, options, found)
+        assert answer.status is Status.OPTIMAL
+        time_s = largest_time_s(graph, options, answer)
         assert time_s == pytest.approx(best, rel=1e-12, abs=1e-12)
 
 
@@ -614,21 +614,21 @@ def test_a_piper_graph_that_contradicts_itself_is_refused(tmp_path, changes, mes
 
 def test_rows_say_what_does_not_fit():
     graph = dnn_graph([[], [0]], [1, 2], sizes=[10, 20])
-    found = solve_foreign(graph, ForeignOptions(memory_bytes=15))
-    assert [row.status for row in found.rows] == [Status.INFEASIBLE] * 2
-    assert found.rows[0].reason == (
+    comparison = solve_foreign(graph, ForeignOptions(memory_bytes=15))
+    assert [row.status for row in comparison.rows] == [Status.INFEASIBLE] * 2
+    assert comparison.rows[0].reason == (
         "nodes that share a device occupy 20 B, the limit is 15 B; try more devices or"
         " --device-memory"
     )
-    plain = foreign_json(found)
+    plain = foreign_json(comparison)
     assert plain["status"] == "infeasible"
     assert plain["bottleneck_s"] is None
 
 
 def test_a_layer_that_never_fits_is_named():
     ways = {"1": [(VANILLA, 1.0, 0, 60, 50, 0.0)]}
-    found = solve_foreign(piper_graph([[]], [ways]), ForeignOptions())
-    assert "layer layer0 (id 0) needs at least 110 B per device" in found.rows[0].reason
+    comparison = solve_foreign(piper_graph([[]], [ways]), ForeignOptions())
+    assert "layer layer0 (id 0) needs at least 110 B per device" in comparison.rows[0].reason
 
 
 def test_a_profile_of_the_planner_under_foreign_models():
@@ -754,9 +754,9 @@ def test_the_published_splits_are_found():
         if row["algorithm"] == "oneFpga":
             load_ms = 1e3 * dnn_partitioning.load_s(graph, range(len(graph.nodes)))
         else:
-            found = split(graph, graph.num_devices, graph.memory_bytes)
-            assert found.status is Status.OPTIMAL
-            load_ms = largest_load_ms(graph, found.stages)
+            answer = split(graph, graph.num_devices, graph.memory_bytes)
+            assert answer.status is Status.OPTIMAL
+            load_ms = largest_load_ms(graph, answer.stages)
         assert load_ms == pytest.approx(float(row["objective"]), rel=1e-5), row
 
 
@@ -786,11 +786,11 @@ def test_the_published_plans_of_piper_are_matched_or_beaten():
             max_tensor_parallel=1 if kind == "piper-notp" else None,
             max_data_parallel=1 if kind == "piper-nodp" else None,
         )
-        found = equal_stages(graph, options) if kind == "2bw" else plan(graph, options)
+        answer = equal_stages(graph, options) if kind == "2bw" else plan(graph, options)
         if row["status"] == "infeasible":
-            assert found.status is Status.INFEASIBLE, row
+            assert answer.status is Status.INFEASIBLE, row
             continue
-        time_s = largest_time_s(graph, options, found)
+        time_s = largest_time_s(graph, options, answer)
         assert time_s <= float(row["objective"]) * (1 + 1e-11), row
         if kind == "2bw":
             assert time_s == pytest.approx(float(row["objective"]), rel=1e-11), row

@@ -67,11 +67,11 @@ def test_finds_the_same_objective_as_brute_force_where_memory_is_scarce(problem,
 
 @given(problems(max_nodes=7, max_devices=4))
 def test_is_never_worse_by_its_own_closed_form_than_the_other_solvers(problem):
-    found = closed_form_s(problem, SOLVERS["antichain"](problem, 10.0).strategy)
+    objective_s = closed_form_s(problem, SOLVERS["antichain"](problem, 10.0).strategy)
     for name in ("single", "data-parallel", "even", "pipedream"):
         other = SOLVERS[name](problem, 10.0).strategy
         if other is not None:
-            assert found <= closed_form_s(problem, other) * (1 + 1e-9)
+            assert objective_s <= closed_form_s(problem, other) * (1 + 1e-9)
 
 
 @settings(max_examples=30)
@@ -111,9 +111,9 @@ def test_a_known_strategy_outside_its_space_is_no_answer_of_its():
     )
     shared = strategy_of(problem, (0, 0, 1, 0))
     assert shares_devices(shared)
-    found = SOLVERS["antichain"](problem, 10.0, (shared,))
-    assert closed_form_s(problem, shared) < closed_form_s(problem, found.strategy)
-    assert not shares_devices(found.strategy)
+    result = SOLVERS["antichain"](problem, 10.0, (shared,))
+    assert closed_form_s(problem, shared) < closed_form_s(problem, result.strategy)
+    assert not shares_devices(result.strategy)
 
 
 def test_memory_drives_it_to_cut():

@@ -11,8 +11,7 @@ from planner.errors import OptionError
 from planner.files import write_profile
 from planner.graph import predecessors
 from planner.judging.portfolio import compare
-from planner.solvers.manual.options import Manual
-from planner.solvers.manual.solve import solve, stages_of
+from planner.solvers.manual import Manual, solve, stages_of
 from planner.strategy import violations
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
@@ -42,9 +41,9 @@ def test_a_stage_holds_its_last_operator_and_what_it_needs():
 def test_stages_take_devices_in_order_as_many_as_are_asked_for():
     graph = problem([]).profile.graph
     asked = problem([graph.operators[2].name], (2, 1))
-    found = solve(asked, 1.0).strategy
-    assert [stage.devices for stage in found.stages] == [(0, 1), (2,)]
-    assert [len(stage.operators) for stage in found.stages] == [3, 3]
+    strategy = solve(asked, 1.0).strategy
+    assert [stage.devices for stage in strategy.stages] == [(0, 1), (2,)]
+    assert [len(stage.operators) for stage in strategy.stages] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +72,9 @@ def test_a_name_that_is_nearly_right_is_offered():
 
 def test_cuts_that_do_not_fit_are_a_row_with_a_reason():
     graph = problem([]).profile.graph
-    found = compare(problem([graph.operators[2].name], memory=3000), ["manual"], 1.0)
-    assert found.best is None
-    assert found.rows[0].reason
+    comparison = compare(problem([graph.operators[2].name], memory=3000), ["manual"], 1.0)
+    assert comparison.best is None
+    assert comparison.rows[0].reason
 
 
 @st.composite

@@ -445,7 +445,7 @@ def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monk
     problem = small()
     capacities, real = [], netsplit.evaluate
 
-    def searched(problem, placement_problem, limit_s):
+    def searched(problem, placement_problem, known, limit_s):
         capacities.append(placement_problem.capacity_bytes.tolist())
         # Only with less memory than at first is the work shared.
         together = min(capacities[0]) == min(capacities[-1])
@@ -478,7 +478,7 @@ def test_what_never_fits_after_all_is_unknown_with_the_shortage(monkeypatch):
     strategy = netsplit.strategies_of(problem, (0, 0, 0, 0))[0]
     calls = []
 
-    def searched(problem, placement_problem, limit_s):
+    def searched(problem, placement_problem, known, limit_s):
         calls.append(limit_s)
         return Result(Status.OPTIMAL, strategy, bound_s=1.0, space="made up")
 

@@ -294,33 +294,33 @@ def test_finds_the_least_objective_of_all_splits(problem):
     for level in problem.topology.levels:
         levels.append((level.count, level.bandwidth_bytes_per_s, previous))
         previous = level.count
-    found = solver.optimum(problem)
+    answer = solver.optimum(problem)
     switches = switches_of(problem.options, PipeDream)
     memory_bytes = problem.options.device_memory_bytes
     expected = brute_force(states, feeds, problem.profile, levels, switches, memory_bytes)
     if math.isinf(expected):
-        assert found.status is Status.INFEASIBLE
-        assert found.reason
+        assert answer.status is Status.INFEASIBLE
+        assert answer.reason
     else:
-        assert found.report.objective_s == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert answer.report.objective_s == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 @settings(max_examples=150)
 @given(pipedream_problems())
 def test_every_plan_is_a_sound_strategy_of_devices_in_order(problem):
-    found = solver.optimum(problem)
-    if found.report is None:
+    answer = solver.optimum(problem)
+    if answer.report is None:
         return
     strategy = solver.solve_alone(problem).strategy
     num_devices = len(problem.topology.devices)
     assert violations(strategy, problem.profile.graph, num_devices) == ()
     assert evaluate(problem, strategy)
     used = [d for stage in strategy.stages for d in stage.devices]
-    assert sorted((*used, *found.report.unused_devices)) == list(range(num_devices))
+    assert sorted((*used, *answer.report.unused_devices)) == list(range(num_devices))
     widths = [stage.num_replicas for stage in strategy.stages]
     depths = default_warmups(widths, 16, 0, strategy.schedule)
     assert tuple(stage.warmup for stage in strategy.stages) == depths
-    for stage, reported in zip(strategy.stages, found.report.stages, strict=True):
+    for stage, reported in zip(strategy.stages, answer.report.stages, strict=True):
         assert len(stage.operators) == reported.num_operators
         assert math.prod(reported.replicas) == stage.num_replicas
 
@@ -405,8 +405,8 @@ def test_all_objectives_of_the_reference_are_met():
     finished = [row for row in rows() if row["status"] == "ok"]
     assert len(finished) == 289
     for row in finished:
-        found = objective_of(problem_of_row(row))
-        assert found == pytest.approx(float(row["objective"]), rel=1e-9), row
+        objective = objective_of(problem_of_row(row))
+        assert objective == pytest.approx(float(row["objective"]), rel=1e-9), row
 
 
 @pytest.mark.reference
@@ -415,10 +415,10 @@ def test_where_the_reference_crashes_there_is_a_plan_or_a_reason():
     crashed = [row for row in rows() if row["status"] != "ok"]
     assert len(crashed) == 14
     for row in crashed:
-        found = solver.optimum(problem_of_row(row))
-        if found.report is None:
-            assert found.status is Status.INFEASIBLE
-            assert "a straight pipeline has one stage for each of 5 x 5 machines" in found.reason
+        answer = solver.optimum(problem_of_row(row))
+        if answer.report is None:
+            assert answer.status is Status.INFEASIBLE
+            assert "a straight pipeline has one stage for each of 5 x 5 machines" in answer.reason
         else:
             assert "mem_fewer" in row["algorithm"]
 

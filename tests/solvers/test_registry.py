@@ -12,7 +12,7 @@ import pytest
 import cli
 from planner.files import write_profile
 from planner.problem import Options, switches_of
-from planner.solvers.manual.options import Manual
+from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.registry import SOLVERS, automatic, option_fields, own_options, with_given
@@ -94,10 +94,10 @@ def test_a_solver_in_one_file_is_in_the_help_with_its_option(folder):
 def test_a_solver_in_one_file_is_asked_with_its_option_judged_and_in_the_table(folder):
     inputs = ["solve", "--profile", "p.json", "--topology", "three.yaml"]
     chosen = ["--solver", "toy", "--favourite-device", "2"]
-    found = json.loads(run_with_toy(folder, *inputs, *chosen, "--json"))
-    assert [row["solver"] for row in found["compared"]] == ["toy"]
-    assert [stage["devices"] for stage in found["stages"]] == [[2]]
-    assert found["iteration_s"] >= found["lower_bound_s"] > 0
+    plan = json.loads(run_with_toy(folder, *inputs, *chosen, "--json"))
+    assert [row["solver"] for row in plan["compared"]] == ["toy"]
+    assert [stage["devices"] for stage in plan["stages"]] == [[2]]
+    assert plan["iteration_s"] >= plan["lower_bound_s"] > 0
     assert "the best plan is toy's" in run_with_toy(folder, *inputs, *chosen)
     asked = json.loads(run_with_toy(folder, *inputs, "--json"))["compared"]
     assert asked[-1]["solver"] == "toy"  # in the portfolio, after the others

@@ -58,13 +58,13 @@ def test_a_layer_of_the_deep_transformer_has_50_operators(tmp_path):
 
 
 def test_both_forms_of_a_cluster_are_the_same_topology(tmp_path):
-    found = []
+    topologies = []
     for explicit in (False, True):
         (tmp_path / "t.yaml").write_text(regular_cluster(3, 2, explicit=explicit))
-        found.append(read_topology(tmp_path / "t.yaml"))
-    assert len(found[0].devices) == len(found[1].devices) == 6
-    assert {d.host for d in found[0].devices} == {d.host for d in found[1].devices}
-    assert len(found[0].links) == len(found[1].links)
+        topologies.append(read_topology(tmp_path / "t.yaml"))
+    assert len(topologies[0].devices) == len(topologies[1].devices) == 6
+    assert {d.host for d in topologies[0].devices} == {d.host for d in topologies[1].devices}
+    assert len(topologies[0].links) == len(topologies[1].links)
 
 
 def test_pipelines_of_128_devices_are_judged_and_written(tmp_path):

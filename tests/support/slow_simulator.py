@@ -39,9 +39,9 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
     if not simulation.run():
         raise ValueError("the schedule blocks")
     events = sorted(simulation.events, key=lambda e: (e.start_s, e.device))
-    flows = sorted(simulation.transfers, key=lambda f: (f.start_s, f.source, f.target))
-    last_s = max((one.end_s for many in (events, flows) for one in many), default=0.0)
-    return Timeline(last_s, tuple(events), tuple(flows))
+    ended = sorted(simulation.ended, key=lambda f: (f.start_s, f.source, f.target))
+    last_s = max((one.end_s for many in (events, ended) for one in many), default=0.0)
+    return Timeline(last_s, tuple(events), tuple(ended))
 
 
 class _Pair:
@@ -85,7 +85,7 @@ class _Simulation:
         self.program, self.costs, self.topology = program, costs, topology
         self.now_s = 0.0
         self.events: list[Event] = []
-        self.transfers: list[Transfer] = []
+        self.ended: list[Transfer] = []
         self.links = Links([link.bandwidth_bytes_per_s for link in topology.links])
         self.position = dict.fromkeys(program.lists, 0)
         self.missing: dict[int, dict[_Key, int]] = {device: {} for device in program.lists}
@@ -278,7 +278,7 @@ class _Simulation:
     def _arrive(self, transfer: _Transfer) -> None:
         """Hands a tensor to the computation that it is for, which may wait for it."""
         pair, receive = transfer.pair, transfer.receive
-        self.transfers.append(
+        self.ended.append(
             Transfer(
                 pair.source, pair.target, receive.direction, receive.microbatch, receive.tensor,
                 transfer.start_s, self.now_s, self.costs.tensor_bytes[receive.tensor],

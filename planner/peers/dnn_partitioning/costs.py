@@ -82,10 +82,10 @@ def memory_bytes(graph: DnnGraph, nodes: Collection[int]) -> float:
 def slowest_times(problem: Problem) -> OperatorTimes:
     """Times of the operators on the type of device of the topology that is slowest for each."""
     devices = {device.type: d for d, device in enumerate(problem.topology.devices)}
-    found = [times_on(problem, d) for d in devices.values()]
+    by_type = [times_on(problem, d) for d in devices.values()]
     return OperatorTimes(
-        np.max([times.forward_s for times in found], axis=0),
-        np.max([times.backward_s for times in found], axis=0),
+        np.max([times.forward_s for times in by_type], axis=0),
+        np.max([times.backward_s for times in by_type], axis=0),
     )
 
 

@@ -20,8 +20,8 @@ from planner.graphs.downsets import Downsets
 from planner.support.arrays import Floats, Ints
 from planner.support.jit import inner, njit
 
-# Columns of `Path.figures`, of the stage from D_i to a place on the path: time on a device; cost of
-# the outputs that cross; the part of it that D_i touches too; bytes; time on a CPU.
+# Columns of `StageWalk.figures`, of the stage from D_i to a place on the path: time on a device;
+# cost of the outputs that cross; the part of it that D_i touches too; bytes; time on a CPU.
 TIME, CROSSING, STAYING, BYTES, CPU_TIME = 0, 1, 2, 3, 4
 # Sums in another order differ by less, relatively.
 ROUNDING = 1e-12
@@ -66,7 +66,7 @@ class Rest(NamedTuple):
     bytes: Floats
 
 
-class Limits(NamedTuple):
+class DeviceLimits(NamedTuple):
     """What a split may use.
 
     Attributes:
@@ -95,7 +95,7 @@ class Splits(NamedTuple):
     cut: Ints
 
 
-class Path(NamedTuple):
+class StageWalk(NamedTuple):
     """Memory of the walk.
 
     Attributes:
@@ -145,9 +145,9 @@ def walk(
     subsets: Downsets,
     loads: Loads,
     rest: Rest,
-    limits: Limits,
+    limits: DeviceLimits,
     splits: Splits,
-    path: Path,
+    path: StageWalk,
     first: int,
     known: float,
     budget: int,
@@ -187,7 +187,7 @@ def _product(known: float, units: float) -> float:
 
 @inner
 def _live_states(
-    rest: Rest, limits: Limits, splits: Splits, states: Ints, i: int, known: float
+    rest: Rest, limits: DeviceLimits, splits: Splits, states: Ints, i: int, known: float
 ) -> tuple[int, float]:
     """Lists the (c, m) of D_i that are worth extending by stages that leave something behind them,
     and ends the splits of D_i with everything behind it on one device or CPU.
@@ -241,9 +241,9 @@ def _stages_from(
     subsets: Downsets,
     loads: Loads,
     rest: Rest,
-    limits: Limits,
+    limits: DeviceLimits,
     splits: Splits,
-    path: Path,
+    path: StageWalk,
     live: int,
     i: int,
     known: float,
@@ -274,6 +274,8 @@ def _stages_from(
             continue
         j, v = cover[turn[d]], added[turn[d]]
         turn[d] += 1
+        # A stage is the same by every path to it, so it is looked at once. `_live_states` has
+        # looked at the one that takes everything.
         if seen[j] == i or j == last:
             continue
         seen[j] = i
@@ -286,6 +288,8 @@ def _stages_from(
                 crossing += cost[e]
                 if before[e] > 0:
                     staying += cost[e]
+            # All blocks that touch it are inside, so it crosses no more: the cost of what crosses
+            # may fall while the stage grows, and no walk turns back for it.
             if inside[e] == degree[e]:
                 crossing -= cost[e]
         time, cpu_time = figures[d, TIME] + loads.time[v], figures[d, CPU_TIME] + loads.cpu_time[v]
@@ -313,7 +317,7 @@ def _stages_from(
 
 
 @inner
-def _most_left(states: Ints, limits: Limits) -> float:
+def _most_left(states: Ints, limits: DeviceLimits) -> float:
     """The most devices and CPUs that one more stage leaves to some (c, m), a CPU counting for its
     share of a device: a stage takes a device, or a CPU if there are any.
     """

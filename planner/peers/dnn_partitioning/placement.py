@@ -55,15 +55,15 @@ def place(
     """
     problem, color = bottleneck_of(graph, num_devices, memory_bytes), colors(graph)
     starts = [_placement(known, color, num_devices)] if known else []
-    found = bottleneck.solve(problem, starts, time_limit_s, seed, engine)
+    answer = bottleneck.solve(problem, starts, time_limit_s, seed, engine)
     stages: tuple[DnnStage, ...] = ()
-    if found.on is not None:
+    if answer.on is not None:
         nodes: dict[int, list[int]] = {}
         for v, c in enumerate(color):
-            nodes.setdefault(found.on[c], []).append(v)
+            nodes.setdefault(answer.on[c], []).append(v)
         stages = tuple(DnnStage(tuple(vs), p >= num_devices) for p, vs in nodes.items())
-    split = DnnSplit(found.status, stages, 0)
-    return DnnPlacement(split, found.bound_s, found.reproducible, found.note)
+    split = DnnSplit(answer.status, stages, 0)
+    return DnnPlacement(split, answer.bound_s, answer.reproducible, answer.note)
 
 
 def bottleneck_of(graph: DnnGraph, num_devices: int, memory_bytes: float) -> BottleneckProblem:

@@ -38,11 +38,11 @@ from planner.graphs.downsets import (
 )
 from planner.peers.dnn_partitioning.costs import outputs
 from planner.peers.dnn_partitioning.kernels import (
-    Limits,
+    DeviceLimits,
     Loads,
-    Path,
     Rest,
     Splits,
+    StageWalk,
     open_cost,
     walk,
 )
@@ -219,7 +219,7 @@ class _Best:
 
 
 def _walked(
-    subsets: Downsets, loads: Loads, limits: Limits, best: _Best, left_s: Callable[[], float]
+    subsets: Downsets, loads: Loads, limits: DeviceLimits, best: _Best, left_s: Callable[[], float]
 ) -> _Best:
     """The best split along some downsets, if it beats the one that is known; by the end of the
     time, the best so far.
@@ -228,7 +228,7 @@ def _walked(
     shape = limits.cpus + 1, limits.devices + 1, n
     splits = Splits(np.full(shape, np.inf), np.full(shape, -1, np.int64))
     splits.best[0, 0, 0] = 0.0
-    path = Path(
+    path = StageWalk(
         seen=np.full(n, -1, np.int64),
         before=np.zeros(len(loads.cost), np.int64),
         inside=np.zeros(len(loads.cost), np.int64),
@@ -354,13 +354,15 @@ def _with_one(items: _Items, v: int, u: int) -> _Items:
     )
 
 
-def _limits(items: _Items, cpus: int, devices: int, memory_bytes: float) -> Limits:
+def _limits(items: _Items, cpus: int, devices: int, memory_bytes: float) -> DeviceLimits:
     pairs = zip(items.time, items.cpu_time, strict=True)
     shares = [min(time, cpu) / cpu for time, cpu in pairs if min(time, cpu) > 0]
-    return Limits(cpus, devices, float(memory_bytes), max(shares, default=0.0) if cpus else 0.0)
+    return DeviceLimits(
+        cpus, devices, float(memory_bytes), max(shares, default=0.0) if cpus else 0.0
+    )
 
 
-def _least_load(items: _Items, limits: Limits) -> float:
+def _least_load(items: _Items, limits: DeviceLimits) -> float:
     """A bound on the largest load, in ms: the largest item, and all work spread evenly."""
     pairs = zip(items.time, items.cpu_time, strict=True)
     work = [min(time, cpu) if limits.cpus else time for time, cpu in pairs]

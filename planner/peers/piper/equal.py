@@ -61,15 +61,15 @@ def _figures(
     graph: PiperGraph, cut: Cut, t: int, place: int, options: PiperOptions
 ) -> list[StageFigures] | None:
     """The stages of a cut, all layers in the configuration at one place; None if one has none."""
-    found = []
+    figures = []
     for part in cut:
         tmpcs = [graph.nodes[v].tmpcs.get(str(t), ()) for v in sorted(part)]
         if any(place not in allowed(siblings, options.recompute) for siblings in tmpcs):
             return None
         chosen = [siblings[place] for siblings in tmpcs]
         rate = options.bandwidth_bytes_per_s
-        found.append(stage_figures(graph, sorted(part), chosen, options.batch, rate))
-    return found
+        figures.append(stage_figures(graph, sorted(part), chosen, options.batch, rate))
+    return figures
 
 
 def _cuts(graph: PiperGraph, most_stages: int) -> Iterator[Cut]:

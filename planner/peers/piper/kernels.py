@@ -190,9 +190,12 @@ def _combine(
         for o in range(option_range[0], option_range[1]):
             a = choices[0, p, PER_SAMPLE] + layers.figures[o, PER_SAMPLE]
             b = choices[0, p, BESIDES] + layers.figures[o, BESIDES]
+            # Safe to leave out: more layers take more memory, and one sample in flight is the
+            # least.
             if memory_bytes(a, b, 1) > memory or kept == choices.shape[1]:
                 complete = complete and kept < choices.shape[1]
                 continue
+            # It fits with any layers to come, so choices that do are compared by time alone.
             if memory_bytes(a, b, most) <= spare:
                 a, b = 0.0, 0.0
             serial = choices[0, p, SERIAL] + layers.figures[o, SERIAL]
@@ -203,6 +206,8 @@ def _combine(
                 picks[1, kept, v] = picks[0, p, v]
             if picks.shape[2] > 0:
                 picks[1, kept, size] = o
+            # Safe to leave out if worse: the layers to come add the same to both. The last choice
+            # fills the place of one that goes.
             worse, q = False, 0
             while q < kept and not worse:
                 if _within(choices, q, kept):
@@ -450,6 +455,7 @@ def fewest_in_flight(
     n, num_degrees = work.shape[0], degrees.tensor.shape[0]
     least = np.full((n, degrees.num_devices + 1), NEVER, np.int32)
     least[n - 1] = 0
+    # Each row falls with k, because leaving devices unused is allowed.
     for i in range(n - 2, -1, -1):
         room = degrees.num_devices - np.int64(np.ceil(work[i] * (1 - 1e-9) / max(target_s, TINY)))
         own = least[i]
@@ -457,6 +463,7 @@ def fewest_in_flight(
             behind = least[stages.end[p]]
             # The entries that are not NEVER begin here, with the largest of them.
             first = _first_within(behind, NEVER - 1)
+            # Safe: D_i needs the other devices for its own work.
             if first > room:
                 continue
             for x in range(num_degrees):
@@ -470,6 +477,9 @@ def fewest_in_flight(
                 outside, widest = stages.outside[p * num_degrees + x], -1
                 for y in range(degrees.data.shape[0]):
                     d = degrees.data[y]
+                    # Safe: d ascends, and so do the devices. Once a smaller d allows every sum
+                    # behind, the largest of which is at `first`, a larger one adds more for more
+                    # devices.
                     if first + t * d > room or widest >= behind[first]:
                         break
                     fitting = 0
@@ -481,7 +491,9 @@ def fewest_in_flight(
                             )
                             if stage_time_s(serial, sync, d) <= target_s:
                                 fitting = stages.most[q]
+                    # ceil(sum / d) samples fit if the sum, d included, is at most d x fitting.
                     limit = min(d * fitting, degrees.batch) - d
+                    # Safe: a smaller d allows all sums behind that this one does.
                     if limit <= widest:
                         continue
                     widest = limit
@@ -520,6 +532,8 @@ def walk(
     count, i, k, largest = 0, 0, degrees.num_devices, 0.0
     while i < n - 1:
         chosen, total = False, int(least[i, k])
+        # The fewest devices with this sum: entries for more of them may be copies, which no stage
+        # stands behind.
         k = _first_within(least[i], total)
         for p in range(stages.start[i], stages.start[i + 1]):
             j = stages.end[p]

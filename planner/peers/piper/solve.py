@@ -101,8 +101,8 @@ class PiperPlan:
 def allowed(tmpcs: Sequence[Tmpc], recompute: Recompute) -> list[int]:
     """Which configurations of a layer, for one degree, may be chosen: see `PiperOptions`."""
     barred = {Recompute.NONE: RECOMPUTED, Recompute.FULL: VANILLA}.get(recompute)
-    found = [x for x, tmpc in enumerate(tmpcs) if tmpc.id != barred]
-    return found if found or recompute is Recompute.NONE else list(range(len(tmpcs)))
+    choices = [x for x, tmpc in enumerate(tmpcs) if tmpc.id != barred]
+    return choices if choices or recompute is Recompute.NONE else list(range(len(tmpcs)))
 
 
 def plan(graph: PiperGraph, options: PiperOptions) -> PiperPlan:
@@ -196,7 +196,7 @@ def _work(subsets: Downsets, layers: Layers, tensor: Sequence[int]) -> Floats:
 
 
 def _search(stages: Stages, degrees: Degrees, work: Floats) -> Ints | None:
-    """The rows of `kernels.walk` of the best plan; None if there is none."""
+    """The rows of `kernels.walk` of the best answer; None if there is none."""
 
     def attempt(target_s: float) -> tuple[float, Ints] | None:
         least = kernels.fewest_in_flight(stages, degrees, work, target_s)
@@ -210,27 +210,27 @@ def _search(stages: Stages, degrees: Degrees, work: Floats) -> Ints | None:
     low = high = float(work[-1]) / degrees.num_devices * (1 - 1e-9)
     slowest = float(stages.figures[:, :2].sum(axis=1).max(initial=low))
     slowest += float(stages.outside.max(initial=0.0))
-    step, found = 1 + 1 / 64, None
-    while found is None:
+    step, answer = 1 + 1 / 64, None
+    while answer is None:
         low, high = high, min(slowest, max(high * step, slowest * 1e-9))
-        found, step = attempt(high), step * step
-        if found is None and high >= slowest:
+        answer, step = attempt(high), step * step
+        if answer is None and high >= slowest:
             return None
-    high, rows = found
+    high, rows = answer
     while high > low * (1 + CLOSE):
         middle = (low + high) / 2
-        found = attempt(middle)
-        if found:
-            high, rows = found
+        answer = attempt(middle)
+        if answer:
+            high, rows = answer
         else:
             low = middle
     times = np.sort(kernels.times_between(stages, degrees, low, high))
     first, last = 0, len(times)
     while first < last:
         middle = (first + last) // 2
-        found = attempt(float(times[middle]))
-        if found:
-            last, rows = middle, found[1]
+        answer = attempt(float(times[middle]))
+        if answer:
+            last, rows = middle, answer[1]
         else:
             first = middle + 1
     return rows

@@ -237,41 +237,44 @@ def _stages_on(
     step = speed * np.array(per_byte)
     latency, width = pair_widths(topology)
     zero, infinite = ("limit", "ring_latency", "tie_latency", "step"), ("ring_rate", "tie_rate")
-    found = {name: np.zeros(len(stages)) for name in zero}
-    found |= {name: np.full(len(stages), math.inf) for name in infinite}
-    found["factor"] = np.zeros((len(kinds), len(stages)))
+    decided = {name: np.zeros(len(stages)) for name in zero}
+    decided |= {name: np.full(len(stages), math.inf) for name in infinite}
+    decided["factor"] = np.zeros((len(kinds), len(stages)))
     rings: dict[tuple[int, int], tuple[float, float]] = {}
     for c, (k, r) in enumerate(stages):
         if k == 0:
             continue
         where = slice(len(order) - k, len(order) - k + r)
-        found["limit"][c], found["step"][c] = room[where].min(), step[where].max()
+        decided["limit"][c], decided["step"][c] = room[where].min(), step[where].max()
         for row in range(len(kinds)):
-            found["factor"][row, c] = speed[where].max(where=kind[where] == row, initial=0.0)
+            decided["factor"][row, c] = speed[where].max(where=kind[where] == row, initial=0.0)
         if k > r and not topology.tables:  # a table may beat the best link
             pairs = np.ix_(order[where], order[len(order) - k + r :])
-            found["tie_latency"][c], found["tie_rate"][c] = latency[pairs].min(), width[pairs].max()
+            decided["tie_latency"][c], decided["tie_rate"][c] = (
+                latency[pairs].min(),
+                width[pairs].max(),
+            )
         if r > 1:
             if (k, r) not in rings:
                 rings[k, r] = ring_links(topology, tuple(sorted(order[where])))
-            found["ring_latency"][c], found["ring_rate"][c] = rings[k, r]
-    return found
+            decided["ring_latency"][c], decided["ring_rate"][c] = rings[k, r]
+    return decided
 
 
 def _weights(problem: Problem, widths: Ints) -> Floats:
     """What a stage's period counts in the objective, by its width; 0 where there is no stage."""
     rounds = -(-problem.options.num_microbatches // np.maximum(widths, 1))
-    found = {
+    weights = {
         Objective.ITERATION: rounds - 1.0,
         Objective.BOTTLENECK: 1.0 / np.maximum(widths, 1),
         Objective.LATENCY: np.zeros(len(widths)),
     }[problem.options.objective]
-    return np.where(widths > 0, found, 0.0)
+    return np.where(widths > 0, weights, 0.0)
 
 
 def first_of_each_type(problem: Problem) -> Mapping[str, int]:
     """A device of every type."""
-    found: dict[str, int] = {}
+    first: dict[str, int] = {}
     for index, device in enumerate(problem.topology.devices):
-        found.setdefault(device.type, index)
-    return found
+        first.setdefault(device.type, index)
+    return first

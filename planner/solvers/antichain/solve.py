@@ -76,8 +76,8 @@ _SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A pipeline and what the closed form says of it."""
+class _PricedPipeline:
+    """A pipeline and its objective by the closed form."""
 
     objective_s: float
     strategy: Strategy
@@ -98,18 +98,18 @@ class _Margin:
 
 
 @dataclass(frozen=True, slots=True)
-class _Searched:
-    """What a search over one coarsening came to.
+class _CoarseAnswer:
+    """The answer of a search over one coarsening.
 
     Attributes:
-        found: pipelines, the best last.
+        pipelines: the best last.
         coarse: the blocks.
         bound_s: no pipeline of the space is better, unless something was dropped.
         exact: whether nothing was dropped.
         work: see `_WORK`.
     """
 
-    found: tuple[_Found, ...]
+    pipelines: tuple[_PricedPipeline, ...]
     coarse: Coarsening
     bound_s: float
     exact: bool
@@ -133,9 +133,9 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
     margin = _Margin()
     for _ in range(_MEMORY_ATTEMPTS):
         searched = _refined(problem, seeds, rows, margin)
-        if not searched.found:
+        if not searched.pipelines:
             break
-        best = searched.found[-1]
+        best = searched.pipelines[-1]
         if best in seeds:
             return _result(problem, searched, margin)
         evaluation = evaluate(problem, best.strategy)
@@ -161,15 +161,15 @@ def _check_size(problem: Problem) -> None:
         )
 
 
-def _seeds(problem: Problem, known: Sequence[Strategy]) -> tuple[_Found, ...]:
+def _seeds(problem: Problem, known: Sequence[Strategy]) -> tuple[_PricedPipeline, ...]:
     """The known strategies that are pipelines, the space searched here; the best last."""
     pipelines = dict.fromkeys(one for one in known if not shares_devices(one))
-    priced = [_Found(closed_form_s(problem, strategy), strategy) for strategy in pipelines]
+    priced = [_PricedPipeline(closed_form_s(problem, strategy), strategy) for strategy in pipelines]
     return tuple(sorted(priced, key=lambda one: -one.objective_s))
 
 
-def _result(problem: Problem, searched: _Searched, margin: _Margin) -> Result:
-    *others, best = searched.found
+def _result(problem: Problem, searched: _CoarseAnswer, margin: _Margin) -> Result:
+    *others, best = searched.pipelines
     exact = searched.exact and margin == _Margin()
     space = _space(problem, searched.coarse)
     if not exact:
@@ -186,13 +186,15 @@ def _result(problem: Problem, searched: _Searched, margin: _Margin) -> Result:
     )
 
 
-def _whatever_fits(problem: Problem, seeds: Sequence[_Found], rows: Sequence[DeviceRow]) -> Result:
+def _whatever_fits(
+    problem: Problem, seeds: Sequence[_PricedPipeline], rows: Sequence[DeviceRow]
+) -> Result:
     """The best of the known strategies and of pipelines found without regard to memory that fit
     after all; else why there is none. (That the search finds nothing is no proof.)
     """
     coarse = _coarsened(problem, _DOWNSETS)
     endless = [with_less_memory(row, -math.inf) for row in rows]
-    ignoring = _search(problem, coarse, endless, (), _MAX_WORK, True).found
+    ignoring = _search(problem, coarse, endless, (), _MAX_WORK, True).pipelines
     space = f"{_space(problem, coarse)}; with memory left out of the search"
     fitting, shortage = list(seeds), "no pipeline of these widths uses these devices"
     for one in ignoring:
@@ -240,8 +242,8 @@ def _shown(order: tuple[int, ...]) -> str:
 
 
 def _refined(
-    problem: Problem, seeds: tuple[_Found, ...], rows: Sequence[DeviceRow], margin: _Margin
-) -> _Searched:
+    problem: Problem, seeds: tuple[_PricedPipeline, ...], rows: Sequence[DeviceRow], margin: _Margin
+) -> _CoarseAnswer:
     """The best pipeline over finer and finer blocks, as far as the work allows or the options ask.
 
     Args:
@@ -259,11 +261,11 @@ def _refined(
         if limit is None and not options.exact:
             break
         coarse = _coarsened(problem, limit)
-        searched = _search(problem, coarse, rows, searched.found, most_work, cautious)
+        searched = _search(problem, coarse, rows, searched.pipelines, most_work, cautious)
     return searched
 
 
-def _finer(problem: Problem, limit: int | None, searched: _Searched) -> int | None:
+def _finer(problem: Problem, limit: int | None, searched: _CoarseAnswer) -> int | None:
     """How many downsets to coarsen to after a search: four times as many, or, where nobody asked
     for more, what the work allows. None for all of them, or where it is enough.
     """
@@ -293,14 +295,14 @@ def _search(
     problem: Problem,
     coarse: Coarsening,
     rows: Sequence[DeviceRow],
-    found: tuple[_Found, ...],
+    pipelines: tuple[_PricedPipeline, ...],
     most_work: int,
     cautious: bool,
-) -> _Searched:
+) -> _CoarseAnswer:
     """The best pipeline over all rows of devices.
 
     Args:
-        found: pipelines to beat, the best last.
+        pipelines: pipelines to beat, the best last.
         cautious: see `_Margin`.
     """
     subsets = downsets(coarse.predecessors)
@@ -309,7 +311,7 @@ def _search(
     cuts = kernels.cut_bytes(subsets.masks, sets)
     exact, work, bound_s = True, 0.0, math.inf
     for row in rows:
-        best_s = found[-1].objective_s if found else math.inf
+        best_s = pipelines[-1].objective_s if pipelines else math.inf
         objective, stages, dropped, extended = kernels.search(
             subsets, times, sets, cuts, row.moves, _training(problem, len(row.order)),
             kernels.SearchLimits(best_s, row.labels, most_work),
@@ -319,9 +321,9 @@ def _search(
         if len(stages):
             strategy = _strategy(problem, coarse, subsets, stages, row)
             priced_s = closed_form_s(problem, strategy) if len(sets.tied) else float(objective)
-            better = (_Found(priced_s, strategy),)
-            found = (*found, *better) if priced_s < best_s else (*better, *found)
-    return _Searched(found, coarse, bound_s, exact, work)
+            better = (_PricedPipeline(priced_s, strategy),)
+            pipelines = (*pipelines, *better) if priced_s < best_s else (*better, *pipelines)
+    return _CoarseAnswer(pipelines, coarse, bound_s, exact, work)
 
 
 def _training(problem: Problem, count: int) -> kernels.SearchOptions:

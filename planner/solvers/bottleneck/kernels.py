@@ -108,6 +108,8 @@ def charge(costs: BottleneckArrays, state: PlacementState, e: int, sign: int) ->
 def put(costs: BottleneckArrays, state: PlacementState, v: int, q: int) -> None:
     """Moves an item to another device and updates the sums."""
     p = state.on[v]
+    # The charge of a net depends on its own counts and on the device of its home: all nets of v are
+    # taken off while v is on p, and added when it is on q.
     for x in range(costs.in_start[v], costs.in_start[v + 1]):
         charge(costs, state, costs.in_net[x], -1)
     state.load[p] -= costs.work[v, p]
@@ -165,6 +167,7 @@ def height(load: Floats, count: int) -> tuple[float, float]:
         return 0.0, 0.0
     total = 0.0
     for r in range(count):
+        # Shares of the largest load, so that no power overflows.
         share = load[r] / top
         for _ in range(6):  # share ** 64
             share *= share
@@ -278,6 +281,7 @@ def annealed(
                 source[done] = state.on[v]
                 put(costs, state, v, q)
                 done += 1
+        # Only targets have gained bytes, and only nets of the moved items can be out of order.
         for k in range(done):
             allowed = allowed and state.used[target[k]] <= costs.room[target[k]]
             allowed = allowed and (not contiguous or in_order(costs, state, moved[k]))
@@ -286,6 +290,7 @@ def annealed(
             new_top, new_norm = height(state.load, count)
             extra = costs.cut * state.cuts[0]
             new_top, new_norm = new_top + extra, new_norm + extra
+            # The square makes the temperature fall fast at first; 1e-300 is for a norm of 0.
             left = 1 - turn / moves
             kept = new_norm <= norm or np.random.random() < np.exp(
                 (norm - new_norm) / (warm * left * left + 1e-300)

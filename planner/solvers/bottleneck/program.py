@@ -102,6 +102,8 @@ def program_of(problem: BottleneckProblem, *, symmetric: bool) -> BottleneckProg
         symmetric: whether devices that may be swapped are told apart, (7).
     """
     mip, unit_s = Mip(), simple_bound_s(problem) or 1.0
+    # Only x has to be whole. All others count for a work or for memory, so less is better, and a
+    # whole x leaves them 0 or 1 as their least values.
     bottleneck = mip.variable(float("inf"))
     mip.objective = {bottleneck: 1.0}
     x = []
@@ -190,6 +192,7 @@ def _memory(model: BottleneckProgram) -> None:
 def _symmetry(model: BottleneckProgram) -> None:
     """(7)."""
     heavy = heaviest_first(model.problem)
+    # No placement is lost: `canonical` renames the devices of any.
     for alike in model.problem.alike:
         told = heavy[: TOLD_APART * len(alike)]
         for p, q in pairwise(alike):

@@ -97,7 +97,7 @@ class BottleneckAnswer:
     note: str = ""
 
 
-class _SearchBudget:
+class _BottleneckBudget:
     """The limits of one search, and whether the clock or a licence has changed them."""
 
     def __init__(self, time_limit_s: float, seed: int, engine: Engine | None) -> None:
@@ -143,7 +143,7 @@ def solve(
         return BottleneckAnswer(Status.OPTIMAL, (), 0.0)
     if not np.isfinite(problem.work_s).any(axis=1).all():
         return BottleneckAnswer(Status.INFEASIBLE, None, math.inf)
-    budget = _SearchBudget(time_limit_s, seed, engine)
+    budget = _BottleneckBudget(time_limit_s, seed, engine)
     known = [tuple(on) for on in starts if fits(problem, on)]
     bound_s = simple_bound_s(problem)
     if not known:
@@ -165,7 +165,7 @@ def solve(
 
 
 def _annealed(
-    problem: BottleneckProblem, on: tuple[int, ...], budget: _SearchBudget
+    problem: BottleneckProblem, on: tuple[int, ...], budget: _BottleneckBudget
 ) -> tuple[int, ...]:
     """(1)."""
     costs, moves = _costs(problem), max(1, round(MOVES_PER_S * budget.limit_s))
@@ -224,7 +224,7 @@ def _cuts_look_free(problem: BottleneckProblem) -> bool:
 
 
 def _improved(
-    problem: BottleneckProblem, on: tuple[int, ...], budget: _SearchBudget
+    problem: BottleneckProblem, on: tuple[int, ...], budget: _BottleneckBudget
 ) -> tuple[int, ...]:
     """(3), after (2)."""
     if problem.num_devices < 3:
@@ -270,7 +270,7 @@ def _neighbourhoods(problem: BottleneckProblem, on: Sequence[int]) -> Iterator[t
 
 
 def _replaced(
-    model: BottleneckProgram, on: tuple[int, ...], devices: Sequence[int], budget: _SearchBudget
+    model: BottleneckProgram, on: tuple[int, ...], devices: Sequence[int], budget: _BottleneckBudget
 ) -> tuple[int, ...]:
     """The best placement in which only the items on some devices move, between these."""
     limits = MipLimits(budget.left_s(IMPROVING_SHARE), ROUND_NODES, budget.seed, ROUND_GAP)
@@ -315,7 +315,7 @@ def _entries(problem: BottleneckProblem) -> int:
 
 
 def _proved(
-    problem: BottleneckProblem, on: tuple[int, ...] | None, budget: _SearchBudget, share: float
+    problem: BottleneckProblem, on: tuple[int, ...] | None, budget: _BottleneckBudget, share: float
 ) -> BottleneckAnswer:
     """(4), after (2): the whole program, from a placement if one is known.
 

@@ -178,6 +178,8 @@ def _heads(
         if feeds.start[j] == feeds.start[j + 1]:
             continue
         # way[i]: longest path from the end of i to the start of j, -1 if there is none.
+        # Transfers are left out, because all operators of a path may share a device. Readers have
+        # larger numbers, so their ways are final on the way down from j.
         way[: j + 1] = -1
         way[j] = 0
         for i in range(j - 1, -1, -1):
@@ -198,6 +200,7 @@ def _by_feeds(j: int, ticks: Ints, feeds: Ragged, away: Ints, head: Ints) -> int
     before = feeds.values[first:last]
     ready = head[before] + ticks[before]
     ranked = np.argsort(-(ready + np.maximum(away[first:last], 0)), kind="mergesort")
+    # Number k + 1 is the first one that is elsewhere. One in j's group never is, so it is no case.
     least = _one_by_one(before, ticks, head)  # all of them on j's device
     for k in range(ranked.shape[0]):
         x = ranked[k]
@@ -230,6 +233,7 @@ def _by_work(
     seen = np.full(groups.max() + 1, -1)  # the last level at which a group was counted
     least_ways, least_heads = np.empty(devices, np.int64), np.empty(devices, np.int64)
     best = 0
+    # The bound holds for every set, so levels that are stepped over cost tightness alone.
     for level in range(0, levels.shape[0], step):
         count, num_groups, work = 0, 0, 0
         for i in falling:
@@ -245,6 +249,7 @@ def _by_work(
             _insert(least_ways, min(count, devices), way[i])
             count += 1
             total, least = np.int64(work), np.int64(NONE)
+            # On k + 1 devices: as many first and last operators, each on a device of its own.
             for k in range(min(count, devices, num_groups)):
                 total += least_heads[k] + least_ways[k]
                 least = min(least, (total + k) // (k + 1))  # rounded up: ticks are whole

@@ -107,7 +107,7 @@ many groups the steps prove more than the local search finds, and windows add no
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _ProofStep:
     """The parts of the model that a step builds.
 
     Attributes:
@@ -128,12 +128,12 @@ class _Step:
 
 _BOTH = (False, True)
 _STEPS = (
-    _Step(0.06, (False,)),
-    _Step(0.06, (True,)),
-    _Step(0.3, _BOTH, memory=True),
-    _Step(0.65, _BOTH, memory=True, near=True),
-    _Step(0.15, _BOTH, memory=True, channels=True, kept=True, near=True),
-    _Step(1.0, _BOTH, memory=True, channels=True),
+    _ProofStep(0.06, (False,)),
+    _ProofStep(0.06, (True,)),
+    _ProofStep(0.3, _BOTH, memory=True),
+    _ProofStep(0.65, _BOTH, memory=True, near=True),
+    _ProofStep(0.15, _BOTH, memory=True, channels=True, kept=True, near=True),
+    _ProofStep(1.0, _BOTH, memory=True, channels=True),
 )
 
 
@@ -165,7 +165,7 @@ class _FullSearch:
         many = len(self.instance.groups) > FEW_OPERATORS
         return many and any(bounds.crowded for bounds in self.bounds)
 
-    def asks(self, step: _Step) -> bool:
+    def asks(self, step: _ProofStep) -> bool:
         """Whether a step can improve a bound or the schedule."""
         if step.near:
             return step.kept == (self.kept is not None)
@@ -247,7 +247,7 @@ def _improved(search: _FullSearch, known: KnownPlacement, share: float) -> Known
     )
 
 
-def _climb(search: _FullSearch, step: _Step) -> None:
+def _climb(search: _FullSearch, step: _ProofStep) -> None:
     """Looks for a solution of a step's model just above its bound, and further above while there is
     none; `near` steps, and climbs that would reach the best schedule, look below that at once.
     """
@@ -267,12 +267,12 @@ def _climb(search: _FullSearch, step: _Step) -> None:
             rise *= 2
 
 
-def _least(search: _FullSearch, step: _Step) -> int:
+def _least(search: _FullSearch, step: _ProofStep) -> int:
     """The lower bound of a step's objective, in ticks."""
     return search.total if len(step.phases) == 2 else search.bounds[step.phases[0]].least
 
 
-def _worst(search: _FullSearch, step: _Step) -> int:
+def _worst(search: _FullSearch, step: _ProofStep) -> int:
     """The largest value of a step's objective, in ticks, that would improve the best schedule."""
     known = search.known
     worst = known.latest - 1 if known.fits else known.latest
@@ -281,7 +281,7 @@ def _worst(search: _FullSearch, step: _Step) -> int:
     return worst
 
 
-def _raise(search: _FullSearch, step: _Step, least: int) -> None:
+def _raise(search: _FullSearch, step: _ProofStep, least: int) -> None:
     """Takes in a lower bound of a step's objective."""
     if len(step.phases) == 1:
         which = step.phases[0]
@@ -292,7 +292,7 @@ def _raise(search: _FullSearch, step: _Step, least: int) -> None:
     search.budget.watch.see(bound=search.total)
 
 
-def _learn(search: _FullSearch, step: _Step, answer: CallAnswer) -> None:
+def _learn(search: _FullSearch, step: _ProofStep, answer: CallAnswer) -> None:
     """Takes in a step's answer: its bound, unless the step kept a placement, and its schedule."""
     if answer.status == "INFEASIBLE":
         search.infeasible = not search.known.fits
@@ -308,7 +308,7 @@ def _learn(search: _FullSearch, step: _Step, answer: CallAnswer) -> None:
 
 
 def _adopt(
-    search: _FullSearch, step: _Step, answer: CallAnswer, device_of: tuple[int, ...]
+    search: _FullSearch, step: _ProofStep, answer: CallAnswer, device_of: tuple[int, ...]
 ) -> None:
     """Takes in a step's placement: as it is if the step had (7), else timed anew if it fits."""
     if step.channels:
@@ -328,7 +328,7 @@ def _take(search: _FullSearch, new: KnownPlacement) -> None:
     search.budget.watch.see(search.known.latest)
 
 
-def _solved(search: _FullSearch, step: _Step, max_ticks: int, share: float) -> CallAnswer:
+def _solved(search: _FullSearch, step: _ProofStep, max_ticks: int, share: float) -> CallAnswer:
     """Builds a step's model and solves it.
 
     Args:
@@ -364,7 +364,7 @@ def _solved(search: _FullSearch, step: _Step, max_ticks: int, share: float) -> C
 
 
 def _phase(
-    search: _FullSearch, step: _Step, model: CpSatModel, max_ticks: int, backward: bool
+    search: _FullSearch, step: _ProofStep, model: CpSatModel, max_ticks: int, backward: bool
 ) -> CpSatPhase:
     """A phase of a step's model. It leaves the other phase at least that one's bound."""
     latest = max_ticks

@@ -73,6 +73,7 @@ def placement_of(
     if memory:
         _memory(model)
     if not instance.relaxed:
+        # No placement is lost: swap alike devices until their first groups ascend.
         for alike in instance.alike:  # (9)
             for p, q in pairwise(alike):
                 for g, row in enumerate(x):
@@ -96,6 +97,7 @@ def _memory(model: CpSatModel) -> None:
         use = [size * row[p] for size, row in zip(instance.alone_bytes, model.x, strict=True)]
         for groups, size in sorted(instance.together_bytes.items()):
             held = cp.new_bool_var("")
+            # One direction is enough: to say that bytes are held that nobody needs only costs room.
             for g in groups:
                 cp.add_implication(model.x[g][p], held)
             use.append(size * held)
@@ -110,6 +112,8 @@ def add_apart(model: CpSatModel, known: Sequence[int]) -> None:
         if g == h or (g, h) in model.z:
             continue
         z = model.z[g, h] = cp.new_bool_var("")
+        # On the device of g: either h is not there, so z, or it is, so not z. As g has exactly one
+        # device, z is decided.
         for here, there in zip(model.x[g], model.x[h], strict=True):
             cp.add_bool_or(~here, there, z)
             cp.add_bool_or(~here, ~there, ~z)
@@ -132,6 +136,8 @@ def add_transfers(model: CpSatModel, known: Sequence[int]) -> None:
                 if p == q:
                     cp.add(y[p][q] == 0)
                     continue
+                # (3) in both directions: y only if the producer is on p and a reader on q, and then
+                # always.
                 cp.add_implication(y[p][q], home[p])
                 cp.add_bool_or(*(model.on(j, q) for j in readers), ~y[p][q])
                 for j in readers:
@@ -191,6 +197,7 @@ def phase_of(
     """
     instance, cp = model.instance, model.cp
     ticks, devices = _ticks_of(instance, backward), range(instance.problem.num_devices)
+    # (a): heads, tails and the least end.
     start = [cp.new_int_var(h, max_ticks, "") for h in bounds.head]
     done = [
         begin + int(row[0])
@@ -226,6 +233,8 @@ def _wait(model: CpSatModel, phase: CpSatPhase, i: int, j: int, t: int, *, mirro
         return
     ways = {(p, q): transfer_ticks(instance, tensor.bytes, *((q, p) if mirrored else (p, q)))
             for p in devices for q in devices if p != q}  # fmt: skip
+    # (b) has no condition, so it propagates before the devices are known; a condition is needed
+    # only for paths that take longer than the fastest.
     least = min(ways.values(), default=0)
     cp.add(phase.start[j] >= phase.done[i] + least * model.apart(i, j))
     for (p, q), ticks in ways.items():
@@ -258,6 +267,8 @@ def add_channels(
             if known.schedule is not None:
                 times = known.schedule.returned if phase.backward else known.schedule.sent
                 model.hints.append((sent, times.get((t, other), 0)))
+            # One start for all paths to a device, and an interval for each: the producer is on one
+            # device, so one of them is there at most, with the ticks of its path.
             for p in devices:
                 way = _way(p, other, phase.backward)
                 ticks = transfer_ticks(instance, tensor.bytes, *way)

@@ -196,6 +196,8 @@ def _any(built: _GurobiModel, groups: Sequence[int], p: int) -> Any:
     """A variable that is at least 1 if a device has one of some groups."""
     if len(groups) == 1:
         return built.x[groups[0]][p]
+    # Neither binary nor bounded from above: it stands only where a larger value makes the model
+    # tighter, so the search has no reason to raise it.
     held = built.model.addVar(ub=1.0)
     for g in groups:
         built.model.addConstr(held >= built.x[g][p])
@@ -215,6 +217,8 @@ def _full(built: _GurobiModel) -> Any:
             read = _any(built, groups, q)
             for p in devices:
                 if p != q:
+                    # Bounded from below only: a y of 1 without need adds a transfer, which never
+                    # helps.
                     y = built.y[t, p, q] = built.flag()
                     built.model.addConstr(y >= built.x[home][p] + read - 1)
     return _phase(built, instance.forward, backward=False) + _phase(
@@ -231,10 +235,13 @@ def _phase(built: _GurobiModel, ticks: Ints, *, backward: bool) -> Any:
     last = [sum(int(ticks[i, p]) * built.on(i, p) for p in devices) for i in range(num)]
     for i in range(num):
         model.addConstr(end >= start[i] + last[i] + bounds.tail[i])
+    # Follows from (6), but not while o and x are fractions: then big-M constraints say nothing, and
+    # this one bounds the phase by the work of a device.
     for p in devices:
         model.addConstr(end >= sum(int(ticks[i, p]) * built.on(i, p) for i in range(num)))
     before = _transfers(built, start, last, backward=backward)
     for i, j in combinations(range(num), 2):  # (6)
+        # Their order follows from (4) or (5), so it takes no o.
         if j in before[i] or i in before[j]:
             continue
         first = built.flag()
@@ -275,6 +282,8 @@ def _transfers(
                 for p in ways
             )
             for j in tensor.consumers:
+                # H is enough for M: all that is scheduled ends by H, so a constraint that does not
+                # apply asks for nothing above 0.
                 elsewhere = horizon * (1 - built.on(j, other))
                 if backward:
                     model.addConstr(begin >= start[j] + last[j] - elsewhere)
@@ -298,6 +307,7 @@ def _channels(built: _GurobiModel, sent: Mapping[tuple[int, int], Any], *, backw
     """(7)."""
     model, horizon = built.model, built.horizon
     for (t, q), (u, r) in combinations(sent, 2):
+        # Transfers meet on a channel if both of their ends agree: q here, p by the two y.
         if q != r:
             continue
         first = built.flag()

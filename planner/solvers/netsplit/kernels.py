@@ -138,6 +138,8 @@ def _forwards(model: ModelArrays, state: SearchState) -> int:
     free, channel = np.zeros(devices, np.int64), np.zeros((devices, devices), np.int64)
     there[:] = -1
     last = 0
+    # The maker of a tensor stands in front of its readers in the order. So the maker has its end,
+    # and the tensor its arrival, by the time a reader comes.
     for i in state.orders[FORWARD]:
         p = where[i]
         begin = free[p]
@@ -151,6 +153,8 @@ def _forwards(model: ModelArrays, state: SearchState) -> int:
             t = model.makes.values[x]
             for y in range(model.readers.start[t], model.readers.start[t + 1]):
                 q = where[model.readers.values[y]]
+                # A channel takes transfers in the order of their makers and fills no gap, so the
+                # clock of its last arrival is all that there is to know.
                 if q != p and there[t, q] < 0:  # once to each device
                     sent = max(channel[p, q], end[i]) + model.away[t, p, q]
                     there[t, q] = channel[p, q] = sent
@@ -169,6 +173,8 @@ def _backwards(model: ModelArrays, state: SearchState) -> int:
         for y in range(model.readers.start[t], model.readers.start[t + 1]):
             left[t, where[model.readers.values[y]]] += 1
     last = 0
+    # `left` tells the last reader on a device: the readers there sum their gradients, and one sum
+    # is sent. All readers stand in front of the maker in this order.
     for i in state.orders[BACKWARD]:
         p = where[i]
         begin = free[p]
@@ -244,6 +250,7 @@ def _draw(model: ModelArrays, state: SearchState) -> int:
     devices, groups = model.room.shape[0], model.members.start.shape[0] - 1
     g = np.random.randint(0, groups)
     p = _device(model, state, g)
+    # Any device but p, each by the same chance.
     q = (p + np.random.randint(1, devices)) % devices
     state.moved[0], state.source[0], state.target[0] = g, p, q
     chance, h = np.random.random(), -1
@@ -258,6 +265,7 @@ def _draw(model: ModelArrays, state: SearchState) -> int:
     if h < 0:
         return 1
     state.moved[1], state.source[1] = h, _device(model, state, h)
+    # A group that swaps is on q and goes to p; a reader that comes along goes to q.
     state.target[1] = p if state.source[1] == q else q
     return 2
 
@@ -277,6 +285,7 @@ def _shift(order: Ints, turn: Ints, first: Ragged, then: Ragged, at: int, by: in
     i, to = order[at], at
     if by > 0:
         last = min(at + by, order.shape[0] - 1)
+        # The nearest operator that waits for i stops it; all between move up by one place.
         for x in range(then.start[i], then.start[i + 1]):
             last = min(last, turn[then.values[x]] - 1)
         while to < last:
@@ -307,6 +316,8 @@ def _move(model: ModelArrays, state: SearchState, heat: float) -> None:
     size = _draw(model, state)
     for k in range(size):
         _put(model, state, state.moved[k], state.target[k])
+    # Memory takes no schedule to look at, so it is looked at first. The placement changes both
+    # phases.
     if (state.used <= model.room).all():
         forward, backward = _forwards(model, state), _backwards(model, state)
         if _taken(state.ends.sum(), forward + backward, heat):
@@ -332,6 +343,7 @@ def _reorder(model: ModelArrays, state: SearchState, phase: int, heat: float) ->
     if _taken(state.ends[phase], end, heat):
         state.ends[phase] = end
     else:
+        # Nothing stops the way back: the order before was topological.
         _shift(order, turn, first, then, to, at - to)
 
 

@@ -94,8 +94,8 @@ class _ObjectiveSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The outcome of a search.
+class _ObjectiveAnswer:
+    """The answer of an `_ObjectiveSearch`.
 
     Attributes:
         answer: the engine's answer, with a known placement if that is better.
@@ -178,13 +178,13 @@ def _searched(
     """
     searches = list(_searches(problem, placement_problem))
     known = _known(problem, placement_problem, strategies)
-    outcomes: list[_Outcome] = []
+    by_objective: list[_ObjectiveAnswer] = []
     for search in searches:
-        if not any(INTERRUPTED in outcome.answer.note for outcome in outcomes):
+        if not any(INTERRUPTED in one.answer.note for one in by_objective):
             limit_s = time_limit_s / len(searches)
-            outcomes.append(_best(problem, placement_problem, search, tuple(known), limit_s))
-    answer, space = outcomes[0].answer, outcomes[0].space
-    candidates = [candidate for outcome in outcomes for candidate in outcome.placements]
+            by_objective.append(_best(problem, placement_problem, search, tuple(known), limit_s))
+    answer, space = by_objective[0].answer, by_objective[0].space
+    candidates = [candidate for one in by_objective for candidate in one.placements]
     if candidates and not placement_problem.published_memory:
         # By the simulator, another known placement may be better.
         near = sorted(known, key=searches[0].price)[:MAX_KNOWN]
@@ -279,7 +279,7 @@ def _best(
     search: _ObjectiveSearch,
     known: tuple[Placement, ...],
     time_limit_s: float,
-) -> _Outcome:
+) -> _ObjectiveAnswer:
     """The answer of the finest model, or a known placement if that is better.
 
     Args:
@@ -304,16 +304,16 @@ def _best(
     space = _space(problem, search.name, len(instance.groups), answer.note)
     own = () if answer.device_of is None else ((answer.device_of, answer.order),)
     if instance.relaxed:
-        return _Outcome(answer, space, own)
+        return _ObjectiveAnswer(answer, space, own)
     # A known placement may be better, with a group's members apart or by the list schedule.
     fitting = [device_of for device_of in known if overflow(instance, device_of) <= 0]
     best = min(fitting, key=search.price, default=None)
     if best is None or search.price(best) >= _price_of(answer, search):
-        return _Outcome(answer, space, own)
+        return _ObjectiveAnswer(answer, space, own)
     if search.price(best) >= answer.latency_s:
-        return _Outcome(answer, space, (*own, (best, None)))
+        return _ObjectiveAnswer(answer, space, (*own, (best, None)))
     worse = replace(answer, status=Status.FEASIBLE, device_of=best, order=None)
-    return _Outcome(worse, space, ((best, None), *own))
+    return _ObjectiveAnswer(worse, space, ((best, None), *own))
 
 
 def _price_of(answer: EngineAnswer, search: _ObjectiveSearch) -> float:

@@ -167,8 +167,11 @@ def _swept(settings: _WindowSettings, behind: bool) -> _Side:
             for backward in (False, True) if gradient else (False,):
                 own = times[backward]
                 own[j] = max(own[j], own[i] + ticks[backward][i])
+            # The forward of j comes after that of i, its backward before that of i: the sum grows
+            # by both durations of i, wherever the two are placed.
             if gradient:
                 side.both[j] = max(side.both[j], side.both[i] + ticks[0][i] + ticks[1][i])
+        # Any window gives a bound. The operators with the largest times are ready last.
         ranked = sorted(all_before[j], key=lambda i: (-times[False][i] - times[True][i], i))
         for phases in ((False,), (True,), (False, True)):
             if ranked and side.worked < settings.limit and not settings.over():
@@ -230,6 +233,7 @@ def _least(settings: _WindowSettings, side: _Side, window: _Window) -> int:
         work -= worked
         if bound is not None:
             return max(least, bound)
+        # No solution within `max_ticks`, and ticks are whole.
         least, rise = max_ticks + 1, 2 * rise
     return least
 
@@ -244,6 +248,7 @@ def _within(
 
     nothing = (0,) * len(window.operators)
     nowhere = KnownPlacement(nothing, False, 0)
+    # Without (7) and (8): a model with fewer constraints has no larger optimum, so the bound holds.
     model = placement_of(window.part, cp_model.CpModel(), nothing, memory=False)
     add_apart(model, nothing)
     starts, last = [], window.operators.index(window.j)
@@ -254,6 +259,8 @@ def _within(
         # An operator of the window that sends j no gradient may run after j; then the phase ends up
         # to all work and all transfers later.
         latest = max(max_ticks, *times) + int(ticks.max(axis=1).sum()) + transfers
+        # What runs behind j in its phase is counted from the end of the phase: forwards of later
+        # operators, backwards of earlier ones.
         bounds, mirrored = PhaseBounds(times, nothing, 0, False), backward != side.behind
         phase = phase_of(model, bounds, nowhere, latest, backward=backward, mirrored=mirrored)
         starts.append(phase.start)

@@ -81,12 +81,14 @@ def last_stages(t: LevelTables, j: int, least: int, last: Floats, size: Floats) 
         for q in range(t.machines):
             last[k, q] = np.inf
             if q < t.widest and t.before[j, k]:
-                found = last_s(t.compute[k + 1, j], parameters, q + 1, t.bandwidth)
+                stage_s = last_s(t.compute[k + 1, j], parameters, q + 1, t.bandwidth)
                 if t.ratio > 0:
-                    found = max(found, transfer_s(t.outputs[k], q + 1, t.bandwidth, t.ratio))
+                    stage_s = max(stage_s, transfer_s(t.outputs[k], q + 1, t.bandwidth, t.ratio))
                     if j < end:
-                        found = max(found, transfer_s(t.outputs[j], q + 1, t.bandwidth, t.ratio))
-                last[k, q] = found
+                        stage_s = max(
+                            stage_s, transfer_s(t.outputs[j], q + 1, t.bandwidth, t.ratio)
+                        )
+                last[k, q] = stage_s
 
 
 @njit
@@ -118,11 +120,14 @@ def fill(t: LevelTables) -> Floats:
                 best[j, m, i] = whole(t, i, j, m)
             if m > 0 and t.fewer:
                 stop = min(rows, j)
+                # One machine left out: nothing stands behind, so the time is that on m machines.
                 improve(best[j, m, :stop], best[j, m - 1, :stop], -np.inf)
             for k in range(j):
                 if not t.before[j, k]:
                     continue
                 stop = min(rows, k + 1)
+                # The last stage is k+1..j on q + 1 machines. It leaves m - q of them, at index m -
+                # 1 - q, to the states up to k, whose tables are final since k < j.
                 for q in range(min(m, t.widest)):
                     if stashed(n, m + 1, q + 1) * stage_bytes[k] > t.memory:
                         continue

@@ -53,7 +53,7 @@ _MEMORY_BYTES = 16_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """What the optimizer found.
+    """The answer of the optimizer.
 
     Attributes:
         report: what it says of its plan; None if there is none.
@@ -74,40 +74,40 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: not needed; the number of states is bounded.
     """
-    found = optimum(problem)
-    wrong = _not_a_strategy(problem, found)
+    best = optimum(problem)
+    wrong = _not_a_strategy(problem, best)
     if wrong is not None:
         return wrong
-    strategies = (_strategy(problem, found, recompute=r) for r in recompute_choices(problem))
-    return replace(first_that_fits(problem, strategies, SPACE), report=found.report)
+    strategies = (_strategy(problem, best, recompute=r) for r in recompute_choices(problem))
+    return replace(first_that_fits(problem, strategies, SPACE), report=best.report)
 
 
 def solve_alone(problem: Problem) -> Result:
     """PipeDream's plan as PipeDream judges it, whether it fits by the planner's count or not."""
-    found = optimum(problem)
-    return _not_a_strategy(problem, found) or Result(
-        Status.OPTIMAL, _strategy(problem, found, recompute=recompute_choices(problem)[0]),
-        space=SPACE, report=found.report,
+    best = optimum(problem)
+    return _not_a_strategy(problem, best) or Result(
+        Status.OPTIMAL, _strategy(problem, best, recompute=recompute_choices(problem)[0]),
+        space=SPACE, report=best.report,
     )  # fmt: skip
 
 
-def _not_a_strategy(problem: Problem, found: Optimum) -> Result | None:
+def _not_a_strategy(problem: Problem, best: Optimum) -> Result | None:
     """Why the optimizer's plan is no strategy, or None if it is one."""
-    if found.report is None:
-        return Result(found.status, None, space=SPACE, reason=found.reason)
-    widest = max(len(stage.devices) for stage in found.report.stages)
+    if best.report is None:
+        return Result(best.status, None, space=SPACE, reason=best.reason)
+    widest = max(len(stage.devices) for stage in best.report.stages)
     if widest <= problem.options.num_microbatches:
         return None
     reason = (
         f"a stage of PipeDream's plan has {widest} replicas, and there are only"
         f" {problem.options.num_microbatches} microbatches; give --microbatches {widest} or more"
     )
-    return Result(Status.UNKNOWN, None, space=SPACE, reason=reason, report=found.report)
+    return Result(Status.UNKNOWN, None, space=SPACE, reason=reason, report=best.report)
 
 
-def _strategy(problem: Problem, found: Optimum, *, recompute: bool) -> Strategy:
-    stages = found.report.stages if found.report is not None else ()
-    return pipeline(problem, found.operators, [s.devices for s in stages], recompute=recompute)
+def _strategy(problem: Problem, best: Optimum, *, recompute: bool) -> Strategy:
+    stages = best.report.stages if best.report is not None else ()
+    return pipeline(problem, best.operators, [s.devices for s in stages], recompute=recompute)
 
 
 # -------------------------------------------------------------------------------- the search
@@ -182,11 +182,11 @@ def _most_states(counts: Sequence[int]) -> int:
 def _search(
     problem: Problem, states: States, costs: StateCosts
 ) -> tuple[list[kernels.LevelTables], list[Floats]]:
-    """What was known and what was found at every level, innermost first."""
+    """The tables and the optima of every level, innermost first."""
     options, levels = switches_of(problem.options, PipeDream), problem.topology.levels
     limit_bytes = _limit_bytes(problem.options)
     compute = costs.compute_s[None, :] - np.concatenate(([0.0], costs.compute_s[:-1]))[:, None]
-    tables, found = [], []
+    tables, optima = [], []
     inside = 1
     for level in levels:
         table = kernels.LevelTables(
@@ -206,9 +206,9 @@ def _search(
         )
         best = kernels.fill(table)
         tables.append(table)
-        found.append(best)
+        optima.append(best)
         compute, inside = best[:, -1, :].T, level.count
-    return tables, found
+    return tables, optima
 
 
 def _limit_bytes(options: Options) -> float:
@@ -241,7 +241,7 @@ def _why_infeasible(problem: Problem, num_states: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _LevelStage:
     """A stage at one level: states `first`..`last` on some machines.
 
     Attributes:
@@ -254,13 +254,15 @@ class _Piece:
     split: bool
 
 
-def _pieces(t: kernels.LevelTables, best: Floats, i: int, j: int) -> list[_Piece]:
+def _level_stages(t: kernels.LevelTables, best: Floats, i: int, j: int) -> list[_LevelStage]:
     """The stages into which the states i..j are split at a level, first to last."""
-    found: list[_Piece] = []
+    behind: list[_LevelStage] = []
     m = t.machines - 1
     last, size = np.empty((len(t.parameters), t.machines)), np.empty(len(t.parameters))
     while True:
-        value, choice = kernels.whole(t, i, j, m), _Piece(i, j, m + 1, split=False)
+        value, choice = kernels.whole(t, i, j, m), _LevelStage(i, j, m + 1, split=False)
+        # The tables hold times only, so the choice is made again, as in `fill`. Of equal times no
+        # split goes first, then fewer machines, then the earliest state, then the narrowest stage.
         inherited = t.fewer and m > 0 and j > i and best[j, m - 1, i] < value
         if inherited:
             value = best[j, m - 1, i]
@@ -269,17 +271,18 @@ def _pieces(t: kernels.LevelTables, best: Floats, i: int, j: int) -> list[_Piece
             width = min(m, t.widest)
             times = [kernels.stashed(t.machines, m + 1, q + 1) for q in range(width)]
             fits = size[i:j, None] * np.array(times)[None, :] <= t.memory
+            # Column q: the machines that a last stage on q + 1 of them leaves.
             before = best[i:j, m - width : m, i][:, ::-1]
             option = np.where(fits, np.maximum(before, last[i:j, :width]), np.inf)
             k, q = divmod(int(option.argmin()), width)
             if option[k, q] < value:
-                found.append(_Piece(i + k + 1, j, q + 1, split=True))
+                behind.append(_LevelStage(i + k + 1, j, q + 1, split=True))
                 j, m = i + k, m - q - 1
                 continue
         if inherited:
             m -= 1
             continue
-        return [choice, *reversed(found)]
+        return [choice, *reversed(behind)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +324,7 @@ def _leaves(
     t, outside = tables[-1], math.prod(around.replicas)
     size = math.prod(table.machines for table in tables[:-1])
     taken = 0
-    pieces = _pieces(t, best[-1], around.first, around.last)
+    pieces = _level_stages(t, best[-1], around.first, around.last)
     for piece in pieces:
         m = piece.machines
         inside = 1 if piece.split else t.inside
@@ -338,6 +341,7 @@ def _leaves(
             around,
             first=piece.first,
             last=piece.last,
+            # A machine of this level has `size` devices, so machine r begins r x size devices on.
             devices=tuple(d + (taken + r) * size for d in around.devices for r in range(m)),
             replicas=(m, *around.replicas),
             synchronisation_s=around.synchronisation_s + synchronisation_s,
@@ -373,6 +377,7 @@ def _flattened(
             leaves.append(leaf)
             inside.append([v for i, v in enumerate(kept) if new >> i & 1])
     stage_of = {v: s for s, stage in enumerate(inside) for v in stage}
+    # The sinks that were not planned (`_planned`) run with the last of their sources.
     for v, feeds in enumerate(predecessors(graph)):
         if v not in stage_of:
             stage_of[v] = max((stage_of[u] for u in feeds), default=0)
@@ -406,7 +411,7 @@ def _flattened(
     return Optimum(report, tuple(tuple(sorted(stage)) for stage in inside))
 
 
-def _range(prefix: Floats, part: _Piece | _Leaf) -> float:
+def _range(prefix: Floats, part: _LevelStage | _Leaf) -> float:
     return float(prefix[part.last] - (prefix[part.first - 1] if part.first else 0.0))
 
 

@@ -37,6 +37,7 @@ class States:
 def _bits(mask: int) -> Iterator[int]:
     """The nodes of a bitmask, ascending."""
     while mask:
+        # The lowest bit that is set.
         low = mask & -mask
         mask ^= low
         yield low.bit_length() - 1
@@ -91,13 +92,13 @@ def _augmented(relations: _Relations, inside: int) -> int:
     """An antichain and, for each member x, the nodes z before x that feed something that is neither
     before x nor x itself.
     """
-    found = inside
+    augmented = inside
     for x in _bits(inside):
         behind = relations.ancestors[x] | 1 << x
         for z in _bits(relations.ancestors[x] & relations.forks):
             if relations.feeds[z] & ~behind:
-                found |= 1 << z
-    return found
+                augmented |= 1 << z
+    return augmented
 
 
 def augmented_antichain(
@@ -125,6 +126,7 @@ def _next(relations: _Relations, inside: int, augmented: int) -> Iterator[int]:
     """
     for u in _bits(augmented):
         for o in _bits(relations.feeds[u] & ~inside):
+            # Then o is in the downset already.
             if relations.descendants[o] & augmented:
                 continue
             larger = inside | 1 << o
@@ -144,8 +146,8 @@ def next_antichains(
     """
     relations = _relations(predecessors)
     inside = sum(1 << v for v in antichain)
-    found = _next(relations, inside, _augmented(relations, inside))
-    return tuple(dict.fromkeys(tuple(_bits(mask)) for mask in found))
+    masks = _next(relations, inside, _augmented(relations, inside))
+    return tuple(dict.fromkeys(tuple(_bits(mask)) for mask in masks))
 
 
 def pipedream_states(predecessors: Sequence[Sequence[int]], limit: int) -> States | None:
@@ -178,6 +180,7 @@ def pipedream_states(predecessors: Sequence[Sequence[int]], limit: int) -> State
     before = [0] * len(order)
     for k, mask in enumerate(order):
         for there in edges[mask]:
+            # The order is topological, so what comes before state k is complete at its turn.
             before[index[there]] |= before[k] | 1 << k
     return States(
         antichains=tuple(tuple(_bits(augmented[mask])) for mask in order),
@@ -188,10 +191,10 @@ def pipedream_states(predecessors: Sequence[Sequence[int]], limit: int) -> State
 
 def _closed(relations: _Relations, inside: int) -> int:
     """The members and all that comes before them."""
-    found = inside
+    downset = inside
     for x in _bits(inside):
-        found |= relations.ancestors[x]
-    return found
+        downset |= relations.ancestors[x]
+    return downset
 
 
 def _depth_first(edges: dict[int, list[int]]) -> list[int]:
@@ -200,6 +203,7 @@ def _depth_first(edges: dict[int, list[int]]) -> list[int]:
     """
     finished: list[int] = []
     first = next(iter(edges))
+    # A stack instead of recursion: a chain may have more states than Python has frames.
     seen, path = {first}, [(first, iter(edges[first]))]
     while path:
         mask, ahead = path[-1]

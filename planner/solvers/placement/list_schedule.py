@@ -204,6 +204,8 @@ class ListSchedule:
                 there_s = max(there_s, made_s)
                 continue
             if (t, p) not in self._there:
+                # (3): the receiver may be busy after the sender is free; each is occupied for the
+                # whole duration, from its own start on.
                 duration_s = transfer_s(self.problem, tensor.bytes, q, p)
                 send_s = max(made_s, channel_s[q])
                 receive_s = max(send_s, channel_s[p])
@@ -250,6 +252,7 @@ class ListSchedule:
         """Goes on to the next end of an operator or possible start; False if there is none."""
         later = [end_s for end_s, _ in self._running[:1]]
         for i in self.ready:
+            # A start that is possible now is no event: the rule has seen it and declined.
             later += [s for s in self.starts_s(i).values() if s > self.now_s]
         if not later:
             return False
@@ -271,6 +274,7 @@ def list_schedule(problem: PlacementProblem, rule: DispatchRule) -> ListSchedule
     schedule = ListSchedule(problem)
     while True:
         taken = [(i, p) for p in schedule.idle() if (i := rule(schedule, p)) is not None]
+        # One at a time: its transfers and its memory change what the others could start.
         if taken:
             schedule.take(*min(taken))
         elif not schedule.advance():

@@ -187,6 +187,8 @@ def _longest_runs(
     path, done = [first], run(0, first)
     while done != everything:
         runs = {device: run(done, device) for device in devices}
+        # Never an empty run: some operator that is left has all of its sources, and its device can
+        # run.
         best = max(devices, key=lambda device: runs[device].bit_count())
         path.append(best)
         done = runs[best]
@@ -234,6 +236,7 @@ def pieces(graph: Graph, device_of: Sequence[int], order: Sequence[int]) -> tupl
             cut.append((device, []))
         piece_of[v] = open_piece[device]
         cut[piece_of[v]][1].append(v)
+        # Its readers wait for the end of the piece, so nothing else may follow in it.
         if v in sends:
             del open_piece[device]
     return tuple((device, tuple(sorted(inside))) for device, inside in cut)
@@ -274,6 +277,7 @@ def _order(problem: Problem, parts: Sequence[Segment], *, backward: bool = False
         sending_s: dict[int, float] = defaultdict(float)
         for b, sent_s in edges[i].items():
             sending_s[parts[b][0]] = max(sending_s[parts[b][0]], sent_s)
+        # One transfer for each device, as long as the longest to a part there.
         for q, sent_s in sending_s.items():
             sent_until_s[p, q] = max(sent_until_s[p, q], end_s) + sent_s
         for b in edges[i]:

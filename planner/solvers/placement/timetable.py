@@ -88,7 +88,7 @@ def timetable(
 
 
 @dataclass(slots=True)
-class _Job:
+class _TimetableJob:
     """An operator or a transfer.
 
     Attributes:
@@ -119,10 +119,10 @@ def _phase(
     *,
     backward: bool,
     begin_s: float,
-) -> list[_Job]:
+) -> list[_TimetableJob]:
     """All forwards, or all backwards, of a microbatch: N operators, then the transfers."""
     times = problem.backward_s if backward else problem.forward_s
-    jobs = [_Job((p, p), float(times[i, p])) for i, p in enumerate(device_of)]
+    jobs = [_TimetableJob((p, p), float(times[i, p])) for i, p in enumerate(device_of)]
     for t, tensor in enumerate(problem.tensors):
         if tensor.gradient or not backward:
             _connect(problem, jobs, t, backward=backward)
@@ -131,7 +131,9 @@ def _phase(
     return jobs
 
 
-def _connect(problem: PlacementProblem, jobs: list[_Job], t: int, *, backward: bool) -> None:
+def _connect(
+    problem: PlacementProblem, jobs: list[_TimetableJob], t: int, *, backward: bool
+) -> None:
     """Lets the readers of a tensor wait for it, or its producer for its gradients: (2)."""
     tensor = problem.tensors[t]
     home = jobs[tensor.producer].place[0]
@@ -143,13 +145,13 @@ def _connect(problem: PlacementProblem, jobs: list[_Job], t: int, *, backward: b
         if q != home:
             p, q = (q, home) if backward else (home, q)
             transfer = len(jobs)
-            jobs.append(_Job((p, q), transfer_s(problem, tensor.bytes, p, q), t))
+            jobs.append(_TimetableJob((p, q), transfer_s(problem, tensor.bytes, p, q), t))
             _link(jobs, first, [transfer])
             first = [transfer]
         _link(jobs, first, last)
 
 
-def _link(jobs: list[_Job], first: Sequence[int], then: Sequence[int]) -> None:
+def _link(jobs: list[_TimetableJob], first: Sequence[int], then: Sequence[int]) -> None:
     """Lets jobs wait for others."""
     for i in first:
         jobs[i].then.extend(then)
@@ -157,7 +159,7 @@ def _link(jobs: list[_Job], first: Sequence[int], then: Sequence[int]) -> None:
         jobs[j].waits_for += len(first)
 
 
-def _rank(jobs: list[_Job], order: Sequence[int] | None) -> None:
+def _rank(jobs: list[_TimetableJob], order: Sequence[int] | None) -> None:
     """Ranks operators by their longest path to the end, or by a given order; a transfer has the
     rank of its most urgent reader.
     """
@@ -174,7 +176,7 @@ def _rank(jobs: list[_Job], order: Sequence[int] | None) -> None:
         jobs[i].rank = after + jobs[i].duration_s if order is None else turn.get(i, after)
 
 
-def _run(jobs: list[_Job], begin_s: float) -> None:
+def _run(jobs: list[_TimetableJob], begin_s: float) -> None:
     """Gives every job its start, from event to event.
 
     Only places where a job has ended or become ready since the last event can start one.

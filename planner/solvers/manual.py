@@ -3,20 +3,51 @@
 A stage holds its last operator and all that this needs, as far as no stage before it has that; the
 last stage holds the rest. So the operators up to a cut are a downset, and the graph of the stages
 has no cycle. Devices are taken in the order of the topology.
+
+The registry imports this file for its options, and the command line imports the registry for the
+help texts. So the functions that solve import whatever needs numpy.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from planner.errors import OptionError
 from planner.graph import Graph, predecessors
-from planner.problem import Problem, Result, switches_of
-from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
-from planner.solvers.manual.options import Manual
 from planner.strategy import Strategy, operator_indices
 
+if TYPE_CHECKING:
+    from planner.problem import Problem, Result
 
-def solve(problem: Problem, time_limit_s: float) -> Result:
+
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """The user's own stages.
+
+    Attributes:
+        cuts: the last operators of all stages but the last.
+        replicas: devices of each stage; empty for one each.
+    """
+
+    cuts: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Your own stages: the last operators of all but the last stage. The solver"
+            " manual is asked too then.",
+            "metavar": "NAME,NAME",
+        },
+    )
+    replicas: tuple[int, ...] = field(
+        default=(),
+        metadata={
+            "help": "Devices of each of your own stages.  [default: 1 each]",
+            "metavar": "N,N",
+        },
+    )
+
+
+def solve(problem: "Problem", time_limit_s: float) -> "Result":
     """The stages that the options ask for; recomputed only if they do not fit otherwise.
 
     Args:
@@ -26,6 +57,9 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         OptionError: if no cuts are given, an operator is unknown, a stage is empty, or there are
             not as many numbers of replicas as stages, or not enough devices.
     """
+    from planner.problem import switches_of
+    from planner.solvers.fit import first_that_fits
+
     manual = switches_of(problem.options, Manual)
     if manual == Manual():
         raise OptionError(
@@ -80,9 +114,11 @@ def stages_of(graph: Graph, cuts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
 
 
 def _strategies(
-    problem: Problem, stages: Sequence[Sequence[int]], replicas: Sequence[int]
+    problem: "Problem", stages: Sequence[Sequence[int]], replicas: Sequence[int]
 ) -> Iterator[Strategy]:
     """With one more microbatch in flight first, which hides transfers, then without."""
+    from planner.solvers.fit import pipeline, recompute_choices
+
     first = [sum(replicas[:s]) for s in range(len(stages))]
     devices = [range(a, a + count) for a, count in zip(first, replicas, strict=True)]
     for recompute in recompute_choices(problem):
