@@ -1067,6 +1067,8 @@ def calibrate(
     from planner.traces import calibrate as calibration
     from planner.traces.runs import read_runs
 
+    if not traces:
+        raise OptionError("no trace is given; expected at least one")
     paths, places = [Path(path) for path in traces], [_topology(one, None) for one in topologies]
     return calibration.calibrate(read_runs(paths, profiles, places, dict(device_table())))
 
@@ -1169,7 +1171,10 @@ def _profiles(
         return read_profiles(given), Path(given)
     from planner.profiles import Profile
 
-    return ((given,) if isinstance(given, Profile) else tuple(given)), None
+    profiles = (given,) if isinstance(given, Profile) else tuple(given)
+    if not profiles:
+        raise OptionError("no profile is given; expected at least one")
+    return profiles, None
 
 
 def _calibration(

@@ -7,6 +7,8 @@ one is an `OptionError` that lists the known ones, raised where the options are 
 
 from dataclasses import dataclass
 
+from planner.errors import OptionError
+
 
 @dataclass(frozen=True, slots=True)
 class Training:
@@ -35,6 +37,17 @@ class Training:
     recompute: str = "auto"
     device_memory: int | str | None = None
     reserve: int | str = "1 GiB"
+
+    def __post_init__(self) -> None:
+        """Raises an OptionError where a number is out of range."""
+        for name in ("microbatches", "global_batch", "microbatch_size"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise OptionError(f"{name}: expected a positive number, got {count}")
+        for name in ("device_memory", "reserve"):
+            size = getattr(self, name)
+            if isinstance(size, int) and size < 0:
+                raise OptionError(f"{name}: expected a number of bytes, got {size}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,9 +278,11 @@ def take(topology: Topology, num_devices: int) -> Topology:
     A host that has none is a switch now where it joins others.
 
     Raises:
-        TopologyError: if there are fewer.
+        TopologyError: if there are fewer, or none is asked for.
     """
-    if not 1 <= num_devices <= len(topology.devices):
+    if num_devices < 1:
+        raise TopologyError(f"--gpus: expected a positive number, got {num_devices}")
+    if num_devices > len(topology.devices):
         raise TopologyError(
             f"topology {topology.name} has {len(topology.devices)} devices, --gpus asks for"
             f" {num_devices}; ask for fewer or take a larger topology"

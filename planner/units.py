@@ -97,11 +97,11 @@ def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
         if abs(value) >= factor:
             return (
                 f"{value / factor:.3g} {unit}"
-                if value < 1000 * factor
+                if abs(value) < 999.5 * factor
                 else f"{value / factor:.0f} {unit}"
             )
     factor, unit = steps[-1]
-    return f"{value / factor:.3g} {unit}"
+    return f"{round(value / factor, 3) + 0.0:.3g} {unit}"  # never "-0"
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -120,6 +120,8 @@ def format_seconds(time_s: float) -> str:
 
     >>> format_seconds(0.00321), format_seconds(75)
     ('3.21 ms', '75 s')
+    >>> format_seconds(0.9999), format_seconds(-1e-17)
+    ('1000 ms', '0 ns')
     """
     return _scaled(time_s, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
 

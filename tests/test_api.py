@@ -157,6 +157,25 @@ def test_a_choice_that_there_is_not_lists_those_that_there_are():
         planner.solve(chain(), topology=topology, cost_model="alpa")
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: planner.Training(microbatches=0), "microbatches: .* positive number, got 0"),
+        (lambda: planner.Training(global_batch=-8), "global_batch: .* positive number, got -8"),
+        (lambda: planner.Training(device_memory=-5), "device_memory: .* bytes, got -5"),
+        (lambda: planner.solve(()), "no profile is given"),
+        (lambda: planner.calibrate([], profiles=[]), "no trace is given"),
+        (lambda: planner.convert("a", "b", to="c"), "unknown format 'c'; known: pipedream, plan"),
+        (lambda: planner.import_topology("a", form="b"), "unknown format 'b'; known: nvidia-smi,"),
+        (lambda: planner.profile("a.onnx", engine="b"), "unknown engine 'b'; known: torch, onnx"),
+        (lambda: planner.read_topology("p3", 0), "--gpus: expected a positive number, got 0"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_refused(call, said):
+    with pytest.raises(planner.PlannerError, match=said):
+        call()
+
+
 def test_sizes_are_bytes_or_text():
     topology = cluster([unit_type(memory=10**9)] * 2)
     limits = [

@@ -46,6 +46,8 @@ def convert(
         FileError: if a file is missing, malformed, or the profile is not the strategy's.
         OptionError: if the arguments contradict each other.
     """
+    if to not in (None, PIPEDREAM, PLANNER):
+        raise OptionError(f"unknown format {to!r}; known: {PIPEDREAM}, {PLANNER}")
     is_strategy = detect(source) == STRATEGY_FORMAT
     form = to or (PLANNER if target.suffix.lower() == ".json" and not is_strategy else PIPEDREAM)
     if target.resolve() == source.resolve():

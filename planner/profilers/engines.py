@@ -63,6 +63,8 @@ def engine_for(device: str, engine: str | None) -> ProfileEngine:
     """
     here = device == "cpu" or device.partition(":")[0] == "cuda"
     usual = ProfileEngine.TORCH if here else ProfileEngine.ANALYTIC
+    if engine not in (None, *ProfileEngine):
+        raise OptionError(f"unknown engine {engine!r}; known: {', '.join(ProfileEngine)}")
     chosen = ProfileEngine(engine) if engine else usual
     if chosen is ProfileEngine.ANALYTIC:
         shipped_device_type(device)

@@ -77,7 +77,7 @@ def compare_traces(predicted: Trace, measured: Trace) -> TraceComparison:
             lambda key: f"stage {key[0]} {'backward' if key[1] else 'forward'}",
         ),
         links=_links(before, after, measured.names),
-        sums=_compared(both, _all_reduces_s, lambda index: f"sum {index}"),
+        sums=_compared(both, _all_reduces_s, lambda index: f"all-reduce {index}"),
         steps=_compared(both, _steps_s, lambda device: f"step on {measured.names[device]}"),
         devices=tuple(
             ComparedTime(

@@ -54,6 +54,8 @@ def import_topology(
         FileError: if it is missing or malformed.
         OptionError: if a type is unknown or missing, or options are not for this format.
     """
+    if form not in (None, *LOOKS_LIKE):
+        raise OptionError(f"unknown format {form!r}; known: {', '.join(LOOKS_LIKE)}")
     text = read_text(path, "a description of a cluster", "give another file")
     form = form or detect(text, path)
     given, name = dict(types or {}), path.stem
