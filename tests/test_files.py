@@ -222,7 +222,7 @@ def test_a_profile_of_the_wrong_kind(tmp_path, content, said):
 def test_text_that_is_no_unicode(tmp_path):
     path = tmp_path / "s.json"
     path.write_text('{"format": "planner-strategy/2", "solver": "\\ud800"}')
-    with pytest.raises(FileError, match="s.json: Invalid JSON"):
+    with pytest.raises(FileError, match=r"s\.json: Invalid JSON"):
         read_plan(path)
 
 
