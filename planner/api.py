@@ -733,7 +733,7 @@ def pipedream_report(plans: Plans) -> "PipeDreamReport | None":
 
 
 def is_compiled() -> bool:
-    """Whether the search is compiled for this version; if not, the first plan takes some 10 to 20 s
+    """Whether the search is compiled for this version; if not, the first plan takes up to a minute
     longer.
     """
     from planner.support.jit import compiled_before

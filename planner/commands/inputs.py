@@ -83,4 +83,4 @@ def planned(ask: "Callable[..., Plans]", inputs: Inputs) -> "Plans":
 def say_if_compiling() -> None:
     """Says why the first solve of a version takes longer."""
     if not api.is_compiled():
-        click.echo("compiling the search, once per version: some 10 to 20 s", err=True)
+        click.echo("compiling the search, once per version: up to a minute", err=True)

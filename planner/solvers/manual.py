@@ -33,8 +33,7 @@ class Manual:
     cuts: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "Your own stages: the last operators of all but the last stage. The solver"
-            " manual is asked too then.",
+            "help": "Your own stages: the last operators of all but the last stage.",
             "metavar": "NAME,NAME",
         },
     )
