@@ -130,7 +130,7 @@ def test_a_type_with_another_speed_has_another_name_so_that_its_profile_is_resca
 def test_a_host_gets_cores_and_memory(four):
     changed = set_value(four, "hosts.host1.cores=8", {}).topology
     assert [host.cores for host in changed.hosts] == [None, 8, None, None]
-    assert set_value(four, "hosts.host1.memory=8 GiB", {}).said == (
+    assert set_value(four, "hosts.host1.memory=8 GiB", {}).changes == (
         "hosts.host1.memory: each device's own -> 8 GiB",
     )
 
