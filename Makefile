@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+OUT ?= .cache/strategies
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 

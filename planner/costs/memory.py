@@ -405,8 +405,8 @@ def _rerun(own: _DeviceActions) -> Contribution:
 def _outputs(own: _DeviceActions) -> Contribution:
     """Outputs of a stage that runs its forward again, as long as they may have to wait."""
     # Outputs are counted as waiting only where the device has one stage, so the largest is its own.
-    one = own.of_recomputed(lambda need: need.output_bytes).max(initial=0)
-    return _level(Holding.OUTPUTS, one * _num_waiting(own))
+    each = own.of_recomputed(lambda need: need.output_bytes).max(initial=0)
+    return _level(Holding.OUTPUTS, _output_bytes_waiting(own, each))
 
 
 def _copies(own: _DeviceActions) -> Contribution:
@@ -415,18 +415,22 @@ def _copies(own: _DeviceActions) -> Contribution:
     """
     copied = own.of_recomputed(lambda need: need.copied_bytes, again=False)
     if own.alone is not None:
-        return _level(Holding.COPIES, copied.max(initial=0) * _num_waiting(own))
+        return _level(Holding.COPIES, _output_bytes_waiting(own, copied.max(initial=0)))
     if not own.waits:
         return _level(Holding.COPIES, np.zeros_like(copied))
     made = np.where(own.forward, copied, 0) - np.where(own.back, copied, 0)
     return Contribution(Holding.COPIES, np.zeros_like(made), made)
 
 
-def _num_waiting(own: _DeviceActions) -> Ints:
-    """(n,) forwards whose outputs may have to wait; none on a device with several stages."""
-    if own.alone is None or not own.waits:
+def _output_bytes_waiting(own: _DeviceActions, each: int) -> Ints:
+    """(n,) bytes of outputs that may have to wait; none on a device with several stages.
+
+    Args:
+        each: bytes for each forward.
+    """
+    if own.alone is None or not own.waits or not each:
         return np.zeros(len(own.stage), dtype=np.int64)
-    return outputs_waiting(own.strategy, own.graph, own.alone, own.forward, own.back)
+    return each * outputs_waiting(own.strategy, own.graph, own.alone, own.forward, own.back)
 
 
 def _received(own: _DeviceActions, came: Ints, used: Ints) -> Contribution:

@@ -31,11 +31,9 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from planner.graph import Tensor
+from planner.sharding import Box
 from planner.strategy import GradientSum
 from planner.support.arrays import Bools, Ints, Kinds
-
-# Per dimension of a tensor, from which index to below which.
-Box = tuple[tuple[int, int], ...]
 
 
 class Piece(NamedTuple):

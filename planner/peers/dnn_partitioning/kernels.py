@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.graphs.downsets import Downsets
 from planner.support.arrays import Floats, Ints
-from planner.support.jit import inner, njit
+from planner.support.jit import inlined, inner, njit
 
 # Columns of `StageWalk.figures`, of the stage from D_i to a place on the path: time on a device;
 # cost of the outputs that cross; the part of it that D_i touches too; bytes; time on a CPU.
@@ -257,20 +257,16 @@ def _stages_from(
     Returns:
         The number of stages.
     """
-    at, turn, figures, inside, before = path.at, path.turn, path.figures, path.inside, path.before
-    touch_start, touch, cost, degree = loads.touch_start, loads.touch, loads.cost, loads.degree
+    at, turn, figures, seen = path.at, path.turn, path.figures, path.seen
     start, cover, added, last = subsets.start, subsets.cover, subsets.added, len(path.seen) - 1
-    best, cut, states, seen, memory = splits.best, splits.cut, path.states, path.seen, limits.memory
-    most_left = _most_left(states[:live], limits)
+    most_left = _most_left(path.states[:live], limits)
     taken = d = 0
     at[0], turn[0] = i, start[i]
     while d >= 0:
         if turn[d] == start[at[d] + 1]:
             d -= 1
-            if d >= 0:  # the last block of the stage leaves it
-                v = added[turn[d] - 1]
-                for x in range(touch_start[v], touch_start[v + 1]):
-                    inside[touch[x]] -= 1
+            if d >= 0:
+                _shrink(loads, path, added[turn[d] - 1])
             continue
         j, v = cover[turn[d]], added[turn[d]]
         turn[d] += 1
@@ -280,40 +276,72 @@ def _stages_from(
             continue
         seen[j] = i
         taken += 1
-        crossing, staying = figures[d, CROSSING], figures[d, STAYING]
-        for x in range(touch_start[v], touch_start[v + 1]):
-            e = touch[x]
-            inside[e] += 1
-            if inside[e] == 1:
-                crossing += cost[e]
-                if before[e] > 0:
-                    staying += cost[e]
-            # All blocks that touch it are inside, so it crosses no more: the cost of what crosses
-            # may fall while the stage grows, and no walk turns back for it.
-            if inside[e] == degree[e]:
-                crossing -= cost[e]
-        time, cpu_time = figures[d, TIME] + loads.time[v], figures[d, CPU_TIME] + loads.cpu_time[v]
-        size = figures[d, BYTES] + loads.size[v]
+        _grow(loads, path, d, v)
         d += 1
         at[d], turn[d] = j, start[j]
-        figures[d, TIME], figures[d, CPU_TIME] = time, cpu_time
-        figures[d, CROSSING], figures[d, STAYING], figures[d, BYTES] = crossing, staying, size
-        on_device = time + staying < known and size <= memory
-        on_cpu = limits.cpus > 0 and cpu_time < known
+        on_device = figures[d, TIME] + figures[d, STAYING] < known
+        on_device = on_device and figures[d, BYTES] <= limits.memory
+        on_cpu = limits.cpus > 0 and figures[d, CPU_TIME] < known
         if not on_device and not on_cpu:
             turn[d] = start[j + 1]  # no larger stage either: straight back
-            continue
-        if rest.work[j] * (1 - ROUNDING) > _product(known, most_left):
-            continue  # too much would be left, as in `_live_states`; but a larger stage may do
-        for s in range(live):
-            c, m = states[s, 0], states[s, 1]
-            load = max(best[c, m, i], time + crossing)
-            if on_device and load < known and m < limits.devices and load < best[c, m + 1, j]:
-                best[c, m + 1, j], cut[c, m + 1, j] = load, 2 * i
-            load = max(best[c, m, i], cpu_time)
-            if on_cpu and load < known and c < limits.cpus and load < best[c + 1, m, j]:
-                best[c + 1, m, j], cut[c + 1, m, j] = load, 2 * i + 1
+        # Where too much would be left, as in `_live_states`, a larger stage may still do.
+        elif rest.work[j] * (1 - ROUNDING) <= _product(known, most_left):
+            _extend(limits, splits, path, live, i, d, known, on_device, on_cpu)
     return taken
+
+
+@inlined
+def _grow(loads: Loads, path: StageWalk, d: int, v: int) -> None:
+    """Puts a block into the stage at depth d of the path: the figures at depth d + 1."""
+    figures, inside = path.figures, path.inside
+    crossing, staying = figures[d, CROSSING], figures[d, STAYING]
+    for x in range(loads.touch_start[v], loads.touch_start[v + 1]):
+        e = loads.touch[x]
+        inside[e] += 1
+        if inside[e] == 1:
+            crossing += loads.cost[e]
+            if path.before[e] > 0:
+                staying += loads.cost[e]
+        # All blocks that touch it are inside, so it crosses no more: the cost of what crosses
+        # may fall while the stage grows, and no walk turns back for it.
+        if inside[e] == loads.degree[e]:
+            crossing -= loads.cost[e]
+    figures[d + 1, TIME] = figures[d, TIME] + loads.time[v]
+    figures[d + 1, CPU_TIME] = figures[d, CPU_TIME] + loads.cpu_time[v]
+    figures[d + 1, BYTES] = figures[d, BYTES] + loads.size[v]
+    figures[d + 1, CROSSING], figures[d + 1, STAYING] = crossing, staying
+
+
+@inlined
+def _shrink(loads: Loads, path: StageWalk, v: int) -> None:
+    """Takes the last block out of the stage again; the figures at smaller depths still hold."""
+    for x in range(loads.touch_start[v], loads.touch_start[v + 1]):
+        path.inside[loads.touch[x]] -= 1
+
+
+@inlined
+def _extend(
+    limits: DeviceLimits,
+    splits: Splits,
+    path: StageWalk,
+    live: int,
+    i: int,
+    d: int,
+    known: float,
+    on_device: bool,
+    on_cpu: bool,
+) -> None:
+    """Extends the live states of D_i by the stage at depth d of the path, on a device or a CPU."""
+    best, cut, j = splits.best, splits.cut, path.at[d]
+    device_load = path.figures[d, TIME] + path.figures[d, CROSSING]
+    for s in range(live):
+        c, m = path.states[s, 0], path.states[s, 1]
+        load = max(best[c, m, i], device_load)
+        if on_device and load < known and m < limits.devices and load < best[c, m + 1, j]:
+            best[c, m + 1, j], cut[c, m + 1, j] = load, 2 * i
+        load = max(best[c, m, i], path.figures[d, CPU_TIME])
+        if on_cpu and load < known and c < limits.cpus and load < best[c + 1, m, j]:
+            best[c + 1, m, j], cut[c + 1, m, j] = load, 2 * i + 1
 
 
 @inner
