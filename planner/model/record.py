@@ -1,0 +1,115 @@
+"""`ModuleRecord`: the PyTorch module that an ONNX file was exported from, in the file's metadata.
+
+`planner export` writes it. Reading a model takes from it which initializers are parameters, which
+are buffers, and which parameters share a tensor, so that nothing has to be guessed from the graph.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from onnx import ModelProto
+
+from planner.errors import ModelError
+
+METADATA_KEY = "planner.module"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """A parameter or buffer of the module.
+
+    Attributes:
+        name: its first name among `named_parameters()` or `named_buffers()`.
+        initializer: its name in the ONNX file; None where no output depends on it, or its value
+            was computed into another constant.
+        shape: size of each dimension.
+        dtype: torch's name of the element type, such as "float32".
+        requires_grad: whether the module trains it; False for buffers.
+        aliases: its other names: one tensor that several submodules share.
+    """
+
+    name: str
+    initializer: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRecord:
+    """A module as it was exported.
+
+    Attributes:
+        module: import path of the module's class, such as "torch.nn.modules.linear.Linear".
+        training: whether it was exported in training mode.
+        parameters: in the order of `named_parameters()`, each tensor once.
+        buffers: in the order of `named_buffers()`, each tensor once.
+        versions: of the software that exported it.
+    """
+
+    module: str
+    training: bool
+    parameters: tuple[TensorRecord, ...]
+    buffers: tuple[TensorRecord, ...]
+    versions: dict[str, str]
+
+    @property
+    def trained(self) -> tuple[TensorRecord, ...]:
+        """The parameters that the module trains and that the file holds."""
+        return tuple(p for p in self.parameters if p.requires_grad and p.initializer is not None)
+
+
+def write_record(proto: ModelProto, record: ModuleRecord) -> None:
+    """Puts a record into a model's metadata, in place of an older one."""
+    text = json.dumps({"format": FORMAT, **asdict(record)}, sort_keys=True)
+    for at in reversed(range(len(proto.metadata_props))):
+        if proto.metadata_props[at].key == METADATA_KEY:
+            del proto.metadata_props[at]
+    proto.metadata_props.add(key=METADATA_KEY, value=text)
+
+
+def read_record(proto: ModelProto) -> ModuleRecord | None:
+    """The record in a model's metadata; None where there is none.
+
+    Raises:
+        ModelError: if it is damaged or of a newer format.
+    """
+    text = next((one.value for one in proto.metadata_props if one.key == METADATA_KEY), None)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+        if content.pop("format") != FORMAT:
+            raise ModelError(
+                f"metadata {METADATA_KEY}: expected format {FORMAT}; the file was written by a"
+                " newer planner: update the planner"
+            )
+        return ModuleRecord(
+            module=content["module"],
+            training=content["training"],
+            parameters=_tensors(content["parameters"]),
+            buffers=_tensors(content["buffers"]),
+            versions=content["versions"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"metadata {METADATA_KEY}: expected what planner export writes, got something else"
+            f" ({type(error).__name__}: {error}); export the model again"
+        ) from None
+
+
+def _tensors(entries: Iterable[dict[str, object]]) -> tuple[TensorRecord, ...]:
+    return tuple(
+        TensorRecord(
+            name=str(one["name"]),
+            initializer=None if one["initializer"] is None else str(one["initializer"]),
+            shape=tuple(int(size) for size in one["shape"]),  # type: ignore[attr-defined]
+            dtype=str(one["dtype"]),
+            requires_grad=one["requires_grad"] is True,
+            aliases=tuple(str(alias) for alias in one["aliases"]),  # type: ignore[attr-defined]
+        )
+        for one in entries
+    )
