@@ -44,9 +44,9 @@ class Looking(nn.Module):
 
     def forward(self, x):
         batch, width, height, breadth = x.shape
-        query, key, value = self.joint(self.norm(x)).flatten(2).transpose(1, 2).chunk(3, -1)
-        seen = functional.scaled_dot_product_attention(query, key, value)
-        return x + self.end(seen.transpose(1, 2).reshape(batch, width, height, breadth))
+        joint = self.joint(self.norm(x)).view(batch, 3, 2, width // 2, -1).transpose(3, 4)
+        seen = functional.scaled_dot_product_attention(*joint.unbind(1))
+        return x + self.end(seen.transpose(2, 3).reshape(batch, width, height, breadth))
 
 
 class DenoisingUNet(nn.Module):

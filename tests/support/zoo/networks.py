@@ -18,12 +18,14 @@ class Network:
         loss: of the first output: "cross-entropy" over `class_dim`, or "mse".
         class_dim: the dimension of the classes; None for mse.
         draws: whether it draws numbers in training.
+        training: whether the module is in training mode.
     """
 
     make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]
     loss: str = "mse"
     class_dim: int | None = None
     draws: bool = False
+    training: bool = True
 
 
 def tokens(make, **options):

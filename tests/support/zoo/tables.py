@@ -80,8 +80,12 @@ class Translator(nn.Module):
 
     def forward(self, source, target):
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        made = self.transformer(self.source(source), self.target(target), tgt_mask=mask)
-        return self.head(made)
+        # Without tgt_is_causal torch looks into the mask, which cannot be exported.
+        return self.head(
+            self.transformer(
+                self.source(source), self.target(target), tgt_mask=mask, tgt_is_causal=True
+            )
+        )
 
 
 def torch_transformer():

@@ -281,7 +281,9 @@ NETWORKS = {
     "deit": classifier(deit),
     "swin": classifier(swin),
     "convnext": classifier(convnext),
-    "detr": Network(detr),
+    # In training mode transformers looks for infinite numbers, which cannot be exported. Nothing
+    # else differs: the statistics of the backbone are frozen, and dropout is off.
+    "detr": Network(detr, training=False),
     "clip": Network(clip),
     "segformer": classifier(segformer),
     "resnet": classifier(resnet),
