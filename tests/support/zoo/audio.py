@@ -1,5 +1,7 @@
 """Networks that hear."""
 
+from itertools import pairwise
+
 import torch
 import transformers as hf
 from torch import nn
@@ -103,7 +105,7 @@ class TCN(nn.Module):
         sizes = [4] + [width] * layers
         self.layers = nn.ModuleList(
             nn.utils.parametrizations.weight_norm(nn.Conv1d(a, b, 3, dilation=2**i))
-            for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False))
+            for i, (a, b) in enumerate(pairwise(sizes))
         )
         self.match = nn.Conv1d(4, width, 1)
         self.dropout = nn.Dropout(0.1)

@@ -48,9 +48,7 @@ def two_stages(profile):
     """A plan of two stages on two processes, cut in the middle."""
     switches = planner.own_options({"cuts": (middle(profile.graph),)})
     search = planner.Search(switches=switches)
-    return planner.solve(
-        profile, gpus=2, training=TRAINING, search=search, solvers=["manual"]
-    ).plan
+    return planner.solve(profile, gpus=2, training=TRAINING, search=search, solvers=["manual"]).plan
 
 
 def launched(name, path, plan, steps=STEPS):
