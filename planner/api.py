@@ -578,7 +578,7 @@ def solve(
         cost_model: "planner", or "pipedream", whose optimizer alone is asked then.
         what_if: changes of the topology; the present one is planned for too.
         calibration: see `simulate`.
-        time_limit_s: for all solvers together, for each topology.
+        time_limit_s: for all solvers together; the present and the changed topology get half each.
         progress: called with the name of each solver before it starts.
 
     Raises:
@@ -602,8 +602,9 @@ def solve(
             progress(cost_model)
             return Plans(under_pipedream(problems[-1]), problems, cost_model)
         names = with_given(tuple(solvers) or portfolio(), problems[-1].options)
-        return Plans(*compare_between(problems, profiles, names, time_limit_s, progress))
+        return Plans(*compare_between(problems, profiles, names, limit_s, progress))
 
+    limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
     present = problems_for(profiles, _topology(topology, gpus), training, search, known)
     if what_if == WhatIf():
         return planned(present)
