@@ -191,3 +191,8 @@ def dropout(
     if num_outputs == 1:
         return data
     return data, torch.ones_like(data, dtype=torch.bool if version >= 10 else data.dtype)
+
+
+def bit_cast(input: Tensor, to: int, *, dtype: torch.dtype) -> Tensor:
+    """The same bits as numbers of another type."""
+    return input.view(dtype)
