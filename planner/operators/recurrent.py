@@ -124,12 +124,13 @@ def _functions(
             f"activations: expected a multiple of {count} among {known}, got {', '.join(names)}"
         )
     rest = iter(alphas), iter(betas)
-    made = []
-    for name in names:
+    made, per = [], len(names) // count
+    for i, name in enumerate(names):
         function, defaults = _ACTIVATIONS[name.lower()]
         given = [next(one, default) for one, default in zip(rest, defaults, strict=False)]
-        made.append(partial(_activated, function, tuple(given), clip))
-    per = len(names) // count
+        # The third is that of an LSTM's memory, which is no gate: ONNX Runtime clips gates only.
+        bound = clip if i % per < 2 else None
+        made.append(partial(_activated, function, tuple(given), bound))
     return tuple(tuple(made[i : i + per]) for i in range(0, len(made), per))
 
 

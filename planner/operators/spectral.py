@@ -51,7 +51,7 @@ def stft(
     frame_length: int | None = None,
     onesided: int = 1,
 ) -> Tensor:
-    """The transforms of the frames of a signal (samples, positions, 1 or 2), each times the window."""
+    """Transforms of the frames of a signal (samples, positions, 1 or 2), times the window."""
     length = frame_length or (signal.shape[1] if window is None else len(window))
     frames = signal.unfold(1, length, frame_step)  # samples, frames, 1 or 2, length
     frames = frames if window is None else frames * window
