@@ -88,7 +88,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
             for one in fields(part):
                 if LEFT_OUT_AS_DEFAULT.items() <= one.metadata.items():
                     left_out = Field(exclude_if=partial(eq, one.default))
-                    one.type = Annotated[one.type, left_out]  # type: ignore[assignment]
+                    one.type = Annotated[one.type, left_out]
         for argument in get_args(part):
             tighten(argument)
 

@@ -104,33 +104,29 @@ def profile(
     path = output or api.profile_path(model, device=device, engine=engine, dtype=dtype)
     check_output([path], {"model": model})
     efforts: list[Effort] = []
-    comparison, notes = None, ()
+    comparison = None
     if model.suffix.lower() in (".json", ".txt"):
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(
-            api.read_model, model, dims=dict(dims), train=train, freeze=freeze,
-            batch_norm=batch_norm,
-        )  # fmt: skip
+        read = partial(api.read_model, model, dims=dict(dims), train=train, freeze=freeze)
+        read = partial(read, batch_norm=batch_norm)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
             repetitions=repetitions, budget_s=budget_s, cache=cache, seed=seed,
             effort=efforts.append,
         )  # fmt: skip
         profiles, last = measured_profiles(model.name, batches, read, measure)
-        notes = last.notes
+        print_notes(last)
         if comparing:
             with bar("Comparing with ONNX Runtime") as tick:
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
     say_overwritten(path, profiles)
     api.write_profiles(profiles, path)
     if as_json:
-        print_json(profiles, efforts, comparison, path, notes)
+        print_json(profiles, efforts, comparison, path)
     else:
         print_profiles(profiles, efforts, comparison, path)
-        for note in notes:
-            click.echo(f"note: {note}")
 
 
 def refuse_options_of_models() -> None:
@@ -177,7 +173,6 @@ def print_json(
     efforts: "Sequence[Effort]",
     comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
-    notes: Sequence[str],
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
     from planner.reports.engines import compare_json
@@ -186,8 +181,6 @@ def print_json(
     print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
     more: dict[str, Any] = {"others": others} if others else {}
-    if notes:
-        more["notes"] = list(notes)
     if efforts:
         more["effort"] = [asdict(effort) for effort in efforts]
     if comparison is not None:
@@ -217,6 +210,12 @@ def print_profiles(
         for line in (*compare_lines(comparison[0]), fit_line(comparison[1])):
             say(line)
     say(f"wrote {path}")
+
+
+def print_notes(model: "Model") -> None:
+    """What is left out where the model is trained, on standard error."""
+    for note in model.notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def print_warnings(profiles: "Sequence[Profile]") -> None:

@@ -105,8 +105,10 @@ def measure_onnxruntime(
         versions=versions("onnxruntime"),
         engine=f"onnxruntime ({_who_ran(runs.providers)})",
         warnings=(
-            *_run_warnings(runs, provider), *_mode_warning(model), _backward_warning(estimated)
-        ),  # fmt: skip
+            *_run_warnings(runs, provider),
+            *_mode_warning(model),
+            _backward_warning(estimated),
+        ),
     )
 
 
