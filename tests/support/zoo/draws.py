@@ -52,7 +52,7 @@ class Fed(TorchDispatchMode):
         assert function in KINDS[node.type], f"{function} where the file has {node}"
         shape = self.shapes[node.outputs[0]]
         if node.type == "Dropout":
-            mask, kept = args
+            mask, kept = (*args, 0.5)[:2]  # torch leaves the default out
             assert mask.numel() == torch.Size(shape).numel(), f"{node}: {tuple(mask.shape)}"
             return mask.copy_(randomness.dropout_mask(node.name, mask.shape, 1 - kept))
         draw = randomness.standard_normal if function in NORMAL else randomness.standard_uniform

@@ -4,6 +4,7 @@ import torch
 
 from planner.files import write_plan
 from planner.launcher.run import launch
+from planner.model.modes import batch_norm_form
 from planner.plan import (
     Certificate,
     DevicePrediction,
@@ -70,7 +71,7 @@ def two_stages(model, devices=(0, 0)):
         train=tuple(p.name for p in model.graph.parameters if p.trainable),
         profile_hash="", topology="test", topology_hash="", dimensions=model.dimensions,
         microbatch_size=model.batch, dtype="float32", optimizer="adamw", threads=1, seed=0,
-        notes=(), versions={},
+        notes=(), versions={}, batch_norm=batch_norm_form(model.nodes),
     )  # fmt: skip
 
 
