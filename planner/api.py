@@ -77,6 +77,9 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    output: str | Sequence[str] = (),
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
 ) -> "Model":
     """The model in an ONNX file, its dimensions bound and its constants folded.
 
@@ -85,14 +88,28 @@ def read_model(
         dims: sizes of other symbolic dimensions, by name.
         train: initializers to train that the planner's rules would freeze.
         freeze: initializers not to train.
+        output: names of the outputs that have a loss; without, the first output of floats, or the
+            loss that the model computes itself.
+        loss: of all of them or by output: "auto", "cross-entropy", "nll", "mse", "l1",
+            "smooth-l1", "huber", "bce", "own", or "module:function".
+        class_dim: the dimension that classes lie on, of all of them or by output.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
+        OptionError: if an output cannot have the loss that was chosen.
         ModelError: if the model cannot be bound or planned.
     """
     from planner.model import load
+    from planner.model.losses import LossOptions
 
-    return load(Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze)
+    return load(
+        Path(path),
+        batch=batch,
+        dimensions=dims or {},
+        train=train,
+        freeze=freeze,
+        loss=LossOptions((output,) if isinstance(output, str) else tuple(output), loss, class_dim),
+    )
 
 
 def profile(
@@ -102,6 +119,9 @@ def profile(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    output: str | Sequence[str] = (),
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
     device: str = "cpu",
     engine: str | None = None,
     dtype: str | None = None,
@@ -117,7 +137,8 @@ def profile(
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
-        batch, dims, train, freeze: see `read_model`, which gets them; only with a file.
+        batch, dims, train, freeze, output, loss, class_dim: see `read_model`, which gets them; only
+            with a file.
         device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
         engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
             here, and computes for others.
@@ -149,9 +170,15 @@ def profile(
         cached=cache,
     )
     if isinstance(model, str | os.PathLike):
-        model = read_model(model, batch=batch, dims=dims, train=train, freeze=freeze)
-    elif batch or dims or train or freeze:
-        raise ValueError("batch, dims, train and freeze are for a file; this model is read already")
+        model = read_model(
+            model, batch=batch, dims=dims, train=train, freeze=freeze, output=output, loss=loss,
+            class_dim=class_dim,
+        )  # fmt: skip
+    elif batch or dims or train or freeze or output or loss or class_dim is not None:
+        raise ValueError(
+            "batch, dims, train, freeze, output, loss and class_dim are for a file; this model is"
+            " read already"
+        )
     place = relative(model.path, Path())
     return profile_with(chosen, model, place, device, how, progress, effort)
 
@@ -943,7 +970,8 @@ def launch(
     model: File | None = None,
     steps: int = 10,
     learning_rate: float | None = None,
-    loss: str = "auto",
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
     data: str | None = None,
     device: str = "auto",
     threads: int | None = None,
@@ -961,7 +989,9 @@ def launch(
         model: the ONNX file, if it is not where the strategy says.
         steps: optimizer steps.
         learning_rate: None takes the optimizer's usual one.
-        loss: "auto", "cross-entropy" or "mse".
+        loss: of all outputs that the profile gave one, or by output: see `read_model`; None takes
+            the profile's.
+        class_dim: the dimension that classes lie on, of all of them or by output.
         data: "module:function" that gives the microbatches; None draws random ones.
         device: "auto", "cpu" or "cuda".
         threads: CPU threads per rank; None takes the profile's.
@@ -979,13 +1009,14 @@ def launch(
         Stopped: on a rank that has lost another one.
     """
     from planner.launcher import run
+    from planner.model.losses import LossOptions
 
     return run.launch(
         Path(strategy),
         model_path=None if model is None else Path(model),
         steps=steps,
         learning_rate=learning_rate,
-        loss=loss,
+        loss=LossOptions(functions=loss, class_dims=class_dim),
         data=data,
         device=device,
         seed=seed,

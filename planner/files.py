@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from planner.calibration import CalibrationFile
 from planner.errors import FileError
+from planner.graph import Graph
 from planner.plan import Plan
 from planner.profiles import Profile, ProfileSet
 from planner.sharding import Sharding, rule_lines, rule_of
@@ -75,6 +76,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     seen: set[type] = set()
 
     def tighten(part: Any) -> None:
+        if part in _LEFT_OUT:
+            part.__get_pydantic_core_schema__ = _sparse_schema
         if part is Stage:
             Stage.__get_pydantic_core_schema__ = _stage_schema  # type: ignore[attr-defined]
             tighten(_StageFields)
@@ -89,6 +92,22 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
     tighten(kind)
     return TypeAdapter(kind)
+
+
+# Fields that files have only where they are not empty.
+_LEFT_OUT: Mapping[Any, tuple[str, ...]] = {Graph: ("losses",), Plan: ("losses",)}
+
+
+def _sparse_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """Writes an artefact without those of its fields that may be left out and are empty."""
+    schema = handler(source)
+    without = _LEFT_OUT[source]
+
+    def fields(artefact: Any, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {k: value for k, value in write(artefact).items() if value or k not in without}
+
+    writing = core_schema.wrap_serializer_function_ser_schema(fields)
+    return cast(CoreSchema, {**schema, "serialization": writing})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
 
 from dataclasses import dataclass, fields
 
+from planner.graph import LossChoice
 from planner.profiles import Source
 from planner.strategy import Crossing, Strategy
 
@@ -147,6 +148,8 @@ class Plan:
         engine: name of the engine that they come from; "" where the file does not say.
         profiled_on: the type of device that they are for; "" where the file does not say.
         profile_path: the profile's file, relative to the strategy's folder where it was written.
+        losses: the losses that it was made for; empty for one of a model's only output, chosen
+            automatically.
     """
 
     strategy: Strategy
@@ -175,6 +178,7 @@ class Plan:
     engine: str = ""
     profiled_on: str = ""
     profile_path: str | None = None
+    losses: tuple[LossChoice, ...] = ()
 
 
 def said_times(plan: Plan) -> str:

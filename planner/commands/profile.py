@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner import api
-from planner.commands.option_types import TIME, Batches, Dimension, distinct
+from planner.commands.option_types import TIME, Batches, Dimension, distinct, loss_options
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, show
 from planner.errors import OptionError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path),
+@click.option("-o", "path", type=click.Path(path_type=Path), metavar="FILE",
               help="Profile to write.  [default: profiles/MODEL.json]")  # fmt: skip
 @click.option("--batch", "batches", type=Batches(), default=(None,),
               help="Samples per microbatch. Among several sizes, such as 1,2,4, and sizes between"
@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Do not train this initializer; may be repeated.",
 )
+@click.option("--output", multiple=True, metavar="NAME",
+              help="Output of the model that a loss is computed from; may be repeated.  [default:"
+              " the first one of floats, or the loss that the model computes]",
+              )  # fmt: skip
+@loss_options("auto")
 @click.option("--device", default="cpu", show_default=True,
               help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
               " V100-SXM2-16GB, for which times are computed.",
@@ -66,11 +71,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def profile(
     model: Path,
-    output: Path | None,
+    path: Path | None,
     batches: tuple[int | None, ...],
     dims: tuple[tuple[str, int], ...],
-    train: tuple[str, ...],
-    freeze: tuple[str, ...],
     device: str,
     engine: str | None,
     dtype: str | None,
@@ -81,6 +84,7 @@ def profile(
     comparing: bool,
     seed: int,
     as_json: bool,
+    **choices: Any,
 ) -> None:
     """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
 
@@ -96,7 +100,7 @@ def profile(
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
-    path = output or Path("profiles") / f"{model.stem}.json"
+    path = path or Path("profiles") / f"{model.stem}.json"
     check_output([path], {"model": model})
     efforts: list[Effort] = []
     comparison = None
@@ -104,7 +108,8 @@ def profile(
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(api.read_model, model, dims=dict(dims), train=train, freeze=freeze)
+        # The other options are those of `read_model`, by the same names.
+        read = partial(api.read_model, model, dims=dict(dims), **choices)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
             repetitions=repetitions, budget_s=budget_s, cache=cache, seed=seed,
@@ -128,6 +133,8 @@ def refuse_options_of_models() -> None:
         "batch": params["batches"] != (None,), "engine": params["engine"],
         "compare": params["comparing"], "train": params["train"], "freeze": params["freeze"],
         "dtype": params["dtype"], "repetitions": params["repetitions"], "dim": params["dims"],
+        "output": params["output"], "loss": params["loss"],
+        "class-dim": params["class_dim"] is not None,
     }  # fmt: skip
     given = [name for name, value in options.items() if value]
     if given:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from planner.model.losses import Loss, loss_json, loss_lines, losses
 from planner.profilers.summary import edge_sizes, summary
 from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_seconds
@@ -44,6 +45,7 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         f" {profile.engine or 'an unknown engine'}",
         f"trainable: {_patterns([p.name for p in trained])}",
         f"not trainable: {_patterns(frozen) or 'none'}",
+        *loss_lines(_losses(profile), profile.graph.outputs if profile.model_hash else ()),
     ]
     if times.whole_s is not None and times.sum_per_whole and times.drift is not None:
         lines.append(
@@ -54,6 +56,11 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
             f" {percent(profile.spread)}"
         )
     return tuple(lines)
+
+
+def _losses(profile: "Profile") -> tuple[Loss, ...]:
+    """The losses of a model; none of an imported profile, which says nothing about its outputs."""
+    return losses(profile.graph) if profile.model_hash is not None else ()
 
 
 def _patterns(names: Sequence[str]) -> str:
@@ -117,4 +124,5 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "warnings": list(profile.warnings),
         "parameter_bytes": sum(p.bytes for p in parameters),
         "trainable": [p.name for p in parameters if p.trainable],
+        "losses": loss_json(_losses(profile)),
     }
