@@ -9,18 +9,19 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
-from functools import cache, lru_cache
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, lru_cache, partial
+from operator import eq
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from planner.calibration import CalibrationFile
 from planner.errors import FileError
-from planner.graph import Graph
+from planner.graph import LEFT_OUT_AS_DEFAULT
 from planner.plan import Plan
 from planner.profiles import Profile, ProfileSet
 from planner.sharding import Sharding, rule_lines, rule_of
@@ -76,8 +77,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     seen: set[type] = set()
 
     def tighten(part: Any) -> None:
-        if part in _LEFT_OUT:
-            part.__get_pydantic_core_schema__ = _sparse_schema
         if part is Stage:
             Stage.__get_pydantic_core_schema__ = _stage_schema  # type: ignore[attr-defined]
             tighten(_StageFields)
@@ -87,27 +86,15 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
             part.__pydantic_config__ = config  # type: ignore[attr-defined]
             for hint in get_type_hints(part).values():
                 tighten(hint)
+            for one in fields(part):
+                if LEFT_OUT_AS_DEFAULT.items() <= one.metadata.items():
+                    left_out = Field(exclude_if=partial(eq, one.default))
+                    one.type = Annotated[one.type, left_out]
         for argument in get_args(part):
             tighten(argument)
 
     tighten(kind)
     return TypeAdapter(kind)
-
-
-# Fields that files have only where they are not empty.
-_LEFT_OUT: Mapping[Any, tuple[str, ...]] = {Graph: ("losses",), Plan: ("losses",)}
-
-
-def _sparse_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Writes an artefact without those of its fields that may be left out and are empty."""
-    schema = handler(source)
-    without = _LEFT_OUT[source]
-
-    def fields(artefact: Any, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        return {k: value for k, value in write(artefact).items() if value or k not in without}
-
-    writing = core_schema.wrap_serializer_function_ser_schema(fields)
-    return cast(CoreSchema, {**schema, "serialization": writing})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ A graph knows names, shapes and who feeds whom. It knows no times (`profiles.py`
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from planner.support.derived import derived
@@ -17,6 +17,10 @@ ITEM_BYTES: Mapping[str, float] = {
 }  # fmt: skip
 FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 
+
+LEFT_OUT_AS_DEFAULT: Mapping[str, bool] = {"left_out_as_default": True}
+"""Metadata of a field that files leave out where it has its default, because it is younger than
+their format: files with nothing new in them stay as they are."""
 
 MAX_BYTES = 10**15
 """No tensor and no operator has more; it keeps every sum within 64 bits."""
@@ -149,7 +153,7 @@ class Graph:
     parameters: tuple[Parameter, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    losses: tuple[LossChoice, ...] = ()
+    losses: tuple[LossChoice, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         for what, names in (

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
               " the first one of floats, or the loss that the model computes]",
               )  # fmt: skip
 @loss_options("auto")
+@click.option("--batch-norm", type=click.Choice(["training", "frozen"]),
+              help="Whether BatchNormalization uses the statistics of the microbatch or its running"
+              " ones.  [default: as the file says]")  # fmt: skip
 @click.option("--device", default="cpu", show_default=True,
               help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
               " V100-SXM2-16GB, for which times are computed.",
@@ -117,6 +120,7 @@ def profile(
             effort=efforts.append,
         )  # fmt: skip
         profiles, last = measured_profiles(model.name, batches, read, measure)
+        print_notes(last)
         if comparing:
             with bar("Comparing with ONNX Runtime") as tick:
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
@@ -134,6 +138,7 @@ def refuse_options_of_models() -> None:
     options = {
         "batch": params["batches"] != (None,), "engine": params["engine"],
         "compare": params["comparing"], "train": params["train"], "freeze": params["freeze"],
+        "batch-norm": params["batch_norm"],
         "dtype": params["dtype"], "repetitions": params["repetitions"], "dim": params["dims"],
         "output": params["output"], "loss": params["loss"],
         "class-dim": params["class_dim"] is not None,
@@ -210,6 +215,12 @@ def print_profiles(
         for line in (*compare_lines(comparison[0]), fit_line(comparison[1])):
             say(line)
     say(f"wrote {path}")
+
+
+def print_notes(model: "Model") -> None:
+    """What is left out where the model is trained, on standard error."""
+    for note in model.notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def print_warnings(profiles: "Sequence[Profile]") -> None:

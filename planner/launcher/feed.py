@@ -13,7 +13,7 @@ from planner.graph import Graph, tensors_by_name
 from planner.model import Model
 from planner.model.losses import Loss, LossName
 from planner.operators import synthetic
-from planner.support.functions import import_function
+from planner.support.named import function_named
 
 IGNORED_CLASS = -100  # torch's losses ignore elements of this class
 
@@ -123,7 +123,7 @@ def user_feed(
     Raises:
         LaunchError: if the function is not there; later, if it fails or returns something else.
     """
-    function = import_function("--data", name)
+    function = function_named(name, "--data", LaunchError)
     compared = [loss for loss in losses if loss.has_target]
     tensors = tensors_by_name(graph)
     wanted: Specification = {n: (tensors[n].shape, torch_dtype(tensors[n])) for n in graph.inputs}

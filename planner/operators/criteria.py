@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from planner.errors import LaunchError
 from planner.model.losses import Loss, LossName
-from planner.support.functions import import_function
+from planner.support.named import function_named
 
 Criterion = Callable[[Tensor, Tensor | None], Tensor]
 """(output, target) -> loss, a scalar. An output that is the loss itself has no target."""
@@ -70,7 +70,7 @@ def _binary(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
 
 def _users(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """The user's function, its results checked."""
-    function = import_function("--loss", name)
+    function = function_named(name, "--loss", LaunchError)
 
     def checked(output: Tensor, target: Tensor) -> Tensor:
         try:

@@ -5,7 +5,6 @@ different tensors of one microbatch agree without talking to each other.
 """
 
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from planner import graph as graphs
 from planner.model import Model, Node
 from planner.model.losses import Loss, LossName
+from planner.operators.randomness import seeded
 
 # Operators whose outputs hold elements of their inputs at these positions.
 _PASSING: Mapping[str, tuple[int, ...]] = {
@@ -48,7 +48,7 @@ def inputs(model: Model, *, seed: int, microbatch: int, device: str = "cpu") -> 
     """
     tensors = graphs.tensors_by_name(model.graph)
     return {
-        name: _input(model, tensors[name], _generator(seed, microbatch, name)).to(device)
+        name: _input(model, tensors[name], seeded(seed, microbatch, name)).to(device)
         for name in model.graph.inputs
     }
 
@@ -57,7 +57,7 @@ def target(loss: Loss, *, seed: int, microbatch: int, device: str = "cpu") -> Te
     """The target that a loss compares its output with: classes; zeros and ones for the binary
     cross-entropy; else standard normal values of the output's shape.
     """
-    generator = _generator(seed, microbatch, f"target of {loss.output.name}")
+    generator = seeded(seed, microbatch, f"target of {loss.output.name}")
     if loss.class_dim is not None:
         made = torch.randint(loss.num_classes, loss.target_shape, generator=generator)
     elif loss.function == LossName.BCE:
@@ -72,14 +72,7 @@ def gradients(graph: graphs.Graph, *, seed: int, device: str = "cpu") -> list[Te
     """A standard normal gradient of each output that a loss is computed from."""
     tensors = graphs.tensors_by_name(graph)
     outputs = [tensors[name] for name in graphs.loss_outputs(graph)]
-    return [
-        _normal(one, _generator(seed, 0, f"target of {one.name}")).to(device) for one in outputs
-    ]
-
-
-def _generator(seed: int, microbatch: int, name: str) -> torch.Generator:
-    digest = sha256(f"{seed} {microbatch} {name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return [_normal(one, seeded(seed, 0, f"target of {one.name}")).to(device) for one in outputs]
 
 
 def _input(model: Model, tensor: graphs.Tensor, generator: torch.Generator) -> Tensor:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.model.losses import Loss, loss_json, loss_lines, losses
 from planner.profilers.summary import edge_sizes, summary
+from planner.profiles import BatchNorm
 from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_seconds
 
@@ -47,6 +48,13 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         f"not trainable: {_patterns(frozen) or 'none'}",
         *loss_lines(_losses(profile), profile.graph.outputs if profile.model_hash else ()),
     ]
+    if norms := sum(o.type == "BatchNormalization" for o in profile.graph.operators):
+        kind = {
+            BatchNorm.TRAINING: "by the statistics of each microbatch",
+            BatchNorm.FROZEN: "by running statistics, which stay as they are",
+            BatchNorm.MIXED: "some by the statistics of each microbatch, some by running ones",
+        }[profile.batch_norm]
+        lines.append(f"{count(norms, 'batch normalization')}: {kind}")
     if times.whole_s is not None and times.sum_per_whole and times.drift is not None:
         lines.append(
             f"operators one by one take {format_seconds(times.sum_s)}, the whole step"
@@ -121,6 +129,7 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "spread": profile.spread,
         "source": profile.source.value,
         "engine": profile.engine,
+        "batch_norm": profile.batch_norm.value,
         "warnings": list(profile.warnings),
         "parameter_bytes": sum(p.bytes for p in parameters),
         "trainable": [p.name for p in parameters if p.trainable],
