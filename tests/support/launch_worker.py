@@ -200,9 +200,14 @@ def placed_parts(case, model):
     return [((device,), tuple(names[v] for v in inside)) for device, inside in found]
 
 
-def make_plan(case, model, **changes):
-    """A plan with devices in falling order, so that ranks and devices differ."""
-    parts = placed_parts(case, model) if case.placement else stage_parts(case, model)
+def make_plan(case, model, parts=None, **changes):
+    """A plan with devices in falling order, so that ranks and devices differ.
+
+    Args:
+        parts: devices and operators of each stage; None takes those of the case.
+    """
+    if parts is None:
+        parts = placed_parts(case, model) if case.placement else stage_parts(case, model)
     where = [devices for devices, _ in parts]
     warmups = default_warmups(
         [len(devices) for devices in where], case.num_microbatches, schedule=case.schedule,
