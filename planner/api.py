@@ -77,6 +77,7 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    batch_norm: str | None = None,
 ) -> "Model":
     """The model in an ONNX file, its dimensions bound and its constants folded.
 
@@ -85,14 +86,23 @@ def read_model(
         dims: sizes of other symbolic dimensions, by name.
         train: initializers to train that the planner's rules would freeze.
         freeze: initializers not to train.
+        batch_norm: "training" normalises batches by their own statistics, "frozen" by the running
+            ones, which then stay as they are; None does as the file says.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
         ModelError: if the model cannot be bound or planned.
+        OptionError: if `batch_norm` is none of these.
     """
     from planner.model import load
+    from planner.profiles import BatchNorm
 
-    return load(Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze)
+    if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
+        raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
+    form = None if batch_norm is None else BatchNorm(batch_norm)
+    return load(
+        Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze, batch_norm=form
+    )
 
 
 def profile(
@@ -102,6 +112,7 @@ def profile(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    batch_norm: str | None = None,
     device: str = "cpu",
     engine: str | None = None,
     dtype: str | None = None,
@@ -117,7 +128,7 @@ def profile(
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
-        batch, dims, train, freeze: see `read_model`, which gets them; only with a file.
+        batch, dims, train, freeze, batch_norm: see `read_model`, which gets them; only with a file.
         device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
         engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
             here, and computes for others.
@@ -149,9 +160,13 @@ def profile(
         cached=cache,
     )
     if isinstance(model, str | os.PathLike):
-        model = read_model(model, batch=batch, dims=dims, train=train, freeze=freeze)
-    elif batch or dims or train or freeze:
-        raise ValueError("batch, dims, train and freeze are for a file; this model is read already")
+        model = read_model(
+            model, batch=batch, dims=dims, train=train, freeze=freeze, batch_norm=batch_norm
+        )
+    elif batch or dims or train or freeze or batch_norm:
+        raise ValueError(
+            "batch, dims, train, freeze and batch_norm are for a file; this model is read already"
+        )
     place = relative(model.path, Path())
     return profile_with(chosen, model, place, device, how, progress, effort)
 

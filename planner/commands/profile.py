@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Do not train this initializer; may be repeated.",
 )
+@click.option("--batch-norm", type=click.Choice(["training", "frozen"]),
+              help="Whether BatchNormalization uses the statistics of the microbatch or its running"
+              " ones.  [default: as the file says]")  # fmt: skip
 @click.option("--device", default="cpu", show_default=True,
               help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
               " V100-SXM2-16GB, for which times are computed.",
@@ -71,6 +74,7 @@ def profile(
     dims: tuple[tuple[str, int], ...],
     train: tuple[str, ...],
     freeze: tuple[str, ...],
+    batch_norm: str | None,
     device: str,
     engine: str | None,
     dtype: str | None,
@@ -99,26 +103,32 @@ def profile(
     path = output or Path("profiles") / f"{model.stem}.json"
     check_output([path], {"model": model})
     efforts: list[Effort] = []
-    comparison = None
+    comparison, notes = None, ()
     if model.suffix.lower() in (".json", ".txt"):
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(api.read_model, model, dims=dict(dims), train=train, freeze=freeze)
+        read = partial(
+            api.read_model, model, dims=dict(dims), train=train, freeze=freeze,
+            batch_norm=batch_norm,
+        )  # fmt: skip
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
             repetitions=repetitions, budget_s=budget_s, cache=cache, seed=seed,
             effort=efforts.append,
         )  # fmt: skip
         profiles, last = measured_profiles(model.name, batches, read, measure)
+        notes = last.notes
         if comparing:
             with bar("Comparing with ONNX Runtime") as tick:
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
     api.write_profiles(profiles, path)
     if as_json:
-        print_json(profiles, efforts, comparison, path)
+        print_json(profiles, efforts, comparison, path, notes)
     else:
         print_profiles(profiles, efforts, comparison, path)
+        for note in notes:
+            click.echo(f"note: {note}")
 
 
 def refuse_options_of_models() -> None:
@@ -127,6 +137,7 @@ def refuse_options_of_models() -> None:
     options = {
         "batch": params["batches"] != (None,), "engine": params["engine"],
         "compare": params["comparing"], "train": params["train"], "freeze": params["freeze"],
+        "batch-norm": params["batch_norm"],
         "dtype": params["dtype"], "repetitions": params["repetitions"], "dim": params["dims"],
     }  # fmt: skip
     given = [name for name, value in options.items() if value]
@@ -164,6 +175,7 @@ def print_json(
     efforts: "Sequence[Effort]",
     comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
+    notes: Sequence[str],
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
     from planner.reports.engines import compare_json
@@ -172,6 +184,8 @@ def print_json(
     print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
     more: dict[str, Any] = {"others": others} if others else {}
+    if notes:
+        more["notes"] = list(notes)
     if efforts:
         more["effort"] = [asdict(effort) for effort in efforts]
     if comparison is not None:

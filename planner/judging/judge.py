@@ -250,6 +250,7 @@ def as_plan(
         source=profile.source,
         engine=profile.engine,
         profiled_on=profile.device_type,
+        batch_norm=profile.batch_norm,
     )
 
 

@@ -9,7 +9,7 @@ mistake in the file or the options is an error whose every line begins with the 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -32,12 +32,14 @@ from planner.model.canonical import (
 )
 from planner.model.constants import Uses
 from planner.model.folding import fold, operator_type
+from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.origins import Kind, Origin
 from planner.model.record import ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.scopes import scope_of
 from planner.model.trainable import Choice
 from planner.model.values import Values, dtype_of, is_float, shape_of
+from planner.profiles import BatchNorm
 
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
 
@@ -87,6 +89,7 @@ class Model:
         named: paths of the module's parameters that the exporter's notes name.
         sources: of initializers that the file does not have, the one that the value comes from.
         warnings: what was repaired or is in doubt, for people.
+        notes: what is left out when it is trained, in words.
     """
 
     path: Path
@@ -102,6 +105,7 @@ class Model:
     named: tuple[str, ...]
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def load(
@@ -112,6 +116,7 @@ def load(
     train: Collection[str] = (),
     freeze: Collection[str] = (),
     ties: Ties = NO_TIES,
+    batch_norm: BatchNorm | None = None,
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
 
@@ -122,6 +127,8 @@ def load(
         train: initializers to train although the graph's rules say otherwise.
         freeze: initializers not to train.
         ties: initializers that are one parameter, or several, although the file says otherwise.
+        batch_norm: whether batch normalizations normalise by the statistics of the microbatch
+            (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
@@ -130,7 +137,8 @@ def load(
     """
     proto = _read(path)
     try:
-        return _model(path, proto, (batch, dimensions), (train, freeze, ties))
+        model = _model(path, proto, (batch, dimensions), (train, freeze, ties))
+        return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:
         lines = [f"{path}: {line}" for line in str(error).splitlines()]
         raise type(error)("\n".join(lines)) from None
@@ -249,6 +257,25 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
         )
         for node in kept
     )
+
+
+def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:
+    """The model with the mode of its batch normalizations in their attribute `training_mode`,
+    whatever their version; and notes on what the modes leave out.
+    """
+
+    def moded(node: Node) -> Node:
+        if not is_batch_norm(node):
+            return node
+        mode = trains(node, {}) if batch_norm is None else batch_norm is BatchNorm.TRAINING
+        if node.attributes.get("training_mode", 0) == mode:
+            return node
+        return replace(node, attributes={**node.attributes, "training_mode": int(mode)})
+
+    record = read_record(model.proto)
+    exported_for_training = None if record is None else record.training
+    notes = evaluation_notes(model.nodes, model.values, batch_norm, exported_for_training)
+    return replace(model, nodes=tuple(map(moded, model.nodes)), notes=notes)
 
 
 def _attribute(attribute: AttributeProto) -> object:

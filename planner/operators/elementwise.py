@@ -176,18 +176,3 @@ def shrink(input: Tensor, bias: float, lambd: float) -> Tensor:
     """The number x, nearer to zero by the bias; zero within lambd of zero."""
     outer = torch.where(input < -lambd, input + bias, input - bias).to(input.dtype)
     return torch.where(input.abs() > lambd, outer, torch.zeros_like(input))
-
-
-def dropout(
-    data: Tensor,
-    ratio: float = 0.5,
-    training_mode: float = 0,
-    seed: int = 0,
-    *,
-    version: int,
-    num_outputs: int,
-) -> Tensor | tuple[Tensor, ...]:
-    """Nothing is dropped, in training too: runs must be comparable. The mask keeps everything."""
-    if num_outputs == 1:
-        return data
-    return data, torch.ones_like(data, dtype=torch.bool if version >= 10 else data.dtype)
