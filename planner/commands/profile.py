@@ -1,7 +1,7 @@
 """`planner profile`."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from planner.commands.printing import bar, show
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
-    from planner.api import Effort, EngineComparison, Model, Profile, RooflineFit
+    from planner.api import Choice, Effort, EngineComparison, Model, Profile, RooflineFit
 
 
 @click.command()
@@ -36,6 +36,18 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAME",
     help="Do not train this initializer; may be repeated.",
+)
+@click.option(
+    "--tie",
+    multiple=True,
+    metavar="NAME[=OTHER]",
+    help="Keep this initializer one parameter, or make OTHER the same one; may be repeated.",
+)
+@click.option(
+    "--untie",
+    multiple=True,
+    metavar="NAME",
+    help="Give each module that reads this initializer its own; may be repeated.",
 )
 @click.option("--batch-norm", type=click.Choice(["training", "frozen"]),
               help="Whether BatchNormalization uses the statistics of the microbatch or its running"
@@ -74,6 +86,8 @@ def profile(
     dims: tuple[tuple[str, int], ...],
     train: tuple[str, ...],
     freeze: tuple[str, ...],
+    tie: tuple[str, ...],
+    untie: tuple[str, ...],
     batch_norm: str | None,
     device: str,
     engine: str | None,
@@ -103,14 +117,16 @@ def profile(
     path = output or Path("profiles") / f"{model.stem}.json"
     check_output([path], {"model": model})
     efforts: list[Effort] = []
-    comparison, notes = None, ()
+    comparison = None
+    notes: Sequence[str] = ()
+    choices: Mapping[str, Choice] = {}
     if model.suffix.lower() in (".json", ".txt"):
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
         read = partial(
-            api.read_model, model, dims=dict(dims), train=train, freeze=freeze,
-            batch_norm=batch_norm,
+            api.read_model, model, dims=dict(dims), train=train, freeze=freeze, tie=tie,
+            untie=untie, batch_norm=batch_norm,
         )  # fmt: skip
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
@@ -118,13 +134,15 @@ def profile(
             effort=efforts.append,
         )  # fmt: skip
         profiles, last = measured_profiles(model.name, batches, read, measure)
-        notes = last.notes
+        notes, choices = last.notes, last.choices
+        for warning in last.warnings:
+            click.echo(f"warning: {warning}", err=True)
         if comparing:
             with bar("Comparing with ONNX Runtime") as tick:
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
     api.write_profiles(profiles, path)
     if as_json:
-        print_json(profiles, efforts, comparison, path, notes)
+        print_json(profiles, efforts, comparison, path, notes, choices)
     else:
         print_profiles(profiles, efforts, comparison, path)
         for note in notes:
@@ -137,7 +155,7 @@ def refuse_options_of_models() -> None:
     options = {
         "batch": params["batches"] != (None,), "engine": params["engine"],
         "compare": params["comparing"], "train": params["train"], "freeze": params["freeze"],
-        "batch-norm": params["batch_norm"],
+        "tie": params["tie"], "untie": params["untie"], "batch-norm": params["batch_norm"],
         "dtype": params["dtype"], "repetitions": params["repetitions"], "dim": params["dims"],
     }  # fmt: skip
     given = [name for name, value in options.items() if value]
@@ -176,16 +194,19 @@ def print_json(
     comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
     notes: Sequence[str],
+    choices: "Mapping[str, Choice]",
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
     from planner.reports.engines import compare_json
-    from planner.reports.profile import profile_json
+    from planner.reports.profile import choices_json, profile_json
 
     print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
     more: dict[str, Any] = {"others": others} if others else {}
     if notes:
         more["notes"] = list(notes)
+    if choices:
+        more["parameters"] = choices_json(choices)
     if efforts:
         more["effort"] = [asdict(effort) for effort in efforts]
     if comparison is not None:

@@ -31,6 +31,7 @@ from planner.model.canonical import (
     unique_names,
 )
 from planner.model.constants import Uses
+from planner.model.expected import doubts
 from planner.model.folding import fold, operator_type
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.origins import Kind, Origin
@@ -44,7 +45,6 @@ from planner.profiles import BatchNorm
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
 
 MAX_STATIC_ELEMENTS = 64
-NO_TIES = Ties()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,8 @@ class Model:
         sources: of initializers that the file does not have, the one that the value comes from.
         warnings: what was repaired or is in doubt, for people.
         notes: what is left out when it is trained, in words.
+        tie: the user's choices, see `load`.
+        untie: the user's choices, see `load`.
     """
 
     path: Path
@@ -106,6 +108,8 @@ class Model:
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    tie: tuple[str, ...] = ()
+    untie: tuple[str, ...] = ()
 
 
 def load(
@@ -115,7 +119,8 @@ def load(
     dimensions: Mapping[str, int] = {},
     train: Collection[str] = (),
     freeze: Collection[str] = (),
-    ties: Ties = NO_TIES,
+    tie: Collection[str] = (),
+    untie: Collection[str] = (),
     batch_norm: BatchNorm | None = None,
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
@@ -126,7 +131,9 @@ def load(
         dimensions: other symbolic dimensions by name.
         train: initializers to train although the graph's rules say otherwise.
         freeze: initializers not to train.
-        ties: initializers that are one parameter, or several, although the file says otherwise.
+        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
+            A=B: B becomes A, or its transpose.
+        untie: initializers of which each module that reads them gets its own.
         batch_norm: whether batch normalizations normalise by the statistics of the microbatch
             (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
 
@@ -137,7 +144,8 @@ def load(
     """
     proto = _read(path)
     try:
-        model = _model(path, proto, (batch, dimensions), (train, freeze, ties))
+        model = _model(path, proto, (batch, dimensions), (train, freeze), Ties.of(tie, untie))
+        model = replace(model, tie=tuple(tie), untie=tuple(untie))
         return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:
         lines = [f"{path}: {line}" for line in str(error).splitlines()]
@@ -179,13 +187,14 @@ def _model(
     path: Path,
     proto: ModelProto,
     sizes: tuple[int | None, Mapping[str, int]],
-    chosen: tuple[Collection[str], Collection[str], Ties],
+    chosen: tuple[Collection[str], Collection[str]],
+    ties: Ties,
 ) -> Model:
     if proto.graph.sparse_initializer:
         raise ModelError("expected dense initializers, got sparse ones; make them dense")
     inputs, dimensions = bind(true_inputs(proto.graph), *sizes)
     values = Values(proto.graph.initializer, path.absolute().parent)
-    train, freeze, ties = chosen
+    train, freeze = chosen
     record = read_record(proto)
     module = repaired(proto, values, ties, record is not None)
     folded = fold(module.proto, inputs, values, {*train, *_scalars(module, record)})
@@ -207,7 +216,7 @@ def _model(
         record=record,
         named=tuple(sorted(one.name for one in module.named if one.kind is Kind.PARAMETER)),
         sources=module.sources,
-        warnings=module.warnings,
+        warnings=(*module.warnings, *doubts(choices, record, module.named, module.origins)),
     )
 
 

@@ -13,7 +13,7 @@ The notes at the nodes (`origins.py`) say which tensors were meant. Nothing is r
 say nothing, or where the file holds a record of the module: `planner export` merges nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,6 +52,24 @@ class Ties:
     tied: tuple[str, ...] = ()
     joined: tuple[tuple[str, str], ...] = ()
     untied: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, tie: Collection[str], untie: Collection[str]) -> "Ties":
+        """The choices as options have them.
+
+        Args:
+            tie: names that stay one parameter, or pairs A=B of names that become one.
+            untie: names of which each module gets its own.
+
+        >>> Ties.of(["a", "b=c"], ["d"])
+        Ties(tied=('a',), joined=(('b', 'c'),), untied=('d',))
+        """
+        pairs = [tuple(one.split("=", 1)) for one in tie if "=" in one]
+        return cls(
+            tuple(one for one in tie if "=" not in one),
+            tuple((pair[0], pair[1]) for pair in pairs),
+            tuple(untie),
+        )
 
 
 @dataclass(frozen=True)

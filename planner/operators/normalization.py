@@ -12,7 +12,6 @@ from torch.nn import functional
 from planner.errors import OperatorError
 from planner.operators.shape import Integers
 
-
 _updated: ContextVar[frozenset[int]] = ContextVar("updated", default=frozenset())
 
 

@@ -97,9 +97,7 @@ def random_uniform_like(
     return low + (high - low) * drawn
 
 
-def bernoulli(
-    input: Tensor, seed: float | None = None, *, dtype: torch.dtype, node: str
-) -> Tensor:
+def bernoulli(input: Tensor, seed: float | None = None, *, dtype: torch.dtype, node: str) -> Tensor:
     """1 with the probability that the input gives for each element, else 0."""
     drawn = randomness.standard_uniform(node, input.shape, input.dtype, input.device, seed)
     return (drawn < input).to(dtype)
