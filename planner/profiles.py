@@ -167,8 +167,8 @@ class Profile:
         warnings: why the times may be wrong, for people; none on a quiet machine.
         tie: initializers that the user wants to be one parameter; files leave out none.
         untie: initializers that the user wants to be several; files leave out none.
-        batch_norm: the form of the batch normalizations that was measured; files leave out `FROZEN`,
-            which is also that of models without any.
+        batch_norm: the form of the batch normalizations that was measured; files leave out
+            `FROZEN`, which is also that of models without any.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -278,7 +278,7 @@ class Profile:
         for i, (cost, operator) in enumerate(
             zip(self.operators, self.graph.operators, strict=True)
         ):
-            for field, given, due in (
+            for name, given, due in (
                 (
                     "output_bytes",
                     cost.output_bytes,
@@ -291,7 +291,7 @@ class Profile:
                 ),
             ):
                 if given != due:
-                    yield f"operators[{i}].{field}: expected {due} as in the graph, got {given}"
+                    yield f"operators[{i}].{name}: expected {due} as in the graph, got {given}"
 
 
 @dataclass(frozen=True, slots=True)

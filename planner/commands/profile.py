@@ -1,7 +1,7 @@
 """`planner profile`."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,18 +11,19 @@ import click
 
 from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct
-from planner.commands.outputs import check_output
-from planner.commands.printing import bar, show
+from planner.commands.outputs import check_output, say_overwritten
+from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
-    from planner.api import Choice, Effort, EngineComparison, Model, Profile, RooflineFit
+    from planner.api import Effort, EngineComparison, Model, Profile, RooflineFit
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path),
-              help="Profile to write.  [default: profiles/MODEL.json]")  # fmt: skip
+              help="Profile to write.  [default: profiles/MODEL.json, for other devices, types and"
+              " engines with their names]")  # fmt: skip
 @click.option("--batch", "batches", type=Batches(), default=(None,),
               help="Samples per microbatch. Among several sizes, such as 1,2,4, and sizes between"
               " them, solve chooses.")  # fmt: skip
@@ -114,39 +115,32 @@ def profile(
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
-    path = output or Path("profiles") / f"{model.stem}.json"
+    path = output or api.profile_path(model, device=device, engine=engine, dtype=dtype)
     check_output([path], {"model": model})
     efforts: list[Effort] = []
-    comparison = None
-    notes: Sequence[str] = ()
-    choices: Mapping[str, Choice] = {}
+    comparison, last = None, None
     if model.suffix.lower() in (".json", ".txt"):
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(
-            api.read_model, model, dims=dict(dims), train=train, freeze=freeze, tie=tie,
-            untie=untie, batch_norm=batch_norm,
-        )  # fmt: skip
+        read = partial(api.read_model, model, dims=dict(dims), train=train, freeze=freeze)
+        read = partial(read, tie=tie, untie=untie, batch_norm=batch_norm)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
             repetitions=repetitions, budget_s=budget_s, cache=cache, seed=seed,
             effort=efforts.append,
         )  # fmt: skip
         profiles, last = measured_profiles(model.name, batches, read, measure)
-        notes, choices = last.notes, last.choices
-        for warning in last.warnings:
-            click.echo(f"warning: {warning}", err=True)
+        print_notes(last)
         if comparing:
             with bar("Comparing with ONNX Runtime") as tick:
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
+    say_overwritten(path, profiles)
     api.write_profiles(profiles, path)
     if as_json:
-        print_json(profiles, efforts, comparison, path, notes, choices)
+        print_json(profiles, efforts, comparison, path, last)
     else:
         print_profiles(profiles, efforts, comparison, path)
-        for note in notes:
-            click.echo(f"note: {note}")
 
 
 def refuse_options_of_models() -> None:
@@ -193,8 +187,7 @@ def print_json(
     efforts: "Sequence[Effort]",
     comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
-    notes: Sequence[str],
-    choices: "Mapping[str, Choice]",
+    model: "Model | None",
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
     from planner.reports.engines import compare_json
@@ -203,10 +196,8 @@ def print_json(
     print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
     more: dict[str, Any] = {"others": others} if others else {}
-    if notes:
-        more["notes"] = list(notes)
-    if choices:
-        more["parameters"] = choices_json(choices)
+    if model is not None:
+        more["parameters"] = choices_json(model.choices)
     if efforts:
         more["effort"] = [asdict(effort) for effort in efforts]
     if comparison is not None:
@@ -228,18 +219,28 @@ def print_profiles(
     for index, one in enumerate(profiles):
         show(profile_table(one))
         for line in (*profile_lines(one), edges_line(one)):
-            click.echo(line)
+            say(line)
         if efforts:
-            click.echo(effort_line(efforts[index]))
+            say(effort_line(efforts[index]))
     if comparison is not None:
         show(compare_table(comparison[0]))
         for line in (*compare_lines(comparison[0]), fit_line(comparison[1])):
-            click.echo(line)
-    click.echo(f"wrote {path}")
+            say(line)
+    say(f"wrote {path}")
+
+
+def print_notes(model: "Model") -> None:
+    """Parameters that may be others than the module's, and what is left out where the model is
+    trained, on standard error.
+    """
+    for warning in model.warnings:
+        say(f"warning: {warning}", err=True)
+    for note in model.notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def print_warnings(profiles: "Sequence[Profile]") -> None:
     """Warnings of the measuring, on standard error."""
     for one in profiles:
         for warning in one.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}", err=True)

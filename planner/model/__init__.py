@@ -16,7 +16,7 @@ expected.py   warnings where the file says that something else is trained
 values.py     initializers and folded constants, read when asked for
 """
 
-from planner.model.load import Model, Node, content_hash, first_consumers, load
+from planner.model.load import Model, Node, content_hash, first_consumers, hash_of, load
 from planner.model.trainable import Choice
 
-__all__ = ["Choice", "Model", "Node", "content_hash", "first_consumers", "load"]
+__all__ = ["Choice", "Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]

@@ -110,7 +110,7 @@ def measure_onnxruntime(
             *_run_warnings(runs, provider),
             *_mode_warning(model),
             _backward_warning(estimated),
-        ),  # fmt: skip
+        ),
     )
 
 
