@@ -14,9 +14,8 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from planner.errors import FileError, ModelError
 from planner.graph import ITEM_BYTES, MAX_BYTES, Graph, Operator, Parameter, Tensor
@@ -31,6 +30,7 @@ from planner.model.canonical import (
     unique_names,
 )
 from planner.model.constants import Uses
+from planner.model.definitions import attributes_of
 from planner.model.expected import doubts
 from planner.model.folding import fold, operator_type
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
@@ -271,7 +271,7 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
             version=opsets[domain_of(node)],
             inputs=tuple(node.input),
             outputs=tuple(node.output),
-            attributes={a.name: _attribute(a) for a in node.attribute},
+            attributes=attributes_of(node),
         )
         for node in kept
     )
@@ -294,21 +294,6 @@ def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:
     exported_for_training = None if record is None else record.training
     notes = evaluation_notes(model.nodes, model.values, batch_norm, exported_for_training)
     return replace(model, nodes=tuple(map(moded, model.nodes)), notes=notes)
-
-
-def _attribute(attribute: AttributeProto) -> object:
-    value = helper.get_attribute_value(attribute)
-    return (
-        _plain(value)
-        if isinstance(value, bytes | onnx.TensorProto)
-        else (tuple(_plain(one) for one in value) if isinstance(value, Sequence) else value)
-    )
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, bytes):
-        return value.decode()
-    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
 class _Dataflow:
