@@ -11,12 +11,47 @@ import click
 
 from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct
+from planner.commands.options import packed
 from planner.commands.outputs import check_output, say_overwritten
 from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import Effort, EngineComparison, Model, Profile, RooflineFit
+
+
+TRAINED = packed(
+    "chosen",
+    dict,
+    click.option(
+        "--train", multiple=True, metavar="NAME", help="Train this initializer; may be repeated."
+    ),
+    click.option(
+        "--freeze",
+        multiple=True,
+        metavar="NAME",
+        help="Do not train this initializer; may be repeated.",
+    ),
+    click.option(
+        "--tie",
+        multiple=True,
+        metavar="NAME[=OTHER]",
+        help="Keep this initializer one parameter, or make OTHER the same one; may be repeated.",
+    ),
+    click.option(
+        "--untie",
+        multiple=True,
+        metavar="NAME",
+        help="Give each module that reads this initializer its own; may be repeated.",
+    ),
+    click.option(
+        "--batch-norm",
+        type=click.Choice(["training", "frozen"]),
+        help="Whether BatchNormalization uses the statistics of the microbatch or its running"
+        " ones.  [default: as the file says]",
+    ),
+)
+"""What is trained, and how."""
 
 
 @click.command()
@@ -29,30 +64,7 @@ if TYPE_CHECKING:
               " them, solve chooses.")  # fmt: skip
 @click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
               help="Size of a symbolic dimension; may be repeated.")  # fmt: skip
-@click.option(
-    "--train", multiple=True, metavar="NAME", help="Train this initializer; may be repeated."
-)
-@click.option(
-    "--freeze",
-    multiple=True,
-    metavar="NAME",
-    help="Do not train this initializer; may be repeated.",
-)
-@click.option(
-    "--tie",
-    multiple=True,
-    metavar="NAME[=OTHER]",
-    help="Keep this initializer one parameter, or make OTHER the same one; may be repeated.",
-)
-@click.option(
-    "--untie",
-    multiple=True,
-    metavar="NAME",
-    help="Give each module that reads this initializer its own; may be repeated.",
-)
-@click.option("--batch-norm", type=click.Choice(["training", "frozen"]),
-              help="Whether BatchNormalization uses the statistics of the microbatch or its running"
-              " ones.  [default: as the file says]")  # fmt: skip
+@TRAINED
 @click.option("--device", default="cpu", show_default=True,
               help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
               " V100-SXM2-16GB, for which times are computed.",
@@ -85,11 +97,6 @@ def profile(
     output: Path | None,
     batches: tuple[int | None, ...],
     dims: tuple[tuple[str, int], ...],
-    train: tuple[str, ...],
-    freeze: tuple[str, ...],
-    tie: tuple[str, ...],
-    untie: tuple[str, ...],
-    batch_norm: str | None,
     device: str,
     engine: str | None,
     dtype: str | None,
@@ -100,6 +107,7 @@ def profile(
     comparing: bool,
     seed: int,
     as_json: bool,
+    chosen: dict[str, Any],
 ) -> None:
     """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
 
@@ -123,8 +131,7 @@ def profile(
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(api.read_model, model, dims=dict(dims), train=train, freeze=freeze)
-        read = partial(read, tie=tie, untie=untie, batch_norm=batch_norm)
+        read = partial(api.read_model, model, dims=dict(dims), **chosen)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
             repetitions=repetitions, budget_s=budget_s, cache=cache, seed=seed,
