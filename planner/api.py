@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from planner.judging.sensitivity import Gain as Gain
     from planner.launcher.probe import Probed as Probed
     from planner.launcher.report import LaunchReport as LaunchReport
+    from planner.model import Choice as Choice
     from planner.model import Model as Model
     from planner.peers.compare import ForeignComparison as ForeignComparison
     from planner.plan import Plan as Plan
@@ -133,6 +134,8 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
     batch_norm: str | None = None,
 ) -> "Model":
     """The model in an ONNX file, its dimensions bound and its constants folded.
@@ -142,6 +145,9 @@ def read_model(
         dims: sizes of other symbolic dimensions, by name.
         train: initializers to train that the planner's rules would freeze.
         freeze: initializers not to train.
+        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
+            "A=B" of initializers of equal values that become one.
+        untie: initializers of which each module that reads them gets its own.
         batch_norm: "training" normalises batches by their own statistics, "frozen" by the running
             ones, which then stay as they are; None does as the file says.
 
@@ -157,8 +163,9 @@ def read_model(
         raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
     form = None if batch_norm is None else BatchNorm(batch_norm)
     return load(
-        Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze, batch_norm=form
-    )
+        Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze, tie=tie,
+        untie=untie, batch_norm=form,
+    )  # fmt: skip
 
 
 def profile(
@@ -168,6 +175,8 @@ def profile(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
     batch_norm: str | None = None,
     device: str = "cpu",
     engine: str | None = None,
@@ -184,7 +193,8 @@ def profile(
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
-        batch, dims, train, freeze, batch_norm: see `read_model`, which gets them; only with a file.
+        batch, dims, train, freeze, tie, untie, batch_norm: see `read_model`, which gets them; only
+            with a file.
         device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
         engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
             here, and computes for others.
@@ -217,11 +227,13 @@ def profile(
     )
     if isinstance(model, str | os.PathLike):
         model = read_model(
-            model, batch=batch, dims=dims, train=train, freeze=freeze, batch_norm=batch_norm
-        )
-    elif batch or dims or train or freeze or batch_norm:
+            model, batch=batch, dims=dims, train=train, freeze=freeze, tie=tie, untie=untie,
+            batch_norm=batch_norm,
+        )  # fmt: skip
+    elif batch or dims or train or freeze or tie or untie or batch_norm:
         raise ValueError(
-            "batch, dims, train, freeze and batch_norm are for a file; this model is read already"
+            "batch, dims, train, freeze, tie, untie and batch_norm are for a file; this model is"
+            " read already"
         )
     place = relative(model.path, Path())
     return profile_with(chosen, model, place, device, how, progress, effort)

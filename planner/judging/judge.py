@@ -260,6 +260,8 @@ def as_plan(
         source=profile.source,
         engine=profile.engine,
         profiled_on=profile.device_type,
+        tie=profile.tie,
+        untie=profile.untie,
         batch_norm=profile.batch_norm,
     )
 
