@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from planner.judging.sensitivity import Gain as Gain
     from planner.launcher.probe import Probed as Probed
     from planner.launcher.report import LaunchReport as LaunchReport
+    from planner.model import Choice as Choice
     from planner.model import Model as Model
     from planner.peers.compare import ForeignComparison as ForeignComparison
     from planner.plan import Plan as Plan
@@ -133,6 +134,8 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
     output: str | Sequence[str] = (),
     loss: str | Mapping[str, str] | None = None,
     class_dim: int | Mapping[str, int] | None = None,
@@ -145,6 +148,9 @@ def read_model(
         dims: sizes of other symbolic dimensions, by name.
         train: initializers to train that the planner's rules would freeze.
         freeze: initializers not to train.
+        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
+            "A=B" of initializers of equal values that become one.
+        untie: initializers of which each module that reads them gets its own.
         output: names of the outputs that have a loss; without, the first output of floats, or the
             loss that the model computes itself.
         loss: of all of them or by output: "auto", "cross-entropy", "nll", "mse", "l1",
@@ -171,6 +177,8 @@ def read_model(
         dimensions=dims or {},
         train=train,
         freeze=freeze,
+        tie=tie,
+        untie=untie,
         batch_norm=None if batch_norm is None else BatchNorm(batch_norm),
         loss=LossOptions((output,) if isinstance(output, str) else tuple(output), loss, class_dim),
     )
@@ -183,6 +191,8 @@ def profile(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
     output: str | Sequence[str] = (),
     loss: str | Mapping[str, str] | None = None,
     class_dim: int | Mapping[str, int] | None = None,
@@ -202,8 +212,8 @@ def profile(
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
-        batch, dims, train, freeze, output, loss, class_dim, batch_norm: see `read_model`, which
-            gets them; only with a file.
+        batch, dims, train, freeze, tie, untie, output, loss, class_dim, batch_norm: see
+            `read_model`, which gets them; only with a file.
         device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
         engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
             here, and computes for others.
@@ -236,13 +246,16 @@ def profile(
     )
     if isinstance(model, str | os.PathLike):
         model = read_model(
-            model, batch=batch, dims=dims, train=train, freeze=freeze, output=output, loss=loss,
-            class_dim=class_dim, batch_norm=batch_norm,
+            model, batch=batch, dims=dims, train=train, freeze=freeze, tie=tie, untie=untie,
+            output=output, loss=loss, class_dim=class_dim, batch_norm=batch_norm,
         )  # fmt: skip
-    elif any((batch, dims, train, freeze, output, loss, batch_norm)) or class_dim is not None:
+    elif (
+        any((batch, dims, train, freeze, tie, untie, output, loss, batch_norm))
+        or class_dim is not None
+    ):
         raise ValueError(
-            "batch, dims, train, freeze, output, loss, class_dim and batch_norm are for a file;"
-            " this model is read already"
+            "batch, dims, train, freeze, tie, untie, output, loss, class_dim and batch_norm are for"
+            " a file; this model is read already"
         )
     place = relative(model.path, Path())
     return profile_with(chosen, model, place, device, how, progress, effort)

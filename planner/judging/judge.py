@@ -262,6 +262,8 @@ def as_plan(
         source=profile.source,
         engine=profile.engine,
         profiled_on=profile.device_type,
+        tie=profile.tie,
+        untie=profile.untie,
         losses=losses_of(graph) if graph.losses or len(graph.outputs) > 1 else (),
         batch_norm=profile.batch_norm,
     )

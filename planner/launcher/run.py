@@ -240,8 +240,11 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     file = model_path or path.parent / str(plan.model_path)
     if model_path is None and not file.is_file():
         raise LaunchError(f"{path}: made for {file}, which is not there; give --model FILE")
-    loss = _planned(plan)
-    model = load(file, dimensions=plan.dimensions, batch_norm=plan.batch_norm, loss=loss)
+    read = partial(
+        load, file, dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie,
+        batch_norm=plan.batch_norm, loss=_planned(plan),
+    )  # fmt: skip
+    model = read()
     if plan.model_hash not in (None, model.hash):
         raise FileError(
             f"{path}: made for model {str(plan.model_hash)[:12]}, but {file} is "
@@ -252,10 +255,7 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     train, freeze = sorted({*plan.train} - usual), sorted(usual - {*plan.train})
     if not train and not freeze:
         return model
-    return load(
-        file, dimensions=plan.dimensions, train=train, freeze=freeze, batch_norm=plan.batch_norm,
-        loss=loss,
-    )  # fmt: skip
+    return read(train=train, freeze=freeze)
 
 
 def _planned(plan: Plan) -> LossOptions:
