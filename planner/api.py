@@ -171,6 +171,7 @@ def read_model(
 
     if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
         raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
+    choices = LossOptions((output,) if isinstance(output, str) else tuple(output), loss, class_dim)
     return load(
         Path(path),
         batch=batch,
@@ -180,7 +181,7 @@ def read_model(
         tie=tie,
         untie=untie,
         batch_norm=None if batch_norm is None else BatchNorm(batch_norm),
-        loss=LossOptions((output,) if isinstance(output, str) else tuple(output), loss, class_dim),
+        loss=choices,
     )
 
 

@@ -147,7 +147,8 @@ def load(
     """
     proto = _read(path)
     try:
-        model = _model(path, proto, (batch, dimensions), (train, freeze), Ties.of(tie, untie), loss)
+        chosen = (train, freeze)
+        model = _model(path, proto, (batch, dimensions), chosen, Ties.of(tie, untie), loss)
         model = replace(model, tie=tuple(tie), untie=tuple(untie))
         return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:

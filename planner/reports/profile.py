@@ -73,13 +73,13 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _elements(parameters: "Iterable[Parameter]") -> int:
+    return sum(prod(parameter.shape) for parameter in parameters)
+
+
 def _losses(profile: "Profile") -> tuple[Loss, ...]:
     """The losses of a model; none of an imported profile, which says nothing about its outputs."""
     return losses(profile.graph) if profile.model_hash is not None else ()
-
-
-def _elements(parameters: "Iterable[Parameter]") -> int:
-    return sum(prod(parameter.shape) for parameter in parameters)
 
 
 def _patterns(names: Sequence[str]) -> str:
