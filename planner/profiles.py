@@ -165,6 +165,8 @@ class Profile:
         engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)" or
             "roofline"; "" where the file does not say.
         warnings: why the times may be wrong, for people; none on a quiet machine.
+        tie: initializers that the user wants to be one parameter; files leave out none.
+        untie: initializers that the user wants to be several; files leave out none.
         batch_norm: the form of the batch normalizations that was measured; files leave out
             `FROZEN`, which is also that of models without any.
 
@@ -190,6 +192,8 @@ class Profile:
     engine: str = ""
     warnings: tuple[str, ...] = ()
     gradient_views: tuple[View, ...] = ()
+    tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:

@@ -232,7 +232,11 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     file = model_path or path.parent / str(plan.model_path)
     if model_path is None and not file.is_file():
         raise LaunchError(f"{path}: made for {file}, which is not there; give --model FILE")
-    model = load(file, dimensions=plan.dimensions, batch_norm=plan.batch_norm)
+    read = partial(
+        load, file, dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie,
+        batch_norm=plan.batch_norm,
+    )  # fmt: skip
+    model = read()
     if plan.model_hash not in (None, model.hash):
         raise FileError(
             f"{path}: made for model {str(plan.model_hash)[:12]}, but {file} is "
@@ -243,9 +247,7 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     train, freeze = sorted({*plan.train} - usual), sorted(usual - {*plan.train})
     if not train and not freeze:
         return model
-    return load(
-        file, dimensions=plan.dimensions, train=train, freeze=freeze, batch_norm=plan.batch_norm
-    )
+    return read(train=train, freeze=freeze)
 
 
 # ---------------------------------------------------------------------------- with the others

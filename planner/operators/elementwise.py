@@ -176,3 +176,8 @@ def shrink(input: Tensor, bias: float, lambd: float) -> Tensor:
     """The number x, nearer to zero by the bias; zero within lambd of zero."""
     outer = torch.where(input < -lambd, input + bias, input - bias).to(input.dtype)
     return torch.where(input.abs() > lambd, outer, torch.zeros_like(input))
+
+
+def bit_cast(input: Tensor, to: int, *, dtype: torch.dtype) -> Tensor:
+    """The same bits as numbers of another type."""
+    return input.view(dtype)
