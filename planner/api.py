@@ -1131,7 +1131,7 @@ def launch(
         data: "module:function" that gives the microbatches; None draws random ones.
         device: "auto", "cpu" or "cuda".
         threads: CPU threads per rank; None takes the profile's.
-        seed: of random data; None takes the strategy's.
+        seed: of random data and of random operators; None takes the strategy's.
         trace: file to write a measured iteration to.
         track_memory: whether memory is watched in one more step, which is slow.
         report: called with a line for people on a rank that idles.

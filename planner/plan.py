@@ -142,7 +142,7 @@ class Plan:
         dtype: of the computation.
         optimizer: its name.
         threads: CPU threads per rank that the profile was measured with.
-        seed: of the search and of synthetic data.
+        seed: of the search, of synthetic data and of the numbers that operators draw.
         notes: approximations, in words.
         versions: of the software that made the plan.
         source: how the profile's times were obtained; None where the file does not say.

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
               show_default=True)  # fmt: skip
 @click.option("--threads", type=click.IntRange(1),
               help="CPU threads per rank.  [default: as in the profile]")  # fmt: skip
-@click.option("--seed", type=int, help="Seed of synthetic data.  [default: the strategy's]")
+@click.option("--seed", type=int,
+              help="Seed of synthetic data and of random operators, such as Dropout."
+              "  [default: the strategy's]")  # fmt: skip
 @click.option("--trace", type=click.Path(path_type=Path),
               help="Write a measured iteration as a trace for Perfetto.")  # fmt: skip
 @click.option("--track-memory", is_flag=True,
