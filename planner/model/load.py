@@ -8,7 +8,7 @@ every line begins with the path.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -30,9 +30,12 @@ from planner.model.canonical import (
 )
 from planner.model.definitions import attributes_of
 from planner.model.folding import fold, operator_type, some
+from planner.model.modes import evaluation_notes, is_batch_norm, trains
+from planner.model.record import read_record
 from planner.model.values import Values, dtype_of, is_float, shape_of
+from planner.profiles import BatchNorm
 
-__all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
+__all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]
 
 MAX_STATIC_ELEMENTS = 64
 
@@ -74,6 +77,7 @@ class Model:
         graph: the operators that are left after folding. Outputs that are constants are not in it.
         nodes: one per operator of the graph, in its order.
         values: initializers and folded constants by name, read when asked for.
+        notes: what is left out when it is trained, in words.
     """
 
     path: Path
@@ -84,6 +88,7 @@ class Model:
     graph: Graph
     nodes: tuple[Node, ...]
     values: Mapping[str, np.ndarray]
+    notes: tuple[str, ...] = ()
 
 
 def load(
@@ -93,6 +98,7 @@ def load(
     dimensions: Mapping[str, int] = {},
     train: Collection[str] = (),
     freeze: Collection[str] = (),
+    batch_norm: BatchNorm | None = None,
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
 
@@ -102,6 +108,8 @@ def load(
         dimensions: other symbolic dimensions by name.
         train: initializers to train although the graph's rules say otherwise.
         freeze: initializers not to train.
+        batch_norm: whether batch normalizations normalise by the statistics of the microbatch
+            (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
@@ -110,10 +118,20 @@ def load(
     """
     proto = _read(path)
     try:
-        return _model(path, proto, (batch, dimensions), (train, freeze))
+        model = _model(path, proto, (batch, dimensions), (train, freeze))
+        return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:
         lines = [f"{path}: {line}" for line in str(error).splitlines()]
         raise type(error)("\n".join(lines)) from None
+
+
+def hash_of(path: Path) -> str:
+    """The content hash of the model in a file, whose dimensions need not be known.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
+    return content_hash(_read(path))
 
 
 def _read(path: Path) -> ModelProto:
@@ -207,6 +225,25 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
         )
         for node in kept
     )
+
+
+def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:
+    """The model with the mode of its batch normalizations in their attribute `training_mode`,
+    whatever their version; and notes on what the modes leave out.
+    """
+
+    def moded(node: Node) -> Node:
+        if not is_batch_norm(node):
+            return node
+        mode = trains(node, {}) if batch_norm is None else batch_norm is BatchNorm.TRAINING
+        if node.attributes.get("training_mode", 0) == mode:
+            return node
+        return replace(node, attributes={**node.attributes, "training_mode": int(mode)})
+
+    record = read_record(model.proto)
+    exported_for_training = None if record is None else record.training
+    notes = evaluation_notes(model.nodes, model.values, batch_norm, exported_for_training)
+    return replace(model, nodes=tuple(map(moded, model.nodes)), notes=notes)
 
 
 class _Dataflow:

@@ -10,9 +10,11 @@ The annotation of a parameter decides on its argument:
     Tensor | float    a number where the input is a constant of rank 0, else a tensor
     anything else     Python numbers, taken from a constant while the module is built
 
-Four parameter names are answered by the node itself and not by its inputs: `version` (the opset),
-`num_outputs` (a function that has it returns a tuple if there are several), `dtype` (of the first
-output) and `device`. Functions of torch that have no signature get their inputs in order.
+Six parameter names are answered by the node itself and not by its inputs: `version` (the opset),
+`num_outputs` (a function that has it returns a tuple if there are several), `read_outputs` (for
+each of them whether anybody reads it; None may stand for the others), `dtype` (of the first
+output), `device`, and `node` (the name, from which random numbers follow). Functions of torch that
+have no signature get their inputs in order.
 
 An operator that ONNX does not define has no names for its inputs. They are the parameters before
 the star, in order; those behind it are the attributes, with Python's defaults.
@@ -125,7 +127,13 @@ def call(
             kwargs[formal] = _value(known, formal, names[0], parameters[formal].annotation)
         else:
             raise OperatorError(f"input {formal!r} is not supported")
-    context = {"version": node.version, "num_outputs": len(node.outputs), **context}
+    context = {
+        "version": node.version,
+        "num_outputs": len(node.outputs),
+        "read_outputs": tuple(map(bool, node.outputs)),
+        "node": node.name,
+        **context,
+    }
     kwargs.update((name, value) for name, value in context.items() if name in parameters)
     absent = _absent_inputs(parameters) if schema is None else ()
     for name, p in parameters.items():
