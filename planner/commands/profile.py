@@ -11,6 +11,7 @@ import click
 
 from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct
+from planner.commands.options import OPERATORS
 from planner.commands.outputs import check_output, say_overwritten
 from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
               help="Show forward times by ONNX Runtime and computed ones beside those by torch.",
               )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the synthetic inputs.")
+@OPERATORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def profile(
     model: Path,
