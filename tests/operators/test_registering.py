@@ -136,7 +136,7 @@ def test_one_operator_has_one_function():
 
 def test_too_many_inputs_are_an_error(tmp_path):
     register("Scaled", lambda x: x, domain="my.domain")
-    with pytest.raises(OperatorError, match="expected at most 1 inputs, got also input 1"):
+    with pytest.raises(OperatorError, match="at most 1 inputs, got input 1, input 2 besides"):
         load(saved(tmp_path))
 
 
