@@ -201,7 +201,7 @@ def _supported() -> frozenset[str]:
     if "planner.operators.table" in sys.modules:
         return frozenset(sys.modules["planner.operators.table"].OPERATORS)
     # The table itself loads torch, which takes seconds.
-    return keys_of(Path(__file__).parent / "operators" / "table.py", "OPERATORS")
+    return keys_of(Path(__file__).parent.parent / "planner/operators/table.py", "OPERATORS")
 
 
 def profile(
