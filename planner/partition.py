@@ -6,6 +6,7 @@ Replicas, schedule and warm-up exist only in strategy.json, which is the authori
 `check_agreement` says whether an annotated file still belongs to it.
 """
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,9 +18,11 @@ from planner.errors import FileError, ModelError
 from planner.files import artefact_hash, write_atomically
 from planner.model import Model, content_hash, first_consumers
 from planner.plan import Plan
+from planner.support.module_paths import from_to
 
 CONFIGURATION = "planner"
 MODEL_HASH, STRATEGY_HASH = "planner.model_hash", "planner.strategy_hash"
+STAGE_MODULES = "planner.stage_modules"  # the first and last module of each stage, as a JSON list
 
 # ONNX Runtime 1.31 reads nothing newer; annotations exist from IR version 11 on.
 MIN_IR_VERSION, MAX_IR_VERSION, MAX_OPSET = 11, 13, 26
@@ -59,7 +62,10 @@ def write_partition(model: Model, plan: Plan, path: Path) -> None:
                 f" {model.path.name}, then planner solve"
             )
         _annotate(node, stages[operator])
-    _describe(proto, {MODEL_HASH: model.hash, STRATEGY_HASH: artefact_hash(plan.strategy)})
+    notes = {MODEL_HASH: model.hash, STRATEGY_HASH: artefact_hash(plan.strategy)}
+    if plan.modules:
+        notes[STAGE_MODULES] = json.dumps([from_to(paths) for paths in plan.modules])
+    _describe(proto, notes)
     _copy_external_data(model, path)
     write_atomically(path, proto.SerializeToString(deterministic=True))
 

@@ -145,7 +145,7 @@ def load(
         ModelError: if it cannot be bound, folded or trained; one line per problem.
         OperatorError: if it uses operators that ONNX does not define.
     """
-    proto = _read(path)
+    proto = read_proto(path)
     try:
         chosen = (train, freeze)
         model = _model(path, proto, (batch, dimensions), chosen, Ties.of(tie, untie), loss)
@@ -162,10 +162,15 @@ def hash_of(path: Path) -> str:
     Raises:
         FileError: if the file is missing or no ONNX model.
     """
-    return content_hash(_read(path))
+    return content_hash(read_proto(path))
 
 
-def _read(path: Path) -> ModelProto:
+def read_proto(path: Path) -> ModelProto:
+    """The content of an ONNX file, functions inlined and nodes named; external data stays outside.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
     try:
         content = path.read_bytes()
         proto = ModelProto.FromString(content)
