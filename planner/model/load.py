@@ -8,7 +8,7 @@ every line begins with the path.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
@@ -24,12 +24,14 @@ from planner.model.binding import bind
 from planner.model.canonical import (
     content_hash,
     domain_of,
-    inlined,
     own_domain,
     true_inputs,
     unique_names,
 )
-from planner.model.folding import fold, operator_type, some
+from planner.model.expansion import fold
+from planner.model.folding import operator_type, some
+from planner.model.inlining import inlined
+from planner.model.scopes import names_read_by
 from planner.model.values import Values, dtype_of, is_float, shape_of
 
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
@@ -74,6 +76,8 @@ class Model:
         graph: the operators that are left after folding. Outputs that are constants are not in it.
         nodes: one per operator of the graph, in its order.
         values: initializers and folded constants by name, read when asked for.
+        origins: for each operator that came out of a node of another name (an unrolled Loop, a
+            function), the node of `proto`.
     """
 
     path: Path
@@ -84,6 +88,7 @@ class Model:
     graph: Graph
     nodes: tuple[Node, ...]
     values: Mapping[str, np.ndarray]
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(
@@ -163,6 +168,7 @@ def _model(
     kept = _live(folded.nodes, proto.graph)
     flow = _Dataflow(proto.graph, kept, folded.types, values)
     trained = flow.trained(train, freeze)
+    _check_decisive(folded.decisive, trained)
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     return Model(
         path=path,
@@ -173,7 +179,22 @@ def _model(
         graph=flow.graph(list(inputs), trained),
         nodes=_nodes(kept, proto),
         values=values,
+        origins={
+            node.name: folded.origins[node.name] for node in kept if node.name in folded.origins
+        },
     )
+
+
+def _check_decisive(decisive: Mapping[str, str], trained: Collection[str]) -> None:
+    """The structure of the graph must not depend on values that training changes."""
+    problems = [
+        f"{node}: a shape or condition depends on the values of {name!r}, which is trained; keep it"
+        f" as it is with --freeze {name}"
+        for name, node in decisive.items()
+        if name in trained
+    ]
+    if problems:
+        raise ModelError("\n".join(problems))
 
 
 def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
@@ -330,21 +351,26 @@ class _Dataflow:
 
 
 def first_consumers(model: Model) -> Mapping[str, str]:
-    """For each node that is no operator of the graph, the first operator that needs it.
+    """For each node that is no operator of the graph, the first operator that needs it, or that
+    came out of it.
 
     Nodes are those of `model.proto`, by name. A need may go over other folded nodes; a node that
     no operator needs is given to the first operator.
     """
-    order = {operator.name: i for i, operator in enumerate(model.graph.operators)}
+    order: dict[str, int] = {}
+    for i, operator in enumerate(model.graph.operators):
+        order.setdefault(operator.name, i)
+        order.setdefault(model.origins.get(operator.name, operator.name), i)
+    own = {operator.name for operator in model.graph.operators}
     nodes = model.proto.graph.node
     needed_by: dict[str, int] = {}  # tensor -> the first operator that needs it
     consumer = {}
     for node in reversed(nodes):
         needs = [needed_by[name] for name in node.output if name in needed_by]
         first = order.get(node.name, min(needs, default=0))
-        if node.name not in order:
+        if node.name not in own:
             consumer[node.name] = model.graph.operators[first].name
         if node.name in order or needs:
-            for name in node.input:
+            for name in names_read_by(node):
                 needed_by[name] = min(first, needed_by.get(name, first))
     return dict(reversed(consumer.items()))

@@ -15,6 +15,7 @@ class Values(Mapping[str, np.ndarray]):
     """Initializers and folded constants by name, read when asked for (external data mapped)."""
 
     def __init__(self, initializers: Iterable[TensorProto], folder: Path) -> None:
+        self._folder = folder
         self._tensors = {t.name: onnx_ir.serde.deserialize_tensor(t, folder) for t in initializers}
         self._folded: dict[str, np.ndarray] = {}
 
@@ -43,6 +44,10 @@ class Values(Mapping[str, np.ndarray]):
     def folded(self, name: str) -> bool:
         """Whether it is a folded constant, and no initializer."""
         return name in self._folded
+
+    def hold(self, tensor: TensorProto, name: str) -> None:
+        """Hold another initializer under a name."""
+        self._tensors[name] = onnx_ir.serde.deserialize_tensor(tensor, self._folder)
 
     def add(self, name: str, value: np.ndarray) -> None:
         """Hold a folded constant."""
