@@ -156,6 +156,25 @@ def profile(
     return profile_with(chosen, model, place, device, how, progress, effort)
 
 
+def profile_path(
+    model: File, *, device: str = "cpu", engine: str | None = None, dtype: str | None = None
+) -> Path:
+    """The usual file of a profile, in ./profiles: MODEL.json where it was measured by PyTorch on
+    this CPU in float32, and with the device, type and engine in its name else.
+
+    Args:
+        model: an ONNX file, or a profile that is to be rescaled.
+        device, engine, dtype: see `profile`.
+
+    Raises:
+        OptionError: if the device is not there.
+    """
+    from planner.profilers.engines import profile_file
+
+    stem = Path(model).stem
+    return Path("profiles") / profile_file(stem, device, engine, dtype)
+
+
 def rescale(profiles: "File | Profile | Sequence[Profile]", device: str) -> "tuple[Profile, ...]":
     """The profiles as they would be on another type of device.
 
@@ -218,15 +237,38 @@ def read_profiles(path: File) -> "tuple[Profile, ...]":
     return tuple(read_any_profiles(Path(path)))
 
 
-def newest_profile(folder: File = "profiles") -> Path:
+def newest_profile(folder: File = "profiles", *, model: File | None = None) -> Path:
     """The profile in a folder that was modified last.
 
+    Args:
+        folder: with the profiles.
+        model: an ONNX file; the profile is one of this model.
+
     Raises:
-        FileError: if there is none.
+        FileError: if there is none, or if there are several models to choose from.
     """
     from planner import files
 
-    return files.newest_profile(Path(folder))
+    model_hash = None
+    if model is not None:
+        from planner.model import hash_of
+
+        model_hash = hash_of(Path(model))
+    return files.newest_profile(Path(folder), model_hash)
+
+
+def find_profile(name: File) -> Path:
+    """The file that a name of a profile stands for: itself, or one in ./profiles.
+
+    Args:
+        name: such as "profiles/gpt2.json" or "gpt2".
+
+    Raises:
+        FileError: if there is none; it lists the profiles in ./profiles.
+    """
+    from planner import files
+
+    return files.find_profile(os.fspath(name))
 
 
 def write_profile(profile: "Profile", path: File) -> None:
@@ -243,6 +285,18 @@ def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
     from planner import files
 
     files.write_profiles(profiles, Path(path))
+
+
+def other_question(path: File, artefacts: "Sequence[Profile] | Plan") -> str | None:
+    """A line for people about a file that is to be overwritten: in what its profile or strategy
+    differs from the new one, such as another microbatch size; None where there is nothing to say.
+
+    Args:
+        artefacts: to be written there.
+    """
+    from planner import files
+
+    return files.other_question(Path(path), artefacts)
 
 
 # ------------------------------------------------------------------------------ topologies
@@ -830,7 +884,9 @@ def simulate(
     elif isinstance(strategy, str | os.PathLike):
         path, profiles = find_profiles(plan, Path(strategy))
     else:
-        profiles, path = _profiles(newest_profile())
+        from planner import files
+
+        profiles, path = _profiles(files.newest_profile(Path("profiles"), plan.model_hash))
     own = profile_of(plan, name, profiles, "the profile given" if path is None else str(path))
     given = os.fspath(topology) if isinstance(topology, str | os.PathLike) else topology
     place, is_own = topology_of(plan, name, given)
@@ -1168,7 +1224,8 @@ def _profiles(
 ) -> "tuple[tuple[Profile, ...], Path | None]":
     """The profiles, and their file if they come from one."""
     if isinstance(given, str | os.PathLike):
-        return read_profiles(given), Path(given)
+        path = find_profile(given)
+        return read_profiles(path), path
     from planner.profiles import Profile
 
     profiles = (given,) if isinstance(given, Profile) else tuple(given)

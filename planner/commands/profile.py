@@ -11,8 +11,8 @@ import click
 
 from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct
-from planner.commands.outputs import check_output
-from planner.commands.printing import bar, show
+from planner.commands.outputs import check_output, say_overwritten
+from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path),
-              help="Profile to write.  [default: profiles/MODEL.json]")  # fmt: skip
+              help="Profile to write.  [default: profiles/MODEL.json, for other devices, types and"
+              " engines with their names]")  # fmt: skip
 @click.option("--batch", "batches", type=Batches(), default=(None,),
               help="Samples per microbatch. Among several sizes, such as 1,2,4, and sizes between"
               " them, solve chooses.")  # fmt: skip
@@ -96,7 +97,7 @@ def profile(
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
-    path = output or Path("profiles") / f"{model.stem}.json"
+    path = output or api.profile_path(model, device=device, engine=engine, dtype=dtype)
     check_output([path], {"model": model})
     efforts: list[Effort] = []
     comparison = None
@@ -114,6 +115,7 @@ def profile(
         if comparing:
             with bar("Comparing with ONNX Runtime") as tick:
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
+    say_overwritten(path, profiles)
     api.write_profiles(profiles, path)
     if as_json:
         print_json(profiles, efforts, comparison, path)
@@ -193,18 +195,18 @@ def print_profiles(
     for index, one in enumerate(profiles):
         show(profile_table(one))
         for line in (*profile_lines(one), edges_line(one)):
-            click.echo(line)
+            say(line)
         if efforts:
-            click.echo(effort_line(efforts[index]))
+            say(effort_line(efforts[index]))
     if comparison is not None:
         show(compare_table(comparison[0]))
         for line in (*compare_lines(comparison[0]), fit_line(comparison[1])):
-            click.echo(line)
-    click.echo(f"wrote {path}")
+            say(line)
+    say(f"wrote {path}")
 
 
 def print_warnings(profiles: "Sequence[Profile]") -> None:
     """Warnings of the measuring, on standard error."""
     for one in profiles:
         for warning in one.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}", err=True)

@@ -9,6 +9,6 @@ trainable.py  which initializers are trained, over which tensors gradients flow
 values.py     initializers and folded constants, read when asked for
 """
 
-from planner.model.load import Model, Node, content_hash, first_consumers, load
+from planner.model.load import Model, Node, content_hash, first_consumers, hash_of, load
 
-__all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
+__all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]

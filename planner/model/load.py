@@ -34,7 +34,7 @@ from planner.model.inlining import inlined
 from planner.model.scopes import names_read_by
 from planner.model.values import Values, dtype_of, is_float, shape_of
 
-__all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
+__all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]
 
 MAX_STATIC_ELEMENTS = 64
 
@@ -119,6 +119,15 @@ def load(
     except ModelError as error:
         lines = [f"{path}: {line}" for line in str(error).splitlines()]
         raise type(error)("\n".join(lines)) from None
+
+
+def hash_of(path: Path) -> str:
+    """The content hash of the model in a file, whose dimensions need not be known.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
+    return content_hash(_read(path))
 
 
 def _read(path: Path) -> ModelProto:
