@@ -2,7 +2,8 @@
 
 Every node is either known before the model runs, or it stays and its outputs get static shapes:
 
-1. Shape and Size of a tensor are constants, because its shape is static.
+1. Shape and Size of a tensor are constants, because its shape is static; so is a constant that is
+   cast to its type.
 2. A node that reads only constants is evaluated with onnx.reference, unless the result is large.
    Float initializers of rank 1 or more are no constants here: they may be trained.
 3. Every other node stays. The types of its outputs come from ONNX's own inference, which gets the
@@ -228,8 +229,11 @@ class Pass:
 
     def fold(self, node: NodeProto) -> bool:
         """Whether the outputs of a node are constants now."""
-        if domain_of(node) == "" and node.op_type in ("Shape", "Size"):
+        kind = operator_type(node)
+        if kind in ("Shape", "Size"):
             results = [self.shape_or_size(node)]
+        elif kind == "CastLike" and node.input[0] in self.constants:
+            results = self.cast_like(node)
         elif all(not name or name in self.constants for name in node.input):
             results = self.evaluated(node)
         else:

@@ -16,6 +16,7 @@ from onnx import (
     OperatorSetIdProto,
     TypeProto,
     ValueInfoProto,
+    defs,
     helper,
 )
 from onnx.checker import ValidationError
@@ -128,12 +129,46 @@ def function_graph(
     """
     import onnx.inliner
 
+    opset = next(o for o in opset_imports if o.domain in ("", "ai.onnx"))
+    function = _definition(node, types, opset.version)
+    function.domain = "function"
+    del function.opset_import[:]
+    function.opset_import.add(domain="", version=opset.version)
+    call = NodeProto()
+    call.CopyFrom(_with_defaults(node, opset.version))
+    call.domain = function.domain
     names = [name for name in dict.fromkeys(node.input) if name]
     inputs = [helper.make_value_info(name, types[name]) for name in names]
     outputs = [ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "function", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=opset_imports, ir_version=ir_version)
-    selected = [(node.domain, node.op_type)]
-    return onnx.inliner.inline_selected_functions(
-        model, selected, inline_schema_functions=True
-    ).graph
+    model = helper.make_model(
+        helper.make_graph([call], "function", inputs, outputs),
+        opset_imports=[*opset_imports, helper.make_opsetid(function.domain, 1)],
+        ir_version=ir_version,
+        functions=[function],
+    )
+    return onnx.inliner.inline_local_functions(model).graph
+
+
+def _definition(node: NodeProto, types: Mapping[str, TypeProto], opset: int) -> FunctionProto:
+    """The function that defines an operator for inputs of these types."""
+    schema = defs.get_schema(node.op_type, opset)
+    if schema.has_function:
+        version = max(v for v in schema.function_opset_versions if v <= opset)
+        return FunctionProto.FromString(schema.get_function_with_opset_version(version))
+    version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
+    arriving = [(types[n] if n else TypeProto()).SerializeToString() for n in node.input]
+    content = schema.get_context_dependent_function_with_opset_version(
+        version, node.SerializeToString(), arriving
+    )
+    return FunctionProto.FromString(content)
+
+
+def _with_defaults(node: NodeProto, opset: int) -> NodeProto:
+    """The node with the attributes that have a default and are not given."""
+    full = NodeProto()
+    full.CopyFrom(node)
+    given = {attribute.name for attribute in node.attribute}
+    for name, attribute in defs.get_schema(node.op_type, opset).attributes.items():
+        if name not in given and attribute.default_value.name:
+            full.attribute.add().CopyFrom(attribute.default_value)
+    return full

@@ -332,7 +332,8 @@ class Expander:
     def visit(self, node: NodeProto, name: str, scope: Scope) -> None:
         """Visits a node of the graph of a scope."""
         inputs = [scope.find(one) if one else None for one in node.input]
-        call = Call(node, scope.path + name, scope.place + name, scope, tuple(inputs))
+        inner = name.removeprefix("/") if scope.path else name
+        call = Call(node, scope.path + inner, scope.place + inner, scope, tuple(inputs))
         unknown = [o for o, v in zip(node.input, inputs, strict=True) if o and v is None]
         if unknown:
             raise ModelError(
