@@ -17,7 +17,7 @@ from onnx import helper
 
 from planner.errors import ModelError
 from planner.model.inlining import INLINED_OPERATORS, function_graph
-from planner.model.scopes import Body, Call, Expander, Handler, TensorSequence, Value
+from planner.model.nested import Body, Call, Expander, Handler, TensorSequence, Value
 from planner.model.sequences import known, sequence
 
 

@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, TypeProto
 from planner.errors import ModelError
 from planner.model.control_flow import CONTROL_FLOW
 from planner.model.folding import Pass, some
-from planner.model.scopes import Expander
+from planner.model.nested import Expander
 from planner.model.sequences import SEQUENCE_OPERATORS
 from planner.model.values import Values
 

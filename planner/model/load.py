@@ -31,7 +31,7 @@ from planner.model.canonical import (
 from planner.model.expansion import fold
 from planner.model.folding import operator_type, some
 from planner.model.inlining import inlined
-from planner.model.scopes import names_read_by
+from planner.model.nested import names_read_by
 from planner.model.values import Values, dtype_of, is_float, shape_of
 
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]

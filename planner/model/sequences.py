@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from planner.errors import ModelError
-from planner.model.scopes import (
+from planner.model.nested import (
     Call,
     Element,
     Expander,

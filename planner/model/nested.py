@@ -1,4 +1,4 @@
-"""Scopes: from the names of nested graphs to the tensors of one flat graph.
+"""From the names of nested graphs to the tensors of one flat graph.
 
 An `Expander` visits the nodes of a graph and of the graphs inside it. Each name stands for a value:
 a tensor, by its name in the flat graph, or a list of tensors that is known while folding. Plain
