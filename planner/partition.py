@@ -66,7 +66,7 @@ def write_partition(model: Model, plan: Plan, path: Path) -> None:
                 f"{model.path}: {operator.name} is in no stage of the plan; run: planner profile"
                 f" {model.path.name}, then planner solve"
             )
-        if origin := model.origins.get(operator.name):
+        if origin := model.expanded.get(operator.name):
             inner.setdefault(origin, {})[operator.name] = stages[operator.name]
     for node in proto.graph.node:
         own = stages[needed_by.get(node.name, node.name)]

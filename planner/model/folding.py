@@ -259,6 +259,13 @@ class Pass:
         ends = {attribute.name: attribute.i for attribute in node.attribute}
         return np.array(shape[ends.get("start") : ends.get("end")], dtype=np.int64)
 
+    def cast_like(self, node: NodeProto) -> list[np.ndarray]:
+        """The value of a CastLike, which depends on the type of its second input only."""
+        elements = self.types[node.input[1]].tensor_type.elem_type
+        cast = helper.make_node("Cast", node.input[:1], node.output, name=node.name, to=elements)
+        self.learn([cast])
+        return self.evaluated(cast)
+
     def evaluated(self, node: NodeProto, more: Mapping[str, np.ndarray] = {}) -> list[np.ndarray]:
         """The outputs of a node whose inputs are constants or among `more`; empty if they are
         large or random, or their computation fails.

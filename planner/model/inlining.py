@@ -7,6 +7,7 @@ inputs are known, because the function may depend on them.
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from onnx import (
     FunctionProto,
@@ -151,16 +152,21 @@ def function_graph(
 
 def _definition(node: NodeProto, types: Mapping[str, TypeProto], opset: int) -> FunctionProto:
     """The function that defines an operator for inputs of these types."""
-    schema = defs.get_schema(node.op_type, opset)
+    schema: Any = defs.get_schema(node.op_type, opset)  # onnx's types leave out functions
     if schema.has_function:
         version = max(v for v in schema.function_opset_versions if v <= opset)
-        return FunctionProto.FromString(schema.get_function_with_opset_version(version))
+        found: FunctionProto = FunctionProto.FromString(
+            schema.get_function_with_opset_version(version)
+        )
+        return found
     version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
     arriving = [(types[n] if n else TypeProto()).SerializeToString() for n in node.input]
-    content = schema.get_context_dependent_function_with_opset_version(
-        version, node.SerializeToString(), arriving
+    found = FunctionProto.FromString(
+        schema.get_context_dependent_function_with_opset_version(
+            version, node.SerializeToString(), arriving
+        )
     )
-    return FunctionProto.FromString(content)
+    return found
 
 
 def _with_defaults(node: NodeProto, opset: int) -> NodeProto:

@@ -76,7 +76,7 @@ class Model:
         graph: the operators that are left after folding. Outputs that are constants are not in it.
         nodes: one per operator of the graph, in its order.
         values: initializers and folded constants by name, read when asked for.
-        origins: for each operator that came out of a node of another name (an unrolled Loop, a
+        expanded: for each operator that came out of a node of another name (an unrolled Loop, a
             function), the node of `proto`.
     """
 
@@ -88,7 +88,7 @@ class Model:
     graph: Graph
     nodes: tuple[Node, ...]
     values: Mapping[str, np.ndarray]
-    origins: Mapping[str, str] = field(default_factory=dict)
+    expanded: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(
@@ -188,7 +188,7 @@ def _model(
         graph=flow.graph(list(inputs), trained),
         nodes=_nodes(kept, proto),
         values=values,
-        origins={
+        expanded={
             node.name: folded.origins[node.name] for node in kept if node.name in folded.origins
         },
     )
@@ -369,7 +369,7 @@ def first_consumers(model: Model) -> Mapping[str, str]:
     order: dict[str, int] = {}
     for i, operator in enumerate(model.graph.operators):
         order.setdefault(operator.name, i)
-        order.setdefault(model.origins.get(operator.name, operator.name), i)
+        order.setdefault(model.expanded.get(operator.name, operator.name), i)
     own = {operator.name for operator in model.graph.operators}
     nodes = model.proto.graph.node
     needed_by: dict[str, int] = {}  # tensor -> the first operator that needs it

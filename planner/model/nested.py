@@ -358,9 +358,10 @@ class Expander:
         if constant and key in self._shared:
             return [self._shared[key]]
         node = self.flat_node(call)
-        self.tensors.visit(node)
         if constant:
-            self._shared[key] = node.output[0]
+            node.output[0] = self._shared[key] = self.fresh("".join(key))
+            self.tensors.read.add(node.output[0])
+        self.tensors.visit(node)
         return list(node.output)
 
     def flat_node(self, call: Call) -> NodeProto:

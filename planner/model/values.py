@@ -45,9 +45,9 @@ class Values(Mapping[str, np.ndarray]):
         """Whether it is a folded constant, and no initializer."""
         return name in self._folded
 
-    def hold(self, tensor: TensorProto, name: str) -> None:
-        """Hold another initializer under a name."""
-        self._tensors[name] = onnx_ir.serde.deserialize_tensor(tensor, self._folder)
+    def hold(self, tensor: TensorProto, name: str = "") -> None:
+        """Hold one more initializer, under its own name or another."""
+        self._tensors[name or tensor.name] = onnx_ir.serde.deserialize_tensor(tensor, self._folder)
 
     def add(self, name: str, value: np.ndarray) -> None:
         """Hold a folded constant."""

@@ -93,7 +93,8 @@ def cases():
 def decoded(value, type_):
     """A value of a test as arrays."""
     if isinstance(value, TensorProto):
-        return numpy_helper.to_array(value)
+        array = numpy_helper.to_array(value)
+        return array.astype(object) if array.dtype.kind in "SU" else array
     if isinstance(value, onnx.SequenceProto):
         return numpy_helper.to_list(value)
     if isinstance(value, onnx.OptionalProto):
