@@ -9,6 +9,7 @@
 The functions are those of `planner.api`, which is loaded when one of them is first asked for. The
 way from a model to a trained model, a folder or file for each step:
 
+    exporting/ -> model.onnx                                            your module as a file
     model/ -> graph.py -> profilers/ -> profiles.py                     costs of the operators
     clusters/ -> topology.py                                            devices and links
     request.py, problem.py -> costs/, solvers/ -> strategy.py           a device for every operator
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
         Training,
         WhatIf,
         calibrate,
+        call_factory,
         check_cost_model,
         compare,
         compare_engines,
         compare_traces,
         convert,
+        export,
         find_model,
         find_profile,
         find_topology,
@@ -84,11 +87,13 @@ __all__ = [
     "WhatIf",
     "__version__",
     "calibrate",
+    "call_factory",
     "check_cost_model",
     "compare",
     "compare_engines",
     "compare_traces",
     "convert",
+    "export",
     "find_model",
     "find_profile",
     "find_topology",

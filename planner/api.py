@@ -6,8 +6,9 @@ be a path instead of the artefact that the file holds; a topology may also be na
 command line: a file, one in ./topologies, or a preset. Options that several functions share are
 the frozen types of `planner.request`. Mistakes are `PlannerError`s, ready to print. Progress is
 told to callbacks. Nothing is printed. Files are written by the functions whose names begin with
-`write`, by `convert`, by `launch` for its trace, and by `profile` for its cache.
+`write`, by `export`, by `convert`, by `launch` for its trace, and by `profile` for its cache.
 
+    export, call_factory                        a PyTorch module as an ONNX file
     profile, rescale, compare_engines           the costs of operators
     solve, compare, solve_under, sensitivity    a plan, and its bottlenecks
     simulate, simulate_stages                   one iteration of a plan
@@ -38,7 +39,10 @@ from planner.solvers.registry import portfolio as portfolio
 from planner.solvers.registry import with_given
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from planner.calibration import Calibration as Calibration
+    from planner.exporting.export import Exported as Exported
     from planner.judging.portfolio import SolverComparison as SolverComparison
     from planner.judging.portfolio import SolverRow as SolverRow
     from planner.judging.sensitivity import Gain as Gain
@@ -67,6 +71,58 @@ File = str | os.PathLike[str]
 MAX_ACTIONS = 300_000
 
 
+# ------------------------------------------------------------------------------- modules
+
+
+def export(
+    module: "nn.Module",
+    inputs: object,
+    path: File,
+    dynamic_shapes: object = None,
+    *,
+    check: bool = True,
+    verbose: bool = False,
+) -> "Exported":
+    """Writes a PyTorch module as an ONNX file whose training is the module's training.
+
+    Every parameter is an initializer of its own with its name in the module; a parameter that
+    several submodules share is one. The module is exported in its own mode: in training mode,
+    BatchNormalization and Dropout are in training form. It is left as it was.
+
+    Args:
+        module: a torch module.
+        inputs: example inputs: a tensor, a tuple of tensors, or a dict of tensors by argument.
+            Their shapes become those of the file.
+        path: the file to write; weights of 2 GB or more are written to PATH.data beside it.
+        dynamic_shapes: as in torch.onnx.export; arguments that a dict leaves out are static.
+        check: whether the file is run on the example inputs and compared with the module.
+        verbose: whether what torch prints is shown.
+
+    Raises:
+        ExportError: if torch cannot trace or translate the module, the inputs do not fit, or the
+            file computes something else than the module.
+        FileError: if the file cannot be written.
+    """
+    from planner.exporting.export import export_module
+
+    return export_module(module, inputs, Path(path), dynamic_shapes, check=check, verbose=verbose)
+
+
+def call_factory(name: str) -> "tuple[nn.Module, object]":
+    """The module and example inputs that a function of yours makes, for `export`.
+
+    Args:
+        name: "module:function" of a function without required arguments that returns both; the
+            module may be a .py file in the current folder.
+
+    Raises:
+        ExportError: if there is no such function, or it fails or returns something else.
+    """
+    from planner.exporting.factory import call_factory as called
+
+    return called(name)
+
+
 # ------------------------------------------------------------------------------ profiles
 
 
@@ -77,6 +133,7 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    batch_norm: str | None = None,
 ) -> "Model":
     """The model in an ONNX file, its dimensions bound and its constants folded.
 
@@ -85,14 +142,23 @@ def read_model(
         dims: sizes of other symbolic dimensions, by name.
         train: initializers to train that the planner's rules would freeze.
         freeze: initializers not to train.
+        batch_norm: "training" normalises batches by their own statistics, "frozen" by the running
+            ones, which then stay as they are; None does as the file says.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
         ModelError: if the model cannot be bound or planned.
+        OptionError: if `batch_norm` is none of these.
     """
     from planner.model import load
+    from planner.profiles import BatchNorm
 
-    return load(Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze)
+    if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
+        raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
+    form = None if batch_norm is None else BatchNorm(batch_norm)
+    return load(
+        Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze, batch_norm=form
+    )
 
 
 def profile(
@@ -102,6 +168,7 @@ def profile(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    batch_norm: str | None = None,
     device: str = "cpu",
     engine: str | None = None,
     dtype: str | None = None,
@@ -117,7 +184,7 @@ def profile(
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
-        batch, dims, train, freeze: see `read_model`, which gets them; only with a file.
+        batch, dims, train, freeze, batch_norm: see `read_model`, which gets them; only with a file.
         device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
         engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
             here, and computes for others.
@@ -149,9 +216,13 @@ def profile(
         cached=cache,
     )
     if isinstance(model, str | os.PathLike):
-        model = read_model(model, batch=batch, dims=dims, train=train, freeze=freeze)
-    elif batch or dims or train or freeze:
-        raise ValueError("batch, dims, train and freeze are for a file; this model is read already")
+        model = read_model(
+            model, batch=batch, dims=dims, train=train, freeze=freeze, batch_norm=batch_norm
+        )
+    elif batch or dims or train or freeze or batch_norm:
+        raise ValueError(
+            "batch, dims, train, freeze and batch_norm are for a file; this model is read already"
+        )
     place = relative(model.path, Path())
     return profile_with(chosen, model, place, device, how, progress, effort)
 
@@ -578,7 +649,7 @@ def solve(
         cost_model: "planner", or "pipedream", whose optimizer alone is asked then.
         what_if: changes of the topology; the present one is planned for too.
         calibration: see `simulate`.
-        time_limit_s: for all solvers together, for each topology.
+        time_limit_s: for all solvers together; the present and the changed topology get half each.
         progress: called with the name of each solver before it starts.
 
     Raises:
@@ -602,8 +673,9 @@ def solve(
             progress(cost_model)
             return Plans(under_pipedream(problems[-1]), problems, cost_model)
         names = with_given(tuple(solvers) or portfolio(), problems[-1].options)
-        return Plans(*compare_between(problems, profiles, names, time_limit_s, progress))
+        return Plans(*compare_between(problems, profiles, names, limit_s, progress))
 
+    limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
     present = problems_for(profiles, _topology(topology, gpus), training, search, known)
     if what_if == WhatIf():
         return planned(present)

@@ -10,18 +10,19 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, is_dataclass
-from functools import cache, lru_cache
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, lru_cache, partial
+from operator import eq
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from planner.calibration import CalibrationFile
 from planner.errors import FileError
 from planner.plan import Plan
-from planner.profiles import Profile, ProfileSet
+from planner.profiles import LEFT_OUT_AS_DEFAULT, Profile, ProfileSet
 from planner.sharding import Sharding, rule_lines, rule_of
 from planner.strategy import Stage, not_runnable
 from planner.support.derived import derived
@@ -84,6 +85,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
             part.__pydantic_config__ = config  # type: ignore[attr-defined]
             for hint in get_type_hints(part).values():
                 tighten(hint)
+            for one in fields(part):
+                if LEFT_OUT_AS_DEFAULT.items() <= one.metadata.items():
+                    left_out = Field(exclude_if=partial(eq, one.default))
+                    one.type = Annotated[one.type, left_out]
         for argument in get_args(part):
             tighten(argument)
 

@@ -54,6 +54,22 @@ class Dimension(click.ParamType[Any]):
         return name, int(number)
 
 
+class Dynamic(click.ParamType[Any]):
+    """INPUT.DIM=NAME."""
+
+    name = "INPUT.DIM=NAME"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The input, the index of the dimension and its name."""
+        place, _, name = str(value).partition("=")
+        argument, _, dim = place.rpartition(".")
+        if not argument or not (dim.isascii() and dim.isdecimal()) or not name.isidentifier():
+            return self.fail(
+                f"expected INPUT.DIM=NAME such as x.0=batch, got {value!r}", param, ctx
+            )
+        return argument, int(dim), name
+
+
 class Pin(click.ParamType[Any]):
     """NAME=DEVICE."""
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Do not train this initializer; may be repeated.",
 )
+@click.option("--batch-norm", type=click.Choice(["training", "frozen"]),
+              help="Whether BatchNormalization uses the statistics of the microbatch or its running"
+              " ones.  [default: as the file says]")  # fmt: skip
 @click.option("--device", default="cpu", show_default=True,
               help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
               " V100-SXM2-16GB, for which times are computed.",
@@ -72,6 +75,7 @@ def profile(
     dims: tuple[tuple[str, int], ...],
     train: tuple[str, ...],
     freeze: tuple[str, ...],
+    batch_norm: str | None,
     device: str,
     engine: str | None,
     dtype: str | None,
@@ -106,12 +110,14 @@ def profile(
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
         read = partial(api.read_model, model, dims=dict(dims), train=train, freeze=freeze)
+        read = partial(read, batch_norm=batch_norm)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
             repetitions=repetitions, budget_s=budget_s, cache=cache, seed=seed,
             effort=efforts.append,
         )  # fmt: skip
         profiles, last = measured_profiles(model.name, batches, read, measure)
+        print_notes(last)
         if comparing:
             with bar("Comparing with ONNX Runtime") as tick:
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
@@ -129,6 +135,7 @@ def refuse_options_of_models() -> None:
     options = {
         "batch": params["batches"] != (None,), "engine": params["engine"],
         "compare": params["comparing"], "train": params["train"], "freeze": params["freeze"],
+        "batch-norm": params["batch_norm"],
         "dtype": params["dtype"], "repetitions": params["repetitions"], "dim": params["dims"],
     }  # fmt: skip
     given = [name for name, value in options.items() if value]
@@ -203,6 +210,12 @@ def print_profiles(
         for line in (*compare_lines(comparison[0]), fit_line(comparison[1])):
             say(line)
     say(f"wrote {path}")
+
+
+def print_notes(model: "Model") -> None:
+    """What is left out where the model is trained, on standard error."""
+    for note in model.notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def print_warnings(profiles: "Sequence[Profile]") -> None:

@@ -25,8 +25,8 @@ from onnx.checker import ValidationError
 from planner.errors import ModelError
 
 INLINED_OPERATORS = frozenset({
-    "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "DynamicQuantizeLinear",
-    "HammingWindow", "HannWindow", "LinearAttention",
+    "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "HammingWindow", "HannWindow",
+    "LinearAttention",
 })  # fmt: skip
 """Standard operators that are replaced by the function that defines them."""
 
@@ -153,20 +153,19 @@ def function_graph(
 def _definition(node: NodeProto, types: Mapping[str, TypeProto], opset: int) -> FunctionProto:
     """The function that defines an operator for inputs of these types."""
     schema: Any = defs.get_schema(node.op_type, opset)  # onnx's types leave out functions
+    function = FunctionProto()
     if schema.has_function:
         version = max(v for v in schema.function_opset_versions if v <= opset)
-        found: FunctionProto = FunctionProto.FromString(
-            schema.get_function_with_opset_version(version)
-        )
-        return found
+        function.ParseFromString(schema.get_function_with_opset_version(version))
+        return function
     version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
     arriving = [(types[n] if n else TypeProto()).SerializeToString() for n in node.input]
-    found = FunctionProto.FromString(
+    function.ParseFromString(
         schema.get_context_dependent_function_with_opset_version(
             version, node.SerializeToString(), arriving
         )
     )
-    return found
+    return function
 
 
 def _with_defaults(node: NodeProto, opset: int) -> NodeProto:

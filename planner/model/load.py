@@ -8,14 +8,13 @@ every line begins with the path.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
-import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from planner.errors import FileError, ModelError
 from planner.graph import ITEM_BYTES, MAX_BYTES, Graph, Operator, Parameter, Tensor
@@ -28,11 +27,15 @@ from planner.model.canonical import (
     true_inputs,
     unique_names,
 )
+from planner.model.definitions import attributes_of
 from planner.model.expansion import fold
 from planner.model.folding import operator_type, some
 from planner.model.inlining import inlined
+from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.nested import names_read_by
+from planner.model.record import read_record
 from planner.model.values import Values, dtype_of, is_float, shape_of
+from planner.profiles import BatchNorm
 
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]
 
@@ -78,6 +81,7 @@ class Model:
         values: initializers and folded constants by name, read when asked for.
         expanded: for each operator that came out of a node of another name (an unrolled Loop, a
             function), the node of `proto`.
+        notes: what is left out when it is trained, in words.
     """
 
     path: Path
@@ -88,6 +92,7 @@ class Model:
     graph: Graph
     nodes: tuple[Node, ...]
     values: Mapping[str, np.ndarray]
+    notes: tuple[str, ...] = ()
     expanded: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -98,6 +103,7 @@ def load(
     dimensions: Mapping[str, int] = {},
     train: Collection[str] = (),
     freeze: Collection[str] = (),
+    batch_norm: BatchNorm | None = None,
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
 
@@ -107,6 +113,8 @@ def load(
         dimensions: other symbolic dimensions by name.
         train: initializers to train although the graph's rules say otherwise.
         freeze: initializers not to train.
+        batch_norm: whether batch normalizations normalise by the statistics of the microbatch
+            (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
@@ -115,7 +123,8 @@ def load(
     """
     proto = _read(path)
     try:
-        return _model(path, proto, (batch, dimensions), (train, freeze))
+        model = _model(path, proto, (batch, dimensions), (train, freeze))
+        return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:
         lines = [f"{path}: {line}" for line in str(error).splitlines()]
         raise type(error)("\n".join(lines)) from None
@@ -233,25 +242,29 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
             version=opsets[domain_of(node)],
             inputs=tuple(node.input),
             outputs=tuple(node.output),
-            attributes={a.name: _attribute(a) for a in node.attribute},
+            attributes=attributes_of(node),
         )
         for node in kept
     )
 
 
-def _attribute(attribute: AttributeProto) -> object:
-    value = helper.get_attribute_value(attribute)
-    return (
-        _plain(value)
-        if isinstance(value, bytes | onnx.TensorProto)
-        else (tuple(_plain(one) for one in value) if isinstance(value, Sequence) else value)
-    )
+def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:
+    """The model with the mode of its batch normalizations in their attribute `training_mode`,
+    whatever their version; and notes on what the modes leave out.
+    """
 
+    def moded(node: Node) -> Node:
+        if not is_batch_norm(node):
+            return node
+        mode = trains(node, {}) if batch_norm is None else batch_norm is BatchNorm.TRAINING
+        if node.attributes.get("training_mode", 0) == mode:
+            return node
+        return replace(node, attributes={**node.attributes, "training_mode": int(mode)})
 
-def _plain(value: object) -> object:
-    if isinstance(value, bytes):
-        return value.decode()
-    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+    record = read_record(model.proto)
+    exported_for_training = None if record is None else record.training
+    notes = evaluation_notes(model.nodes, model.values, batch_norm, exported_for_training)
+    return replace(model, nodes=tuple(map(moded, model.nodes)), notes=notes)
 
 
 class _Dataflow:

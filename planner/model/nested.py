@@ -9,7 +9,6 @@ Names of the outermost graph stay. A node Add_2 in iteration 7 of Loop_3 is "Loo
 output of a graph gets the name that the node around it gives it, as far as a node makes it.
 """
 
-import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -19,13 +18,12 @@ from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
 from planner.errors import ModelError
 from planner.model.canonical import unique_names
+from planner.model.definitions import modules_of
 from planner.model.folding import Pass, operator_type, some
 from planner.model.inlining import inherit_metadata, metadata_of, subgraphs
 from planner.model.values import shape_of
 
 MAX_UNROLLED_NODES = 10_000  # of all loops of a model together
-
-_MODULES = "pkg.torch.onnx.name_scopes"  # metadata: a list of nested modules and the node
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,12 +195,10 @@ class Call:
 
     def __str__(self) -> str:
         """The node for a message: its name, and the module that it came from."""
-        metadata = {**self.scope.metadata, **metadata_of(self.node)}
-        try:
-            *_, module, _ = ast.literal_eval(metadata[_MODULES])
-        except (KeyError, ValueError, SyntaxError, TypeError):
-            module = ""
-        return self.name + (f" (in {module})" if module else "")
+        marked = NodeProto()
+        inherit_metadata(marked, {**self.scope.metadata, **metadata_of(self.node)})
+        modules = modules_of([marked])
+        return f"{self.name} (in {modules[0]})" if modules else self.name
 
 
 Handler: TypeAlias = "Callable[[Expander, Call], Sequence[Value | None]]"

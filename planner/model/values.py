@@ -10,6 +10,9 @@ from onnx import TensorProto, TypeProto, helper
 
 from planner.errors import FileError
 
+# numpy's names that are not ONNX's
+_NUMBERS = {"float32": "float", "float64": "double"}
+
 
 class Values(Mapping[str, np.ndarray]):
     """Initializers and folded constants by name, read when asked for (external data mapped)."""
@@ -62,6 +65,15 @@ def shape_of(type_: TypeProto) -> tuple[int, ...]:
 def dtype_of(type_: TypeProto) -> str:
     """The element type by its numpy name, as in `graph.ITEM_BYTES`."""
     return helper.tensor_dtype_to_np_dtype(type_.tensor_type.elem_type).name
+
+
+def tensor_type(dtype: str) -> int:
+    """ONNX's number of an element type by its numpy name, the inverse of `dtype_of`.
+
+    >>> tensor_type("float32"), tensor_type("bfloat16")
+    (1, 16)
+    """
+    return int(TensorProto.DataType.Value(_NUMBERS.get(dtype, dtype).upper()))
 
 
 def is_float(type_: TypeProto) -> bool:

@@ -10,9 +10,11 @@ The annotation of a parameter decides on its argument:
     Tensor | float    a number where the input is a constant of rank 0, else a tensor
     anything else     Python numbers, taken from a constant while the module is built
 
-Four parameter names are answered by the node itself and not by its inputs: `version` (the opset),
-`num_outputs` (a function that has it returns a tuple if there are several), `dtype` (of the first
-output) and `device`. Functions of torch that have no signature get their inputs in order.
+Six parameter names are answered by the node itself and not by its inputs: `version` (the opset),
+`num_outputs` (a function that has it returns a tuple if there are several), `read_outputs` (for
+each of them whether anybody reads it; None may stand for the others), `dtype` (of the first
+output), `device`, and `node` (the name, from which random numbers follow). Functions of torch that
+have no signature get their inputs in order.
 """
 
 import inspect
@@ -92,10 +94,12 @@ def bind(model: Model, node: Node, function: Callable[..., Any], device: str) ->
     context = {
         "version": node.version,
         "num_outputs": len(node.outputs),
+        "read_outputs": tuple(map(bool, node.outputs)),
         "dtype": getattr(
             torch, tensors_by_name(model.graph)[next(filter(None, node.outputs))].dtype
         ),
         "device": device,
+        "node": node.name,
     }
     kwargs.update((name, value) for name, value in context.items() if name in parameters)
     for name, p in parameters.items():

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.profilers.summary import edge_sizes, summary
+from planner.profiles import BatchNorm
 from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_seconds
 
@@ -45,6 +46,13 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         f"trainable: {_patterns([p.name for p in trained])}",
         f"not trainable: {_patterns(frozen) or 'none'}",
     ]
+    if norms := sum(o.type == "BatchNormalization" for o in profile.graph.operators):
+        kind = {
+            BatchNorm.TRAINING: "by the statistics of each microbatch",
+            BatchNorm.FROZEN: "by running statistics, which stay as they are",
+            BatchNorm.MIXED: "some by the statistics of each microbatch, some by running ones",
+        }[profile.batch_norm]
+        lines.append(f"{count(norms, 'batch normalization')}: {kind}")
     if times.whole_s is not None and times.sum_per_whole and times.drift is not None:
         lines.append(
             f"operators one by one take {format_seconds(times.sum_s)}, the whole step"
@@ -114,6 +122,7 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "spread": profile.spread,
         "source": profile.source.value,
         "engine": profile.engine,
+        "batch_norm": profile.batch_norm.value,
         "warnings": list(profile.warnings),
         "parameter_bytes": sum(p.bytes for p in parameters),
         "trainable": [p.name for p in parameters if p.trainable],

@@ -207,7 +207,7 @@ def test_a_loop_that_ends_when_the_data_say_so_is_refused(loaded):
         yes = Constant <value = bool {1}> ()
         y = Loop (m, yes, x) <body = step (int64 i, bool c, float[2] h) => (bool d, float[2] k) {
             k = Mul(h, w)  s = ReduceSum <keepdims = 0> (k)  d = Greater(s, zero) }> }"""
-    with pytest.raises(ModelError, match="Loop_2: expected a condition .* after iteration 0"):
+    with pytest.raises(ModelError, match=r"Loop_2: expected a condition .* after iteration 0"):
         loaded(body, w=floats(2), zero=np.float32(0))
 
 
