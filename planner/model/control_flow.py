@@ -2,7 +2,7 @@
 
     If with a known condition     ->  the nodes of its branch
     Loop, Scan, SequenceMap       ->  the nodes of every iteration; their number has to be known
-    LinearAttention and others    ->  the nodes of the function that defines it
+    operators that are functions  ->  the nodes of the function
 
 What is carried from one iteration to the next has no operator: it is a name. A tensor that is
 collected over the iterations is an Unsqueeze of each part and a Concat; one that is read row by row

@@ -24,11 +24,9 @@ from onnx.checker import ValidationError
 
 from planner.errors import ModelError
 
-INLINED_OPERATORS = frozenset({
-    "BlackmanWindow", "CausalConvWithState", "CenterCropPad", "HammingWindow", "HannWindow",
-    "LinearAttention",
-})  # fmt: skip
-"""Standard operators that are replaced by the function that defines them."""
+INLINED_OPERATORS = frozenset({"DynamicQuantizeLinear"})
+"""Standard operators that are replaced by the function that defines them: all that have one, and no
+function in torch."""
 
 
 def inlined(proto: ModelProto) -> ModelProto:
@@ -123,7 +121,7 @@ def function_graph(
     """The function of a standard operator, as a graph with the node's inputs and outputs.
 
     Args:
-        node: of a type in `INLINED_OPERATORS`.
+        node: of a type that ONNX defines by a function.
         types: of its inputs; static.
         opset_imports: those of the model.
         ir_version: that of the model.

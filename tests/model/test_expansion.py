@@ -10,11 +10,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from planner.errors import ModelError, OperatorError
 from planner.model import Model, content_hash, first_consumers, load
-from planner.model.inlining import INLINED_OPERATORS
+from planner.model.control_flow import CONTROL_FLOW
+from planner.model.inlining import INLINED_OPERATORS, function_graph
 from planner.operators import OPERATORS, to_torch
 
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -376,20 +378,44 @@ def test_what_came_of_a_node_belongs_to_it(loaded):
 
 
 def test_functions_of_operators_are_those_without_an_entry_in_the_table():
-    newest = {s.name: s for s in onnx.defs.get_all_schemas() if not s.domain and not s.deprecated}
+    schemas = onnx.defs.get_all_schemas()
     functions = {
-        name for name, s in newest.items() if s.has_function or s.has_context_dependent_function
+        schema.name
+        for schema in schemas
+        if not schema.domain and (schema.has_function or schema.has_context_dependent_function)
     }
-    assert functions >= INLINED_OPERATORS
+    expanded = {*OPERATORS, *CONTROL_FLOW}
     assert INLINED_OPERATORS.isdisjoint(OPERATORS)
+    assert functions <= expanded
 
 
 def test_an_operator_without_a_function_in_torch_is_replaced_by_its_definition(loaded):
-    body = """(float[2, 5] x) => (float[2, 3] y) {
-        a = Mul(x, w)  y = CenterCropPad <axes = [1]> (a, three) }"""
-    model = loaded(body, w=floats(5), three=np.array([3]))
-    assert set(model.expanded.values()) == {"CenterCropPad_1"}
-    assert all(name.startswith("CenterCropPad_1/") for name in operators(model)[1:])
+    body = """(float[2, 5] x) => (float[2, 5] y, uint8[2, 5] q) {
+        y = Mul(x, w)  q, s, z = DynamicQuantizeLinear(y) }"""
+    model = loaded(body, w=floats(5))
+    assert set(model.expanded.values()) == {"DynamicQuantizeLinear_1"}
+    assert all(name.startswith("DynamicQuantizeLinear_1/") for name in operators(model)[1:])
+
+
+@pytest.mark.parametrize("past", ["", "s"])
+def test_a_definition_may_depend_on_types_and_absent_inputs(past):
+    node = helper.make_node(
+        "CausalConvWithState", ["x", "w", "", past], ["y", "p"], activation="silu"
+    )
+    shapes = {"x": (1, 4, 8), "w": (4, 1, 3), "s": (1, 4, 2)}
+    types = {n: helper.make_tensor_type_proto(TensorProto.FLOAT, s) for n, s in shapes.items()}
+    opsets = [helper.make_opsetid("", 27)]
+    graph = function_graph(node, types, opsets, 13)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=13)
+    whole = helper.make_model(
+        helper.make_graph([node], "g", graph.input, graph.output), opset_imports=opsets
+    )
+    feed = {name: floats(*shapes[name]) for name in shapes if name != "s" or past}
+    for made, due in zip(
+        ReferenceEvaluator(model).run(None, feed), ReferenceEvaluator(whole).run(None, feed),
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_allclose(made, due, rtol=1e-5, atol=1e-6)
 
 
 def test_a_window_is_a_constant(loaded):
