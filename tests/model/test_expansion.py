@@ -333,12 +333,14 @@ def assert_scanned(found: Model, reverse: str) -> None:
         ("s = SequenceConstruct(a, b, x)  t = SequenceErase(s, zero)  u = SequenceErase(t)"
          "  n = SequenceLength(u)  f = Cast <to = 1> (n)  p = SequenceAt(u, zero)  y = Mul(p, f)",
          "Mul"),
-        ("s = SplitToSequence <axis = 1> (a)  y = ConcatFromSequence <axis = 0> (s)", "Split Concat"),
+        ("s = SplitToSequence <axis = 1> (a)  y = ConcatFromSequence <axis = 0> (s)",
+         "Split Concat"),
         ("s = SplitToSequence <axis = 1, keepdims = 0> (a)"
          "  y = ConcatFromSequence <axis = 0, new_axis = 1> (s)",
          "Gather Gather Unsqueeze Unsqueeze Concat"),
         ("s = SequenceConstruct(a, b)  t = SequenceMap (s, b) <body = each (float[2, 2] p, "
-         "float[2, 2] q) => (float[2, 2] r) { r = Sub(p, q) }>  y = ConcatFromSequence <axis = 0> (t)",
+         "float[2, 2] q) => (float[2, 2] r) { r = Sub(p, q) }>"
+         "  y = ConcatFromSequence <axis = 0> (t)",
          "Sub Sub Concat"),
         ("s = SequenceConstruct(a, b)  o = Optional(s)  h = OptionalHasElement(o)"
          "  f = Cast <to = 1> (h)  t = OptionalGetElement(o)  p = SequenceAt(t, last)"

@@ -21,6 +21,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from planner.errors import ModelError
 from planner.model import load
+from planner.model.trainable import differentiable_inputs
 from planner.operators import to_torch
 
 ANCHOR = "conformance.anchor"
@@ -325,3 +326,123 @@ def difference(case, made, due):
 
 TOLERANCE = {"float16": (4e-3, 4e-3), "bfloat16": (4e-2, 4e-2)}
 """Relative and absolute: expected values were computed in float32, or by another order of sums."""
+
+
+# ---- gradients
+
+
+@dataclass(frozen=True, eq=False)
+class Slope:
+    """Whether the gradients of a case are those of finite differences, in float64.
+
+    Attributes:
+        status: "agrees", "differs", or "none" where no float input leads to a float output.
+        message: how they differ.
+    """
+
+    status: str
+    message: str = ""
+
+
+def slope(outcome, folder):
+    """The gradients of a case that passed; None if it is too large or not of float64."""
+    wide = in_float64(outcome.case)
+    _, arrays, _ = trainable(wide, outcome.constants)
+    floats = [n for n, a in arrays.items() if np.asarray(a).dtype == np.float64]
+    if sum(np.size(arrays[n]) for n in floats) > GRADIENT_ELEMENTS:
+        return None
+    model, arrays, _ = trainable(wide, outcome.constants)
+    path = folder / "case.onnx"
+    path.write_bytes(model.SerializeToString())
+    try:
+        loaded = load(path)
+        module = to_torch(loaded).double()
+    except ModelError:
+        return None
+    still = {name for one in wide.model.graph.node for name in unmoved(one)}
+    given_ = [as_tensor(np.asarray(arrays[name])) for name in module.input_names]
+    moving = [
+        i for i, name in enumerate(module.input_names)
+        if name in floats and name.removesuffix(".tensor") not in still
+    ]  # fmt: skip
+    return compared(module, given_, moving)
+
+
+def unmoved(node):
+    """The inputs of a node that get no gradient."""
+    return set(node.input) - set(differentiable_inputs(node))
+
+
+def compared(module, arrays, moving):
+    """The gradients by the inputs `moving`, at the arrays or, where they have a kink, beside them."""
+
+    def outputs(*moved):
+        found = list(arrays)
+        for i, tensor in zip(moving, moved, strict=True):
+            found[i] = tensor
+        made = zip(module.output_names, module(*found), strict=True)
+        return tuple(
+            tensor for name, tensor in made
+            if tensor.is_floating_point() and tensor.requires_grad and not name.startswith(ANCHOR)
+        )  # fmt: skip
+
+    random, messages = torch.Generator().manual_seed(0), []
+    for step in (0.0, 0.03):
+        points = [
+            (arrays[i] + step * torch.rand(arrays[i].shape, generator=random, dtype=torch.float64))
+            .requires_grad_()
+            for i in moving
+        ]  # fmt: skip
+        try:
+            if not points or not outputs(*points):
+                return Slope("none")
+            torch.autograd.gradcheck(outputs, points, atol=1e-4)
+            return Slope("agrees")
+        except RuntimeError as error:
+            messages.append(str(error).splitlines()[0])
+    return Slope("differs", messages[0])
+
+
+def in_float64(case):
+    """The case with float64 wherever it has float32."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    widen(model.graph)
+    for place in model.graph.input:
+        place.type.CopyFrom(wider_type(place.type))
+    return replace(
+        case,
+        model=model,
+        inputs={name: wider(value) for name, value in case.inputs.items()},
+        outputs={name: wider(value) for name, value in case.outputs.items()},
+    )
+
+
+def wider(value):
+    """An array, or a list of arrays, in float64 where it is in float32."""
+    if isinstance(value, list):
+        return [wider(one) for one in value]
+    array = value if value is None else np.asarray(value)
+    return array.astype(np.float64) if array is not None and array.dtype == np.float32 else value
+
+
+def wider_type(type_):
+    """A type with float64 in place of float32."""
+    found = onnx.TypeProto()
+    found.CopyFrom(type_)
+    inner = found.optional_type.elem_type if found.HasField("optional_type") else found
+    inner = inner.sequence_type.elem_type if inner.HasField("sequence_type") else inner
+    if inner.tensor_type.elem_type == TensorProto.FLOAT:
+        inner.tensor_type.elem_type = TensorProto.DOUBLE
+    return found
+
+
+def widen(graph):
+    """Makes the tensors that a graph holds, and those inside its nodes, float64."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
+                array = numpy_helper.to_array(attribute.t).astype(np.float64)
+                attribute.t.CopyFrom(numpy_helper.from_array(array))
+            if attribute.HasField("g"):
+                widen(attribute.g)
