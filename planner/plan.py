@@ -4,7 +4,8 @@
 
 from dataclasses import dataclass, field, fields
 
-from planner.profiles import LEFT_OUT_AS_DEFAULT, BatchNorm, Source
+from planner.graph import LEFT_OUT_AS_DEFAULT, LossChoice
+from planner.profiles import BatchNorm, Source
 from planner.strategy import Crossing, Strategy
 
 
@@ -132,6 +133,7 @@ class Plan:
         crossings: the tensors that cross stages.
         model_path: the ONNX file, relative to the strategy's folder where it was written.
         model_hash: its content hash.
+        train: names of the trained parameters.
         profile_hash: content hash of the profile.
         topology: name of the topology.
         topology_hash: its content hash.
@@ -147,8 +149,12 @@ class Plan:
         engine: name of the engine that they come from; "" where the file does not say.
         profiled_on: the type of device that they are for; "" where the file does not say.
         profile_path: the profile's file, relative to the strategy's folder where it was written.
+        tie: initializers that the user wants to be one parameter; files leave out none.
+        untie: initializers that the user wants to be several; files leave out none.
         batch_norm: the form of the batch normalizations that was profiled and is launched; files
             leave out `FROZEN`.
+        losses: the losses that it was made for; empty for one of a model's only output, chosen
+            automatically.
     """
 
     strategy: Strategy
@@ -177,7 +183,10 @@ class Plan:
     engine: str = ""
     profiled_on: str = ""
     profile_path: str | None = None
+    tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
+    losses: tuple[LossChoice, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
 
 def said_times(plan: Plan) -> str:

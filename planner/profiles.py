@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from planner.graph import (
     FLOAT_DTYPES,
+    LEFT_OUT_AS_DEFAULT,
     MAX_BYTES,
     Graph,
     parameters_by_name,
@@ -14,10 +15,6 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.support.derived import derived
-
-LEFT_OUT_AS_DEFAULT: Mapping[str, bool] = {"left_out_as_default": True}
-"""Metadata of a field that files leave out where it has its default, because it is younger than
-their format: files with nothing new in them stay as they are."""
 
 MAX_SECONDS = 1e9
 MAX_FLOPS = 10**30
@@ -165,6 +162,8 @@ class Profile:
         engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)" or
             "roofline"; "" where the file does not say.
         warnings: why the times may be wrong, for people; none on a quiet machine.
+        tie: initializers that the user wants to be one parameter; files leave out none.
+        untie: initializers that the user wants to be several; files leave out none.
         batch_norm: the form of the batch normalizations that was measured; files leave out
             `FROZEN`, which is also that of models without any.
 
@@ -190,6 +189,8 @@ class Profile:
     engine: str = ""
     warnings: tuple[str, ...] = ()
     gradient_views: tuple[View, ...] = ()
+    tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:

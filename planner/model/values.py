@@ -52,6 +52,10 @@ class Values(Mapping[str, np.ndarray]):
         """Hold one more initializer, under its own name or another."""
         self._tensors[name or tensor.name] = onnx_ir.serde.deserialize_tensor(tensor, self._folder)
 
+    def forget(self, name: str) -> None:
+        """Hold an initializer no more."""
+        del self._tensors[name]
+
     def add(self, name: str, value: np.ndarray) -> None:
         """Hold a folded constant."""
         self._folded[name] = value

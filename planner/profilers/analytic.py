@@ -80,6 +80,8 @@ def analytic(
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
+        tie=model.tie,
+        untie=model.untie,
         batch_norm=batch_norm_form(model.nodes),
         microbatch_size=model.batch,
         dtype=dtype,

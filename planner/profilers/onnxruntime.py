@@ -93,6 +93,8 @@ def measure_onnxruntime(
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
+        tie=model.tie,
+        untie=model.untie,
         batch_norm=batch_norm_form(model.nodes),
         microbatch_size=model.batch,
         dtype=main_dtype(graph),

@@ -356,7 +356,7 @@ def slope(outcome, folder):
     path.write_bytes(model.SerializeToString())
     try:
         loaded = load(path)
-        module = to_torch(loaded).double()
+        module = to_torch(loaded)
     except ModelError:
         return None
     still = {name for one in wide.model.graph.node for name in unmoved(one)}
@@ -374,7 +374,7 @@ def unmoved(node):
 
 
 def compared(module, arrays, moving):
-    """The gradients by the inputs `moving`, at the arrays or, where they have a kink, beside them."""
+    """The gradients by the inputs `moving`, at the arrays or, at a kink, beside them."""
 
     def outputs(*moved):
         found = list(arrays)
