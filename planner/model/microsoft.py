@@ -152,7 +152,6 @@ SHAPES: Mapping[str, ShapeFunction] = {
     "com.microsoft.ExpandDims": _expanded,
     "com.microsoft.FastGelu": _like_first,
     "com.microsoft.FusedMatMul": _product,
-    "com.microsoft.FusedMatMulActivation": _product,
     "com.microsoft.Gelu": _like_first,
     "com.microsoft.GemmFastGelu": _product,
     "com.microsoft.GroupNorm": _like_first,

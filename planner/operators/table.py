@@ -16,6 +16,7 @@ from planner.operators import (
     grids,
     indexing,
     losses,
+    microsoft,
     normalization,
     pooling,
     quantization,
@@ -27,7 +28,7 @@ from planner.operators import (
     spectral,
 )
 
-OPERATORS: Mapping[str, Callable[..., Any]] = {
+OPERATORS: dict[str, Callable[..., Any]] = {
     "Abs": torch.abs,
     "Acos": torch.acos,
     "Acosh": torch.acosh,
@@ -173,6 +174,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Shrink": elementwise.shrink,
     "Sigmoid": torch.sigmoid,
     "Sign": torch.sign,
+    "SimplifiedLayerNormalization": microsoft.simplified_layer_normalization,
     "Sin": torch.sin,
     "Sinh": torch.sinh,
     "Size": shape.size,
@@ -201,4 +203,52 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Upsample": resizing.upsample,
     "Where": torch.where,
     "Xor": torch.logical_xor,
+    "com.microsoft.Attention": microsoft.attention,
+    "com.microsoft.BiasAdd": microsoft.bias_add,
+    "com.microsoft.BiasGelu": microsoft.bias_gelu,
+    "com.microsoft.BiasSplitGelu": microsoft.bias_split_gelu,
+    "com.microsoft.EmbedLayerNormalization": microsoft.embed_layer_normalization,
+    "com.microsoft.ExpandDims": microsoft.expand_dims,
+    "com.microsoft.FastGelu": microsoft.fast_gelu,
+    "com.microsoft.FusedConv": microsoft.fused_conv,
+    "com.microsoft.FusedGemm": microsoft.fused_gemm,
+    "com.microsoft.FusedMatMul": microsoft.fused_mat_mul,
+    "com.microsoft.GatherND": indexing.gather_nd,
+    "com.microsoft.Gelu": microsoft.gelu,
+    "com.microsoft.GemmFastGelu": microsoft.gemm_fast_gelu,
+    "com.microsoft.GridSample": grids.grid_sample,
+    "com.microsoft.GroupNorm": microsoft.group_norm,
+    "com.microsoft.GroupQueryAttention": microsoft.group_query_attention,
+    "com.microsoft.Inverse": microsoft.inverse,
+    "com.microsoft.MultiHeadAttention": microsoft.multi_head_attention,
+    "com.microsoft.Pad": shape.pad,
+    "com.microsoft.QuickGelu": microsoft.quick_gelu,
+    "com.microsoft.RotaryEmbedding": microsoft.rotary_embedding,
+    "com.microsoft.SkipGroupNorm": microsoft.skip_group_norm,
+    "com.microsoft.SkipLayerNormalization": microsoft.skip_layer_normalization,
+    "com.microsoft.SkipSimplifiedLayerNormalization": microsoft.skip_simplified_layer_normalization,
+    "com.microsoft.TransposeMatMul": microsoft.fused_mat_mul,
+    "com.microsoft.Trilu": shape.trilu,
 }
+
+_DATA = "the shape of its output depends on data; it is supported where its inputs are constants"
+_INTEGERS = "products of integers have no gradient; train the model before it is quantized"
+_TEXT = "it works on texts, which have no gradient; put it before the model"
+
+UNSUPPORTED: Mapping[str, str] = {
+    "Compress": _DATA,
+    "ConvInteger": _INTEGERS,
+    "ImageDecoder": "it reads a file format; decode images before the model",
+    "MatMulInteger": _INTEGERS,
+    "NonMaxSuppression": _DATA,
+    "NonZero": _DATA,
+    "QLinearConv": _INTEGERS,
+    "QLinearMatMul": _INTEGERS,
+    "RegexFullMatch": _TEXT,
+    "StringConcat": _TEXT,
+    "StringNormalizer": _TEXT,
+    "StringSplit": _TEXT,
+    "TfIdfVectorizer": _TEXT,
+    "Unique": _DATA,
+}
+"""Operators of ONNX that have no function, and why."""
