@@ -80,17 +80,29 @@ def test_the_zoo_has_the_networks_that_matter():
     }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def on_two_processes(tmp_path_factory):
+    """Plans, models and losses of networks on the user's way, by one start of torchrun."""
+    folders = [tmp_path_factory.mktemp(name) for name in ON_TWO_PROCESSES]
+    plans = []
+    for name, folder in zip(ON_TWO_PROCESSES, folders, strict=True):
+        path = folder / "model.onnx"
+        journey.export_by_planner(name, path)
+        profile = journey.profiled(path)
+        assert journey.solved(profile).plan is not None
+        plans.append(journey.two_stages(profile))
+        journey.prepared(name, path, plans[-1])
+    losses = journey.launched(folders)
+    return dict(zip(ON_TWO_PROCESSES, zip(folders, plans, losses, strict=True), strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_TWO_PROCESSES)
-def test_trains_on_two_processes_as_pytorch_does(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "model.onnx"
-    journey.export_by_planner(name, path)
-    profile = journey.profiled(path)
-    assert journey.solved(profile).plan is not None
-    plan = journey.two_stages(profile)
-    losses = journey.launched(name, path, plan)
-    wanted, _ = expected(name, planner.read_model(path), plan.seed)
+def test_trains_on_two_processes_as_pytorch_does(name, on_two_processes):
+    folder, plan, losses = on_two_processes[name]
+    model = planner.read_model(folder / "model.onnx")
+    assert len({device for stage in plan.strategy.stages for device in stage.devices}) == 2
+    wanted, _ = expected(name, model, plan.seed)
     assert losses == pytest.approx(wanted, rel=TOLERANCE)
 
 

@@ -14,7 +14,6 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".cache" / "zoo"
 DOCUMENT = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- make bench-zoo: begin -->", "<!-- make bench-zoo: end -->"
+TOGETHER = 10  # networks that one start of torchrun launches
+EXPORTS = {"ours": journey.export_by_planner, "default": journey.export_by_torch}
 
 
 @dataclass
@@ -39,12 +40,14 @@ class Way:
         reached: the steps that worked.
         error: of the step that did not.
         trained: the number of trained tensors.
+        warned: whether reading it gives a warning.
         difference: the largest relative difference of a loss to PyTorch's; None if unknown.
     """
 
     reached: list[str] = field(default_factory=list)
     error: str = ""
     trained: int | None = None
+    warned: bool = False
     difference: float | None = None
 
 
@@ -72,52 +75,86 @@ def say(line):
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-def run(name: str) -> Row:
-    """One network, both ways."""
+def start(name: str) -> Row:
+    """A network exported, profiled and solved both ways, and its launches prepared."""
     module, _ = build(name)
     named = module.named_parameters(remove_duplicate=False)
     ties = sum(count > 1 for count in Counter(id(one) for _, one in named).values())
-    left_out: dict[str, int] = {}
-    ours = way(name, journey.export_by_planner, left_out)
-    default = way(name, journey.export_by_torch, {})
-    return Row(len(list(module.parameters())), ties, left_out, ours, default)
+    row = Row(len(list(module.parameters())), ties, {}, Way(), Way())
+    attempt(name, "ours", row)
+    attempt(name, "default", row)
+    return row
 
 
-def way(name: str, export: Callable[[str, Path], object], left_out: dict[str, int]) -> Way:
-    """A network by one exporter; the step that fails is in the table."""
-    folder = FOLDER / name / export.__name__
+def attempt(name: str, way: str, row: Row) -> None:
+    """A network by one exporter, as far as the launch; the step that fails is in the table."""
+    folder = place(name, way)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    path, made = folder / "model.onnx", Way()
     try:
-        travel(name, export, path, made, left_out)
+        travel(name, way, row)
     except Exception as error:  # whatever it is, it is in the table
         (folder / "error.txt").write_text(traceback.format_exc())
-        made.error = shortened(error)
-    return made
+        getattr(row, way).error = shortened(error)
 
 
-def travel(name, export, path, made, left_out):
-    """All steps; those that worked are noted."""
-    export(name, path)
+def travel(name: str, way: str, row: Row) -> None:
+    """All steps before the launch; those that worked are noted."""
+    made, path = getattr(row, way), place(name, way) / "model.onnx"
+    EXPORTS[way](name, path)
     made.reached.append("export")
     model = planner.read_model(path)
     made.trained = sum(one.trainable for one in model.graph.parameters)
-    left_out.update(reasons(model))
+    made.warned = bool(getattr(model, "warnings", ()))
+    if way == "ours":
+        row.left_out = dict(reasons(model))
     made.reached.append("read")
     profile = journey.profiled(path)
     made.reached.append("profile")
     if journey.solved(profile).plan is None:
         raise planner.PlannerError("no plan fits")
-    plan = journey.two_stages(profile)
+    journey.prepared(name, path, journey.two_stages(profile))
     made.reached.append("solve")
-    losses = journey.launched(name, path, plan)
-    made.reached.append("launch")
-    if ZOO[name].draws and len(draws.random_nodes(model)) == 0:
-        return  # the exporter left the draws out: there is nothing to feed to the module
-    feeding = partial(draws.fed, model, plan.seed) if ZOO[name].draws else None
-    wanted, _ = reference.train(name, feeding)
-    made.difference = max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
+
+
+def launch(rows: dict[str, Row]) -> None:
+    """Launches everything that is prepared, and compares it with PyTorch."""
+    ready = [
+        (n, w) for n, row in rows.items() for w in EXPORTS if "solve" in way_of(row, w).reached
+    ]
+    results = journey.launched([place(name, way) for name, way in ready])
+    for (name, way), losses in zip(ready, results, strict=True):
+        made = way_of(rows[name], way)
+        if isinstance(losses, str):
+            made.error = f"launch: {losses}"[:160]
+        else:
+            made.reached.append("launch")
+            made.difference = difference(name, place(name, way), losses)
+
+
+def way_of(row: Row, way: str) -> Way:
+    made = getattr(row, way)
+    assert isinstance(made, Way)
+    return made
+
+
+def place(name: str, way: str) -> Path:
+    """The folder of a network by one exporter."""
+    return FOLDER / name / way
+
+
+def difference(name: str, folder: Path, losses: list[float]) -> float | None:
+    """The largest relative difference to PyTorch's losses; None where the file draws other numbers
+    than the module, because the exporter left some out.
+    """
+    model = planner.read_model(folder / "model.onnx")
+    seed = planner.read_strategy(folder / "strategy.json").seed
+    try:
+        feeding = partial(draws.fed, model, seed) if ZOO[name].draws else None
+        wanted, _ = reference.train(name, feeding)
+    except draws.OtherDrawsError:
+        return None
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
 
 
 def reasons(model) -> Counter:
@@ -151,8 +188,8 @@ def table(rows: dict[str, Row]) -> str:
     """The rows as Markdown, and a line that counts them."""
     lines = [
         "| network | tensors | tied | trained | trained, default | comes to | comes to, default |"
-        " difference | remarks |",
-        "|---|---|---|---|---|---|---|---|---|",
+        " difference | difference, default | remarks |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(line(name, row) for name, row in rows.items()),
     ]
     return f"{summary(rows)}\n\n" + "\n".join(lines)
@@ -178,18 +215,25 @@ def line(name: str, row: Row) -> str:
         name,
         str(row.tensors),
         str(row.ties or ""),
-        number(row.ours.trained),
-        number(row.default.trained),
+        trained(row.ours),
+        trained(row.default),
         last(row.ours),
         last(row.default),
-        "" if row.ours.difference is None else f"{row.ours.difference:.0e}",
+        apart(row.ours),
+        apart(row.default),
         "; ".join(remarks(name, row)),
     )
     return f"| {' | '.join(cells)} |"
 
 
-def number(count):
-    return "" if count is None else str(count)
+def trained(made: Way) -> str:
+    """The number of trained tensors."""
+    return "" if made.trained is None else f"{made.trained}{', warned' if made.warned else ''}"
+
+
+def apart(made: Way) -> str:
+    """The difference of the losses."""
+    return "" if made.difference is None else f"{made.difference:.0e}"
 
 
 def last(made: Way) -> str:
@@ -240,14 +284,17 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = read_rows()
-    for name in options.names or [name for name in ZOO if name not in known]:
-        row = run(name)
-        (FOLDER / name / "row.json").write_text(json.dumps(asdict(row), indent=1))
-        say(line(name, row))
-    rows = read_rows()
-    print(table(rows))
+    names = options.names or [name for name in ZOO if name not in known]
+    for first in range(0, len(names), TOGETHER):
+        rows = {name: start(name) for name in names[first : first + TOGETHER]}
+        launch(rows)
+        for name, row in rows.items():
+            say(line(name, row))
+            (FOLDER / name / "row.json").write_text(json.dumps(asdict(row), indent=1))
     if options.write:
-        write(rows)
+        write(read_rows())
+    else:
+        print(table(read_rows()))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,10 @@ def random_nodes(model):
     ]  # fmt: skip
 
 
+class OtherDrawsError(AssertionError):
+    """The operators of the file draw other numbers than the module."""
+
+
 class Fed(TorchDispatchMode):
     """Gives draws the numbers of operators, one after the other.
 
@@ -46,14 +50,17 @@ class Fed(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function not in {aten.bernoulli_.float, *NORMAL, *UNIFORM}:
-            assert "generator" not in kwargs if kwargs else True, f"{function} is not fed"
             return function(*args, **(kwargs or {}))
+        if not self.left:
+            raise OtherDrawsError(f"{function}, and the file has no more operators that draw")
         node = self.left.pop(0)
-        assert function in KINDS[node.type], f"{function} where the file has {node}"
         shape = self.shapes[node.outputs[0]]
+        if function not in KINDS[node.type]:
+            raise OtherDrawsError(f"{function} where the file has {node.name}")
         if node.type == "Dropout":
             mask, kept = (*args, 0.5)[:2]  # torch leaves the default out
-            assert mask.numel() == torch.Size(shape).numel(), f"{node}: {tuple(mask.shape)}"
+            if mask.numel() != torch.Size(shape).numel():
+                raise OtherDrawsError(f"{node.name}: {shape}, the module has {tuple(mask.shape)}")
             return mask.copy_(randomness.dropout_mask(node.name, mask.shape, 1 - kept))
         draw = randomness.standard_normal if function in NORMAL else randomness.standard_uniform
         return draw(node.name, shape)
@@ -64,4 +71,5 @@ def fed(model, seed, step, microbatch):
     """A context in which a module draws what the launcher draws for a microbatch."""
     with randomness.drawing(seed, step, microbatch), Fed(model) as mode:
         yield
-    assert not mode.left, f"nothing was drawn for {[node.name for node in mode.left]}"
+    if mode.left:
+        raise OtherDrawsError(f"the module draws nothing for {[node.name for node in mode.left]}")

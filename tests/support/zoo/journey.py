@@ -15,7 +15,6 @@ from tests.support.zoo.reference import LEARNING_RATE, NUM_MICROBATCHES, STEPS
 
 ROOT = Path(__file__).parents[3]
 TRAINING = planner.Training(microbatches=NUM_MICROBATCHES, optimizer="adamw")
-LAUNCH_S = 300
 
 
 def export_by_planner(name, path):
@@ -51,24 +50,40 @@ def two_stages(profile):
     return planner.solve(profile, gpus=2, training=TRAINING, search=search, solvers=["manual"]).plan
 
 
-def launched(name, path, plan, steps=STEPS):
-    """The losses of a plan's training on two processes.
-
-    Args:
-        path: the model, in a folder of its own.
-    """
+def prepared(name, path, plan, steps=STEPS):
+    """Writes everything that a launch of a plan needs, in the folder of the model."""
     folder = path.parent
     planner.write_strategy(plan, folder / "strategy.json", model=path)
     data = write_feed(name, planner.read_model(path), folder)
+    options = {
+        "steps": steps, "learning_rate": LEARNING_RATE, "data": data, "loss": ZOO[name].loss,
+    }  # fmt: skip
+    (folder / "launch.json").write_text(json.dumps(options))
+
+
+def launched(folders):
+    """The losses of the trainings that were prepared in the folders, on two processes.
+
+    Returns:
+        For each folder the losses, or why there are none.
+    """
+    for folder in folders:
+        for file in folder.glob("error-*.txt"):
+            file.unlink()
     command = [
-        sys.executable, str(ROOT / "cli.py"), "launch", "strategy.json", "--nproc", "2", "--json",
-        "--steps", str(steps), "--lr", str(LEARNING_RATE), "--data", data,
-        "--loss", ZOO[name].loss,
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "tests.support.zoo.worker", *map(str, folders),
     ]  # fmt: skip
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=LAUNCH_S, check=False,
+        command, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if done.returncode:
-        raise planner.PlannerError(f"launch: {done.stderr.strip()}")
-    return json.loads(done.stdout)["loss"]
+    return [_losses(folder, done.stderr) for folder in folders]
+
+
+def _losses(folder, output):
+    errors = sorted(folder.glob("error-*.txt"))
+    if errors:
+        return errors[0].read_text().strip().splitlines()[-1]
+    file = folder / "losses.json"
+    return json.loads(file.read_text()) if file.is_file() else output.strip().splitlines()[-1]

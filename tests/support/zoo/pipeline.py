@@ -1,5 +1,7 @@
 """A network exported, cut into two stages in the middle, and trained by the launcher."""
 
+import re
+
 import torch
 
 from planner.files import write_plan
@@ -77,7 +79,7 @@ def two_stages(model, devices=(0, 0)):
 
 def write_feed(name, model, folder):
     """Writes the network's data; gives the value of --data."""
-    stem = f"feed_{name.replace('-', '_')}"
+    stem = re.sub(r"\W", "_", f"feed_{name}_{folder.name}")  # a module that no other one is
     names = [value.name for value in model.proto.graph.input]
     torch.save((names, batches(name)), folder / f"{stem}.pt")
     (folder / f"{stem}.py").write_text(FEED)
