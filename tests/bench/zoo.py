@@ -105,7 +105,7 @@ def travel(name: str, way: str, row: Row) -> None:
     made.reached.append("export")
     model = planner.read_model(path)
     made.trained = sum(one.trainable for one in model.graph.parameters)
-    made.warned = bool(getattr(model, "warnings", ()))
+    made.warned = bool(model.warnings)
     if way == "ours":
         row.left_out = dict(reasons(model))
     made.reached.append("read")
