@@ -106,11 +106,11 @@ class Model:
     graph: Graph
     nodes: tuple[Node, ...]
     values: Mapping[str, np.ndarray]
-    choices: Mapping[str, Choice]
-    record: ModuleRecord | None
-    named: tuple[str, ...]
-    sources: Mapping[str, str]
-    warnings: tuple[str, ...]
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    record: ModuleRecord | None = None
+    named: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     tie: tuple[str, ...] = ()
     untie: tuple[str, ...] = ()
