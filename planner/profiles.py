@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.graph import (
     FLOAT_DTYPES,
+    LEFT_OUT_AS_DEFAULT,
     MAX_BYTES,
     Graph,
     parameters_by_name,
@@ -27,6 +28,17 @@ class Source(StrEnum):
     RESCALED = "rescaled"
     INTERPOLATED = "interpolated"
     IMPORTED = "imported"
+
+
+class BatchNorm(StrEnum):
+    """What the batch normalizations of a model normalise by."""
+
+    TRAINING = "training"
+    """All by the statistics of the microbatch; running statistics are updated beside."""
+    FROZEN = "frozen"
+    """All by their running statistics, which stay as they are."""
+    MIXED = "mixed"
+    """Some by the one and some by the other, as the file says."""
 
 
 def _outside(
@@ -150,6 +162,12 @@ class Profile:
         engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)" or
             "roofline"; "" where the file does not say.
         warnings: why the times may be wrong, for people; none on a quiet machine.
+        modules: per operator, the path of the module of the network that it came from, "" for the
+            whole network; () where the model does not say any.
+        tie: initializers that the user wants to be one parameter; files leave out none.
+        untie: initializers that the user wants to be several; files leave out none.
+        batch_norm: the form of the batch normalizations that was measured; files leave out
+            `FROZEN`, which is also that of models without any.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -173,12 +191,21 @@ class Profile:
     engine: str = ""
     warnings: tuple[str, ...] = ()
     gradient_views: tuple[View, ...] = ()
+    modules: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
             raise ValueError(
                 "operators: expected one per operator of the graph, by its name and in its order,"
                 " got others"
+            )
+        if self.modules and len(self.modules) != len(self.operators):
+            raise ValueError(
+                f"modules: expected one per operator ({len(self.operators)}), got"
+                f" {len(self.modules)}"
             )
         _raise(
             (
@@ -256,7 +283,7 @@ class Profile:
         for i, (cost, operator) in enumerate(
             zip(self.operators, self.graph.operators, strict=True)
         ):
-            for field, given, due in (
+            for name, given, due in (
                 (
                     "output_bytes",
                     cost.output_bytes,
@@ -269,7 +296,7 @@ class Profile:
                 ),
             ):
                 if given != due:
-                    yield f"operators[{i}].{field}: expected {due} as in the graph, got {given}"
+                    yield f"operators[{i}].{name}: expected {due} as in the graph, got {given}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +316,7 @@ class ProfileSet:
         sizes = [profile.microbatch_size for profile in self.profiles]
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError(f"profiles: expected ascending microbatch sizes, got {sizes}")
-        same = ("model_hash", "device_type", "dtype", "source")
+        same = ("model_hash", "device_type", "dtype", "source", "batch_norm")
         for name in same:
             if len({getattr(profile, name) for profile in self.profiles}) > 1:
                 raise ValueError(f"profiles: expected one {name} for all")

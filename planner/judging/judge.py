@@ -2,6 +2,7 @@
 simulator runs it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -10,14 +11,17 @@ from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.compute import fits_any_device, rescaled, slowdowns
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.files import artefact_hash
+from planner.graph import losses_of
 from planner.plan import Certificate, DevicePrediction, Plan, Prediction, StagePrediction
 from planner.problem import Objective, Problem, Result
+from planner.profiles import Profile
 from planner.schedules.actions import Kind
 from planner.schedules.orders import default_warmups, with_microbatches
 from planner.schedules.program import program
 from planner.simulator.events import run
 from planner.simulator.timeline import Times, shares_s
-from planner.strategy import ScheduleName, Strategy, crossings, used_devices
+from planner.strategy import ScheduleName, Strategy, crossings, indices_of, used_devices
+from planner.support.module_paths import blocks
 from planner.version import __version__
 
 # Variants of a solver's strategy have at most this many actions together, which are simulated in
@@ -33,11 +37,13 @@ class Verdict:
         strategy: the solver's, or a variant of it that is faster.
         prediction: the simulator's figures.
         notes: where the judge did less than usual, or accepted more.
+        cut: whether the clock kept variants from being simulated.
     """
 
     strategy: Strategy
     prediction: Prediction
     notes: tuple[str, ...] = ()
+    cut: bool = False
 
 
 def predicted_s(prediction: Prediction, objective: Objective) -> float:
@@ -80,11 +86,16 @@ def gap_to(bound_s: float, value_s: float, *, of_sizes: bool = False) -> float:
     return value_s / bound_s - 1 if of_sizes else (value_s - bound_s) / bound_s
 
 
-def judge(problem: Problem, solver: str, result: Result) -> tuple[Verdict | None, str | None]:
+def judge(
+    problem: Problem, solver: str, result: Result, over: Callable[[], bool] = lambda: False
+) -> tuple[Verdict | None, str | None]:
     """The verdict on a solver's strategy, or None and why it does not fit. Where the simulator
     finds them faster, and they fit, another strategy of the solver is taken, or one more microbatch
-    in flight per stage than the default. Their actions are limited; a note counts the variants that
-    are left out.
+    in flight per stage than the default. Their actions are limited, and no more are simulated once
+    the time is over; a note counts the variants that are left out.
+
+    Args:
+        over: whether the time is over.
 
     Raises:
         ValueError: if the strategy is wrong, which is the solver's mistake.
@@ -97,9 +108,11 @@ def judge(problem: Problem, solver: str, result: Result) -> tuple[Verdict | None
     tried = (result.strategy, *result.others)
     candidates = tuple(dict.fromkeys((*tried, *map(one_more_in_flight, tried))))
     simulated = left_out = size = 0
+    cut = False
     for candidate in candidates:
+        cut = cut or (bool(verdicts) and over())
         # Variants are about as long as the one before.
-        if verdicts and simulated + size > MAX_ACTIONS:
+        if verdicts and (cut or simulated + size > MAX_ACTIONS):
             left_out += 1
             continue
         evaluation = evaluate(problem, candidate)
@@ -115,11 +128,11 @@ def judge(problem: Problem, solver: str, result: Result) -> tuple[Verdict | None
     best = min(verdicts, key=lambda one: predicted_s(one.prediction, objective))
     if not left_out:
         return best, None
+    why = "the time limit was reached" if cut else f"an iteration has {size} actions"
     note = (
-        f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated:"
-        f" an iteration has {size} actions"
+        f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated: {why}"
     )
-    return replace(best, notes=(note,)), None
+    return replace(best, notes=(note,), cut=cut), None
 
 
 def judge_unchanged(problem: Problem, strategy: Strategy) -> tuple[Verdict, Times]:
@@ -200,6 +213,16 @@ def _latency_s(problem: Problem, strategy: Strategy, evaluation: Evaluation, tim
     return float(times.end_s[times.code.kind == Kind.COMPUTE].max(initial=0.0))
 
 
+def _modules(strategy: Strategy, profile: Profile) -> tuple[tuple[str, ...], ...]:
+    """Per stage, the modules that its operators came from."""
+    if not profile.modules:
+        return ()
+    return tuple(
+        blocks([profile.modules[v] for v in indices_of(stage, profile.graph)])
+        for stage in strategy.stages
+    )
+
+
 def as_plan(
     problem: Problem,
     solver: str,
@@ -218,6 +241,7 @@ def as_plan(
     """
     profile, topology, options = problem.profile, problem.topology, problem.options
     value_s = predicted_s(verdict.prediction, options.objective)
+    graph = profile.graph
     return Plan(
         strategy=verdict.strategy,
         prediction=verdict.prediction,
@@ -250,6 +274,11 @@ def as_plan(
         source=profile.source,
         engine=profile.engine,
         profiled_on=profile.device_type,
+        modules=_modules(verdict.strategy, profile),
+        tie=profile.tie,
+        untie=profile.untie,
+        losses=losses_of(graph) if graph.losses or len(graph.outputs) > 1 else (),
+        batch_norm=profile.batch_norm,
     )
 
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.optim import Optimizer
 
 from planner.errors import LaunchError
@@ -19,6 +19,9 @@ from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
+from planner.operators.criteria import Criterion
+from planner.operators.normalization import batch_normalization, updating
+from planner.operators.randomness import drawing
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import (
     Action,
@@ -32,7 +35,6 @@ from planner.schedules.actions import (
     waits,
 )
 
-Criterion = Callable[[Tensor, Tensor], Tensor]
 Tensors = dict[str, Tensor]
 
 
@@ -84,19 +86,24 @@ class _SavedForward:
     """Tensors that a stage keeps from forward to backward; `made` is None where it recomputes."""
 
     leaves: Tensors
-    target: Tensor | None
+    targets: Mapping[str, Tensor]
     made: _ForwardPass | None
 
 
 class StageRunner:
     """Forward and backward of one stage.
 
+    Attributes:
+        running: the running statistics of its batch normalizations in training, by the target of
+            the buffer in the module that holds them. Each forward pass updates them once, by the
+            microbatch of this replica; running it again for its backward pass does not.
+
     Args:
         module: with `input_names` and `output_names`.
         graph: knows which tensors carry a gradient.
         recompute: whether to run the forward pass again instead of stashing it.
-        criterion: (output, target) -> loss in the stage that makes the graph's first output,
-            already divided by the number of microbatches; else None.
+        criteria: the losses of the outputs that the stage makes, by output, already divided by the
+            number of microbatches.
         precision: gives the context that forward passes run in.
     """
 
@@ -105,7 +112,7 @@ class StageRunner:
         module: GraphModule,
         graph: Graph,
         recompute: bool,
-        criterion: Criterion | None,
+        criteria: Mapping[str, Criterion],
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         tensors = tensors_by_name(graph)
@@ -113,30 +120,30 @@ class StageRunner:
         self.output_names = cast(tuple[str, ...], module.output_names)
         self._trained = {name for name in self.input_names if tensors[name].gradient}
         self._module = module
-        self._output = graph.outputs[0]
         self._recompute = recompute
-        self._criterion = criterion
+        self._criteria = criteria
         self._precision = precision
+        self.running = running_statistics(module)
         self._stash: dict[int, _SavedForward] = {}
 
-    @property
-    def has_loss(self) -> bool:
-        """Whether it makes the output that the loss is computed from."""
-        return self._criterion is not None
-
     def forward(
-        self, microbatch: int, tensors: Mapping[str, Tensor], target: Tensor | None
+        self, microbatch: int, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
     ) -> tuple[Tensors, float]:
-        """The outputs of the stage, and the microbatch's share of the loss."""
+        """The outputs of the stage, and the microbatch's share of the losses computed here.
+
+        Args:
+            tensors: inputs of the stage, by name.
+            targets: of the losses that have one, by output.
+        """
         # Leaves of their own: the stage's autograd graph ends at its inputs, also at those that
         # another stage of this process has made.
         leaves = {
             name: tensors[name].detach().requires_grad_(name in self._trained)
             for name in self.input_names
         }
-        with torch.set_grad_enabled(not self._recompute):
-            made = self._run(leaves, target)
-        self._stash[microbatch] = _SavedForward(leaves, target, None if self._recompute else made)
+        with torch.set_grad_enabled(not self._recompute), updating(self.running.values()):
+            made = self._run(leaves, targets)
+        self._stash[microbatch] = _SavedForward(leaves, targets, None if self._recompute else made)
         loss = 0.0 if made.loss is None else made.loss.item()
         return {name: tensor.detach() for name, tensor in made.outputs.items()}, loss
 
@@ -150,7 +157,7 @@ class StageRunner:
             The gradients of the inputs that carry one.
         """
         stashed = self._stash.pop(microbatch)
-        made = stashed.made or self._run(stashed.leaves, stashed.target)
+        made = stashed.made or self._run(stashed.leaves, stashed.targets)
         roots: list[tuple[Tensor, Tensor | None]] = [
             (made.outputs[name], gradient) for name, gradient in gradients.items()
         ]
@@ -165,13 +172,27 @@ class StageRunner:
             if leaf.requires_grad
         }
 
-    def _run(self, leaves: Mapping[str, Tensor], target: Tensor | None) -> _ForwardPass:
+    def _run(self, leaves: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> _ForwardPass:
         with self._precision():
             results = self._module(*(leaves[name] for name in self.input_names))
         outputs = dict(zip(self.output_names, results, strict=True))
-        if self._criterion is None or target is None:
-            return _ForwardPass(outputs, None)
-        return _ForwardPass(outputs, self._criterion(outputs[self._output], target))
+        losses = [of(outputs[name], targets.get(name)) for name, of in self._criteria.items()]
+        return _ForwardPass(outputs, sum(losses[1:], losses[0]) if losses else None)
+
+
+def running_statistics(module: GraphModule) -> dict[str, Tensor]:
+    """The buffers with the running statistics of batch normalizations in training, by target.
+
+    Those that are computed, or trained, are not among them.
+    """
+    found = {}
+    for node in module.graph.nodes:
+        if node.target is batch_normalization and node.kwargs["training_mode"]:
+            for name in ("mean", "var"):
+                held = cast(Node, node.kwargs[name])
+                if held.op == "get_attr" and (str(held.target) in dict(module.named_buffers())):
+                    found[str(held.target)] = module.get_buffer(str(held.target))
+    return found
 
 
 class LocalHandover:
@@ -246,6 +267,7 @@ class Runtime:
         optimizer: of the same.
         world: the other devices.
         waiting: directions of computations that wait for sends.
+        seed: of the numbers that operators draw.
 
     Raises:
         ValueError: if an action sends or receives a part of a tensor.
@@ -254,7 +276,7 @@ class Runtime:
     def __init__(
         self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
         gradients: GradientBuffers, optimizer: Optimizer | None, world: World,
-        waiting: Collection[Direction],
+        waiting: Collection[Direction], seed: int = 0,
     ) -> None:  # fmt: skip
         if any(isinstance(one, Send | Receive) and one.box is not None for one in actions):
             raise ValueError("parts of tensors cannot be sent yet")
@@ -274,15 +296,20 @@ class Runtime:
         # By stage and direction: the transfers of the results of the latest computations.
         self._sending: dict[tuple[int, Direction], deque[list[PostedTransfer]]] = {}
         self._waiting = waiting
+        self._seed, self._step_index = seed, 0
         self._made: Tensors = {}  # by the last computation, for the sends right after it
 
-    def iterate(self, batches: Mapping[int, Batch], watch: MemoryWatch | None = None) -> Record:
+    def iterate(
+        self, batches: Mapping[int, Batch], watch: MemoryWatch | None = None, *, step: int = 0
+    ) -> Record:
         """One iteration.
 
         Args:
             batches: the data of this device's microbatches.
             watch: of the memory in use.
+            step: its index, for the numbers that operators draw.
         """
+        self._step_index = step
         self._batches, self._record, self._watch = batches, Record(), watch
         self._world.barrier()
         self._start_s = self._record.begun_s = clocks.now_s()
@@ -304,7 +331,8 @@ class Runtime:
                 arrived = self._wait_for(action)
                 self._wait_for_sends(action)
                 start_s = self._now_s()
-                with _reporting_errors(action):
+                drawn = drawing(self._seed, self._step_index, action.microbatch)
+                with _reporting_errors(action), drawn:
                     self._made = self._compute(action, arrived)
                 self._note(action, start_s)
             case Send():
@@ -362,7 +390,7 @@ class Runtime:
             gradients = stage.backward(m, self._handover.gradients(s, m, arrived))
             return self._handover.leave(s, m, gradients)
         batch, here = self._batches[m], self._handover.tensors(s, m)
-        outputs, loss = stage.forward(m, {**batch.inputs, **here, **arrived}, batch.target)
+        outputs, loss = stage.forward(m, {**batch.inputs, **here, **arrived}, batch.targets)
         self._handover.keep(s, m, {**arrived, **outputs})
         self._record.loss += loss
         return outputs
