@@ -22,6 +22,7 @@ be written. Modules are imported when they are used, because some take long to l
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from planner.solvers.registry import option_fields as option_fields
 from planner.solvers.registry import own_options as own_options
 from planner.solvers.registry import portfolio as portfolio
 from planner.solvers.registry import with_given
+from planner.support.literals import keys_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +50,9 @@ if TYPE_CHECKING:
     from planner.judging.sensitivity import Gain as Gain
     from planner.launcher.probe import Probed as Probed
     from planner.launcher.report import LaunchReport as LaunchReport
+    from planner.model import Choice as Choice
     from planner.model import Model as Model
+    from planner.model.inspection import Inspection as Inspection
     from planner.peers.compare import ForeignComparison as ForeignComparison
     from planner.plan import Plan as Plan
     from planner.problem import Problem as Problem
@@ -148,6 +152,11 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
+    output: str | Sequence[str] = (),
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
     batch_norm: str | None = None,
 ) -> "Model":
     """The model in an ONNX file, its dimensions bound and its constants folded.
@@ -157,23 +166,74 @@ def read_model(
         dims: sizes of other symbolic dimensions, by name.
         train: initializers to train that the planner's rules would freeze.
         freeze: initializers not to train.
+        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
+            "A=B" of initializers of equal values that become one.
+        untie: initializers of which each module that reads them gets its own.
+        output: names of the outputs that have a loss; without, the first output of floats, or the
+            loss that the model computes itself.
+        loss: of all of them or by output: "auto", "cross-entropy", "nll", "mse", "l1",
+            "smooth-l1", "huber", "bce", "own", or "module:function".
+        class_dim: the dimension that classes lie on, of all of them or by output.
         batch_norm: "training" normalises batches by their own statistics, "frozen" by the running
             ones, which then stay as they are; None does as the file says.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
+        OptionError: if an output cannot have the loss that was chosen.
         ModelError: if the model cannot be bound or planned.
         OptionError: if `batch_norm` is none of these.
     """
     from planner.model import load
+    from planner.model.losses import LossOptions
     from planner.profiles import BatchNorm
 
     if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
         raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
-    form = None if batch_norm is None else BatchNorm(batch_norm)
+    choices = LossOptions((output,) if isinstance(output, str) else tuple(output), loss, class_dim)
     return load(
-        Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze, batch_norm=form
+        Path(path),
+        batch=batch,
+        dimensions=dims or {},
+        train=train,
+        freeze=freeze,
+        tie=tie,
+        untie=untie,
+        batch_norm=None if batch_norm is None else BatchNorm(batch_norm),
+        loss=choices,
     )
+
+
+def inspect(
+    path: File,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
+) -> "Inspection":
+    """What an ONNX file holds: operators, parameters, what is trained and why; torch is not loaded,
+    weights in external data are not read.
+
+    Args:
+        path: of the file.
+        batch, dims, tie, untie: see `read_model`; without sizes the structure alone is told.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
+    from planner.model.inspection import inspect as inspected
+
+    return inspected(
+        Path(path), _supported(), batch=batch, dimensions=dims or {}, tie=tie, untie=untie
+    )
+
+
+def _supported() -> frozenset[str]:
+    """The operator types that plans can have."""
+    if "planner.operators.table" in sys.modules:
+        return frozenset(sys.modules["planner.operators.table"].OPERATORS)
+    # The table itself loads torch, which takes seconds.
+    return keys_of(Path(__file__).parent.parent / "planner/operators/table.py", "OPERATORS")
 
 
 def profile(
@@ -183,6 +243,11 @@ def profile(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
+    output: str | Sequence[str] = (),
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
     batch_norm: str | None = None,
     device: str = "cpu",
     engine: str | None = None,
@@ -199,7 +264,8 @@ def profile(
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
-        batch, dims, train, freeze, batch_norm: see `read_model`, which gets them; only with a file.
+        batch, dims, train, freeze, tie, untie, output, loss, class_dim, batch_norm: see
+            `read_model`, which gets them; only with a file.
         device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
         engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
             here, and computes for others.
@@ -232,11 +298,16 @@ def profile(
     )
     if isinstance(model, str | os.PathLike):
         model = read_model(
-            model, batch=batch, dims=dims, train=train, freeze=freeze, batch_norm=batch_norm
-        )
-    elif batch or dims or train or freeze or batch_norm:
+            model, batch=batch, dims=dims, train=train, freeze=freeze, tie=tie, untie=untie,
+            output=output, loss=loss, class_dim=class_dim, batch_norm=batch_norm,
+        )  # fmt: skip
+    elif (
+        any((batch, dims, train, freeze, tie, untie, output, loss, batch_norm))
+        or class_dim is not None
+    ):
         raise ValueError(
-            "batch, dims, train, freeze and batch_norm are for a file; this model is read already"
+            "batch, dims, train, freeze, tie, untie, output, loss, class_dim and batch_norm are for"
+            " a file; this model is read already"
         )
     place = relative(model.path, Path())
     return profile_with(chosen, model, place, device, how, progress, effort)
@@ -1086,7 +1157,8 @@ def launch(
     model: File | None = None,
     steps: int = 10,
     learning_rate: float | None = None,
-    loss: str = "auto",
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
     data: str | None = None,
     device: str = "auto",
     threads: int | None = None,
@@ -1104,11 +1176,13 @@ def launch(
         model: the ONNX file, if it is not where the strategy says.
         steps: optimizer steps.
         learning_rate: None takes the optimizer's usual one.
-        loss: "auto", "cross-entropy" or "mse".
+        loss: of all outputs that the profile gave one, or by output: see `read_model`; None takes
+            the profile's.
+        class_dim: the dimension that classes lie on, of all of them or by output.
         data: "module:function" that gives the microbatches; None draws random ones.
         device: "auto", "cpu" or "cuda".
         threads: CPU threads per rank; None takes the profile's.
-        seed: of random data; None takes the strategy's.
+        seed: of random data and of random operators; None takes the strategy's.
         trace: file to write a measured iteration to.
         track_memory: whether memory is watched in one more step, which is slow.
         report: called with a line for people on a rank that idles.
@@ -1122,13 +1196,14 @@ def launch(
         Stopped: on a rank that has lost another one.
     """
     from planner.launcher import run
+    from planner.model.losses import LossOptions
 
     return run.launch(
         Path(strategy),
         model_path=None if model is None else Path(model),
         steps=steps,
         learning_rate=learning_rate,
-        loss=loss,
+        loss=LossOptions(functions=loss, class_dims=class_dim),
         data=data,
         device=device,
         seed=seed,

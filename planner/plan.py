@@ -4,7 +4,8 @@
 
 from dataclasses import dataclass, field, fields
 
-from planner.profiles import LEFT_OUT_AS_DEFAULT, BatchNorm, Source
+from planner.graph import LEFT_OUT_AS_DEFAULT, LossChoice
+from planner.profiles import BatchNorm, Source
 from planner.strategy import Crossing, Strategy
 
 
@@ -132,6 +133,7 @@ class Plan:
         crossings: the tensors that cross stages.
         model_path: the ONNX file, relative to the strategy's folder where it was written.
         model_hash: its content hash.
+        train: names of the trained parameters.
         profile_hash: content hash of the profile.
         topology: name of the topology.
         topology_hash: its content hash.
@@ -140,15 +142,21 @@ class Plan:
         dtype: of the computation.
         optimizer: its name.
         threads: CPU threads per rank that the profile was measured with.
-        seed: of the search and of synthetic data.
+        seed: of the search, of synthetic data and of the numbers that operators draw.
         notes: approximations, in words.
         versions: of the software that made the plan.
         source: how the profile's times were obtained; None where the file does not say.
         engine: name of the engine that they come from; "" where the file does not say.
         profiled_on: the type of device that they are for; "" where the file does not say.
         profile_path: the profile's file, relative to the strategy's folder where it was written.
+        modules: per stage, the modules of the network that its operators came from, by path, in
+            order; () where the model does not say any.
+        tie: initializers that the user wants to be one parameter; files leave out none.
+        untie: initializers that the user wants to be several; files leave out none.
         batch_norm: the form of the batch normalizations that was profiled and is launched; files
             leave out `FROZEN`.
+        losses: the losses that it was made for; empty for one of a model's only output, chosen
+            automatically.
     """
 
     strategy: Strategy
@@ -177,7 +185,11 @@ class Plan:
     engine: str = ""
     profiled_on: str = ""
     profile_path: str | None = None
+    modules: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
+    losses: tuple[LossChoice, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
 
 def said_times(plan: Plan) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner import api
-from planner.commands.option_types import TIME, Batches, Dimension, distinct
-from planner.commands.options import OPERATORS
+from planner.commands.option_types import TIME, Batches, Dimension, distinct, loss_options
+from planner.commands.options import OPERATORS, packed
 from planner.commands.outputs import check_output, say_overwritten
 from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
@@ -20,9 +20,51 @@ if TYPE_CHECKING:
     from planner.api import Effort, EngineComparison, Model, Profile, RooflineFit
 
 
+TRAINED = packed(
+    "chosen",
+    dict,
+    click.option(
+        "--train", multiple=True, metavar="NAME", help="Train this initializer; may be repeated."
+    ),
+    click.option(
+        "--freeze",
+        multiple=True,
+        metavar="NAME",
+        help="Do not train this initializer; may be repeated.",
+    ),
+    click.option(
+        "--tie",
+        multiple=True,
+        metavar="NAME[=OTHER]",
+        help="Keep this initializer one parameter, or make OTHER the same one; may be repeated.",
+    ),
+    click.option(
+        "--untie",
+        multiple=True,
+        metavar="NAME",
+        help="Give each module that reads this initializer its own; may be repeated.",
+    ),
+    click.option(
+        "--batch-norm",
+        type=click.Choice(["training", "frozen"]),
+        help="Whether BatchNormalization uses the statistics of the microbatch or its running"
+        " ones.  [default: as the file says]",
+    ),
+    click.option(
+        "--output",
+        multiple=True,
+        metavar="NAME",
+        help="Output of the model that a loss is computed from; may be repeated.  [default: the"
+        " first one of floats, or the loss that the model computes]",
+    ),
+    loss_options("auto"),
+)
+"""What is trained, and how."""
+
+
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path),
+@click.option("-o", "path", type=click.Path(path_type=Path), metavar="FILE",
               help="Profile to write.  [default: profiles/MODEL.json, for other devices, types and"
               " engines with their names]")  # fmt: skip
 @click.option("--batch", "batches", type=Batches(), default=(None,),
@@ -30,18 +72,7 @@ if TYPE_CHECKING:
               " them, solve chooses.")  # fmt: skip
 @click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
               help="Size of a symbolic dimension; may be repeated.")  # fmt: skip
-@click.option(
-    "--train", multiple=True, metavar="NAME", help="Train this initializer; may be repeated."
-)
-@click.option(
-    "--freeze",
-    multiple=True,
-    metavar="NAME",
-    help="Do not train this initializer; may be repeated.",
-)
-@click.option("--batch-norm", type=click.Choice(["training", "frozen"]),
-              help="Whether BatchNormalization uses the statistics of the microbatch or its running"
-              " ones.  [default: as the file says]")  # fmt: skip
+@TRAINED
 @click.option("--device", default="cpu", show_default=True,
               help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
               " V100-SXM2-16GB, for which times are computed.",
@@ -72,12 +103,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def profile(
     model: Path,
-    output: Path | None,
+    path: Path | None,
     batches: tuple[int | None, ...],
     dims: tuple[tuple[str, int], ...],
-    train: tuple[str, ...],
-    freeze: tuple[str, ...],
-    batch_norm: str | None,
     device: str,
     engine: str | None,
     dtype: str | None,
@@ -88,6 +116,7 @@ def profile(
     comparing: bool,
     seed: int,
     as_json: bool,
+    chosen: dict[str, Any],
 ) -> None:
     """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
 
@@ -103,16 +132,15 @@ def profile(
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
-    path = output or api.profile_path(model, device=device, engine=engine, dtype=dtype)
+    path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
     check_output([path], {"model": model})
     efforts: list[Effort] = []
-    comparison = None
+    comparison, last = None, None
     if model.suffix.lower() in (".json", ".txt"):
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(api.read_model, model, dims=dict(dims), train=train, freeze=freeze)
-        read = partial(read, batch_norm=batch_norm)
+        read = partial(api.read_model, model, dims=dict(dims), **chosen)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
             repetitions=repetitions, budget_s=budget_s, cache=cache, seed=seed,
@@ -126,7 +154,7 @@ def profile(
     say_overwritten(path, profiles)
     api.write_profiles(profiles, path)
     if as_json:
-        print_json(profiles, efforts, comparison, path)
+        print_json(profiles, efforts, comparison, path, last)
     else:
         print_profiles(profiles, efforts, comparison, path)
 
@@ -137,8 +165,10 @@ def refuse_options_of_models() -> None:
     options = {
         "batch": params["batches"] != (None,), "engine": params["engine"],
         "compare": params["comparing"], "train": params["train"], "freeze": params["freeze"],
-        "batch-norm": params["batch_norm"],
+        "tie": params["tie"], "untie": params["untie"], "batch-norm": params["batch_norm"],
         "dtype": params["dtype"], "repetitions": params["repetitions"], "dim": params["dims"],
+        "output": params["output"], "loss": params["loss"],
+        "class-dim": params["class_dim"] is not None,
     }  # fmt: skip
     given = [name for name, value in options.items() if value]
     if given:
@@ -175,14 +205,17 @@ def print_json(
     efforts: "Sequence[Effort]",
     comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
+    model: "Model | None",
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
     from planner.reports.engines import compare_json
-    from planner.reports.profile import profile_json
+    from planner.reports.profile import choices_json, profile_json
 
     print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
     more: dict[str, Any] = {"others": others} if others else {}
+    if model is not None:
+        more["parameters"] = choices_json(model.choices)
     if efforts:
         more["effort"] = [asdict(effort) for effort in efforts]
     if comparison is not None:
@@ -215,7 +248,11 @@ def print_profiles(
 
 
 def print_notes(model: "Model") -> None:
-    """What is left out where the model is trained, on standard error."""
+    """Parameters that may be others than the module's, and what is left out where the model is
+    trained, on standard error.
+    """
+    for warning in model.warnings:
+        say(f"warning: {warning}", err=True)
     for note in model.notes:
         click.echo(f"note: {note}", err=True)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.utils import _pytree as pytree
 
@@ -15,9 +16,10 @@ from planner.exporting import recording
 from planner.exporting.check import Check
 from planner.exporting.check import check as compared
 from planner.exporting.inputs import dynamic_shapes_of, inputs_of
+from planner.exporting.quiet import quiet
 from planner.exporting.settings import settings_for_export
 from planner.exporting.tidy import tidy
-from planner.exporting.trace import traced
+from planner.exporting.trace import traced, translated
 from planner.exporting.write import write_model
 from planner.graph import ITEM_BYTES
 from planner.model.record import METADATA_KEY, ModuleRecord, record_text
@@ -93,18 +95,19 @@ def export_module(
     _check_batch_norms(module)
     examples = inputs_of(inputs, "inputs").without_cache()
     shapes = dynamic_shapes_of(module, examples, dynamic_shapes)
-    with settings_for_export(module) as settings, torch.random.fork_rng():
-        program = traced(module, examples, shapes, verbose)
-        graph = program.model.graph
+    with settings_for_export(module) as settings, torch.random.fork_rng(), quiet(not verbose):
+        program, assumed = traced(module, examples, shapes)
+        model, program = translated(program, shapes, type(module).__name__)
+        graph = model.graph
         recording.tie(graph, module)
-        tidy(program.model, recording.held_names(module))
-        _name_outputs(graph, program.exported_program)
-        checked = compared(module, examples, program.model) if check else None
+        tidy(model, recording.held_names(module))
+        _name_outputs(graph, program)
+        checked = compared(module, examples, model) if check else None
     record = recording.record_of(module, graph)
-    program.model.metadata_props[METADATA_KEY] = record_text(record)
+    model.metadata_props[METADATA_KEY] = record_text(record)
     return Exported(
         path=path,
-        files=write_model(program.model, path),
+        files=write_model(model, path),
         record=record,
         operators=dict(
             sorted(Counter(n.op_type for n in graph.all_nodes() if n.op_type != "Constant").items())
@@ -112,7 +115,7 @@ def export_module(
         inputs=tuple(_value(value) for value in graph.inputs),
         outputs=tuple(_value(value) for value in graph.outputs),
         settings=settings,
-        notes=_notes(program.exported_program, graph),
+        notes=(*(f"assumed that {one}" for one in assumed), *_notes(module, program, graph)),
         check=checked,
     )
 
@@ -144,9 +147,8 @@ def _check_batch_norms(module: nn.Module) -> None:
             )
 
 
-def _notes(program: torch.export.ExportedProgram | None, graph: ir.Graph) -> tuple[str, ...]:
+def _notes(module: nn.Module, program: ExportedProgram, graph: ir.Graph) -> tuple[str, ...]:
     """Buffers that the module changes in every step and the file does not."""
-    assert program is not None
     changed = program.graph_signature.buffers_to_mutate.values()
     running = {
         value.name
@@ -158,6 +160,13 @@ def _notes(program: torch.export.ExportedProgram | None, graph: ir.Graph) -> tup
     lost = [
         name for name in changed if name not in running and not name.endswith("num_batches_tracked")
     ]
+    lost += [
+        f"{name}.running_mean"
+        for name, one in module.named_modules()
+        if isinstance(one, nn.modules.instancenorm._InstanceNorm)
+        and one.training
+        and one.track_running_stats
+    ]
     if not lost:
         return ()
     return (
@@ -166,9 +175,8 @@ def _notes(program: torch.export.ExportedProgram | None, graph: ir.Graph) -> tup
     )
 
 
-def _name_outputs(graph: ir.Graph, program: torch.export.ExportedProgram | None) -> None:
+def _name_outputs(graph: ir.Graph, program: ExportedProgram) -> None:
     """Names outputs after the fields of the object that the module returns, such as "logits"."""
-    assert program is not None
     spec = program.call_spec.out_spec
     assert spec is not None
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)

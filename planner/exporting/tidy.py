@@ -6,7 +6,7 @@ masks, positions.
 """
 
 import onnx_ir as ir
-from onnx_ir.passes.common import IdentityEliminationPass, InlinePass, RemoveUnusedFunctionsPass
+from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
 from onnxscript.optimizer import fold_constants_ir
 
 # Metadata of nodes that is kept: the modules that a node comes from, and their classes. The
@@ -27,7 +27,7 @@ def tidy(model: ir.Model, held: frozenset[str]) -> None:
     fold_constants_ir(
         model, onnx_shape_inference=True, should_fold=lambda node: _foldable(node, held)
     )
-    IdentityEliminationPass()(model)
+    _remove_identities(model.graph)
     _remove_dead(model.graph)
     _remove_unused_opsets(model)
     _keep_module_names(model)
@@ -59,6 +59,18 @@ def _train_dropout(graph: ir.Graph) -> None:
 def _foldable(node: ir.Node, held: frozenset[str]) -> bool | None:
     """False for nodes that read a parameter or buffer; None leaves the choice to the pass."""
     return False if any(value is not None and value.name in held for value in node.inputs) else None
+
+
+def _remove_identities(graph: ir.Graph) -> None:
+    """Removes copies. Those of loop bodies and branches stay: a body's output may be the copy of a
+    value from outside, which cannot be an output itself.
+    """
+    for node in tuple(graph):
+        if node.op_type == "Identity" and not node.domain:
+            (source,), (copy,) = node.inputs, node.outputs
+            if source is not None and not copy.is_graph_output():
+                ir.convenience.replace_all_uses_with(copy, source)
+                graph.remove(node, safe=True)
 
 
 def _remove_dead(graph: ir.Graph) -> None:

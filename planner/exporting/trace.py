@@ -1,25 +1,25 @@
-"""torch.onnx.export with the right options, quietly, and its failures in one sentence."""
+"""torch.export and torch.onnx.export with the right options, and their failures in one sentence.
 
-import io
-import logging
+The trace and its translation are two calls, so that what cannot be traced and what has no
+translation are told apart, and so that the trace can be mended between them.
+"""
+
+import re
 import traceback
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import Node
 
 from planner.errors import ExportError
+from planner.exporting.assumptions import Assumptions
 from planner.exporting.inputs import Inputs
-from planner.exporting.translations import TRANSLATIONS
-
-# Loggers of the exporter and of what it calls.
-LOGGERS = ("torch", "onnxscript", "onnx_ir")
-# Packages whose lines of code are not the user's.
-MACHINERY = ("torch", "onnxscript", "onnx_ir", "planner")
+from planner.exporting.translations import translations
 
 DATA_DEPENDENT = (
     "a branch or a size depends on the value of a tensor, which a graph cannot have; use"
@@ -28,91 +28,142 @@ DATA_DEPENDENT = (
 
 
 def traced(
-    module: nn.Module, inputs: Inputs, dynamic_shapes: object, verbose: bool = False
-) -> torch.onnx.ONNXProgram:
-    """The module as torch exports it, before any clean-up.
-
-    `optimize=False` leaves each initializer a tensor of the module: the exporter's optimizer merges
-    those of equal value, such as the weights of all fresh normalizations.
+    module: nn.Module, inputs: Inputs, dynamic_shapes: object
+) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """The module as a graph of torch operators, and what was assumed about values.
 
     Args:
         module: in the mode that is exported.
         inputs: example inputs.
         dynamic_shapes: as torch.onnx.export takes them.
-        verbose: whether what torch prints is shown.
 
     Raises:
-        ExportError: if torch cannot.
+        ExportError: if torch cannot trace it.
     """
+    assumptions = Assumptions()
     try:
-        with _quiet(not verbose):
-            program = torch.onnx.export(
+        with assumptions:
+            program = torch.export.export(
                 module,
                 inputs.positional,
-                kwargs=inputs.named,
-                dynamo=True,
-                optimize=False,
-                verbose=verbose,
-                dynamic_shapes=dynamic_shapes,  # type: ignore[arg-type]
-                custom_translation_table=TRANSLATIONS,
+                inputs.named,
+                dynamic_shapes=_unnamed(dynamic_shapes),
+                strict=False,
             )
     except Exception as error:
-        raise ExportError(f"{type(module).__name__}: {_reason(error)}") from error
-    assert program is not None
-    return program
+        raise ExportError(f"{type(module).__name__}: {_untraceable(error)}") from error
+    _copy_before_views(program)
+    return program, tuple(assumptions.made)
 
 
-@contextmanager
-def _quiet(wanted: bool) -> Iterator[None]:
-    """Hides what is printed, warned and logged: a failed trace prints its whole graph."""
-    if not wanted:
-        yield
-        return
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    loggers += [
-        one
-        for name, one in logging.root.manager.loggerDict.items()
-        if isinstance(one, logging.Logger) and name.split(".")[0] in LOGGERS
-    ]
-    levels = [one.level for one in loggers]
-    with (
-        warnings.catch_warnings(),
-        redirect_stdout(io.StringIO()),
-        redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        for one in loggers:
-            one.setLevel(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            for one, level in zip(loggers, levels, strict=True):
-                one.setLevel(level)
+def translated(
+    program: ExportedProgram, dynamic_shapes: object, title: str
+) -> tuple[ir.Model, ExportedProgram]:
+    """A traced module as an ONNX graph, before any clean-up, and its trace in simpler operators, in
+    which changes of buffers are outputs.
+
+    `optimize=False` leaves each initializer a tensor of the module: the exporter's optimizer merges
+    those of equal value, such as the weights of all fresh normalizations.
+
+    Args:
+        dynamic_shapes: as torch.onnx.export takes them; their names become those of dimensions.
+        title: the module, for messages.
+
+    Raises:
+        ExportError: if an operator has no translation.
+    """
+    try:
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            dynamic_shapes=dynamic_shapes,  # type: ignore[arg-type]
+            custom_translation_table=translations(),
+        )
+    except Exception as error:
+        raise ExportError(f"{title}: {_untranslatable(error)}") from error
+    assert made is not None and made.exported_program is not None
+    return made.model, made.exported_program
 
 
-def _reason(error: Exception) -> str:
-    """Why torch failed, where, and what to do."""
-    causes = _causes(error)
-    root = causes[-1]
-    missing = next((one for one in causes if "No ONNX function found" in str(one)), None)
-    if missing is not None:
-        operator = _first_line(missing).partition("found for ")[2].partition(". ")[0]
-        return f"torch has no ONNX translation of {operator}; write the operation with others"
-    traced_error = causes[1] if len(causes) > 1 else root
-    kind = type(traced_error).__name__
-    if "DataDependent" in kind:
-        reason = f"cannot be traced: {DATA_DEPENDENT} ({_first_line(traced_error)})"
-    else:
-        reason = f"torch.export failed: {kind}: {_first_line(traced_error)}"
-    line = _line_of_user(causes)
-    return f"{reason}{f'; at {line}' if line else ''}"
+def _unnamed(shapes: Any) -> Any:
+    """Dynamic shapes as torch.export takes them: without names of dimensions.
+
+    >>> _unnamed({"x": {0: "batch"}, "y": None})
+    {'x': {0: DYNAMIC}, 'y': None}
+    """
+    if isinstance(shapes, str):
+        return Dim.DYNAMIC
+    if isinstance(shapes, Mapping):
+        return {key: _unnamed(one) for key, one in shapes.items()}
+    if isinstance(shapes, list | tuple):
+        return type(shapes)(_unnamed(one) for one in shapes)
+    return shapes
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    causes = [error]
+def _copy_before_views(program: ExportedProgram) -> None:
+    """Puts a copy where a tensor is made contiguous, and before each view of a transposed one.
+
+    The exporter evaluates the trace again, where attention may give its output other strides (it
+    does in training mode); views of the trace may then be impossible. In the ONNX graph the copies
+    are identities, which `tidy` removes.
+    """
+    aten = torch.ops.aten
+    contiguous = {"memory_format": torch.contiguous_format}
+    graph = program.graph_module.graph
+    for node in tuple(graph.nodes):
+        if node.target is aten.contiguous.default:
+            node.target, node.kwargs = aten.clone.default, contiguous
+        elif node.target in (aten.view.default, aten.reshape.default):
+            source = node.args[0]
+            assert isinstance(source, Node)
+            if source.target in (aten.transpose.int, aten.permute.default):
+                with graph.inserting_before(node):
+                    copy = graph.call_function(aten.clone.default, (source,), contiguous)
+                copy.meta = dict(node.meta) | {"val": source.meta["val"]}
+                node.replace_input_with(source, copy)
+    program.graph_module.recompile()
+
+
+def _untraceable(error: Exception) -> str:
+    """Why torch.export failed, and where."""
+    line = _line_of_user(error)
+    where = f"; at {line}" if line else ""
+    if "DataDependent" in type(error).__name__ or "DynamicOutputShape" in type(error).__name__:
+        return f"cannot be traced: {DATA_DEPENDENT} ({_first_line(error)}){where}"
+    if "Constraints violated" in str(error):
+        fixed = re.search(r"You marked (.*?constant \(\d+\))", str(error), re.DOTALL)
+        detail = " ".join(fixed[1].split()) if fixed else _first_line(error)
+        return f"forward fixes a dimension that should be symbolic: {detail}; leave it fixed"
+    return f"torch.export cannot trace it: {type(error).__name__}: {_first_line(error)}{where}"
+
+
+def _untranslatable(error: Exception) -> str:
+    """Why torch.onnx.export failed."""
+    causes: list[BaseException] = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
-    return causes
+    for one in causes:
+        if found := re.search(r"No ONNX function found for (.*?)\. Failure", str(one)):
+            return (
+                f"torch has no ONNX translation of {_operator(found[1])}; write it with other"
+                " operators of torch"
+            )
+    nodes = (re.search(r"target=([\w.]+)", str(one)) for one in causes)
+    target = next((found[1] for found in nodes if found), "")
+    what = f"the translation of {target.removeprefix('torch.ops.')}" if target else "torch.onnx"
+    return f"{what} failed: {type(causes[-1]).__name__}: {_first_line(causes[-1])}"
+
+
+def _operator(text: str) -> str:
+    """The name of an operator, from its repr.
+
+    >>> _operator("<OpOverload(op='aten.rrelu', overload='default')>")
+    'aten.rrelu.default'
+    """
+    overload = re.fullmatch(r"<OpOverload\(op='(.*?)', overload='(.*?)'\)>", text)
+    return ".".join(overload.groups()) if overload else text
 
 
 def _first_line(error: BaseException) -> str:
@@ -120,21 +171,12 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _line_of_user(causes: list[BaseException]) -> str:
+def _line_of_user(error: Exception) -> str:
     """The innermost line of code that is neither torch's nor the planner's, with its place."""
-    found = ""
-    for error in causes:
-        for frame in traceback.extract_tb(error.__traceback__):
-            if not _is_machinery(Path(frame.filename)) and frame.line:
-                found = f"{Path(frame.filename).name}:{frame.lineno}: {frame.line.strip()}"
-    return found
-
-
-def _is_machinery(path: Path) -> bool:
-    """Whether a file belongs to one of the packages of the exporter."""
-    here = Path(__file__).resolve().parent.parent
-    roots = [Path(torch.__file__).parent, Path(ir.__file__).parent, here]
-    return any(root in path.parents for root in roots) or "<" in path.name
-
-
-__all__ = ["traced"]
+    roots = [Path(torch.__file__).parent, Path(__file__).resolve().parent.parent]
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if frame.line and not any(root in path.parents for root in roots):
+            place = f"{path.name}:{frame.lineno}: {frame.line.strip()}"
+    return place

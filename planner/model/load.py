@@ -1,14 +1,15 @@
 """ONNX file -> `Model`: its `Graph`, and everything that converting and annotating it needs.
 
-    read -> inline functions, name nodes -> bind dimensions -> fold and infer shapes
-         -> drop dead operators -> choose the trained parameters -> Graph
+    read -> inline functions, name nodes -> bind dimensions
+         -> repair what the exporter merged -> fold and infer shapes -> drop dead operators
+         -> choose the trained parameters -> Graph
 
-Weights in external data are not read. Each mistake in the file or the options is an error whose
-every line begins with the path.
+Weights in external data are read only where a rule of `constants.py` asks for their content. Each
+mistake in the file or the options is an error whose every line begins with the path.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -17,21 +18,29 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from planner.errors import FileError, ModelError
-from planner.graph import ITEM_BYTES, MAX_BYTES, Graph, Operator, Parameter, Tensor
-from planner.model import trainable
+from planner.graph import ITEM_BYTES, MAX_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
+from planner.model import losses, trainable
 from planner.model.binding import bind
 from planner.model.canonical import (
     content_hash,
     domain_of,
-    inlined,
     own_domain,
     true_inputs,
     unique_names,
 )
+from planner.model.constants import Uses
 from planner.model.definitions import attributes_of
-from planner.model.folding import fold, operator_type, some
+from planner.model.expansion import fold
+from planner.model.expected import doubts
+from planner.model.folding import operator_type
+from planner.model.inlining import inlined
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
-from planner.model.record import read_record
+from planner.model.nested import names_read_by
+from planner.model.origins import Kind, Origin
+from planner.model.record import ModuleRecord, read_record
+from planner.model.repair import Repaired, Ties, repaired
+from planner.model.scopes import scope_of
+from planner.model.trainable import Choice
 from planner.model.values import Values, dtype_of, is_float, shape_of
 from planner.profiles import BatchNorm
 
@@ -77,7 +86,16 @@ class Model:
         graph: the operators that are left after folding. Outputs that are constants are not in it.
         nodes: one per operator of the graph, in its order.
         values: initializers and folded constants by name, read when asked for.
+        choices: for each float initializer, whether it is trained, and why.
+        record: of the module, by `planner export`; None in other files.
+        named: paths of the module's parameters that the exporter's notes name.
+        sources: of initializers that the file does not have, the one that the value comes from.
+        warnings: what was repaired or is in doubt, for people.
+        expanded: for each operator that came out of a node of another name (an unrolled Loop, a
+            function), the node of `proto`.
         notes: what is left out when it is trained, in words.
+        tie: the user's choices, see `load`.
+        untie: the user's choices, see `load`.
     """
 
     path: Path
@@ -88,7 +106,15 @@ class Model:
     graph: Graph
     nodes: tuple[Node, ...]
     values: Mapping[str, np.ndarray]
+    choices: Mapping[str, Choice]
+    record: ModuleRecord | None
+    named: tuple[str, ...]
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    tie: tuple[str, ...] = ()
+    untie: tuple[str, ...] = ()
+    expanded: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(
@@ -98,7 +124,10 @@ def load(
     dimensions: Mapping[str, int] = {},
     train: Collection[str] = (),
     freeze: Collection[str] = (),
+    tie: Collection[str] = (),
+    untie: Collection[str] = (),
     batch_norm: BatchNorm | None = None,
+    loss: losses.LossOptions = losses.NO_OPTIONS,
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
 
@@ -108,17 +137,24 @@ def load(
         dimensions: other symbolic dimensions by name.
         train: initializers to train although the graph's rules say otherwise.
         freeze: initializers not to train.
+        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
+            A=B: B becomes A, or its transpose.
+        untie: initializers of which each module that reads them gets its own.
         batch_norm: whether batch normalizations normalise by the statistics of the microbatch
             (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
+        loss: the outputs that have a loss, and which.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
+        OptionError: if an output cannot have the loss that was chosen.
         ModelError: if it cannot be bound, folded or trained; one line per problem.
         OperatorError: if it uses operators that ONNX does not define.
     """
-    proto = _read(path)
+    proto = read_proto(path)
     try:
-        model = _model(path, proto, (batch, dimensions), (train, freeze))
+        chosen = (train, freeze)
+        model = _model(path, proto, (batch, dimensions), chosen, Ties.of(tie, untie), loss)
+        model = replace(model, tie=tuple(tie), untie=tuple(untie))
         return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:
         lines = [f"{path}: {line}" for line in str(error).splitlines()]
@@ -131,10 +167,15 @@ def hash_of(path: Path) -> str:
     Raises:
         FileError: if the file is missing or no ONNX model.
     """
-    return content_hash(_read(path))
+    return content_hash(read_proto(path))
 
 
-def _read(path: Path) -> ModelProto:
+def read_proto(path: Path) -> ModelProto:
+    """The content of an ONNX file, functions inlined and nodes named; external data stays outside.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
     try:
         content = path.read_bytes()
         proto = ModelProto.FromString(content)
@@ -169,18 +210,26 @@ def _model(
     path: Path,
     proto: ModelProto,
     sizes: tuple[int | None, Mapping[str, int]],
-    choices: tuple[Collection[str], Collection[str]],
+    chosen: tuple[Collection[str], Collection[str]],
+    ties: Ties,
+    loss: losses.LossOptions,
 ) -> Model:
     if proto.graph.sparse_initializer:
         raise ModelError("expected dense initializers, got sparse ones; make them dense")
     inputs, dimensions = bind(true_inputs(proto.graph), *sizes)
     values = Values(proto.graph.initializer, path.absolute().parent)
-    train, freeze = choices
-    folded = fold(proto, inputs, values, train)
+    train, freeze = chosen
+    record = read_record(proto)
+    module = repaired(proto, values, ties, record is not None)
+    folded = fold(module.proto, inputs, values, {*train, *_scalars(module, record)})
     trainable.check_choices(train, freeze, values)
-    kept = _live(folded.nodes, proto.graph)
-    flow = _Dataflow(proto.graph, kept, folded.types, values)
-    trained = flow.trained(train, freeze)
+    kept = _live(folded.nodes, module.proto.graph)
+    flow = _Dataflow(module, kept, folded.types, values)
+    flow.choose_losses(list(inputs), loss)
+    choices = flow.choices(record, train, freeze)
+    graph = flow.graph(list(inputs), {name for name, one in choices.items() if one.trained})
+    losses.losses(graph)  # raises where a choice does not fit its output
+    _check_decisive(folded.decisive, {name for name, one in choices.items() if one.trained})
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     return Model(
         path=path,
@@ -188,10 +237,45 @@ def _model(
         hash=content_hash(proto),
         dimensions=dimensions,
         batch=first_shape[0] if first_shape else 1,
-        graph=flow.graph(list(inputs), trained),
-        nodes=_nodes(kept, proto),
+        graph=graph,
+        nodes=_nodes(kept, module.proto),
         values=values,
+        choices=choices,
+        record=record,
+        named=tuple(sorted(one.name for one in module.named if one.kind is Kind.PARAMETER)),
+        sources=module.sources,
+        warnings=(*module.warnings, *doubts(choices, record, module.named, module.origins)),
+        expanded={
+            node.name: folded.origins[node.name] for node in kept if node.name in folded.origins
+        },
     )
+
+
+def _scalars(module: Repaired, record: ModuleRecord | None) -> set[str]:
+    """Single numbers that are parameters: no constant may be computed from them."""
+    trained = {one.initializer for one in record.trained} if record is not None else set()
+    return {
+        tensor.name
+        for tensor in module.proto.graph.initializer
+        if not len(tensor.dims)
+        and (tensor.name in trained or _is_parameter(module.origins.get(tensor.name)))
+    }
+
+
+def _is_parameter(origin: Origin | None) -> bool:
+    return origin is not None and origin.kind is Kind.PARAMETER
+
+
+def _check_decisive(decisive: Mapping[str, str], trained: Collection[str]) -> None:
+    """The structure of the graph must not depend on values that training changes."""
+    problems = [
+        f"{node}: a shape or condition depends on the values of {name!r}, which is trained; keep it"
+        f" as it is with --freeze {name}"
+        for name, node in decisive.items()
+        if name in trained
+    ]
+    if problems:
+        raise ModelError("\n".join(problems))
 
 
 def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
@@ -251,54 +335,84 @@ class _Dataflow:
 
     def __init__(
         self,
-        graph: GraphProto,
+        module: Repaired,
         nodes: Sequence[NodeProto],
         types: Mapping[str, TypeProto],
         values: Values,
     ) -> None:
+        self.module = module
         self.nodes = nodes
         self.types = types
         self.values = values
         self.floats = {name for name, type_ in types.items() if is_float(type_)}
-        names = dict.fromkeys(output.name for output in graph.output)
+        names = dict.fromkeys(output.name for output in module.proto.graph.output)
         self.outputs = [name for name in names if name not in values]
-        loss = next((name for name in self.outputs if name in self.floats), None)
-        if loss is None:
-            raise ModelError("expected a float output to compute a loss from, got none")
-        # The loss is computed from the first output.
-        self.outputs.sort(key=lambda name: name != loss)
-        self.loss = loss
-        self.reaching = trainable.reaching(nodes, loss, self.floats)
+        self.losses: tuple[LossChoice, ...] = ()
+        self.reaching: set[str] = set()
 
-    def trained(self, train: Collection[str], freeze: Collection[str]) -> set[str]:
-        """The values that are trained, by the rules of `Parameter` and the user's choices."""
-        stuck = [name for name in train if name not in self.reaching]
-        if stuck:
-            raise ModelError(
-                f"--train {some(stuck)}: no gradient flows from {self.loss!r} to it; leave it out"
-            )
-        candidates = [
-            name
-            for name, type_ in self.types.items()
-            if name in self.values
-            and name in self.reaching
-            and not self.values.folded(name)
-            and shape_of(type_)
-            and name not in train
-            and name not in freeze
-        ]
-        matrices = [name for name in candidates if len(shape_of(self.types[name])) > 1]
-        trained = {*candidates, *train} - trainable.masks(matrices, self.nodes, self.values)
-        if not trained:
+    def choose_losses(self, inputs: Sequence[str], options: losses.LossOptions) -> None:
+        """Chooses the outputs that have a loss, and puts them first."""
+        floats = [name for name in self.outputs if name in self.floats]
+        if options.outputs:
+            losses.check_outputs(options.outputs, self.outputs, floats)
+            choices = [LossChoice(name) for name in options.outputs]
+        else:
+            shapes = {name: shape_of(self.types[name]) for name in floats}
+            choices = [losses.default_choice(floats, inputs, self.nodes, shapes, self.has_gradient)]
+        self.losses = losses.chosen(choices, options)
+        lost = [one.output for one in self.losses]
+        self.outputs = [*lost, *(name for name in self.outputs if name not in lost)]
+        self.reaching = set().union(
+            *(trainable.reaching(self.nodes, name, self.floats) for name in lost)
+        )
+
+    @property
+    def lost(self) -> str:
+        """The outputs that have a loss, for messages."""
+        return " and ".join(one.output for one in self.losses)
+
+    def has_gradient(self, output: str) -> bool:
+        """Whether a gradient flows from an output to a value that may be trained."""
+        reached = trainable.reaching(self.nodes, output, self.floats)
+        return any(
+            name in self.values and not self.values.folded(name) and shape_of(self.types[name])
+            for name in reached
+        )
+
+    def choices(
+        self, record: ModuleRecord | None, train: Collection[str], freeze: Collection[str]
+    ) -> dict[str, Choice]:
+        """For each float initializer, whether it is trained, and why."""
+        evidence = trainable.Evidence(
+            shapes={
+                name: shape_of(type_)
+                for name, type_ in self.types.items()
+                if name in self.floats and name in self.values and not self.values.folded(name)
+            },
+            reaching=self.reaching,
+            loss=self.lost,
+            uses=Uses(self.nodes, {node.name: scope_of(node).kind for node in self.nodes}),
+            origins=self.module.origins,
+            record=record,
+            values=self.values,
+        )
+        choices = trainable.choices(evidence, train, freeze)
+        if not any(one.trained for one in choices.values()):
             raise ModelError(
                 f"expected a trainable parameter (a float initializer of rank 1 or more that "
-                f"{self.loss!r} depends on differentiably), found none; name one with --train"
+                f"{self.lost!r} depends on differentiably), found none; name one with --train"
             )
-        return trained
+        return choices
 
     def graph(self, inputs: Sequence[str], trained: Collection[str]) -> Graph:
         """The operators with their tensors and parameters."""
         carrying = trainable.depending(self.nodes, trained, self.floats) & self.reaching
+        for one in self.losses:
+            if one.output not in carrying:
+                raise ModelError(
+                    f"--output {one.output}: expected an output that depends differentiably on a"
+                    " trained parameter, got one that does not; choose another"
+                )
         operators = tuple(self.operator(node, trained) for node in self.nodes)
         tensors = [*inputs, *(name for operator in operators for name in operator.outputs)]
         parameters = dict.fromkeys(name for operator in operators for name in operator.parameters)
@@ -308,6 +422,7 @@ class _Dataflow:
             parameters=tuple(Parameter(n, *self.described(n), n in trained) for n in parameters),
             inputs=tuple(inputs),
             outputs=tuple(self.outputs),
+            losses=self.losses,
         )
 
     def operator(self, node: NodeProto, trained: Collection[str]) -> Operator:
@@ -352,21 +467,26 @@ class _Dataflow:
 
 
 def first_consumers(model: Model) -> Mapping[str, str]:
-    """For each node that is no operator of the graph, the first operator that needs it.
+    """For each node that is no operator of the graph, the first operator that needs it, or that
+    came out of it.
 
     Nodes are those of `model.proto`, by name. A need may go over other folded nodes; a node that
     no operator needs is given to the first operator.
     """
-    order = {operator.name: i for i, operator in enumerate(model.graph.operators)}
+    order: dict[str, int] = {}
+    for i, operator in enumerate(model.graph.operators):
+        order.setdefault(operator.name, i)
+        order.setdefault(model.expanded.get(operator.name, operator.name), i)
+    own = {operator.name for operator in model.graph.operators}
     nodes = model.proto.graph.node
     needed_by: dict[str, int] = {}  # tensor -> the first operator that needs it
     consumer = {}
     for node in reversed(nodes):
         needs = [needed_by[name] for name in node.output if name in needed_by]
         first = order.get(node.name, min(needs, default=0))
-        if node.name not in order:
+        if node.name not in own:
             consumer[node.name] = model.graph.operators[first].name
         if node.name in order or needs:
-            for name in node.input:
+            for name in names_read_by(node):
                 needed_by[name] = min(first, needed_by.get(name, first))
     return dict(reversed(consumer.items()))

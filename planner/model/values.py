@@ -18,6 +18,7 @@ class Values(Mapping[str, np.ndarray]):
     """Initializers and folded constants by name, read when asked for (external data mapped)."""
 
     def __init__(self, initializers: Iterable[TensorProto], folder: Path) -> None:
+        self._folder = folder
         self._tensors = {t.name: onnx_ir.serde.deserialize_tensor(t, folder) for t in initializers}
         self._folded: dict[str, np.ndarray] = {}
 
@@ -46,6 +47,14 @@ class Values(Mapping[str, np.ndarray]):
     def folded(self, name: str) -> bool:
         """Whether it is a folded constant, and no initializer."""
         return name in self._folded
+
+    def hold(self, tensor: TensorProto, name: str = "") -> None:
+        """Hold one more initializer, under its own name or another."""
+        self._tensors[name or tensor.name] = onnx_ir.serde.deserialize_tensor(tensor, self._folder)
+
+    def forget(self, name: str) -> None:
+        """Hold an initializer no more."""
+        del self._tensors[name]
 
     def add(self, name: str, value: np.ndarray) -> None:
         """Hold a folded constant."""

@@ -1,15 +1,20 @@
 """Profiles as tables, as lines of text and as JSON."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+from planner.model.losses import Loss, loss_json, loss_lines, losses
 from planner.profilers.summary import edge_sizes, summary
 from planner.profiles import BatchNorm
 from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from planner.graph import Parameter
+    from planner.model import Choice
     from planner.profilers.measured import Effort
     from planner.profiles import Profile
 
@@ -43,8 +48,12 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         f" {count(len(trained), 'trainable parameter')}, microbatch of {profile.microbatch_size},"
         f" {profile.dtype}, {profile.source.value} on {profile.device_type} by"
         f" {profile.engine or 'an unknown engine'}",
+        f"trained: {count(len(trained), 'tensor')}, {_elements(trained):,} elements;"
+        f" not trained: {count(len(frozen), 'tensor')},"
+        f" {_elements(p for p in parameters if not p.trainable):,} elements",
         f"trainable: {_patterns([p.name for p in trained])}",
         f"not trainable: {_patterns(frozen) or 'none'}",
+        *loss_lines(_losses(profile), profile.graph.outputs if profile.model_hash else ()),
     ]
     if norms := sum(o.type == "BatchNormalization" for o in profile.graph.operators):
         kind = {
@@ -62,6 +71,15 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
             f" {percent(profile.spread)}"
         )
     return tuple(lines)
+
+
+def _elements(parameters: "Iterable[Parameter]") -> int:
+    return sum(prod(parameter.shape) for parameter in parameters)
+
+
+def _losses(profile: "Profile") -> tuple[Loss, ...]:
+    """The losses of a model; none of an imported profile, which says nothing about its outputs."""
+    return losses(profile.graph) if profile.model_hash is not None else ()
 
 
 def _patterns(names: Sequence[str]) -> str:
@@ -126,4 +144,12 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "warnings": list(profile.warnings),
         "parameter_bytes": sum(p.bytes for p in parameters),
         "trainable": [p.name for p in parameters if p.trainable],
+        "trained_elements": _elements(p for p in parameters if p.trainable),
+        "frozen_elements": _elements(p for p in parameters if not p.trainable),
+        "losses": loss_json(_losses(profile)),
     }
+
+
+def choices_json(choices: "Mapping[str, Choice]") -> dict[str, Any]:
+    """For each float initializer, whether it is trained, and why."""
+    return {name: asdict(choice) for name, choice in choices.items()}

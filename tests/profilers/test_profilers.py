@@ -11,7 +11,8 @@ import torch
 
 from planner import model as models
 from planner.errors import FileError, OptionError
-from planner.graph import tensors_by_name
+from planner.graph import LossChoice, tensors_by_name
+from planner.model.losses import losses
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
 from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
@@ -135,16 +136,48 @@ def test_integers_index_the_smallest_table_that_they_reach(tmp_path):
     assert made["other"].unique().tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("body", "classes"),
+    [
+        ("c = GatherElements <axis = 1> (y, i)", 3),
+        ("c = GatherND <batch_dims = 1> (y, i)", 3),
+        ("c = ScatterElements <axis = 1> (y, i, u)", 3),
+        ("f = Squeeze (i, one) c = NegativeLogLikelihoodLoss (y, f)", 3),
+        ("f = Squeeze (i, one) c = SoftmaxCrossEntropyLoss (y, f)", 3),
+        ("f = Squeeze (i, one) c = OneHot (f, five, zeroone)", 5),
+        (
+            "b = Equal (i, ignored) n = Not (b) k = Where (n, i, none) p = Concat <axis = 0> (k, k)"
+            " s = Slice (p, none1, two) c = GatherElements <axis = 1> (y, s)",
+            3,
+        ),
+        ("c = Cast <to = 1> (i)", 0),
+    ],
+)
+def test_labels_are_drawn_among_the_classes(body, classes, tmp_path):
+    text = f"""agraph (int64[400,1] i, float[400,2] x, float[400,1] u) =>
+        (float[400,3] y, float[N] c)
+        <int64[1] one = {{1}}, int64 five = {{5}}, float[2] zeroone = {{0, 1}}, int64 none = {{0}},
+         int64 ignored = {{-100}}, int64[1] none1 = {{0}}, int64[1] two = {{400}}> {{
+        y = MatMul (x, w)
+        {body}
+    }}"""
+    made = synthetic.inputs(read(tmp_path, text, {"w": (2, 3)}), seed=0, microbatch=0)["i"]
+    assert set(made.flatten().tolist()) == (set(range(classes)) if classes else {1})
+
+
 def test_targets_are_classes_of_the_last_dimension_or_normal(tmp_path):
     model = attention(tmp_path)
-    options = {"seed": 0, "microbatch": 0}
-    classes = synthetic.target(model, loss="cross-entropy", **options)
-    assert classes.shape == (2, 5)
-    assert classes.dtype == torch.int64
-    assert set(classes.flatten().tolist()) <= set(range(11))
-    assert synthetic.target(model, loss="mse", **options).shape == (2, 5, 11)
-    with pytest.raises(OptionError, match="expected one of cross-entropy, mse, got 'hinge'"):
-        synthetic.target(model, loss="hinge", **options)
+
+    def target(function):
+        choice = LossChoice(model.graph.outputs[0], function)
+        (loss,) = losses(replace(model.graph, losses=(choice,)))
+        return synthetic.target(loss, seed=0, microbatch=0)
+
+    assert target("cross-entropy").shape == (2, 5)
+    assert target("nll").dtype == torch.int64
+    assert set(target("cross-entropy").flatten().tolist()) <= set(range(11))
+    assert target("mse").shape == (2, 5, 11)
+    assert set(target("bce").flatten().tolist()) == {0.0, 1.0}
 
 
 # ---- the stash of one operator
@@ -298,7 +331,7 @@ def test_the_backward_passes_of_trials_give_the_gradients_of_the_whole_step(buil
     held = parameters(model, [p.name for p in graph.parameters])
     trained = {p.name: held[p.name] for p in graph.parameters if p.trainable}
     values = synthetic.inputs(model, seed=0, microbatch=0)
-    gradient = synthetic.target(model, loss="mse", seed=0, microbatch=0)
+    (gradient,) = synthetic.gradients(graph, seed=0)
     output, *_ = to_torch(model, values=held)(*values.values())
     expected = torch.autograd.grad(output, list(trained.values()), gradient)
     alive, trials = dict(values), []
