@@ -82,7 +82,9 @@ def test_a_file_of_3_gb_takes_little_memory_and_no_torch(tmp_path):
 
 def test_without_sizes_the_structure_is_told_alone(tmp_path):
     path = tmp_path / "llama.onnx"
-    path.write_bytes(llama(layers=2, width=64, heads=4, inner=96, vocabulary=50).SerializeToString())
+    path.write_bytes(
+        llama(layers=2, width=64, heads=4, inner=96, vocabulary=50).SerializeToString()
+    )
     bare = planner.inspect(path)
     whole = planner.inspect(path, batch=1, dims={"seq": 8})
     assert "--dim" in bare.unbound
