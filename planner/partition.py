@@ -21,12 +21,13 @@ from planner.errors import FileError, ModelError
 from planner.files import artefact_hash, write_atomically
 from planner.model import Model, content_hash, first_consumers
 from planner.plan import Plan
+from planner.support.module_paths import from_to
 
 CONFIGURATION = "planner"
 MODEL_HASH, STRATEGY_HASH = "planner.model_hash", "planner.strategy_hash"
-INNER_STAGES = (
-    "planner.stages"  # JSON in a node's metadata: stages of operators that came out of it
-)
+STAGE_MODULES = "planner.stage_modules"  # the first and last module of each stage, as a JSON list
+# JSON in a node's metadata: stages of operators that came out of it.
+INNER_STAGES = "planner.stages"
 
 # ONNX Runtime 1.31 reads nothing newer; annotations exist from IR version 11 on.
 MIN_IR_VERSION, MAX_IR_VERSION, MAX_OPSET = 11, 13, 26
@@ -73,7 +74,10 @@ def write_partition(model: Model, plan: Plan, path: Path) -> None:
         within = {node.name: own} | inner[node.name] if node.name in inner else {}
         _annotate(node, min(within.values(), default=own))
         _note_inner(node, within)
-    _describe(proto, {MODEL_HASH: model.hash, STRATEGY_HASH: artefact_hash(plan.strategy)})
+    notes = {MODEL_HASH: model.hash, STRATEGY_HASH: artefact_hash(plan.strategy)}
+    if plan.modules:
+        notes[STAGE_MODULES] = json.dumps([from_to(paths) for paths in plan.modules])
+    _describe(proto, notes)
     _copy_external_data(model, path)
     write_atomically(path, proto.SerializeToString(deterministic=True))
 

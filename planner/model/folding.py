@@ -425,7 +425,7 @@ class Pass:
         )
         return {
             name: helper.make_tensor_type_proto(tensor_type(dtype), shape)
-            for name, (dtype, shape) in zip(node.output, FOREIGN[kind](given), strict=False)
+            for name, (dtype, shape) in zip(node.output, FOREIGN[kind].shapes(given), strict=False)
             if name
         }
 

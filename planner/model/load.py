@@ -106,11 +106,11 @@ class Model:
     graph: Graph
     nodes: tuple[Node, ...]
     values: Mapping[str, np.ndarray]
-    choices: Mapping[str, Choice]
-    record: ModuleRecord | None
-    named: tuple[str, ...]
-    sources: Mapping[str, str]
-    warnings: tuple[str, ...]
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    record: ModuleRecord | None = None
+    named: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     tie: tuple[str, ...] = ()
     untie: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ def load(
         ModelError: if it cannot be bound, folded or trained; one line per problem.
         OperatorError: if it uses operators that ONNX does not define.
     """
-    proto = _read(path)
+    proto = read_proto(path)
     try:
         chosen = (train, freeze)
         model = _model(path, proto, (batch, dimensions), chosen, Ties.of(tie, untie), loss)
@@ -167,10 +167,15 @@ def hash_of(path: Path) -> str:
     Raises:
         FileError: if the file is missing or no ONNX model.
     """
-    return content_hash(_read(path))
+    return content_hash(read_proto(path))
 
 
-def _read(path: Path) -> ModelProto:
+def read_proto(path: Path) -> ModelProto:
+    """The content of an ONNX file, functions inlined and nodes named; external data stays outside.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
     try:
         content = path.read_bytes()
         proto = ModelProto.FromString(content)
@@ -364,7 +369,7 @@ class _Dataflow:
     @property
     def lost(self) -> str:
         """The outputs that have a loss, for messages."""
-        return " and ".join(repr(one.output) for one in self.losses)
+        return " and ".join(one.output for one in self.losses)
 
     def has_gradient(self, output: str) -> bool:
         """Whether a gradient flows from an output to a value that may be trained."""
@@ -395,7 +400,7 @@ class _Dataflow:
         if not any(one.trained for one in choices.values()):
             raise ModelError(
                 f"expected a trainable parameter (a float initializer of rank 1 or more that "
-                f"{self.lost} depends on differentiably), found none; name one with --train"
+                f"{self.lost!r} depends on differentiably), found none; name one with --train"
             )
         return choices
 

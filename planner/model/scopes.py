@@ -33,6 +33,7 @@ class Scope:
     Attributes:
         module: path of the innermost module, "" for the whole one; None where it is not known.
         kind: class of the innermost module; "" where it is not known.
+        root: class of the whole network; "" where it is not known.
         call: torch's operator without namespace and overload, such as "layer_norm"; "" where it is
             not known.
         arguments: of the call, in order: the names among each, without "%"; () for numbers.
@@ -41,6 +42,7 @@ class Scope:
 
     module: str | None
     kind: str = ""
+    root: str = ""
     call: str = ""
     arguments: tuple[tuple[str, ...], ...] = ()
     rules: str = ""
@@ -59,7 +61,8 @@ def scope_of(node: NodeProto) -> Scope:
     # The last entry of both lists is the call.
     module = path[-2] if len(path) > 1 else "" if path else _path_in(node.name)
     kind = kinds[-2] if len(kinds) > 1 else ""
-    return Scope(module, kind, call, arguments, notes.get(_RULES, ""))
+    root = kinds[0] if len(kinds) > 1 else ""
+    return Scope(module, kind, root, call, arguments, notes.get(_RULES, ""))
 
 
 @lru_cache(maxsize=4096)
