@@ -57,7 +57,7 @@ def test_trains_as_pytorch_does(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module, inputs = build(name)
     planner.export(module, inputs, tmp_path / "model.onnx")
-    model = planner.read_model(tmp_path / "model.onnx")
+    model = pipeline.read(name, tmp_path / "model.onnx")
     record = read_record(model.proto)
     assert {p.name: p.aliases for p in record.parameters if p.aliases} == ties_of(module)
 
@@ -88,7 +88,7 @@ def on_two_processes(tmp_path_factory):
     for name, folder in zip(ON_TWO_PROCESSES, folders, strict=True):
         path = folder / "model.onnx"
         journey.export_by_planner(name, path)
-        profile = journey.profiled(path)
+        profile = journey.profiled(name, path)
         assert journey.solved(profile).plan is not None
         plans.append(journey.two_stages(profile))
         journey.prepared(name, path, plans[-1])
@@ -100,7 +100,7 @@ def on_two_processes(tmp_path_factory):
 @pytest.mark.parametrize("name", ON_TWO_PROCESSES)
 def test_trains_on_two_processes_as_pytorch_does(name, on_two_processes):
     folder, plan, losses = on_two_processes[name]
-    model = planner.read_model(folder / "model.onnx")
+    model = pipeline.read(name, folder / "model.onnx")
     assert len({device for stage in plan.strategy.stages for device in stage.devices}) == 2
     wanted, _ = expected(name, model, plan.seed)
     assert losses == pytest.approx(wanted, rel=TOLERANCE)
@@ -112,7 +112,7 @@ def test_gpt2_by_torchs_default_trains_all_of_its_parameters(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "model.onnx"
     journey.export_by_torch("gpt2", path)
-    model = planner.read_model(path)
+    model = pipeline.read("gpt2", path)
     assert sum(p.trainable for p in model.graph.parameters) == 28
     assert any("planner.export" in warning for warning in model.warnings)
     wanted, _ = expected("gpt2", model)

@@ -22,7 +22,7 @@ import torch
 
 import planner
 from planner.model.record import read_record
-from tests.support.zoo import ZOO, build, draws, journey, reference
+from tests.support.zoo import ZOO, build, draws, journey, pipeline, reference
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".cache" / "zoo"
@@ -103,13 +103,13 @@ def travel(name: str, way: str, row: Row) -> None:
     made, path = getattr(row, way), place(name, way) / "model.onnx"
     EXPORTS[way](name, path)
     made.reached.append("export")
-    model = planner.read_model(path)
+    model = pipeline.read(name, path)
     made.trained = sum(one.trainable for one in model.graph.parameters)
     made.warned = bool(model.warnings)
     if way == "ours":
         row.left_out = dict(reasons(model))
     made.reached.append("read")
-    profile = journey.profiled(path)
+    profile = journey.profiled(name, path)
     made.reached.append("profile")
     if journey.solved(profile).plan is None:
         raise planner.PlannerError("no plan fits")
@@ -147,7 +147,7 @@ def difference(name: str, folder: Path, losses: list[float]) -> float | None:
     """The largest relative difference to PyTorch's losses; None where the file draws other numbers
     than the module, because the exporter left some out.
     """
-    model = planner.read_model(folder / "model.onnx")
+    model = pipeline.read(name, folder / "model.onnx")
     seed = planner.read_strategy(folder / "strategy.json").seed
     try:
         feeding = partial(draws.fed, model, seed) if ZOO[name].draws else None

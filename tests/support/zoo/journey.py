@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 import planner
-from tests.support.zoo import ZOO, build
-from tests.support.zoo.pipeline import middle, write_feed
+from tests.support.zoo import build
+from tests.support.zoo.pipeline import middle, read, write_feed
 from tests.support.zoo.reference import LEARNING_RATE, NUM_MICROBATCHES, STEPS
 
 ROOT = Path(__file__).parents[3]
@@ -33,9 +33,9 @@ def export_by_torch(name, path, optimize=True):
         torch.onnx.export(module, inputs, path, dynamo=True, optimize=optimize, verbose=False)
 
 
-def profiled(path):
-    """The profile of a model, measured as fast as possible."""
-    return planner.profile(path, repetitions=1, budget_s=0.0, cache=False)
+def profiled(name, path):
+    """The profile of a network's model, measured as fast as possible."""
+    return planner.profile(read(name, path), repetitions=1, budget_s=0.0, cache=False)
 
 
 def solved(profile):
@@ -54,10 +54,8 @@ def prepared(name, path, plan, steps=STEPS):
     """Writes everything that a launch of a plan needs, in the folder of the model."""
     folder = path.parent
     planner.write_strategy(plan, folder / "strategy.json", model=path)
-    data = write_feed(name, planner.read_model(path), folder)
-    options = {
-        "steps": steps, "learning_rate": LEARNING_RATE, "data": data, "loss": ZOO[name].loss,
-    }  # fmt: skip
+    data = write_feed(name, read(name, path), folder)
+    options = {"steps": steps, "learning_rate": LEARNING_RATE, "data": data}
     (folder / "launch.json").write_text(json.dumps(options))
 
 

@@ -4,7 +4,9 @@ import re
 
 import torch
 
+import planner
 from planner.files import write_plan
+from planner.graph import losses_of
 from planner.launcher.run import launch
 from planner.model.modes import batch_norm_form
 from planner.plan import (
@@ -32,6 +34,12 @@ def batch(step, microbatch, inputs):
     values, target = STEPS[step % len(STEPS)][microbatch]
     return dict(zip(NAMES, values, strict=True)), target
 """
+
+
+def read(name, path):
+    """The model of a network, with the network's loss."""
+    network = ZOO[name]
+    return planner.read_model(path, loss=network.loss, class_dim=network.class_dim)
 
 
 def middle(graph):
@@ -74,6 +82,7 @@ def two_stages(model, devices=(0, 0)):
         profile_hash="", topology="test", topology_hash="", dimensions=model.dimensions,
         microbatch_size=model.batch, dtype="float32", optimizer="adamw", threads=1, seed=0,
         notes=(), versions={}, batch_norm=batch_norm_form(model.nodes),
+        losses=losses_of(model.graph),
     )  # fmt: skip
 
 
@@ -95,7 +104,4 @@ def train(name, model, folder):
     strategy = folder / "strategy.json"
     write_plan(two_stages(model), strategy)
     data = write_feed(name, model, folder)
-    report = launch(
-        strategy, steps=STEPS, learning_rate=LEARNING_RATE, loss=ZOO[name].loss, data=data
-    )
-    return report.loss
+    return launch(strategy, steps=STEPS, learning_rate=LEARNING_RATE, data=data).loss
