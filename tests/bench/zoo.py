@@ -244,8 +244,6 @@ def last(made: Way) -> str:
 def remarks(name: str, row: Row) -> list[str]:
     """What a reader has to know about a network."""
     found = [f"{count} not trained: {reason}" for reason, count in row.left_out.items()]
-    if not ZOO[name].training:
-        found.append("in evaluation mode")
     if ZOO[name].draws:
         found.append("draws numbers")
     if row.ours.error:

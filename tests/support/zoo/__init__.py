@@ -2,9 +2,9 @@
 
 A network is a function without arguments that gives the module, freshly initialised, and a tuple of
 example inputs: one microbatch. Transformers networks are made from their configurations with few
-layers of small width; the others are plain modules. Nothing is downloaded. Modules are in training
-mode, as far as torch exports them so. Dropout is off in most of them, because a comparison has to
-feed its draws; those that keep it, or draw numbers otherwise, say so.
+layers of small width; the others are plain modules. Nothing is downloaded. All are trained in
+training mode. Dropout is off in most of them, because a comparison has to feed its draws; those
+that keep it, or draw numbers otherwise, say so.
 
     networks.py    `Network`
     language.py, experts.py, state_space.py, vision.py, audio.py, ...    the families
@@ -44,10 +44,7 @@ ZOO = {
 
 
 def build(name):
-    """The module of a network, in the mode that it is trained in, and its example inputs; the same
-    in each call.
-    """
+    """The module of a network, in training mode, and its example inputs; the same in each call."""
     torch.manual_seed(crc32(name.encode()))
-    network = ZOO[name]
-    module, inputs = network.make()
-    return module.train(network.training), inputs
+    module, inputs = ZOO[name].make()
+    return module.train(), inputs

@@ -2,7 +2,7 @@
 
 import transformers as hf
 
-from tests.support.zoo.networks import LENGTH, WORDS, Called, classifier, tokens, words
+from tests.support.zoo.networks import LENGTH, WORDS, Called, Network, classifier, tokens, words
 
 WIDTH, HEADS, LAYERS = 32, 4, 2
 
@@ -26,6 +26,14 @@ def gpt2(**options):
         **{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, **options},
     )  # fmt: skip
     return hf.GPT2LMHeadModel(config), (words(),)
+
+
+def gpt2_labels():
+    """The model computes its loss itself, and ignores one of the words."""
+    module, (ids,) = gpt2()
+    labels = ids.clone()
+    labels[0, 3] = -100
+    return Called(module, "input_ids", "labels"), (ids, labels)
 
 
 def gpt2_dropout():
@@ -166,6 +174,7 @@ def bart():
 NETWORKS = {
     "gpt2": tokens(gpt2),
     "gpt2-dropout": tokens(gpt2_dropout, draws=True),
+    "gpt2-labels": Network(gpt2_labels, "own"),
     "llama": tokens(llama),
     "llama-tied": tokens(llama_tied),
     "qwen2": tokens(qwen2),

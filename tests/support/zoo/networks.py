@@ -15,17 +15,16 @@ class Network:
 
     Attributes:
         make: gives the module and a tuple of example inputs, one microbatch.
-        loss: of the first output: "cross-entropy" over `class_dim`, or "mse".
-        class_dim: the dimension of the classes; None for mse.
+        loss: of the first output: "cross-entropy" over `class_dim`, "mse", or "own" where the
+            output is the loss.
+        class_dim: the dimension of the classes; None for the others.
         draws: whether it draws numbers in training.
-        training: whether the module is in training mode.
     """
 
     make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]
     loss: str = "mse"
     class_dim: int | None = None
     draws: bool = False
-    training: bool = True
 
 
 def tokens(make, **options):

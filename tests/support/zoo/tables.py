@@ -102,6 +102,23 @@ def mlp():
     return module, (torch.randn(4, 6),)
 
 
+class Scored(nn.Module):
+    """A classifier that computes its loss: with weights of classes, and smoothed labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.SELU(), nn.Linear(16, 4))
+        self.loss = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5, 1.5]), label_smoothing=0.1)
+
+    def forward(self, x, labels):
+        scores = self.layers(x)
+        return self.loss(scores, labels), scores
+
+
+def scored_classifier():
+    return Scored(), (torch.randn(4, 6), torch.tensor([0, 1, 2, 3]))
+
+
 class Hyper(nn.Module):
     """Weights that another network makes."""
 
@@ -125,5 +142,6 @@ NETWORKS = {
     "tab-transformer": classifier(tab_transformer),
     "torch-transformer": tokens(torch_transformer),
     "mlp-frozen": classifier(mlp),
+    "scored-classifier": Network(scored_classifier, "own"),
     "hypernetwork": Network(hypernetwork),
 }

@@ -281,9 +281,7 @@ NETWORKS = {
     "deit": classifier(deit),
     "swin": classifier(swin),
     "convnext": classifier(convnext),
-    # In training mode transformers looks for infinite numbers, which cannot be exported. Nothing
-    # else differs: the statistics of the backbone are frozen, and dropout is off.
-    "detr": Network(detr, training=False),
+    "detr": Network(detr),
     "clip": Network(clip),
     "segformer": classifier(segformer),
     "resnet": classifier(resnet),
