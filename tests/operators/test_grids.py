@@ -46,7 +46,7 @@ def test_max_roi_pool_is_that_of_onnx_runtime():
 
 @pytest.mark.parametrize(
     ("mode", "ratio", "how"),
-    product(("avg", "max"), (0, 2), ("half_pixel", "output_half_pixel")),
+    list(product(("avg", "max"), (0, 2), ("half_pixel", "output_half_pixel"))),
 )
 def test_roi_align_is_that_of_onnx_runtime(mode, ratio, how):
     attributes = {
