@@ -130,6 +130,21 @@ def call_factory(name: str) -> "tuple[nn.Module, object]":
 # ------------------------------------------------------------------------------ profiles
 
 
+def load_operators(modules: Sequence[str]) -> None:
+    """Imports modules that register operators (`planner.operators.register`).
+
+    Args:
+        modules: their names; each may be a .py file in the current folder.
+
+    Raises:
+        OptionError: if one cannot be imported.
+    """
+    from planner.support.named import module_named
+
+    for name in modules:
+        module_named(name, "--operators", OptionError)
+
+
 def read_model(
     path: File,
     *,

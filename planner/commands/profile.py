@@ -11,7 +11,7 @@ import click
 
 from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct, loss_options
-from planner.commands.options import packed
+from planner.commands.options import OPERATORS, packed
 from planner.commands.outputs import check_output, say_overwritten
 from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
@@ -99,6 +99,7 @@ TRAINED = packed(
               help="Show forward times by ONNX Runtime and computed ones beside those by torch.",
               )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the synthetic inputs.")
+@OPERATORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def profile(
     model: Path,
