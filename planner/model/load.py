@@ -305,10 +305,16 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
             version=opsets[domain_of(node)],
             inputs=tuple(node.input),
             outputs=tuple(node.output),
-            attributes=attributes_of(node),
+            attributes={**attributes_of(node), **_padding(node)},
         )
         for node in kept
     )
+
+
+def _padding(node: NodeProto) -> dict[str, object]:
+    """The row of an embedding that PyTorch gives no gradient, which ONNX cannot say."""
+    row = scope_of(node).padding if node.op_type == "Gather" else None
+    return {} if row is None else {"padding_idx": row}
 
 
 def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:

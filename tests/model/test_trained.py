@@ -3,12 +3,14 @@
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from planner.errors import ModelError
 from planner.model import load
 from planner.model.modules import modules_of
 from planner.model.record import ModuleRecord, TensorRecord, write_record
+from planner.operators import to_torch
 from tests.support import exports
 
 X = np.random.default_rng(0)
@@ -287,3 +289,16 @@ def test_exports_train_the_parameters_of_the_module(tmp_path, name, optimize):
         # Self-attention among constant queries is folded away, parameters and all.
         assert unnamed == {"add_24", "repeat"}
         assert all("decoder" in n or "query" in n for n in lost)
+
+
+def test_the_padding_row_of_an_embedding_gets_no_gradient(tmp_path):
+    nodes = [
+        node("Gather", ["emb.weight", "x"], ["h"], "emb", "embedding", "%p_emb_weight, %x, 0"),
+        helper.make_node("ReduceSum", ["h"], ["y"], name="y"),
+    ]
+    path = saved(tmp_path, nodes, (3,), {"emb.weight": floats(7, 4)}, "y", dtype=TensorProto.INT64)
+    module = to_torch(load(path))
+    (total,) = module(torch.tensor([[0, 1, 1], [0, 2, 0]]))
+    total.backward()
+    (gradient,) = [parameter.grad for parameter in module.parameters()]
+    assert gradient[:, 0].tolist() == [0, 2, 1, 0, 0, 0, 0]
