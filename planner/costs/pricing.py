@@ -25,6 +25,20 @@ StagePrice = Mapping[str, tuple[float, float, float]]
 
 
 @dataclass(frozen=True, slots=True)
+class Crowd:
+    """Devices that slow each other while they compute.
+
+    Attributes:
+        devices: at least one.
+        slowdown: by how many of them compute, from 0 to all: time of a computation over its time
+            alone.
+    """
+
+    devices: tuple[int, ...]
+    slowdown: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ActionCosts:
     """Durations and sizes of the actions of one program.
 
@@ -41,6 +55,8 @@ class ActionCosts:
         copy_s_per_byte: by device, time that posting takes longer for each byte of the tensor, for
             copies that its own processor makes.
         link_share: share of a tensor's bytes that moves over its route after it was posted.
+        crowds: devices that slow each other; times of their computations and steps are those of a
+            device that computes alone.
     """
 
     forward_s: Mapping[tuple[int, int], float]
@@ -52,6 +68,7 @@ class ActionCosts:
     post_s: Mapping[int, float] = field(default_factory=dict)
     copy_s_per_byte: Mapping[int, float] = field(default_factory=dict)
     link_share: float = 1.0
+    crowds: tuple[Crowd, ...] = ()
 
 
 def stage_price(problem: Problem, stage: Stage, trainable_bytes: int | None = None) -> StagePrice:
