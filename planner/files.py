@@ -33,6 +33,9 @@ STRATEGY_FORMAT = "planner-strategy/2"
 STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
+# Fields of profiles that are not written where they are None, so that hashes of profiles without
+# them stay what they were.
+_LEFT_OUT = ("contention",)
 # The latest files, which are parsed once even if several steps read them.
 MAX_FILES = 8
 
@@ -155,6 +158,10 @@ def to_plain(artefact: Any) -> dict[str, Any]:
     """The artefact as JSON's dicts, lists, strings and numbers."""
     kind: Any = type(artefact)
     plain: dict[str, Any] = _adapter(kind).dump_python(artefact, mode="json")
+    for one in (plain, *plain.get("profiles", ())):
+        for name in _LEFT_OUT:
+            if isinstance(one, dict) and name in one and one[name] is None:
+                del one[name]
     return plain
 
 

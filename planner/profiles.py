@@ -125,6 +125,54 @@ class WholeStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Contention:
+    """How much processes slow each other that compute at the same time on the profiled machine.
+
+    Attributes:
+        cores: cores of the machine.
+        slowdown: by number of processes, from 2 on: time of a step in each of them over the time of
+            a step that runs alone.
+
+    Raises:
+        ValueError: if there are no cores, no numbers, or a number or slowdown is too small.
+    """
+
+    cores: int
+    slowdown: dict[int, float]
+
+    def __post_init__(self) -> None:
+        numbers = ((f"slowdown.{n}: number of processes", n) for n in self.slowdown)
+        _raise(
+            (
+                *_outside((("cores", self.cores),), 1),
+                *(() if self.slowdown else ("slowdown: expected one at least, got none",)),
+                *_outside(numbers, 2),
+                *_outside(((f"slowdown.{n}", s) for n, s in self.slowdown.items()), 1, 1e6),
+            )
+        )
+
+
+def slowdown_of(contention: Contention, num_processes: int) -> float:
+    """The slowdown of each of some processes that compute at the same time. Between two measured
+    numbers it is on a straight line; beyond the largest the processes share the time.
+
+    Args:
+        num_processes: at least 1.
+
+    >>> some = Contention(2, {2: 1.25, 4: 2.75})
+    >>> [slowdown_of(some, n) for n in (1, 2, 3, 4, 8)]
+    [1.0, 1.25, 2.0, 2.75, 5.5]
+    """
+    known = {1: 1.0, **contention.slowdown}
+    above = min((n for n in known if n >= num_processes), default=None)
+    below = max(n for n in known if n <= num_processes)
+    if above is None:
+        return known[below] * num_processes / below
+    share = (num_processes - below) / (above - below) if above > below else 0.0
+    return known[below] + share * (known[above] - known[below])
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Everything that planning needs to know of a model.
 
@@ -150,6 +198,8 @@ class Profile:
         engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)" or
             "roofline"; "" where the file does not say.
         warnings: why the times may be wrong, for people; none on a quiet machine.
+        contention: slowdown of processes that compute at the same time; None where it was not
+            measured or where devices have their own processors.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -173,6 +223,7 @@ class Profile:
     engine: str = ""
     warnings: tuple[str, ...] = ()
     gradient_views: tuple[View, ...] = ()
+    contention: Contention | None = None
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:

@@ -3,10 +3,16 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.costs.collectives import allreduce_s
-from planner.costs.compute import slowdowns, step_s, times_on
+from planner.costs.compute import (
+    crowded_hosts,
+    host_slowdown,
+    slowdowns,
+    step_s,
+    times_on,
+)
 from planner.graph import Graph, parameters_by_name
 from planner.problem import Problem
 from planner.strategy import (
@@ -122,7 +128,12 @@ def action_costs(
         sums: of gradients.
     """
     topology, calibration = problem.topology, problem.calibration
-    slow = slowdowns(topology, used_devices(strategy))
+    crowds = _crowds(problem, strategy)
+    crowded = {device for crowd in crowds for device in crowd.devices}
+    slow = {
+        device: 1.0 if device in crowded else factor
+        for device, factor in slowdowns(problem, used_devices(strategy)).items()
+    }
     own = [d for d in slow if topology.devices[d].type == calibration.device_type]
     alike = len(own) == len(slow)  # transfers and sums between other types are left as they are
     forward, backward, step = {}, {}, dict.fromkeys(slow, 0.0)
@@ -145,4 +156,40 @@ def action_costs(
         launch_s=dict.fromkeys(own, calibration.launch_s),
         post_s=dict.fromkeys(own, calibration.post_s),
         copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),
+        crowds=crowds,
+    )
+
+
+def _crowds(problem: Problem, strategy: Strategy) -> tuple[Crowd, ...]:
+    """The used devices of each host on which contention was measured, where there are several."""
+    by_host: dict[str, list[int]] = {}
+    for device in used_devices(strategy):
+        by_host.setdefault(problem.topology.devices[device].host, []).append(device)
+    return tuple(
+        Crowd(
+            tuple(some),
+            (1.0, *(host_slowdown(problem, host, n) for n in range(1, len(some) + 1))),
+        )
+        for host, some in by_host.items()
+        if len(some) > 1 and host in crowded_hosts(problem)
+    )
+
+
+def all_busy(costs: ActionCosts) -> ActionCosts:
+    """The costs where all devices of a crowd compute all the time, without crowds: so the closed
+    form has them, which does not know the devices that compute at a moment.
+    """
+    if not costs.crowds:
+        return costs
+    slow = {device: crowd.slowdown[-1] for crowd in costs.crowds for device in crowd.devices}
+
+    def slower(times: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+        return {key: slow.get(key[1], 1.0) * time_s for key, time_s in times.items()}
+
+    return replace(
+        costs,
+        forward_s=slower(costs.forward_s),
+        backward_s=slower(costs.backward_s),
+        step_s={d: slow.get(d, 1.0) * time_s for d, time_s in costs.step_s.items()},
+        crowds=(),
     )
