@@ -284,8 +284,10 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
     slow = max(slowdowns(problem, used).values())
     if slow > 1:
         measured = any(topology.devices[d].host in crowded_hosts(problem) for d in used)
-        much = f"{slow:.3g}x slower while all of them compute, as measured" if measured else (
-            f"{slow:.3g}x slower"
+        much = (
+            f"{slow:.3g}x slower while all of them compute, as measured"
+            if measured
+            else (f"{slow:.3g}x slower")
         )
         notes.append(f"{len(used)} processes share the cores: computation is {much}")
     spare = len(topology.devices) - len(used)

@@ -71,7 +71,8 @@ def _record(**fields: str) -> "np.dtype[np.void]":
 # left at the time since_s, and which takes `slow` times as long as alone; 0 until that is known.
 DEVICE = _record(i8="at end waits posting crowd mate computing", f8="slow left since_s")
 
-# first: a device of the crowd; busy: how many of its devices compute; stirred: whether that changed.
+# first: a device of the crowd; busy: how many of its devices compute; stirred: whether that has
+# changed at this moment.
 CROWD = _record(i8="first busy stirred")
 
 # source, target: positions of the devices.
@@ -240,8 +241,8 @@ def beginning(tasks: Tasks, paths: Paths, crowds: Crowds) -> State:
         event_at[who] = -1
     return State(
         tasks.kind, tasks.counter, tasks.pair, tasks.duration_s, tasks.size_bytes, tasks.send,
-        tasks.receive, counters, devices, groups, crowds.slowdown, pairs, gates, places, links, hops,
-        np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
+        tasks.receive, counters, devices, groups, crowds.slowdown, pairs, gates, places, links,
+        hops, np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
         np.zeros(num_devices, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_links, np.int64),

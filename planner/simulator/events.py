@@ -3,10 +3,10 @@
 The rules are those of `schedules/rules_kernels.py`, which runs the lists. Each device runs its list
 in order. Computations, all-reduces and steps occupy it. Sends and receives occupy it only for the
 time that posting them takes. A computation or step on a device of a crowd (`ActionCosts.crowds`) is
-the slower the more devices of the crowd compute at the time. A transfer starts when both its ends have posted it and the one before
-it of the same ordered pair of devices has ended. It waits for the latency of its route without
-taking bandwidth, then moves its bytes at a max-min fair rate, beside whatever the devices compute.
-An all-reduce of gradients starts when its last member has come to it.
+slower the more devices of the crowd compute at the time. A transfer starts when both its ends have
+posted it and the one before it of the same ordered pair of devices has ended. It waits for the
+latency of its route without taking bandwidth, then moves its bytes at a max-min fair rate, beside
+whatever the devices compute. An all-reduce of gradients starts when its last member has come to it.
 
 A route may have exclusive links. Then the transfer starts when it is its turn on all of them, and
 keeps them from then on, latency included. Turns go by the time at which transfers were ready, then

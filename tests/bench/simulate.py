@@ -19,9 +19,9 @@ from planner.files import shipped
 from planner.formats import read_any_profiles
 from planner.problem import Options, Problem
 from planner.schedules import rules_kernels
-from planner.schedules.tasks import Crowds
 from planner.schedules.dependencies import dependencies, tasks
 from planner.schedules.program import program
+from planner.schedules.tasks import Crowds
 from planner.simulator.delta import simulated
 from planner.simulator.events import prepared, run, workload
 from planner.solvers import SOLVERS

@@ -499,7 +499,7 @@ def crowds(draw, devices):
 
 
 def test_computations_at_the_same_time_slow_each_other_down_by_hand():
-    # Both compute until device 1, after its 1 s in 1.5 s and its step of 2 s in 3 s, is done at 4.5.
+    # Both compute until device 1, after 1 s in 1.5 s and its step of 2 s in 3 s, is done at 4.5.
     # Device 0 has done 3 of its 4 s by then, and goes on alone: 1 s, and 2 s for its step.
     lists = written("0F0 O", "1F0 O")
     found = ActionCosts(
