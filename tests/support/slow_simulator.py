@@ -211,7 +211,7 @@ class _Simulation:
         self._foresee(end_s, device, None)
 
     def _pace(self) -> None:
-        """At the end of a moment: foresees the computations of crowds in which one began or ended."""
+        """At the end of a moment: foresees the computations of the crowds that changed."""
         for crowd in self.stirred:
             slow = self.costs.crowds[crowd].slowdown[len(self.computing[crowd])]
             for device, one in self.computing[crowd].items():
