@@ -8,6 +8,7 @@ from planner.commands.compare import compare
 from planner.commands.compare_trace import compare_trace
 from planner.commands.convert import convert
 from planner.commands.ends import Commands, ranks_leave_at_once
+from planner.commands.export import export
 from planner.commands.launch import launch
 from planner.commands.profile import profile
 from planner.commands.simulate import simulate
@@ -21,6 +22,7 @@ def main() -> None:
     """Plans how to train an ONNX model on several devices, says how good the plan is, and runs it.
 
     \b
+    planner export nets:model -o model.onnx
     planner profile model.onnx
     planner solve --gpus 8 --topology p3.yaml
     torchrun --nproc-per-node 8 --no-python planner launch strategy.json
@@ -28,7 +30,7 @@ def main() -> None:
 
 
 for command in (
-    profile, solve, compare, simulate, launch, compare_trace, calibrate, topology, convert,
+    export, profile, solve, compare, simulate, launch, compare_trace, calibrate, topology, convert,
 ):  # fmt: skip
     main.add_command(command)
 

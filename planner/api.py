@@ -6,8 +6,9 @@ be a path instead of the artefact that the file holds; a topology may also be na
 command line: a file, one in ./topologies, or a preset. Options that several functions share are
 the frozen types of `planner.request`. Mistakes are `PlannerError`s, ready to print. Progress is
 told to callbacks. Nothing is printed. Files are written by the functions whose names begin with
-`write`, by `convert`, by `launch` for its trace, and by `profile` for its cache.
+`write`, by `export`, by `convert`, by `launch` for its trace, and by `profile` for its cache.
 
+    export, call_factory                        a PyTorch module as an ONNX file
     profile, rescale, compare_engines           the costs of operators
     solve, compare, solve_under, sensitivity    a plan, and its bottlenecks
     simulate, simulate_stages                   one iteration of a plan
@@ -38,12 +39,16 @@ from planner.solvers.registry import portfolio as portfolio
 from planner.solvers.registry import with_given
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from planner.calibration import Calibration as Calibration
+    from planner.exporting.export import Exported as Exported
     from planner.judging.portfolio import SolverComparison as SolverComparison
     from planner.judging.portfolio import SolverRow as SolverRow
     from planner.judging.sensitivity import Gain as Gain
     from planner.launcher.probe import Probed as Probed
     from planner.launcher.report import LaunchReport as LaunchReport
+    from planner.model import Choice as Choice
     from planner.model import Model as Model
     from planner.peers.compare import ForeignComparison as ForeignComparison
     from planner.plan import Plan as Plan
@@ -67,6 +72,58 @@ File = str | os.PathLike[str]
 MAX_ACTIONS = 300_000
 
 
+# ------------------------------------------------------------------------------- modules
+
+
+def export(
+    module: "nn.Module",
+    inputs: object,
+    path: File,
+    dynamic_shapes: object = None,
+    *,
+    check: bool = True,
+    verbose: bool = False,
+) -> "Exported":
+    """Writes a PyTorch module as an ONNX file whose training is the module's training.
+
+    Every parameter is an initializer of its own with its name in the module; a parameter that
+    several submodules share is one. The module is exported in its own mode: in training mode,
+    BatchNormalization and Dropout are in training form. It is left as it was.
+
+    Args:
+        module: a torch module.
+        inputs: example inputs: a tensor, a tuple of tensors, or a dict of tensors by argument.
+            Their shapes become those of the file.
+        path: the file to write; weights of 2 GB or more are written to PATH.data beside it.
+        dynamic_shapes: as in torch.onnx.export; arguments that a dict leaves out are static.
+        check: whether the file is run on the example inputs and compared with the module.
+        verbose: whether what torch prints is shown.
+
+    Raises:
+        ExportError: if torch cannot trace or translate the module, the inputs do not fit, or the
+            file computes something else than the module.
+        FileError: if the file cannot be written.
+    """
+    from planner.exporting.export import export_module
+
+    return export_module(module, inputs, Path(path), dynamic_shapes, check=check, verbose=verbose)
+
+
+def call_factory(name: str) -> "tuple[nn.Module, object]":
+    """The module and example inputs that a function of yours makes, for `export`.
+
+    Args:
+        name: "module:function" of a function without required arguments that returns both; the
+            module may be a .py file in the current folder.
+
+    Raises:
+        ExportError: if there is no such function, or it fails or returns something else.
+    """
+    from planner.exporting.factory import call_factory as called
+
+    return called(name)
+
+
 # ------------------------------------------------------------------------------ profiles
 
 
@@ -77,6 +134,9 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
+    batch_norm: str | None = None,
 ) -> "Model":
     """The model in an ONNX file, its dimensions bound and its constants folded.
 
@@ -85,14 +145,27 @@ def read_model(
         dims: sizes of other symbolic dimensions, by name.
         train: initializers to train that the planner's rules would freeze.
         freeze: initializers not to train.
+        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
+            "A=B" of initializers of equal values that become one.
+        untie: initializers of which each module that reads them gets its own.
+        batch_norm: "training" normalises batches by their own statistics, "frozen" by the running
+            ones, which then stay as they are; None does as the file says.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
         ModelError: if the model cannot be bound or planned.
+        OptionError: if `batch_norm` is none of these.
     """
     from planner.model import load
+    from planner.profiles import BatchNorm
 
-    return load(Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze)
+    if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
+        raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
+    form = None if batch_norm is None else BatchNorm(batch_norm)
+    return load(
+        Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze, tie=tie,
+        untie=untie, batch_norm=form,
+    )  # fmt: skip
 
 
 def profile(
@@ -102,6 +175,9 @@ def profile(
     dims: Mapping[str, int] | None = None,
     train: Sequence[str] = (),
     freeze: Sequence[str] = (),
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
+    batch_norm: str | None = None,
     device: str = "cpu",
     engine: str | None = None,
     dtype: str | None = None,
@@ -118,7 +194,8 @@ def profile(
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
-        batch, dims, train, freeze: see `read_model`, which gets them; only with a file.
+        batch, dims, train, freeze, tie, untie, batch_norm: see `read_model`, which gets them; only
+            with a file.
         device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
         engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
             here, and computes for others.
@@ -153,11 +230,36 @@ def profile(
         contention=contention,
     )
     if isinstance(model, str | os.PathLike):
-        model = read_model(model, batch=batch, dims=dims, train=train, freeze=freeze)
-    elif batch or dims or train or freeze:
-        raise ValueError("batch, dims, train and freeze are for a file; this model is read already")
+        model = read_model(
+            model, batch=batch, dims=dims, train=train, freeze=freeze, tie=tie, untie=untie,
+            batch_norm=batch_norm,
+        )  # fmt: skip
+    elif batch or dims or train or freeze or tie or untie or batch_norm:
+        raise ValueError(
+            "batch, dims, train, freeze, tie, untie and batch_norm are for a file; this model is"
+            " read already"
+        )
     place = relative(model.path, Path())
     return profile_with(chosen, model, place, device, how, progress, effort)
+
+
+def profile_path(
+    model: File, *, device: str = "cpu", engine: str | None = None, dtype: str | None = None
+) -> Path:
+    """The usual file of a profile, in ./profiles: MODEL.json where it was measured by PyTorch on
+    this CPU in float32, and with the device, type and engine in its name else.
+
+    Args:
+        model: an ONNX file, or a profile that is to be rescaled.
+        device, engine, dtype: see `profile`.
+
+    Raises:
+        OptionError: if the device is not there.
+    """
+    from planner.profilers.engines import profile_file
+
+    stem = Path(model).stem
+    return Path("profiles") / profile_file(stem, device, engine, dtype)
 
 
 def rescale(profiles: "File | Profile | Sequence[Profile]", device: str) -> "tuple[Profile, ...]":
@@ -222,15 +324,38 @@ def read_profiles(path: File) -> "tuple[Profile, ...]":
     return tuple(read_any_profiles(Path(path)))
 
 
-def newest_profile(folder: File = "profiles") -> Path:
+def newest_profile(folder: File = "profiles", *, model: File | None = None) -> Path:
     """The profile in a folder that was modified last.
 
+    Args:
+        folder: with the profiles.
+        model: an ONNX file; the profile is one of this model.
+
     Raises:
-        FileError: if there is none.
+        FileError: if there is none, or if there are several models to choose from.
     """
     from planner import files
 
-    return files.newest_profile(Path(folder))
+    model_hash = None
+    if model is not None:
+        from planner.model import hash_of
+
+        model_hash = hash_of(Path(model))
+    return files.newest_profile(Path(folder), model_hash)
+
+
+def find_profile(name: File) -> Path:
+    """The file that a name of a profile stands for: itself, or one in ./profiles.
+
+    Args:
+        name: such as "profiles/gpt2.json" or "gpt2".
+
+    Raises:
+        FileError: if there is none; it lists the profiles in ./profiles.
+    """
+    from planner import files
+
+    return files.find_profile(os.fspath(name))
 
 
 def write_profile(profile: "Profile", path: File) -> None:
@@ -247,6 +372,18 @@ def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
     from planner import files
 
     files.write_profiles(profiles, Path(path))
+
+
+def other_question(path: File, artefacts: "Sequence[Profile] | Plan") -> str | None:
+    """A line for people about a file that is to be overwritten: in what its profile or strategy
+    differs from the new one, such as another microbatch size; None where there is nothing to say.
+
+    Args:
+        artefacts: to be written there.
+    """
+    from planner import files
+
+    return files.other_question(Path(path), artefacts)
 
 
 # ------------------------------------------------------------------------------ topologies
@@ -528,7 +665,7 @@ def solve(
         cost_model: "planner", or "pipedream", whose optimizer alone is asked then.
         what_if: changes of the topology; the present one is planned for too.
         calibration: see `simulate`.
-        time_limit_s: for all solvers together, for each topology.
+        time_limit_s: for all solvers together; the present and the changed topology get half each.
         progress: called with the name of each solver before it starts.
 
     Raises:
@@ -552,8 +689,9 @@ def solve(
             progress(cost_model)
             return Plans(under_pipedream(problems[-1]), problems, cost_model)
         names = with_given(tuple(solvers) or portfolio(), problems[-1].options)
-        return Plans(*compare_between(problems, profiles, names, time_limit_s, progress))
+        return Plans(*compare_between(problems, profiles, names, limit_s, progress))
 
+    limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
     present = problems_for(profiles, _topology(topology, gpus), training, search, known)
     if what_if == WhatIf():
         return planned(present)
@@ -834,7 +972,9 @@ def simulate(
     elif isinstance(strategy, str | os.PathLike):
         path, profiles = find_profiles(plan, Path(strategy))
     else:
-        profiles, path = _profiles(newest_profile())
+        from planner import files
+
+        profiles, path = _profiles(files.newest_profile(Path("profiles"), plan.model_hash))
     own = profile_of(plan, name, profiles, "the profile given" if path is None else str(path))
     given = os.fspath(topology) if isinstance(topology, str | os.PathLike) else topology
     place, is_own = topology_of(plan, name, given)
@@ -1172,7 +1312,8 @@ def _profiles(
 ) -> "tuple[tuple[Profile, ...], Path | None]":
     """The profiles, and their file if they come from one."""
     if isinstance(given, str | os.PathLike):
-        return read_profiles(given), Path(given)
+        path = find_profile(given)
+        return read_profiles(path), path
     from planner.profiles import Profile
 
     profiles = (given,) if isinstance(given, Profile) else tuple(given)

@@ -6,6 +6,7 @@ remedy, and is ready to print.
     |- UnitError        a quantity without a unit, or with one that does not fit
     |- ModelError       an ONNX model that cannot be planned
     |  `- OperatorError     an operator that the table of conversions does not have
+    |- ExportError      a PyTorch module that cannot be written as ONNX
     |- TopologyError    a cluster that contradicts itself
     |- OptionError      options that contradict each other or the files
     `- LaunchError      a world that does not fit the strategy
@@ -33,6 +34,10 @@ class ModelError(PlannerError):
 
 class OperatorError(ModelError):
     """An ONNX operator has no conversion to torch."""
+
+
+class ExportError(PlannerError):
+    """A PyTorch module cannot be written as ONNX."""
 
 
 class TopologyError(PlannerError):

@@ -10,18 +10,19 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, is_dataclass
-from functools import cache, lru_cache
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, lru_cache, partial
+from operator import eq
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from planner.calibration import CalibrationFile
 from planner.errors import FileError
 from planner.plan import Plan
-from planner.profiles import Profile, ProfileSet
+from planner.profiles import LEFT_OUT_AS_DEFAULT, Profile, ProfileSet
 from planner.sharding import Sharding, rule_lines, rule_of
 from planner.strategy import Stage, not_runnable
 from planner.support.derived import derived
@@ -33,9 +34,6 @@ STRATEGY_FORMAT = "planner-strategy/2"
 STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
-# Fields of profiles that are not written where they are None, so that hashes of profiles without
-# them stay what they were.
-_LEFT_OUT = ("contention",)
 # The latest files, which are parsed once even if several steps read them.
 MAX_FILES = 8
 
@@ -87,6 +85,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
             part.__pydantic_config__ = config  # type: ignore[attr-defined]
             for hint in get_type_hints(part).values():
                 tighten(hint)
+            for one in fields(part):
+                if LEFT_OUT_AS_DEFAULT.items() <= one.metadata.items():
+                    left_out = Field(exclude_if=partial(eq, one.default))
+                    one.type = Annotated[one.type, left_out]
         for argument in get_args(part):
             tighten(argument)
 
@@ -158,10 +160,6 @@ def to_plain(artefact: Any) -> dict[str, Any]:
     """The artefact as JSON's dicts, lists, strings and numbers."""
     kind: Any = type(artefact)
     plain: dict[str, Any] = _adapter(kind).dump_python(artefact, mode="json")
-    for one in (plain, *plain.get("profiles", ())):
-        for name in _LEFT_OUT:
-            if isinstance(one, dict) and name in one and one[name] is None:
-                del one[name]
     return plain
 
 
@@ -237,6 +235,47 @@ def write_plan(plan: Plan, path: Path) -> None:
 def write_calibration(calibration: CalibrationFile, path: Path) -> None:
     """Writes a calibration as JSON."""
     _write(calibration, CALIBRATION_FORMAT, path, _dense)
+
+
+# What a profile or a plan answers, by field, in words.
+_PROFILE_QUESTION = {
+    "model_hash": "model", "dimensions": "dimensions", "microbatch_size": "microbatch size",
+    "dtype": "type", "device_type": "device", "engine": "engine", "threads": "number of threads",
+}  # fmt: skip
+_PLAN_QUESTION = {
+    "model_hash": "model", "dimensions": "dimensions", "topology_hash": "topology",
+    "profile_hash": "profile", "optimizer": "optimizer",
+}  # fmt: skip
+
+
+def other_question(path: Path, artefacts: Sequence[Profile] | Plan) -> str | None:
+    """A line that says what a file answers that is about to be overwritten, if it answers another
+    question than the new one; None if there is no such file.
+
+    Args:
+        path: of the file.
+        artefacts: to be written there.
+    """
+    try:
+        old = json_of(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    is_plan = isinstance(artefacts, Plan)
+    forms = STRATEGY_FORMATS if is_plan else (PROFILE_FORMAT, PROFILE_SET_FORMAT)
+    if not isinstance(old, dict) or old.get("format") not in forms:
+        return f"{path} is no {'strategy' if is_plan else 'profile'}, and is overwritten"
+    fields = _PLAN_QUESTION if is_plan else _PROFILE_QUESTION
+    new = [artefacts] if isinstance(artefacts, Plan) else artefacts
+    before = [old] if is_plan else old.get("profiles", [old])
+    differing = [
+        word
+        for name, word in fields.items()
+        if [one.get(name) for one in before] != [getattr(one, name) for one in new]
+    ]
+    if not differing:
+        return None
+    kind = "strategy" if is_plan else "profile"
+    return f"{path} was a {kind} of another {' and '.join(differing)}, and is overwritten"
 
 
 # -------------------------------------------------------------------------------- reading
@@ -446,19 +485,81 @@ def _runnable(plan: Plan, path: Path) -> Plan:
     return plan
 
 
-def newest_profile(folder: Path) -> Path:
-    """The profile in a folder that was modified last.
+def newest_profile(folder: Path, model_hash: str | None = None) -> Path:
+    """The profile in a folder that was modified last, among those of one model. Profiles that come
+    from elsewhere belong to no model, and are only taken where there are no others.
+
+    Args:
+        folder: with the profiles.
+        model_hash: content hash of the model; None where it is not known.
 
     Raises:
-        FileError: if there is none.
+        FileError: if there is none, or none of that model, or if there are several models to choose
+            from.
     """
-    paths = sorted(
-        (path for path in folder.glob("*.json") if not path.name.endswith(CALIBRATION_ENDING)),
-        key=lambda path: (path.stat().st_mtime_ns, path.name),
-    )
+    paths = _profile_paths(folder)
     if not paths:
         raise FileError(f"{folder}: there is no profile; run: planner profile MODEL.onnx")
-    return paths[-1]
+    if len(paths) == 1:
+        return paths[0]
+    models = {path: _model_hash_in(path) for path in paths}
+    names = f"{', '.join(path.stem for path in paths[:-4:-1])}{', ...' if len(paths) > 3 else ''}"
+    if model_hash is not None:
+        own = [path for path in paths if models[path] == model_hash]
+        if not own:
+            raise FileError(
+                f"{folder}: expected a profile of model {model_hash[:12]} among {len(paths)}, got"
+                f" none ({names}); run planner profile for that model, or give --profile FILE"
+            )
+        return own[-1]
+    candidates = [path for path in paths if models[path] is not None] or paths
+    of_models = {models[path] for path in candidates}
+    if len(of_models) > 1 or (None in of_models and len(candidates) > 1):
+        raise FileError(
+            f"{folder}: expected profiles of one model, got {len(paths)} profiles of several, the"
+            f" newest first: {names}; say which with --profile, such as --profile"
+            f" {candidates[-1].stem}"
+        )
+    return candidates[-1]
+
+
+def find_profile(name: str, folder: Path = Path("profiles")) -> Path:
+    """The file that a name of a profile stands for: itself, or one in a folder.
+
+    Args:
+        name: a path, or a name such as "gpt2" for gpt2.json in the folder.
+
+    Raises:
+        FileError: if there is none; it lists the names in the folder.
+    """
+    path = Path(name)
+    for candidate in (path, folder / name, folder / f"{name}.json"):
+        if candidate.exists():
+            return candidate
+    known = ", ".join(sorted(path.stem for path in _profile_paths(folder)))
+    there = f"{folder}/ has {known}" if known else f"{folder}/ has no profiles"
+    raise FileError(
+        f"{name}: there is no such file, and no profile of that name: {there};"
+        " run: planner profile MODEL.onnx"
+    )
+
+
+def _profile_paths(folder: Path) -> list[Path]:
+    """The JSON files in a folder but calibrations, the newest last."""
+    paths = (path for path in folder.glob("*.json") if not path.name.endswith(CALIBRATION_ENDING))
+    return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def _model_hash_in(path: Path) -> str | None:
+    """The hash of the model in a profile; None where the file is no profile of a model."""
+    try:
+        plain = json_of(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if isinstance(plain, dict) and isinstance(plain.get("profiles"), list) and plain["profiles"]:
+        plain = plain["profiles"][0]
+    found = plain.get("model_hash") if isinstance(plain, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def shipped(folder: str) -> Path:

@@ -6,6 +6,7 @@ Replicas, schedule and warm-up exist only in strategy.json, which is the authori
 `check_agreement` says whether an annotated file still belongs to it.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -32,10 +33,10 @@ def write_partition(model: Model, plan: Plan, path: Path) -> None:
     subgraphs that of the node around them. Annotations that the model had are replaced.
 
     Args:
-        path: of the new file; in the model's folder if the model has external data.
+        path: of the new file. Files with the model's external data are copied beside it.
 
     Raises:
-        FileError: if the plan was made for another model, or the external data would be lost.
+        FileError: if the plan was made for another model, or a file cannot be written.
         ModelError: if the model's operator set is newer than ONNX Runtime takes.
     """
     if plan.model_hash != model.hash:
@@ -43,7 +44,6 @@ def write_partition(model: Model, plan: Plan, path: Path) -> None:
             f"{model.path}: the plan was made for model {_short(plan.model_hash)}, this one is"
             f" {_short(model.hash)}; run: planner profile {model.path.name}, then planner solve"
         )
-    _check_folder(model, path)
     proto = ModelProto()
     proto.CopyFrom(model.proto)
     proto.ir_version = _ir_version(model)
@@ -60,6 +60,7 @@ def write_partition(model: Model, plan: Plan, path: Path) -> None:
             )
         _annotate(node, stages[operator])
     _describe(proto, {MODEL_HASH: model.hash, STRATEGY_HASH: artefact_hash(plan.strategy)})
+    _copy_external_data(model, path)
     write_atomically(path, proto.SerializeToString(deterministic=True))
 
 
@@ -81,16 +82,53 @@ def _short(content: str | None) -> str:
     return content[:6] if content else "(unknown)"
 
 
-def _check_folder(model: Model, path: Path) -> None:
-    folder = model.path.absolute().parent
-    if path.absolute().parent.resolve() == folder.resolve():
+def _copy_external_data(model: Model, path: Path) -> None:
+    """Copies the files that hold the model's weights beside an annotated model in another folder.
+    ONNX lets no location lead out of the model's folder, not even by a link.
+
+    Raises:
+        FileError: if other data lies there, or it cannot be written.
+    """
+    source, target = model.path.absolute().parent, path.absolute().parent
+    if source.resolve() == target.resolve():
         return
-    if external := next(_external(model.proto.graph), None):
-        # Locations are relative to the file, may not lead out of its folder, and are hashed.
+    locations = {
+        entry.value
+        for tensor in _external(model.proto.graph)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    for location in sorted(locations):
+        _copy(source / location, target / location, model.path)
+
+
+def _copy(source: Path, target: Path, model: Path) -> None:
+    """Copies a file of weights, unless it has been copied before."""
+    if target.exists():
+        if target.samefile(source) or _same(source, target):
+            return
         raise FileError(
-            f"{path}: expected a path in the folder of {model.path}, because weights such as"
-            f" {external.name!r} lie in files beside it; write the plan into that folder with -o"
+            f"{target}: is not the data of {model}, and would be overwritten; write the plan into"
+            " another folder with -o, or delete the file"
         )
+    part = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copy2(source, part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise FileError(
+            f"{target}: cannot copy {source}, the weights of {model}: {error.strerror or error}"
+        ) from None
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two files have the same size and time, as a copy has."""
+    first, second = one.stat(), other.stat()
+    return first.st_size == second.st_size and first.st_mtime_ns == second.st_mtime_ns
 
 
 def _graphs(node: NodeProto) -> Iterator[GraphProto]:
@@ -170,6 +208,8 @@ def _differences(plan: Plan, proto: ModelProto) -> Iterator[str]:
         yield f"its devices are {', '.join(names) or 'not named'}, the strategy's {wanted}"
     nodes = {node.name: node for node in proto.graph.node}
     for name, stage in _stages(plan).items():
+        if name not in nodes and found_hash == plan.model_hash:
+            continue  # an operator that reading the model adds, such as a tied weight's Transpose
         found_stage = _stage(nodes[name]) if name in nodes else None
         if found_stage is None:
             yield f"it puts {name} in no stage, the strategy in stage {stage}"

@@ -2,9 +2,9 @@
 `Certificate` (how far from the best it can be).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
-from planner.profiles import Source
+from planner.profiles import LEFT_OUT_AS_DEFAULT, BatchNorm, Source
 from planner.strategy import Crossing, Strategy
 
 
@@ -33,7 +33,7 @@ class MemoryParts:
     @property
     def total_bytes(self) -> int:
         """The peak."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(getattr(self, one.name) for one in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,7 @@ class Plan:
         crossings: the tensors that cross stages.
         model_path: the ONNX file, relative to the strategy's folder where it was written.
         model_hash: its content hash.
+        train: names of the trained parameters.
         profile_hash: content hash of the profile.
         topology: name of the topology.
         topology_hash: its content hash.
@@ -147,6 +148,10 @@ class Plan:
         engine: name of the engine that they come from; "" where the file does not say.
         profiled_on: the type of device that they are for; "" where the file does not say.
         profile_path: the profile's file, relative to the strategy's folder where it was written.
+        tie: initializers that the user wants to be one parameter; files leave out none.
+        untie: initializers that the user wants to be several; files leave out none.
+        batch_norm: the form of the batch normalizations that was profiled and is launched; files
+            leave out `FROZEN`.
     """
 
     strategy: Strategy
@@ -175,6 +180,9 @@ class Plan:
     engine: str = ""
     profiled_on: str = ""
     profile_path: str | None = None
+    tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
 
 
 def said_times(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.graph import (
@@ -14,6 +14,10 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.support.derived import derived
+
+LEFT_OUT_AS_DEFAULT: Mapping[str, bool] = {"left_out_as_default": True}
+"""Metadata of a field that files leave out where it has its default, because it is younger than
+their format: files with nothing new in them stay as they are."""
 
 MAX_SECONDS = 1e9
 MAX_FLOPS = 10**30
@@ -27,6 +31,17 @@ class Source(StrEnum):
     RESCALED = "rescaled"
     INTERPOLATED = "interpolated"
     IMPORTED = "imported"
+
+
+class BatchNorm(StrEnum):
+    """What the batch normalizations of a model normalise by."""
+
+    TRAINING = "training"
+    """All by the statistics of the microbatch; running statistics are updated beside."""
+    FROZEN = "frozen"
+    """All by their running statistics, which stay as they are."""
+    MIXED = "mixed"
+    """Some by the one and some by the other, as the file says."""
 
 
 def _outside(
@@ -198,8 +213,12 @@ class Profile:
         engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)" or
             "roofline"; "" where the file does not say.
         warnings: why the times may be wrong, for people; none on a quiet machine.
-        contention: slowdown of processes that compute at the same time; None where it was not
-            measured or where devices have their own processors.
+        tie: initializers that the user wants to be one parameter; files leave out none.
+        untie: initializers that the user wants to be several; files leave out none.
+        batch_norm: the form of the batch normalizations that was measured; files leave out
+            `FROZEN`, which is also that of models without any.
+        contention: slowdown of processes that compute at the same time; files leave out None, where
+            it was not measured or devices have their own processors.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -223,7 +242,10 @@ class Profile:
     engine: str = ""
     warnings: tuple[str, ...] = ()
     gradient_views: tuple[View, ...] = ()
-    contention: Contention | None = None
+    tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
+    contention: Contention | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
@@ -307,7 +329,7 @@ class Profile:
         for i, (cost, operator) in enumerate(
             zip(self.operators, self.graph.operators, strict=True)
         ):
-            for field, given, due in (
+            for name, given, due in (
                 (
                     "output_bytes",
                     cost.output_bytes,
@@ -320,7 +342,7 @@ class Profile:
                 ),
             ):
                 if given != due:
-                    yield f"operators[{i}].{field}: expected {due} as in the graph, got {given}"
+                    yield f"operators[{i}].{name}: expected {due} as in the graph, got {given}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from tests.support.commands import chain_on_two_hosts, run
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "api.md").read_text()
-FUNCTIONS = ("profile", "solve", "compare", "simulate", "convert", "calibrate", "launch")
+FUNCTIONS = ("export", "profile", "solve", "compare", "simulate", "convert", "calibrate", "launch")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ ORDER = (
     "plan", "files", "model", "partition", "operators",
     "graphs", "clusters", "formats",
     "schedules", "costs", "profilers", "simulator", "solvers",
-    "judging", "traces", "peers", "drawing", "launcher",
+    "judging", "traces", "peers", "drawing", "launcher", "exporting",
     "reports", "api", "commands",
 )  # fmt: skip
 MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 16, 24
@@ -28,7 +28,8 @@ MAX_LINES_OF_A_COMMAND = 60
 
 # Packages that take long to load, and the only places that may do so when they are imported.
 HEAVY = {
-    "torch": ("planner/operators", "planner/launcher", "planner/profilers"),
+    "torch": ("planner/operators", "planner/launcher", "planner/profilers", "planner/exporting"),
+    "onnxscript": ("planner/exporting",),
     "onnxruntime": (),
     "ortools": (),
     "gurobipy": (),

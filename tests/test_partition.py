@@ -211,15 +211,16 @@ def test_the_same_plan_gives_the_same_bytes_and_leaves_nothing_else(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "strategy.onnx"]
 
 
-def test_inline_weights_may_go_to_another_folder_external_ones_may_not(tmp_path):
+def test_weights_go_along_to_another_folder(tmp_path):
     (tmp_path / "there").mkdir()
     inline = load(small_model(tmp_path / "inline.onnx"), batch=2)
     write_partition(inline, plan_for(inline), tmp_path / "there/strategy.onnx")
     check_agreement(plan_for(inline), tmp_path / "there/strategy.onnx")
     external = load(small_model(tmp_path / "external.onnx", external=True), batch=2)
-    with pytest.raises(FileError, match=r"in the folder of .*external\.onnx.*with -o"):
-        write_partition(external, plan_for(external), tmp_path / "there/other.onnx")
-    assert not (tmp_path / "there/other.onnx").exists()
+    write_partition(external, plan_for(external), tmp_path / "there/other.onnx")
+    check_agreement(plan_for(external), tmp_path / "there/other.onnx")
+    copied = tmp_path / "there/weights.bin"
+    assert copied.read_bytes() == (tmp_path / "weights.bin").read_bytes()
 
 
 def test_an_opset_that_onnx_runtime_does_not_take_is_an_error(tmp_path):

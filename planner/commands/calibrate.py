@@ -6,13 +6,14 @@ from pathlib import Path
 import click
 
 from planner import api
-from planner.commands.printing import show
+from planner.commands.option_types import ProfileFile
+from planner.commands.printing import say, show
 
 
 @click.command()
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True,
                 type=click.Path(path_type=Path))  # fmt: skip
-@click.option("--profile", "profile_paths", multiple=True, type=click.Path(path_type=Path),
+@click.option("--profile", "profile_paths", multiple=True, type=ProfileFile(),
               help="Profile of a run, or of another model that the corrections are for; may be"
               " repeated.  [default: the newest in ./profiles]")  # fmt: skip
 @click.option("--topology", "topology_names", multiple=True, default=("local.yaml",),
@@ -53,4 +54,4 @@ def calibrate(
         return
     show(calibrate_table(fitted))
     for line in (*calibrate_lines(fitted), f"wrote {' and '.join(written)}"):
-        click.echo(line)
+        say(line)

@@ -21,7 +21,7 @@ from planner.commands.options import (
     solver_list,
 )
 from planner.commands.outputs import check_output
-from planner.commands.printing import show
+from planner.commands.printing import say, show
 
 if TYPE_CHECKING:
     from planner.api import Plans, Search, Training, WhatIf
@@ -101,6 +101,6 @@ def print_plans(plans: "Plans", csv_path: Path | None, as_json: bool) -> None:
         *(f"note: {reason}" for reason in reason_lines(comparison)),
         *filter(None, [winner_line(comparison)]),
     ):
-        click.echo(line)
+        say(line)
     if csv_path is not None:
-        click.echo(f"wrote {csv_path}")
+        say(f"wrote {csv_path}")

@@ -7,7 +7,7 @@ import click
 
 from planner import api
 from planner.commands.outputs import check_output
-from planner.commands.printing import show
+from planner.commands.printing import say, show
 
 
 @click.command("compare-trace")
@@ -41,4 +41,4 @@ def compare_trace(predicted: Path, measured: Path, output: Path | None, as_json:
     for table in trace_tables(comparison):
         show(table)
     if output is not None:
-        click.echo(f"wrote {output}")
+        say(f"wrote {output}")

@@ -6,7 +6,9 @@ from pathlib import Path
 import click
 
 from planner import api
+from planner.commands.option_types import ProfileFile
 from planner.commands.outputs import check_output
+from planner.commands.printing import say
 
 
 @click.command()
@@ -15,7 +17,7 @@ from planner.commands.outputs import check_output
 @click.option("--to", "form", type=click.Choice(["pipedream", "planner"]),
               help="The format to write.  [default: planner where OUT ends in .json]",
               )  # fmt: skip
-@click.option("--profile", "profile_path", type=click.Path(path_type=Path),
+@click.option("--profile", "profile_path", type=ProfileFile(),
               help="Profile that a strategy was made for.  [default: OUT, if it is a graph.txt,"
               " else the newest in ./profiles]")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -38,4 +40,4 @@ def convert(
     if as_json:
         click.echo(json.dumps({"written": written}))
     else:
-        click.echo(f"wrote {' and '.join(written)}")
+        say(f"wrote {' and '.join(written)}")

@@ -5,15 +5,27 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import click
 
+from planner.commands.printing import say
 from planner.errors import PlannerError, Stopped
 
 NO_PLAN = 3
 FAILED = 1
 STOPPED = 130  # 128 + SIGINT, as shells have it
+
+
+class Mistake(click.ClickException):
+    """An error whose message is broken between words on a terminal."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Prints it on standard error, or into a file."""
+        if file is None:
+            say(f"Error: {self.format_message()}", err=True)
+        else:
+            super().show(file)
 
 
 class Commands(click.Group):
@@ -24,7 +36,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except PlannerError as error:
-            raise click.ClickException(str(error)) from error
+            raise Mistake(str(error)) from error
         except (KeyboardInterrupt, click.Abort):
             click.echo("stopped", err=True)
             ctx.exit(STOPPED)
@@ -33,7 +45,7 @@ class Commands(click.Group):
                 raise  # the reader of our output has closed it, which click handles
             abandon_output()
             where = "" if error.filename is None else f"{error.filename}: "
-            raise click.ClickException(f"{where}{error.strerror or error}") from error
+            raise Mistake(f"{where}{error.strerror or error}") from error
 
 
 def abandon_output() -> None:

@@ -8,7 +8,7 @@ import click
 from planner import api
 from planner.commands.ends import NO_PLAN
 from planner.commands.inputs import InputNames, say_if_compiling
-from planner.commands.printing import show, spinner
+from planner.commands.printing import say, show, spinner
 
 if TYPE_CHECKING:
     from planner.api import Search, Training
@@ -55,5 +55,5 @@ def solve_foreign(
         if comparison.best.stages:
             show(foreign_stage_table(comparison))
         for line in foreign_lines(comparison):
-            click.echo(line)
+            say(line)
     return 0 if comparison.best.stages else NO_PLAN

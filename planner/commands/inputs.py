@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from planner import api
-from planner.commands.printing import spinner
+from planner.commands.printing import say, spinner
 
 if TYPE_CHECKING:
     from planner.api import Calibration, Plans, Profile, Topology
@@ -19,7 +17,7 @@ class InputNames:
     """The options that name the files.
 
     Attributes:
-        profile: None stands for the newest in ./profiles.
+        profile: None stands for the newest in ./profiles, if all are of one model.
         gpus: number of devices to take; None takes all.
         topology: a file, one in ./topologies, or a preset.
     """
@@ -28,17 +26,18 @@ class InputNames:
     gpus: int | None
     topology: str
 
-    def read(self, *, calibrated: bool, quiet: bool) -> "Inputs":
+    def read(self, *, calibrated: bool, quiet: bool, model: Path | None = None) -> "Inputs":
         """The files, read.
 
         Args:
             calibrated: whether the corrections beside the profile are taken.
+            model: the ONNX file, which the newest profile has to be of; None takes any.
             quiet: whether standard output is not for people.
         """
-        path = self.profile or api.newest_profile()
+        path = self.profile or api.newest_profile(model=model)
         profiles = api.read_profiles(path)
         if self.profile is None:
-            click.echo(f"profile {path}, the newest in profiles/", err=quiet)
+            say(f"profile {path}, the newest in profiles/", err=quiet)
         topology_path = api.find_topology(self.topology)
         calibration = api.read_calibration(path, profiles) if calibrated else False
         topology = api.read_topology(topology_path, self.gpus)
@@ -83,4 +82,4 @@ def planned(ask: "Callable[..., Plans]", inputs: Inputs) -> "Plans":
 def say_if_compiling() -> None:
     """Says why the first solve of a version takes longer."""
     if not api.is_compiled():
-        click.echo("compiling the search, once per version: up to a minute", err=True)
+        say("compiling the search, once per version: up to a minute", err=True)

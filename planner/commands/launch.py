@@ -10,7 +10,7 @@ import click
 from planner import api
 from planner.commands.ends import one_of_several
 from planner.commands.outputs import check_output
-from planner.commands.printing import bar, show
+from planner.commands.printing import bar, say, show
 
 if TYPE_CHECKING:
     from planner.api import LaunchReport
@@ -85,7 +85,7 @@ def launch(
             seed=seed,
             trace=trace,
             track_memory=track_memory,
-            report=lambda line: click.echo(line, err=True),
+            report=lambda line: say(line, err=True),
             progress=lambda step: tick(step, steps),
         )
     if report is not None:
@@ -102,7 +102,7 @@ def print_report(report: "LaunchReport", as_json: bool) -> None:
     for table in launch_tables(report):
         show(table)
     for line in (loss_line(report), *(f"note: {note}" for note in report.notes)):
-        click.echo(line)
+        say(line)
 
 
 def forwarded() -> list[str]:

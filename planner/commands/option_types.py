@@ -1,10 +1,12 @@
 """Types of options that click does not know: sizes, times, rates, dimensions."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from planner import api
 from planner.errors import UnitError
 from planner.units import parse_bytes, parse_rate, parse_seconds
 
@@ -28,6 +30,16 @@ class Quantity(click.ParamType[Any]):
         return quantity
 
 
+class ProfileFile(click.ParamType[Any]):
+    """A profile: a file, or the name of one in ./profiles."""
+
+    name = "FILE"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The path of the file."""
+        return value if isinstance(value, Path) else api.find_profile(value)
+
+
 class Dimension(click.ParamType[Any]):
     """NAME=N."""
 
@@ -40,6 +52,22 @@ class Dimension(click.ParamType[Any]):
         if not name or not is_number or int(number) < 1:
             return self.fail(f"expected NAME=N such as sequence=128, got {value!r}", param, ctx)
         return name, int(number)
+
+
+class Dynamic(click.ParamType[Any]):
+    """INPUT.DIM=NAME."""
+
+    name = "INPUT.DIM=NAME"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The input, the index of the dimension and its name."""
+        place, _, name = str(value).partition("=")
+        argument, _, dim = place.rpartition(".")
+        if not argument or not (dim.isascii() and dim.isdecimal()) or not name.isidentifier():
+            return self.fail(
+                f"expected INPUT.DIM=NAME such as x.0=batch, got {value!r}", param, ctx
+            )
+        return argument, int(dim), name
 
 
 class Pin(click.ParamType[Any]):

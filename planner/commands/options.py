@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import Field
 from enum import StrEnum
 from functools import wraps
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
@@ -13,7 +12,7 @@ from click.types import convert_type
 
 from planner.api import SOLVERS, Search, Training, WhatIf, option_fields, own_options
 from planner.commands.inputs import InputNames
-from planner.commands.option_types import MEMORY, SIZE, Pin, counts, names
+from planner.commands.option_types import MEMORY, SIZE, Pin, ProfileFile, counts, names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -171,8 +170,9 @@ INPUTS = packed(
     InputNames,
     click.option(
         "--profile",
-        type=click.Path(path_type=Path),
-        help="Profile to plan for.  [default: the newest in ./profiles]",
+        type=ProfileFile(),
+        help="Profile to plan for: a file, or a name in ./profiles.  [default: the newest there,"
+        " if all are of one model]",
     ),
     click.option(
         "--gpus",

@@ -1,6 +1,7 @@
-"""Tables, charts and progress: with colour and as wide as the terminal, or plain in a pipe."""
+"""Lines, tables, charts, progress: with colour and as wide as the terminal, or plain in a pipe."""
 
 import logging
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ STYLES = {
 }  # fmt: skip
 # Width of tables where there is no terminal to ask.
 PIPED_WIDTH = 160
+# Longer words may be broken in tables.
+MAX_WORD = 30
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -33,19 +36,78 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(stderr=stderr, width=None if stream.isatty() else PIPED_WIDTH, highlight=False)
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Prints lines for people; on a terminal they are broken between words, so that none is cut.
+
+    Args:
+        err: whether they go to standard error.
+    """
+    stream = sys.stderr if err else sys.stdout
+    if stream.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(wrapped(line, width) for line in text.splitlines())
+    click.echo(text, err=err)
+
+
+def wrapped(line: str, width: int) -> str:
+    """A line broken between words; a command is continued with a backslash, as shells have it.
+
+    >>> print(wrapped("note: the times are of another type of device", 30))
+    note: the times are of another
+      type of device
+    >>> print(wrapped("run it: planner launch strategy.json --nproc 2", 30))
+    run it: planner launch \\
+        strategy.json --nproc 2
+    """
+    if len(line) <= width:
+        return line
+    before, is_command = _command(line)
+    room = width - 2 if is_command else width
+    parts = textwrap.wrap(
+        line,
+        room,
+        subsequent_indent="    " if is_command else "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    if not is_command:
+        return "\n".join(parts)
+    # Only what belongs to the command is continued, not the words before it.
+    text, done = "", 0
+    for part in parts[:-1]:
+        done += len(part.strip()) + 1
+        text += part + (" \\\n" if done > len(before) else "\n")
+    return text + parts[-1]
+
+
+def _command(line: str) -> tuple[str, bool]:
+    """The words before a command in a line, and whether there is one."""
+    for start in ("torchrun ", "planner "):
+        before, mark, _ = line.partition(f": {start}")
+        if mark:
+            return before + ": ", True
+        if line.startswith(start):
+            return "", True
+    return line, False
+
+
 def show(table: "Table") -> None:
     """Prints a table; where it is too wide, with heads of several lines, then with fewer columns,
-    so that no number and no name is broken.
+    so that no number and no name is broken. Columns that are left out are named below it.
     """
     screen = console()
     roomy = screen.options.update(width=10 * PIPED_WIDTH)
-    drawn = draw(table, tall=False)
+    drawn, missing = draw(table, tall=False), []
     for head in (None, *table.optional):
         if screen.measure(drawn, options=roomy).minimum <= screen.width:
             break
-        table = table if head is None else table.without(head)
+        if head is not None:
+            table = table.without(head)
+            missing.append(head.lstrip(">"))
         drawn = draw(table, tall=True)
     screen.print(drawn)
+    if missing:
+        say(f"not shown, for lack of room: {', '.join(missing)} (in a wider terminal, or --json)")
 
 
 def draw(table: "Table", *, tall: bool) -> "RichTable":
@@ -65,11 +127,14 @@ def draw(table: "Table", *, tall: bool) -> "RichTable":
         if tall:
             head = textwrap.fill(head, max(1, width), break_long_words=False)
         whole = is_number or index == 0
+        # Other text is wrapped between words, so it needs room for its longest one.
+        words = [word for row in table.rows for word in row[index].split()]
+        least = width if whole else min(MAX_WORD, max(map(len, words), default=0))
         drawn.add_column(
             escape(head),
             justify="right" if is_number else "left",
             no_wrap=whole,
-            min_width=max(width, *map(len, head.splitlines() or [""])) if whole else None,
+            min_width=max(least, *map(len, head.splitlines() if whole else head.split()), 1),
             overflow="ellipsis" if is_number else "fold",
         )
     for index, row in enumerate(table.rows):
@@ -95,8 +160,8 @@ def show_chart(lines: "Callable[[int], Sequence[Sequence[Piece]]]") -> None:
 
 @contextmanager
 def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar with the time left; silent where standard output is no terminal."""
-    if not sys.stdout.isatty():
+    """A progress bar with the time left, on standard error; silent where that is no terminal."""
+    if not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.progress import Progress
@@ -116,17 +181,17 @@ class SolverLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one message."""
         if record.levelno >= logging.WARNING:
-            click.echo(f"warning: {record.getMessage()}", err=True)
+            say(f"warning: {record.getMessage()}", err=True)
         else:
             self.show_state(record.getMessage())
 
 
 @contextmanager
 def spinner() -> Iterator[Callable[[str], None]]:
-    """Shows which solver is at work and its state; only warnings, where standard output is no
-    terminal.
+    """Shows which solver is at work and its state, on standard error; only warnings, where that is
+    no terminal.
     """
-    if not sys.stdout.isatty():
+    if not sys.stderr.isatty():
         with listening(lambda state: None, logging.WARNING):
             yield lambda name: None
         return

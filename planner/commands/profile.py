@@ -11,32 +11,60 @@ import click
 
 from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct
-from planner.commands.outputs import check_output
-from planner.commands.printing import bar, show
+from planner.commands.options import packed
+from planner.commands.outputs import check_output, say_overwritten
+from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import Effort, EngineComparison, Model, Profile, RooflineFit
 
 
+TRAINED = packed(
+    "chosen",
+    dict,
+    click.option(
+        "--train", multiple=True, metavar="NAME", help="Train this initializer; may be repeated."
+    ),
+    click.option(
+        "--freeze",
+        multiple=True,
+        metavar="NAME",
+        help="Do not train this initializer; may be repeated.",
+    ),
+    click.option(
+        "--tie",
+        multiple=True,
+        metavar="NAME[=OTHER]",
+        help="Keep this initializer one parameter, or make OTHER the same one; may be repeated.",
+    ),
+    click.option(
+        "--untie",
+        multiple=True,
+        metavar="NAME",
+        help="Give each module that reads this initializer its own; may be repeated.",
+    ),
+    click.option(
+        "--batch-norm",
+        type=click.Choice(["training", "frozen"]),
+        help="Whether BatchNormalization uses the statistics of the microbatch or its running"
+        " ones.  [default: as the file says]",
+    ),
+)
+"""What is trained, and how."""
+
+
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path),
-              help="Profile to write.  [default: profiles/MODEL.json]")  # fmt: skip
+              help="Profile to write.  [default: profiles/MODEL.json, for other devices, types and"
+              " engines with their names]")  # fmt: skip
 @click.option("--batch", "batches", type=Batches(), default=(None,),
               help="Samples per microbatch. Among several sizes, such as 1,2,4, and sizes between"
               " them, solve chooses.")  # fmt: skip
 @click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
               help="Size of a symbolic dimension; may be repeated.")  # fmt: skip
-@click.option(
-    "--train", multiple=True, metavar="NAME", help="Train this initializer; may be repeated."
-)
-@click.option(
-    "--freeze",
-    multiple=True,
-    metavar="NAME",
-    help="Do not train this initializer; may be repeated.",
-)
+@TRAINED
 @click.option("--device", default="cpu", show_default=True,
               help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
               " V100-SXM2-16GB, for which times are computed.",
@@ -73,8 +101,6 @@ def profile(
     output: Path | None,
     batches: tuple[int | None, ...],
     dims: tuple[tuple[str, int], ...],
-    train: tuple[str, ...],
-    freeze: tuple[str, ...],
     device: str,
     engine: str | None,
     dtype: str | None,
@@ -86,6 +112,7 @@ def profile(
     comparing: bool,
     seed: int,
     as_json: bool,
+    chosen: dict[str, Any],
 ) -> None:
     """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
 
@@ -101,27 +128,29 @@ def profile(
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
-    path = output or Path("profiles") / f"{model.stem}.json"
+    path = output or api.profile_path(model, device=device, engine=engine, dtype=dtype)
     check_output([path], {"model": model})
     efforts: list[Effort] = []
-    comparison = None
+    comparison, last = None, None
     if model.suffix.lower() in (".json", ".txt"):
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(api.read_model, model, dims=dict(dims), train=train, freeze=freeze)
+        read = partial(api.read_model, model, dims=dict(dims), **chosen)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
             repetitions=repetitions, budget_s=budget_s, cache=cache, contention=contention,
             seed=seed, effort=efforts.append,
         )  # fmt: skip
         profiles, last = measured_profiles(model.name, batches, read, measure)
+        print_notes(last)
         if comparing:
             with bar("Comparing with ONNX Runtime") as tick:
                 comparison = api.compare_engines(last, profiles[-1], seed=seed, progress=tick)
+    say_overwritten(path, profiles)
     api.write_profiles(profiles, path)
     if as_json:
-        print_json(profiles, efforts, comparison, path)
+        print_json(profiles, efforts, comparison, path, last)
     else:
         print_profiles(profiles, efforts, comparison, path)
 
@@ -132,6 +161,7 @@ def refuse_options_of_models() -> None:
     options = {
         "batch": params["batches"] != (None,), "engine": params["engine"],
         "compare": params["comparing"], "train": params["train"], "freeze": params["freeze"],
+        "tie": params["tie"], "untie": params["untie"], "batch-norm": params["batch_norm"],
         "dtype": params["dtype"], "repetitions": params["repetitions"], "dim": params["dims"],
     }  # fmt: skip
     given = [name for name, value in options.items() if value]
@@ -169,14 +199,17 @@ def print_json(
     efforts: "Sequence[Effort]",
     comparison: "tuple[EngineComparison, RooflineFit] | None",
     path: Path,
+    model: "Model | None",
 ) -> None:
     """The profile of the largest microbatch as one object, with the others and the measuring."""
     from planner.reports.engines import compare_json
-    from planner.reports.profile import profile_json
+    from planner.reports.profile import choices_json, profile_json
 
     print_warnings(profiles)
     *others, plain = (profile_json(one, str(path)) for one in profiles)
     more: dict[str, Any] = {"others": others} if others else {}
+    if model is not None:
+        more["parameters"] = choices_json(model.choices)
     if efforts:
         more["effort"] = [asdict(effort) for effort in efforts]
     if comparison is not None:
@@ -198,18 +231,28 @@ def print_profiles(
     for index, one in enumerate(profiles):
         show(profile_table(one))
         for line in (*profile_lines(one), edges_line(one)):
-            click.echo(line)
+            say(line)
         if efforts:
-            click.echo(effort_line(efforts[index]))
+            say(effort_line(efforts[index]))
     if comparison is not None:
         show(compare_table(comparison[0]))
         for line in (*compare_lines(comparison[0]), fit_line(comparison[1])):
-            click.echo(line)
-    click.echo(f"wrote {path}")
+            say(line)
+    say(f"wrote {path}")
+
+
+def print_notes(model: "Model") -> None:
+    """Parameters that may be others than the module's, and what is left out where the model is
+    trained, on standard error.
+    """
+    for warning in model.warnings:
+        say(f"warning: {warning}", err=True)
+    for note in model.notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def print_warnings(profiles: "Sequence[Profile]") -> None:
     """Warnings of the measuring, on standard error."""
     for one in profiles:
         for warning in one.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}", err=True)

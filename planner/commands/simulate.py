@@ -13,7 +13,7 @@ from planner.commands.ends import NO_PLAN
 from planner.commands.inputs import InputNames, say_if_compiling
 from planner.commands.options import CALIBRATION, INPUTS, OWN_STAGES, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
-from planner.commands.printing import show, show_chart
+from planner.commands.printing import say, show, show_chart
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def simulate(
     else:
         simulation = simulated_strategy(ctx, strategy, names, calibrated, training, what_if)
     if simulation.plan is None:
-        click.echo(f"the cuts given do not fit: {simulation.reason}", err=True)
+        say(f"the cuts given do not fit: {simulation.reason}", err=True)
         ctx.exit(NO_PLAN)
     if drawn or outputs:
         simulation.described()  # which says why there is nothing to draw
@@ -86,9 +86,9 @@ def simulate(
     else:
         print_simulation(simulation, simulation.plan, drawn)
         if trace_path is not None:
-            click.echo(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
+            say(f"wrote {trace_path}; open it with https://ui.perfetto.dev")
         if svg_path is not None:
-            click.echo(f"wrote {svg_path}")
+            say(f"wrote {svg_path}")
 
 
 def simulated_stages(
@@ -175,9 +175,9 @@ def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> Non
     if simulation.account is not None:
         print_account(simulation.account, simulation.names, drawn)
     for line in (*certificate_lines(plan)[:1], times_line(plan)):
-        click.echo(line)
+        say(line)
     for note in plan.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def print_account(account: "Account", names: dict[int, str], drawn: bool) -> None:

@@ -23,8 +23,8 @@ from planner.commands.options import (
     solver_choice,
     solver_list,
 )
-from planner.commands.outputs import check_strategy_output
-from planner.commands.printing import show
+from planner.commands.outputs import check_strategy_output, say_overwritten
+from planner.commands.printing import say, show
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def solve(
     if cost_model in FOREIGN:
         how = (training, search, bandwidth, time_limit_s)
         ctx.exit(solve_foreign(cost_model, names, *how, as_json))
-    inputs = names.read(calibrated=calibrated, quiet=as_json)
+    inputs = names.read(calibrated=calibrated, quiet=as_json, model=model_path)
     model = model_for(inputs, model_path, output)
     ask = partial(
         api.solve, training=training, search=search, solvers=solvers, cost_model=cost_model,
@@ -112,6 +112,7 @@ def solve(
     plans = planned(ask, inputs)
     written: tuple[Path, ...] = ()
     if plans.plan is not None:
+        say_overwritten(output, plans.plan)
         written = api.write_strategy(plans.plan, output, model, profile=inputs.profile_path)
     asked_pipedream = "pipedream" in (*solvers, cost_model)
     report = api.pipedream_report(plans) if asked_pipedream else None
@@ -137,7 +138,7 @@ def print_left_over(output: Path, written: Sequence[Path], as_json: bool) -> Non
     """A note on an annotated model that was not written now."""
     left = output.with_suffix(".onnx")
     if left not in written and left.is_file():
-        click.echo(f"note: {left} is of an earlier strategy; delete it", err=as_json)
+        say(f"note: {left} is of an earlier strategy; delete it", err=as_json)
 
 
 def refuse_for_cost_model(ctx: click.Context) -> None:
@@ -202,7 +203,7 @@ def print_plans(
         print_pipedream(report, plans.comparison)
     if plans.plan is None:
         for line in (no_plan_lines if judged else reason_lines)(plans.comparison):
-            click.echo(line)
+            say(line)
     else:
         print_plan(plans.plan, plans.comparison, judged)
         print_written(written, len(plans.plan.ranks))
@@ -210,7 +211,7 @@ def print_plans(
         print_what_if(plans, plans.before)
     if gains:
         show(sensitivity_table(gains))
-        click.echo(sensitivity_line(gains))
+        say(sensitivity_line(gains))
 
 
 def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -> None:
@@ -219,10 +220,10 @@ def print_pipedream(report: "PipeDreamReport", comparison: "SolverComparison") -
 
     show(pipedream_table(report))
     for line in pipedream_lines(report):
-        click.echo(line)
+        say(line)
     plan = plan_of(report, comparison)
     if plan is not None:
-        click.echo(launched_line(plan))
+        say(launched_line(plan))
 
 
 def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> None:
@@ -237,10 +238,10 @@ def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> No
     show(stage_table(plan))
     if judged:
         for line in (winner_line(comparison), *certificate_lines(plan)):
-            click.echo(line)
-    click.echo(times_line(plan))
+            say(line)
+    say(times_line(plan))
     for note in (*plan.notes, *comparison.notes, *reason_lines(comparison)):
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def print_written(written: Sequence[Path], num_ranks: int) -> None:
@@ -249,13 +250,11 @@ def print_written(written: Sequence[Path], num_ranks: int) -> None:
 
     strategy, *partition = written
     if partition:
-        click.echo(f"wrote {strategy} and {partition[0]}")
+        say(f"wrote {strategy} and {partition[0]}")
     else:
-        click.echo(
-            f"wrote {strategy}; no annotated model, because the model is not at hand (--model)"
-        )
+        say(f"wrote {strategy}; no annotated model, because the model is not at hand (--model)")
     for line in run_lines(strategy, num_ranks):
-        click.echo(line)
+        say(line)
 
 
 def print_what_if(plans: "Plans", before: "Plans") -> None:
@@ -265,6 +264,6 @@ def print_what_if(plans: "Plans", before: "Plans") -> None:
     counts = (before.num_devices, plans.num_devices)
     show(what_if_table(before.comparison, plans.comparison, counts))
     for line in plans.changes:
-        click.echo(f"changed: {line}")
+        say(f"changed: {line}")
     for note in changes_without_effect(before.problems[-1], plans.changes):
-        click.echo(f"note: {note}")
+        say(f"note: {note}")

@@ -14,7 +14,7 @@ from planner import api
 from planner.commands.ends import one_of_several
 from planner.commands.option_types import RATE, SIZE
 from planner.commands.outputs import check_output
-from planner.commands.printing import bar, show
+from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
     if probed.allreduces:
         show(sums_table(probed))
     for line in probe_lines(probed):
-        click.echo(line)
-    click.echo(f"wrote {output}; use it: planner solve --topology {shlex.quote(str(output))}")
+        say(line)
+    say(f"wrote {output}; use it: planner solve --topology {shlex.quote(str(output))}")
 
 
 @topology.command("show")
@@ -131,7 +131,7 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
         return
     print_cluster(cluster)
     if picture is not None:
-        click.echo(f"wrote {picture}")
+        say(f"wrote {picture}")
 
 
 def print_cluster(cluster: "Topology") -> None:
@@ -150,7 +150,7 @@ def print_cluster(cluster: "Topology") -> None:
         ):
             show(table)
     for note in cluster.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 @topology.command("import")
@@ -204,8 +204,8 @@ def import_cluster(
         click.echo(json.dumps({**plain, "notes": list(cluster.notes)}))
         return
     for note in cluster.notes:
-        click.echo(f"note: {note}")
-    click.echo(f"wrote {output}; look at it: planner topology show {shlex.quote(str(output))}")
+        say(f"note: {note}")
+    say(f"wrote {output}; look at it: planner topology show {shlex.quote(str(output))}")
 
 
 def types_by_name(types: tuple[str, ...]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 simulator runs it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -38,11 +39,13 @@ class Verdict:
         strategy: the solver's, or a variant of it that is faster.
         prediction: the simulator's figures.
         notes: where the judge did less than usual, or accepted more.
+        cut: whether the clock kept variants from being simulated.
     """
 
     strategy: Strategy
     prediction: Prediction
     notes: tuple[str, ...] = ()
+    cut: bool = False
 
 
 def predicted_s(prediction: Prediction, objective: Objective) -> float:
@@ -85,11 +88,16 @@ def gap_to(bound_s: float, value_s: float, *, of_sizes: bool = False) -> float:
     return value_s / bound_s - 1 if of_sizes else (value_s - bound_s) / bound_s
 
 
-def judge(problem: Problem, solver: str, result: Result) -> tuple[Verdict | None, str | None]:
+def judge(
+    problem: Problem, solver: str, result: Result, over: Callable[[], bool] = lambda: False
+) -> tuple[Verdict | None, str | None]:
     """The verdict on a solver's strategy, or None and why it does not fit. Where the simulator
     finds them faster, and they fit, another strategy of the solver is taken, or one more microbatch
-    in flight per stage than the default. Their actions are limited; a note counts the variants that
-    are left out.
+    in flight per stage than the default. Their actions are limited, and no more are simulated once
+    the time is over; a note counts the variants that are left out.
+
+    Args:
+        over: whether the time is over.
 
     Raises:
         ValueError: if the strategy is wrong, which is the solver's mistake.
@@ -102,9 +110,11 @@ def judge(problem: Problem, solver: str, result: Result) -> tuple[Verdict | None
     tried = (result.strategy, *result.others)
     candidates = tuple(dict.fromkeys((*tried, *map(one_more_in_flight, tried))))
     simulated = left_out = size = 0
+    cut = False
     for candidate in candidates:
+        cut = cut or (bool(verdicts) and over())
         # Variants are about as long as the one before.
-        if verdicts and simulated + size > MAX_ACTIONS:
+        if verdicts and (cut or simulated + size > MAX_ACTIONS):
             left_out += 1
             continue
         evaluation = evaluate(problem, candidate)
@@ -120,11 +130,11 @@ def judge(problem: Problem, solver: str, result: Result) -> tuple[Verdict | None
     best = min(verdicts, key=lambda one: predicted_s(one.prediction, objective))
     if not left_out:
         return best, None
+    why = "the time limit was reached" if cut else f"an iteration has {size} actions"
     note = (
-        f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated:"
-        f" an iteration has {size} actions"
+        f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated: {why}"
     )
-    return replace(best, notes=(note,)), None
+    return replace(best, notes=(note,), cut=cut), None
 
 
 def judge_unchanged(problem: Problem, strategy: Strategy) -> tuple[Verdict, Times]:
@@ -255,6 +265,9 @@ def as_plan(
         source=profile.source,
         engine=profile.engine,
         profiled_on=profile.device_type,
+        tie=profile.tie,
+        untie=profile.untie,
+        batch_norm=profile.batch_norm,
     )
 
 

@@ -37,7 +37,7 @@ def with_paths(
 
 def find_profiles(plan: Plan, strategy_path: Path) -> tuple[Path, tuple[Profile, ...]]:
     """The file with the profile of a plan, and all profiles in it: the file that the plan names, if
-    it still has the profile, else the newest in ./profiles.
+    it still has the profile, else the newest of its model in ./profiles.
 
     Raises:
         FileError: if there is neither, or the newest is malformed.
@@ -48,7 +48,7 @@ def find_profiles(plan: Plan, strategy_path: Path) -> tuple[Path, tuple[Profile,
             profiles = tuple(read_any_profiles(path))
             profile_of(plan, str(strategy_path), profiles, str(path))
             return path, profiles
-    path = newest_profile(Path("profiles"))
+    path = newest_profile(Path("profiles"), plan.model_hash)
     return path, tuple(read_any_profiles(path))
 
 

@@ -211,7 +211,12 @@ def attempts(
                 # A solver that another one starts from may have answered already.
                 if name not in answers:
                     answers[name] = SOLVERS[name](asked, allowed_s, known, answers)
-                attempt = _judged(problem, asked, name, answers[name], start)
+                until_s = start + allowed_s if thorough else begin + time_limit_s
+
+                def over(until_s: float = until_s) -> bool:
+                    return time.monotonic() - compiling_s() > until_s
+
+                attempt = _judged(problem, asked, name, answers[name], start, over)
                 # A search that uses all its time and got less than its share was cut by the clock.
                 cut = not thorough and share < 1 and allowed_s < share_s
                 made.append(_not_reproducible(attempt) if cut else attempt)
@@ -238,21 +243,30 @@ def _not_asked(
     return OUT_OF_TIME if left_s <= 0 and made and not solver.always_asked else None
 
 
-def _judged(problem: Problem, asked: Problem, name: str, result: Result, start: float) -> Attempt:
+def _judged(
+    problem: Problem,
+    asked: Problem,
+    name: str,
+    result: Result,
+    start: float,
+    over: Callable[[], bool],
+) -> Attempt:
     """One solver's answer, judged.
 
     Args:
         problem: as it is.
         asked: as the solver sees it.
         start: of the search, by the monotonic clock.
+        over: whether the time for judging is over.
     """
     verdict = None
     if result.strategy is not None:
         result, reason = _without_broken(asked, result)
         if result.strategy is not None:
-            verdict, reason = judge(problem, name, result)
+            verdict, reason = judge(problem, name, result, over)
         result = result if verdict else _without_strategy(result, reason)
-    return Attempt(name, result, verdict, time.monotonic() - start)
+    attempt = Attempt(name, result, verdict, time.monotonic() - start)
+    return _not_reproducible(attempt) if verdict is not None and verdict.cut else attempt
 
 
 def _without_broken(problem: Problem, result: Result) -> tuple[Result, str | None]:
@@ -295,7 +309,20 @@ def comparison(of_sizes: Sequence[Attempts], notes: tuple[str, ...] = ()) -> Sol
         for attempt in one.of_solvers
     )
     proved = all(one.shortage is not None for one in of_sizes)
-    return SolverComparison(rows, bound_s * min(samples), proved, notes)
+    return SolverComparison(rows, bound_s * min(samples), proved, (*notes, *_cut_notes(of_sizes)))
+
+
+def _cut_notes(of_sizes: Sequence[Attempts]) -> tuple[str, ...]:
+    """A line on the searches that the time limit cut, if there are any."""
+    names = dict.fromkeys(
+        attempt.solver
+        for one in of_sizes
+        for attempt in one.of_solvers
+        if attempt.verdict is not None and not attempt.result.reproducible
+    )
+    if not names:
+        return ()
+    return (f"the time limit cut the search of {', '.join(names)}; --time-limit gives more",)
 
 
 def _row(problem: Problem, attempt: Attempt, bound_s: float, of_sizes: bool) -> SolverRow:

@@ -1,12 +1,9 @@
 """A microbatch's data from outside the model: graph inputs and the loss's target."""
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,6 +14,7 @@ from planner.errors import LaunchError, OptionError
 from planner.graph import Graph, producers, tensors_by_name
 from planner.model import Model
 from planner.operators import synthetic
+from planner.support.named import function_named
 
 IGNORED_CLASS = -100  # torch's losses ignore elements of this class
 
@@ -242,18 +240,7 @@ def import_data(name: str) -> UserData:
     Raises:
         LaunchError: if there is none.
     """
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise LaunchError(f"--data: expected module:function, got {name!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        function: object = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:
-        raise LaunchError(f"--data {name}: {type(error).__name__}: {error}") from error
-    if not callable(function):
-        raise LaunchError(f"--data {name}: expected a function, got {type(function).__name__}")
+    function: UserData = function_named(name, "--data", LaunchError)  # type: ignore[assignment]
     return function
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -125,7 +125,7 @@ def launch(
         loss: auto, cross-entropy or mse.
         data: module:function; None draws random data, the same in each step.
         device: auto, cpu or cuda.
-        seed: of random data; None takes the plan's.
+        seed: of random data and of random operators; None takes the plan's.
         threads: of torch on a CPU; None takes the profile's.
         trace: file that the median iteration is written to, for Perfetto.
         track_memory: whether to run one more step, whose memory is watched and whose time is not
@@ -232,7 +232,11 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     file = model_path or path.parent / str(plan.model_path)
     if model_path is None and not file.is_file():
         raise LaunchError(f"{path}: made for {file}, which is not there; give --model FILE")
-    model = load(file, dimensions=plan.dimensions)
+    read = partial(
+        load, file, dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie,
+        batch_norm=plan.batch_norm,
+    )  # fmt: skip
+    model = read()
     if plan.model_hash not in (None, model.hash):
         raise FileError(
             f"{path}: made for model {str(plan.model_hash)[:12]}, but {file} is "
@@ -243,7 +247,7 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     train, freeze = sorted({*plan.train} - usual), sorted(usual - {*plan.train})
     if not train and not freeze:
         return model
-    return load(file, dimensions=plan.dimensions, train=train, freeze=freeze)
+    return read(train=train, freeze=freeze)
 
 
 # ---------------------------------------------------------------------------- with the others
@@ -266,7 +270,7 @@ def _train(
     actions = job.program.lists[world.device]
     runtime = Runtime(
         actions, as_it_crosses(graph, plan), part.stages, gradients, optimizer, world,
-        waiting_for_sends(job.program.code),
+        waiting_for_sends(job.program.code), seed_of(job, settings),
     )  # fmt: skip
     feed = make_feed(job, part, settings)
     microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
@@ -274,7 +278,7 @@ def _train(
     losses, begun_s, iterations_s = [], [], []
     before = world.read_clocks()
     for step in range(settings.steps):
-        record = runtime.iterate({m: feed(step, m) for m in microbatches})
+        record = runtime.iterate({m: feed(step, m) for m in microbatches}, step=step)
         records.append(record)
         losses.append(record.loss)
         begun_s.append(record.begun_s)
@@ -286,7 +290,8 @@ def _train(
     if settings.track_memory:
         batches = {m: feed(settings.steps, m) for m in microbatches}
         with watching(job.device, staying(part, gradients, optimizer)) as watch:
-            peaks_bytes = tuple(runtime.iterate(Copies(batches), watch).peaks_bytes)
+            record = runtime.iterate(Copies(batches), watch, step=settings.steps)
+        peaks_bytes = tuple(record.peaks_bytes)
     own = Findings(
         device=world.device,
         peaks_bytes=peaks_bytes,
@@ -301,6 +306,7 @@ def _train(
     if seat.rank > 0:
         return None
     report = make_report(plan, graph, findings, clocks)
+    report = replace(report, notes=(*job.model.notes, *report.notes))
     if settings.trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(report.timeline, names, settings.trace, measured_by(plan))
@@ -376,8 +382,12 @@ def make_feed(job: TrainingJob, part: Part, settings: Settings) -> Feed:
     )
     if settings.data is not None:
         return user_feed(settings.data, job.model.graph, job.loss, needs, job.device)
-    seed = job.plan.seed if settings.seed is None else settings.seed
-    return synthetic_feed(job.model, job.loss, needs, seed, job.device)
+    return synthetic_feed(job.model, job.loss, needs, seed_of(job, settings), job.device)
+
+
+def seed_of(job: TrainingJob, settings: Settings) -> int:
+    """The seed of synthetic data and of the numbers that operators draw."""
+    return job.plan.seed if settings.seed is None else settings.seed
 
 
 class _Machine(TypedDict):

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.optim import Optimizer
 
 from planner.errors import LaunchError
@@ -19,6 +19,8 @@ from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
+from planner.operators.normalization import batch_normalization, updating
+from planner.operators.randomness import drawing
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import (
     Action,
@@ -91,6 +93,11 @@ class _SavedForward:
 class StageRunner:
     """Forward and backward of one stage.
 
+    Attributes:
+        running: the running statistics of its batch normalizations in training, by the target of
+            the buffer in the module that holds them. Each forward pass updates them once, by the
+            microbatch of this replica; running it again for its backward pass does not.
+
     Args:
         module: with `input_names` and `output_names`.
         graph: knows which tensors carry a gradient.
@@ -117,6 +124,7 @@ class StageRunner:
         self._recompute = recompute
         self._criterion = criterion
         self._precision = precision
+        self.running = running_statistics(module)
         self._stash: dict[int, _SavedForward] = {}
 
     @property
@@ -134,7 +142,7 @@ class StageRunner:
             name: tensors[name].detach().requires_grad_(name in self._trained)
             for name in self.input_names
         }
-        with torch.set_grad_enabled(not self._recompute):
+        with torch.set_grad_enabled(not self._recompute), updating(self.running.values()):
             made = self._run(leaves, target)
         self._stash[microbatch] = _SavedForward(leaves, target, None if self._recompute else made)
         loss = 0.0 if made.loss is None else made.loss.item()
@@ -172,6 +180,21 @@ class StageRunner:
         if self._criterion is None or target is None:
             return _ForwardPass(outputs, None)
         return _ForwardPass(outputs, self._criterion(outputs[self._output], target))
+
+
+def running_statistics(module: GraphModule) -> dict[str, Tensor]:
+    """The buffers with the running statistics of batch normalizations in training, by target.
+
+    Those that are computed, or trained, are not among them.
+    """
+    found = {}
+    for node in module.graph.nodes:
+        if node.target is batch_normalization and node.kwargs["training_mode"]:
+            for name in ("mean", "var"):
+                held = cast(Node, node.kwargs[name])
+                if held.op == "get_attr" and (str(held.target) in dict(module.named_buffers())):
+                    found[str(held.target)] = module.get_buffer(str(held.target))
+    return found
 
 
 class LocalHandover:
@@ -246,6 +269,7 @@ class Runtime:
         optimizer: of the same.
         world: the other devices.
         waiting: directions of computations that wait for sends.
+        seed: of the numbers that operators draw.
 
     Raises:
         ValueError: if an action sends or receives a part of a tensor.
@@ -254,7 +278,7 @@ class Runtime:
     def __init__(
         self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
         gradients: GradientBuffers, optimizer: Optimizer | None, world: World,
-        waiting: Collection[Direction],
+        waiting: Collection[Direction], seed: int = 0,
     ) -> None:  # fmt: skip
         if any(isinstance(one, Send | Receive) and one.box is not None for one in actions):
             raise ValueError("parts of tensors cannot be sent yet")
@@ -274,15 +298,20 @@ class Runtime:
         # By stage and direction: the transfers of the results of the latest computations.
         self._sending: dict[tuple[int, Direction], deque[list[PostedTransfer]]] = {}
         self._waiting = waiting
+        self._seed, self._step_index = seed, 0
         self._made: Tensors = {}  # by the last computation, for the sends right after it
 
-    def iterate(self, batches: Mapping[int, Batch], watch: MemoryWatch | None = None) -> Record:
+    def iterate(
+        self, batches: Mapping[int, Batch], watch: MemoryWatch | None = None, *, step: int = 0
+    ) -> Record:
         """One iteration.
 
         Args:
             batches: the data of this device's microbatches.
             watch: of the memory in use.
+            step: its index, for the numbers that operators draw.
         """
+        self._step_index = step
         self._batches, self._record, self._watch = batches, Record(), watch
         self._world.barrier()
         self._start_s = self._record.begun_s = clocks.now_s()
@@ -304,7 +333,8 @@ class Runtime:
                 arrived = self._wait_for(action)
                 self._wait_for_sends(action)
                 start_s = self._now_s()
-                with _reporting_errors(action):
+                drawn = drawing(self._seed, self._step_index, action.microbatch)
+                with _reporting_errors(action), drawn:
                     self._made = self._compute(action, arrived)
                 self._note(action, start_s)
             case Send():

@@ -5,10 +5,18 @@ canonical.py  functions inlined, nodes named; the content hash
 binding.py    symbolic dimensions -> sizes
 folding.py    constants and shape arithmetic folded, shapes inferred, in one pass
 sequences.py  sequences of tensors as plain operators
-trainable.py  which initializers are trained, over which tensors gradients flow
+modes.py      training or evaluation: BatchNormalization, Dropout
+record.py     the module that `planner export` wrote into the file
+scopes.py     the notes of torch's exporter at each node: module, call and its arguments
+origins.py    which tensor of the module a node reads, by these notes
+repair.py     merged initializers parted, lost biases and ties put back
+constants.py  masks, tables, slopes, states: floats that nobody trains
+trainable.py  which initializers are trained and why, over which tensors gradients flow
+expected.py   warnings where the file says that something else is trained
 values.py     initializers and folded constants, read when asked for
 """
 
-from planner.model.load import Model, Node, content_hash, first_consumers, load
+from planner.model.load import Model, Node, content_hash, first_consumers, hash_of, load
+from planner.model.trainable import Choice
 
-__all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
+__all__ = ["Choice", "Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]

@@ -18,15 +18,33 @@ from math import prod
 import numpy as np
 import onnx
 from onnx import NodeProto, TypeProto, helper, numpy_helper
-from onnx.defs import OpSchema, SchemaError
+from onnx.defs import OpSchema
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from planner.errors import ModelError, OperatorError
 from planner.model.canonical import domain_of, own_domain
+from planner.model.definitions import (
+    FOREIGN,
+    FUSED,
+    REFUSED_DOMAINS,
+    REGISTER,
+    attributes_of,
+    definition,
+    modules_of,
+    without_activation,
+)
+from planner.model.foreign import ForeignNode
 from planner.model.sequences import TensorSequence, gather, identity, read_sequence, sizes_name
-from planner.model.values import Values, is_float, shape_of, size_bytes
+from planner.model.values import (
+    Values,
+    dtype_of,
+    is_float,
+    shape_of,
+    size_bytes,
+    tensor_type,
+)
 
 MAX_FOLDED_BYTES = 64 * 2**20
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
@@ -71,10 +89,10 @@ def some(names: Sequence[str], most: int = 3) -> str:
 
 
 def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, OpSchema]:
-    """The definition of each operator type in use, by `operator_type`.
+    """The definition of each operator type of ONNX in use, by `operator_type`.
 
     Raises:
-        OperatorError: if operators have none, naming all of them.
+        OperatorError: if operators have none and are not registered, naming all of them.
         ModelError: if nodes hold subgraphs.
     """
     users: dict[str, list[NodeProto]] = {}
@@ -82,11 +100,9 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
         users.setdefault(operator_type(node), []).append(node)
     known = {kind: _schema(some_nodes[0], opsets) for kind, some_nodes in users.items()}
     problems = [
-        f"{kind} version {opsets.get(domain_of(users[kind][0]), 'unknown')} is no operator that "
-        f"ONNX {onnx.__version__} defines, used by {some([n.name for n in users[kind]])}; "
-        "export the model with ONNX's own operators"
+        _unknown(users[kind], opsets.get(domain_of(users[kind][0])))
         for kind, schema in known.items()
-        if schema is None
+        if schema is None and kind not in FOREIGN and kind not in FUSED
     ]
     if problems:
         raise OperatorError("\n".join(problems))
@@ -99,16 +115,23 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
     return {kind: schema for kind, schema in known.items() if schema is not None}
 
 
+def _unknown(users: Sequence[NodeProto], version: int | None) -> str:
+    """The problem that nobody defines an operator."""
+    domain, modules = domain_of(users[0]), modules_of(users)
+    where = f" (in {some(modules)})" if modules else ""
+    mend = "export the model with ONNX's own operators"
+    if domain:
+        mend = REFUSED_DOMAINS.get(domain, f"{mend}, or give it a function with {REGISTER}")
+    return (
+        f"{operator_type(users[0])} version {version or 'unknown'} is no operator that"
+        f" ONNX {onnx.__version__} or the planner defines, used by"
+        f" {some([one.name for one in users])}{where}; {mend}"
+    )
+
+
 def _schema(node: NodeProto, opsets: Mapping[str, int]) -> OpSchema | None:
     domain = domain_of(node)
-    newest = onnx.defs.onnx_opset_version() if not domain else opsets.get(domain, 0)
-    if not 0 < opsets.get(domain, 0) <= newest:
-        return None
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opsets[domain], domain)
-    except SchemaError:
-        return None
-    return None if schema.deprecated else schema
+    return definition(node.op_type, opsets.get(domain, 0), domain)
 
 
 def fold(
@@ -315,7 +338,7 @@ class _Pass:
         """Types of the outputs as far as they are static; an error gives none."""
         try:
             types = self.inferred(node, floats=False)
-        except _REFUSED:
+        except (*_REFUSED, OperatorError):
             return {}
         return {name: type_ for name, type_ in types.items() if _is_static(type_)}
 
@@ -331,6 +354,11 @@ class _Pass:
             # Scales of Resize and such are float initializers, which are no constants otherwise.
             if not all(name in types and _is_static(types[name]) for name in names):
                 types = self.inferred(node, floats=True)
+        except OperatorError as error:
+            raise OperatorError(
+                f"{node.name}: {operator_type(node)} does not take"
+                f" {self.described(node.input)}: {error}"
+            ) from None
         except _REFUSED as error:
             raise ModelError(
                 f"{node.name}: {operator_type(node)} does not take "
@@ -364,6 +392,10 @@ class _Pass:
         """ONNX's inference, given small constants and, if `floats`, small float initializers."""
         if operator_type(node) in SHAPE_KEEPING_OPERATORS:
             return {node.output[0]: self.types[node.input[0]]}
+        kind = operator_type(node)
+        if kind in FOREIGN:
+            return self.foreign(node, kind)
+        node = without_activation(node, kind) if kind in FUSED else node
         names = [name for name in dict.fromkeys(node.input) if name]
         data = {
             name: numpy_helper.from_array(self.values[name], name)
@@ -371,7 +403,7 @@ class _Pass:
             if (name in self.constants or (floats and name in self.values))
             and prod(shape_of(self.types[name])) <= MAX_INFERENCE_ELEMENTS
         }
-        schema = self.schemas.get(operator_type(node)) or _schema(node, self.opsets)
+        schema = self.schemas.get(kind) or _schema(node, self.opsets)
         assert schema is not None, "all operators were looked up before"
         return infer_node_outputs(
             schema,
@@ -381,6 +413,23 @@ class _Pass:
             opset_imports=self.opset_imports,
             ir_version=self.ir_version,
         )
+
+    def foreign(self, node: NodeProto, kind: str) -> dict[str, TypeProto]:
+        """The types of the outputs of an operator that ONNX does not define."""
+        types = [self.types[name] if name else None for name in node.input]
+        given = ForeignNode(
+            type=kind,
+            version=self.opsets[domain_of(node)],
+            inputs=tuple(t and (dtype_of(t), shape_of(t)) for t in types),
+            values={i: self.values[n] for i, n in enumerate(node.input) if n in self.constants},
+            attributes=attributes_of(node),
+            outputs=tuple(name in self.read for name in node.output),
+        )
+        return {
+            name: helper.make_tensor_type_proto(tensor_type(dtype), shape)
+            for name, (dtype, shape) in zip(node.output, FOREIGN[kind](given), strict=False)
+            if name
+        }
 
     def described(self, names: Iterable[str]) -> str:
         return ", ".join(f"{name} {self.text(self.types[name])}" for name in names if name)

@@ -1,21 +1,21 @@
 """ONNX file -> `Model`: its `Graph`, and everything that converting and annotating it needs.
 
-    read -> inline functions, name nodes -> bind dimensions -> fold and infer shapes
-         -> drop dead operators -> choose the trained parameters -> Graph
+    read -> inline functions, name nodes -> bind dimensions
+         -> repair what the exporter merged -> fold and infer shapes -> drop dead operators
+         -> choose the trained parameters -> Graph
 
-Weights in external data are not read. Each mistake in the file or the options is an error whose
-every line begins with the path.
+Weights in external data are read only where a rule of `constants.py` asks for their content. Each
+mistake in the file or the options is an error whose every line begins with the path.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
-import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from planner.errors import FileError, ModelError
 from planner.graph import ITEM_BYTES, MAX_BYTES, Graph, Operator, Parameter, Tensor
@@ -29,10 +29,20 @@ from planner.model.canonical import (
     true_inputs,
     unique_names,
 )
-from planner.model.folding import fold, operator_type, some
+from planner.model.constants import Uses
+from planner.model.definitions import attributes_of
+from planner.model.expected import doubts
+from planner.model.folding import fold, operator_type
+from planner.model.modes import evaluation_notes, is_batch_norm, trains
+from planner.model.origins import Kind, Origin
+from planner.model.record import ModuleRecord, read_record
+from planner.model.repair import Repaired, Ties, repaired
+from planner.model.scopes import scope_of
+from planner.model.trainable import Choice
 from planner.model.values import Values, dtype_of, is_float, shape_of
+from planner.profiles import BatchNorm
 
-__all__ = ["Model", "Node", "content_hash", "first_consumers", "load"]
+__all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]
 
 MAX_STATIC_ELEMENTS = 64
 
@@ -74,6 +84,14 @@ class Model:
         graph: the operators that are left after folding. Outputs that are constants are not in it.
         nodes: one per operator of the graph, in its order.
         values: initializers and folded constants by name, read when asked for.
+        choices: for each float initializer, whether it is trained, and why.
+        record: of the module, by `planner export`; None in other files.
+        named: paths of the module's parameters that the exporter's notes name.
+        sources: of initializers that the file does not have, the one that the value comes from.
+        warnings: what was repaired or is in doubt, for people.
+        notes: what is left out when it is trained, in words.
+        tie: the user's choices, see `load`.
+        untie: the user's choices, see `load`.
     """
 
     path: Path
@@ -84,6 +102,14 @@ class Model:
     graph: Graph
     nodes: tuple[Node, ...]
     values: Mapping[str, np.ndarray]
+    choices: Mapping[str, Choice]
+    record: ModuleRecord | None
+    named: tuple[str, ...]
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    tie: tuple[str, ...] = ()
+    untie: tuple[str, ...] = ()
 
 
 def load(
@@ -93,6 +119,9 @@ def load(
     dimensions: Mapping[str, int] = {},
     train: Collection[str] = (),
     freeze: Collection[str] = (),
+    tie: Collection[str] = (),
+    untie: Collection[str] = (),
+    batch_norm: BatchNorm | None = None,
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
 
@@ -102,6 +131,11 @@ def load(
         dimensions: other symbolic dimensions by name.
         train: initializers to train although the graph's rules say otherwise.
         freeze: initializers not to train.
+        tie: initializers that stay one parameter although the exporter's notes part them, or pairs
+            A=B: B becomes A, or its transpose.
+        untie: initializers of which each module that reads them gets its own.
+        batch_norm: whether batch normalizations normalise by the statistics of the microbatch
+            (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
@@ -110,10 +144,21 @@ def load(
     """
     proto = _read(path)
     try:
-        return _model(path, proto, (batch, dimensions), (train, freeze))
+        model = _model(path, proto, (batch, dimensions), (train, freeze), Ties.of(tie, untie))
+        model = replace(model, tie=tuple(tie), untie=tuple(untie))
+        return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:
         lines = [f"{path}: {line}" for line in str(error).splitlines()]
         raise type(error)("\n".join(lines)) from None
+
+
+def hash_of(path: Path) -> str:
+    """The content hash of the model in a file, whose dimensions need not be known.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
+    return content_hash(_read(path))
 
 
 def _read(path: Path) -> ModelProto:
@@ -151,18 +196,21 @@ def _model(
     path: Path,
     proto: ModelProto,
     sizes: tuple[int | None, Mapping[str, int]],
-    choices: tuple[Collection[str], Collection[str]],
+    chosen: tuple[Collection[str], Collection[str]],
+    ties: Ties,
 ) -> Model:
     if proto.graph.sparse_initializer:
         raise ModelError("expected dense initializers, got sparse ones; make them dense")
     inputs, dimensions = bind(true_inputs(proto.graph), *sizes)
     values = Values(proto.graph.initializer, path.absolute().parent)
-    train, freeze = choices
-    folded = fold(proto, inputs, values, train)
+    train, freeze = chosen
+    record = read_record(proto)
+    module = repaired(proto, values, ties, record is not None)
+    folded = fold(module.proto, inputs, values, {*train, *_scalars(module, record)})
     trainable.check_choices(train, freeze, values)
-    kept = _live(folded.nodes, proto.graph)
-    flow = _Dataflow(proto.graph, kept, folded.types, values)
-    trained = flow.trained(train, freeze)
+    kept = _live(folded.nodes, module.proto.graph)
+    flow = _Dataflow(module, kept, folded.types, values)
+    choices = flow.choices(record, train, freeze)
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     return Model(
         path=path,
@@ -170,10 +218,30 @@ def _model(
         hash=content_hash(proto),
         dimensions=dimensions,
         batch=first_shape[0] if first_shape else 1,
-        graph=flow.graph(list(inputs), trained),
-        nodes=_nodes(kept, proto),
+        graph=flow.graph(list(inputs), {name for name, one in choices.items() if one.trained}),
+        nodes=_nodes(kept, module.proto),
         values=values,
+        choices=choices,
+        record=record,
+        named=tuple(sorted(one.name for one in module.named if one.kind is Kind.PARAMETER)),
+        sources=module.sources,
+        warnings=(*module.warnings, *doubts(choices, record, module.named, module.origins)),
     )
+
+
+def _scalars(module: Repaired, record: ModuleRecord | None) -> set[str]:
+    """Single numbers that are parameters: no constant may be computed from them."""
+    trained = {one.initializer for one in record.trained} if record is not None else set()
+    return {
+        tensor.name
+        for tensor in module.proto.graph.initializer
+        if not len(tensor.dims)
+        and (tensor.name in trained or _is_parameter(module.origins.get(tensor.name)))
+    }
+
+
+def _is_parameter(origin: Origin | None) -> bool:
+    return origin is not None and origin.kind is Kind.PARAMETER
 
 
 def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
@@ -203,25 +271,29 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
             version=opsets[domain_of(node)],
             inputs=tuple(node.input),
             outputs=tuple(node.output),
-            attributes={a.name: _attribute(a) for a in node.attribute},
+            attributes=attributes_of(node),
         )
         for node in kept
     )
 
 
-def _attribute(attribute: AttributeProto) -> object:
-    value = helper.get_attribute_value(attribute)
-    return (
-        _plain(value)
-        if isinstance(value, bytes | onnx.TensorProto)
-        else (tuple(_plain(one) for one in value) if isinstance(value, Sequence) else value)
-    )
+def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:
+    """The model with the mode of its batch normalizations in their attribute `training_mode`,
+    whatever their version; and notes on what the modes leave out.
+    """
 
+    def moded(node: Node) -> Node:
+        if not is_batch_norm(node):
+            return node
+        mode = trains(node, {}) if batch_norm is None else batch_norm is BatchNorm.TRAINING
+        if node.attributes.get("training_mode", 0) == mode:
+            return node
+        return replace(node, attributes={**node.attributes, "training_mode": int(mode)})
 
-def _plain(value: object) -> object:
-    if isinstance(value, bytes):
-        return value.decode()
-    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+    record = read_record(model.proto)
+    exported_for_training = None if record is None else record.training
+    notes = evaluation_notes(model.nodes, model.values, batch_norm, exported_for_training)
+    return replace(model, nodes=tuple(map(moded, model.nodes)), notes=notes)
 
 
 class _Dataflow:
@@ -229,16 +301,17 @@ class _Dataflow:
 
     def __init__(
         self,
-        graph: GraphProto,
+        module: Repaired,
         nodes: Sequence[NodeProto],
         types: Mapping[str, TypeProto],
         values: Values,
     ) -> None:
+        self.module = module
         self.nodes = nodes
         self.types = types
         self.values = values
         self.floats = {name for name, type_ in types.items() if is_float(type_)}
-        names = dict.fromkeys(output.name for output in graph.output)
+        names = dict.fromkeys(output.name for output in module.proto.graph.output)
         self.outputs = [name for name in names if name not in values]
         loss = next((name for name in self.outputs if name in self.floats), None)
         if loss is None:
@@ -248,31 +321,30 @@ class _Dataflow:
         self.loss = loss
         self.reaching = trainable.reaching(nodes, loss, self.floats)
 
-    def trained(self, train: Collection[str], freeze: Collection[str]) -> set[str]:
-        """The values that are trained, by the rules of `Parameter` and the user's choices."""
-        stuck = [name for name in train if name not in self.reaching]
-        if stuck:
-            raise ModelError(
-                f"--train {some(stuck)}: no gradient flows from {self.loss!r} to it; leave it out"
-            )
-        candidates = [
-            name
-            for name, type_ in self.types.items()
-            if name in self.values
-            and name in self.reaching
-            and not self.values.folded(name)
-            and shape_of(type_)
-            and name not in train
-            and name not in freeze
-        ]
-        matrices = [name for name in candidates if len(shape_of(self.types[name])) > 1]
-        trained = {*candidates, *train} - trainable.masks(matrices, self.nodes, self.values)
-        if not trained:
+    def choices(
+        self, record: ModuleRecord | None, train: Collection[str], freeze: Collection[str]
+    ) -> dict[str, Choice]:
+        """For each float initializer, whether it is trained, and why."""
+        evidence = trainable.Evidence(
+            shapes={
+                name: shape_of(type_)
+                for name, type_ in self.types.items()
+                if name in self.floats and name in self.values and not self.values.folded(name)
+            },
+            reaching=self.reaching,
+            loss=self.loss,
+            uses=Uses(self.nodes, {node.name: scope_of(node).kind for node in self.nodes}),
+            origins=self.module.origins,
+            record=record,
+            values=self.values,
+        )
+        choices = trainable.choices(evidence, train, freeze)
+        if not any(one.trained for one in choices.values()):
             raise ModelError(
                 f"expected a trainable parameter (a float initializer of rank 1 or more that "
                 f"{self.loss!r} depends on differentiably), found none; name one with --train"
             )
-        return trained
+        return choices
 
     def graph(self, inputs: Sequence[str], trained: Collection[str]) -> Graph:
         """The operators with their tensors and parameters."""

@@ -62,13 +62,17 @@ class ModuleRecord:
         return tuple(p for p in self.parameters if p.requires_grad and p.initializer is not None)
 
 
+def record_text(record: ModuleRecord) -> str:
+    """A record as the value of `METADATA_KEY`."""
+    return json.dumps({"format": FORMAT, **asdict(record)}, sort_keys=True)
+
+
 def write_record(proto: ModelProto, record: ModuleRecord) -> None:
     """Puts a record into a model's metadata, in place of an older one."""
-    text = json.dumps({"format": FORMAT, **asdict(record)}, sort_keys=True)
     for at in reversed(range(len(proto.metadata_props))):
         if proto.metadata_props[at].key == METADATA_KEY:
             del proto.metadata_props[at]
-    proto.metadata_props.add(key=METADATA_KEY, value=text)
+    proto.metadata_props.add(key=METADATA_KEY, value=record_text(record))
 
 
 def read_record(proto: ModelProto) -> ModuleRecord | None:

@@ -1,18 +1,29 @@
-"""Which initializers are trained, and over which tensors a gradient flows.
+"""Which initializers are trained and why, and over which tensors a gradient flows.
 
-Names cannot decide it (exporters call a transposed weight `val_58`), so the graph does: a
-gradient starts at the loss, goes back through float tensors, and stops where an operator has no
-derivative.
+In order of authority:
+
+1. the user's choices, `--train` and `--freeze`;
+2. the record of `planner export`: parameters with `requires_grad`, and nothing else;
+3. the notes of torch's exporter: what a call names a parameter, a buffer or a constant;
+4. the graph: a gradient starts at the loss, goes back through float tensors, and stops where an
+   operator has no derivative;
+5. name, use and content (`constants.py`): masks, tables and states are not trained.
+
+All that is left is trained. An initializer that no gradient reaches never is.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 import numpy as np
 from onnx import NodeProto
 
-from planner.errors import ModelError
+from planner.errors import FileError, ModelError
+from planner.model.constants import Candidate, Uses, pairs_of_tables, why_constant
 from planner.model.folding import operator_type, some
+from planner.model.origins import Kind, Origin
+from planner.model.record import ModuleRecord, TensorRecord
 
 STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
     "Clip": (1, 2), "Dropout": (1, 2), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Upsample": (1,),
@@ -35,13 +46,23 @@ NONDIFFERENTIABLE_OPERATORS = frozenset({
     "Hardmax", "Multinomial", "QuantizeLinear", "Round", "Shape", "Sign", "Size",
 })  # fmt: skip
 
-_MASKING = frozenset({"Add", "Attention", "Mul", "Sub", "Where"})
-_VIEWS = frozenset({
-    "Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile",
-    "Transpose", "Unsqueeze",
-})  # fmt: skip
-_MASKED_BELOW = -1e4  # an additive mask holds this or less where it hides something
-_BLOCK = 4096  # elements looked at in one go
+_REACHED = "a gradient reaches it"
+_COMPUTED = "the exporter computed it from other tensors of the module"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether a float is trained.
+
+    Attributes:
+        trained: whether it is.
+        reason: why, or why not.
+        parameter: path of the module's tensor that it is, "" where nothing says it.
+    """
+
+    trained: bool
+    reason: str
+    parameter: str = ""
 
 
 def differentiable_inputs(node: NodeProto) -> list[str]:
@@ -79,56 +100,144 @@ def depending(
     return reached
 
 
-def masks(
-    candidates: Iterable[str], nodes: Sequence[NodeProto], values: Mapping[str, np.ndarray]
-) -> set[str]:
-    """The candidates that hide part of another tensor, by use and then by content.
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known of a model's float initializers.
 
-    Use: an operand of Add, Sub, Mul, Where or Attention, directly or through views. Content: 0
-    and -10000 or less (additive), or 0 and 1 in square matrices (multiplicative). Only
-    candidates that pass the first test are read, and only as far as they look like a mask.
+    Attributes:
+        shapes: of the float initializers, by name.
+        reaching: names of floats from which a gradient flows to the loss.
+        loss: the tensor that the loss is computed from.
+        uses: who reads them.
+        origins: the module's tensor that an initializer is, where the exporter's notes say it.
+        record: of the module; None in files of other exporters.
+        values: content, read on access.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    reaching: Collection[str]
+    loss: str
+    uses: Uses
+    origins: Mapping[str, Origin]
+    record: ModuleRecord | None
+    values: Mapping[str, np.ndarray]
+
+
+def choices(
+    evidence: Evidence, train: Collection[str], freeze: Collection[str]
+) -> dict[str, Choice]:
+    """For each float initializer, whether it is trained, and why.
 
     Args:
-        candidates: names of float values of rank 2 or more.
-        nodes: in topological order.
-        values: read on access.
+        train: names that the user wants trained.
+        freeze: names that the user does not want trained.
+
+    Raises:
+        ModelError: if no gradient reaches a name of `train`.
     """
-    operands = {name for node in nodes if node.op_type in _MASKING for name in node.input}
-    for node in reversed(nodes):
-        if node.op_type in _VIEWS and not operands.isdisjoint(node.output):
-            operands.add(node.input[0])
-    return {name for name in candidates if name in operands and _looks_like_mask(values[name])}
+    stuck = [name for name in train if name not in evidence.reaching]
+    if stuck:
+        raise ModelError(
+            f"--train {some(stuck)}: no gradient flows from {evidence.loss!r} to it; leave it out"
+        )
+    recorded = _recorded(evidence)
+    chosen = {
+        name: _choice(name, evidence, recorded.get(name))
+        for name in evidence.shapes
+        if name not in train and name not in freeze
+    }
+    for name in _angle_pairs(chosen, evidence):
+        chosen[name] = Choice(False, "a table of cosines or sines, with its partner")
+    for names, trained, option in ((train, True, "--train"), (freeze, False, "--freeze")):
+        for name in names:
+            chosen[name] = Choice(trained, f"{option} names it", _path(name, evidence))
+    return chosen
 
 
-def _looks_like_mask(value: np.ndarray) -> bool:
-    return _is_additive_mask(value) or _is_causal_mask(value)
+def _choice(name: str, evidence: Evidence, recorded: Choice | None) -> Choice:
+    path = _path(name, evidence)
+    choice = recorded or _by_notes(name, evidence)
+    if choice is not None and not choice.trained:
+        return choice
+    if name not in evidence.reaching:
+        return Choice(False, f"no gradient flows from {evidence.loss!r} to it", path)
+    if choice is not None:
+        return choice
+    if not evidence.shapes[name]:
+        return Choice(False, "a single number", path)
+    uses, origin = evidence.uses.of(name), evidence.origins.get(name)
+    try:
+        why = why_constant(
+            Candidate(
+                name, evidence.shapes[name], origin, uses, evidence.uses,
+                lambda: evidence.values[name],
+            )
+        )  # fmt: skip
+    except FileError:
+        # Plans can be made without the weights, as long as nobody has to look at them.
+        return Choice(True, f"{_REACHED}; its content was not looked at, the file is missing", path)
+    if why is not None:
+        return Choice(False, why, path)
+    if origin is not None and origin.kind is Kind.COMPUTED:
+        return Choice(True, f"{_REACHED}; {_COMPUTED} ({origin.name})", path)
+    return Choice(True, f"{_REACHED}, and nothing says that it is a constant", path)
 
 
-def _is_additive_mask(value: np.ndarray) -> bool:
-    hides = False
-    for block in _blocks(value):
-        hidden = block <= _MASKED_BELOW
-        if not np.all(hidden | (block == 0)):
-            return False
-        hides = hides or bool(hidden.any())
-    return hides
+def _path(name: str, evidence: Evidence) -> str:
+    origin = evidence.origins.get(name)
+    known = origin is not None and origin.kind in (Kind.PARAMETER, Kind.BUFFER)
+    return origin.name if origin is not None and known else ""
 
 
-def _is_causal_mask(value: np.ndarray) -> bool:
-    seen: set[float] = set()
-    if value.shape[-1] != value.shape[-2]:
-        return False
-    for block in _blocks(value):
-        if not np.all((block == 0) | (block == 1)):
-            return False
-        seen.update(np.unique(block).tolist())
-    return len(seen) == 2
+def _recorded(evidence: Evidence) -> dict[str, Choice]:
+    """What `planner export` wrote; it knows every tensor of the module, unless another tool has
+    changed the initializers since.
+    """
+    record = evidence.record
+    if record is None:
+        return {}
+    stale = any(one.initializer not in evidence.shapes for one in record.trained)
+    other = Choice(False, "a constant: the record of planner export names no such tensor")
+    found = {} if stale else dict.fromkeys(evidence.shapes, other)
+    for one in (*record.buffers, *record.parameters):
+        if one.initializer is not None and one.initializer in evidence.shapes:
+            found[one.initializer] = Choice(one.requires_grad, _said(one, record), one.name)
+    return found
 
 
-def _blocks(value: np.ndarray) -> Iterable[np.ndarray]:
-    flat = value.reshape(-1)
-    for start in range(0, flat.size, _BLOCK):
-        yield flat[start : start + _BLOCK].astype(np.float64)
+def _said(one: TensorRecord, record: ModuleRecord) -> str:
+    what = "a parameter" if one in record.parameters else "a buffer"
+    frozen = "" if one.requires_grad or what == "a buffer" else " with requires_grad=False"
+    return f"{what}{frozen}, by the record of planner export"
+
+
+def _by_notes(name: str, evidence: Evidence) -> Choice | None:
+    """What the calls of torch's exporter name it."""
+    origin = evidence.origins.get(name)
+    if origin is None:
+        return None
+    match origin.kind:
+        case Kind.PARAMETER:
+            return Choice(True, "a parameter, by the exporter's notes", origin.name)
+        case Kind.BUFFER:
+            return Choice(False, "a buffer, by the exporter's notes", origin.name)
+        case Kind.CONSTANT:
+            return Choice(False, "a constant of the module's code, by the exporter's notes")
+        case Kind.COMPUTED:
+            return None
+
+
+def _angle_pairs(chosen: Mapping[str, Choice], evidence: Evidence) -> set[str]:
+    """Tables of angles that only their partner tells: positions in two dimensions."""
+    open_tables = {
+        name
+        for name, choice in chosen.items()
+        if choice.trained
+        and not choice.parameter
+        and len(evidence.shapes[name]) > 1
+        and {use.node.op_type for use in evidence.uses.of(name)} == {"Mul"}
+    }
+    return pairs_of_tables(open_tables, evidence.shapes, lambda name: evidence.values[name])
 
 
 def check_choices(train: Collection[str], freeze: Collection[str], known: Collection[str]) -> None:

@@ -10,11 +10,15 @@ from onnx import TensorProto, TypeProto, helper
 
 from planner.errors import FileError
 
+# numpy's names that are not ONNX's
+_NUMBERS = {"float32": "float", "float64": "double"}
+
 
 class Values(Mapping[str, np.ndarray]):
     """Initializers and folded constants by name, read when asked for (external data mapped)."""
 
     def __init__(self, initializers: Iterable[TensorProto], folder: Path) -> None:
+        self._folder = folder
         self._tensors = {t.name: onnx_ir.serde.deserialize_tensor(t, folder) for t in initializers}
         self._folded: dict[str, np.ndarray] = {}
 
@@ -44,6 +48,14 @@ class Values(Mapping[str, np.ndarray]):
         """Whether it is a folded constant, and no initializer."""
         return name in self._folded
 
+    def hold(self, tensor: TensorProto) -> None:
+        """Hold one more initializer."""
+        self._tensors[tensor.name] = onnx_ir.serde.deserialize_tensor(tensor, self._folder)
+
+    def forget(self, name: str) -> None:
+        """Hold an initializer no more."""
+        del self._tensors[name]
+
     def add(self, name: str, value: np.ndarray) -> None:
         """Hold a folded constant."""
         self._folded[name] = value
@@ -57,6 +69,15 @@ def shape_of(type_: TypeProto) -> tuple[int, ...]:
 def dtype_of(type_: TypeProto) -> str:
     """The element type by its numpy name, as in `graph.ITEM_BYTES`."""
     return helper.tensor_dtype_to_np_dtype(type_.tensor_type.elem_type).name
+
+
+def tensor_type(dtype: str) -> int:
+    """ONNX's number of an element type by its numpy name, the inverse of `dtype_of`.
+
+    >>> tensor_type("float32"), tensor_type("bfloat16")
+    (1, 16)
+    """
+    return int(TensorProto.DataType.Value(_NUMBERS.get(dtype, dtype).upper()))
 
 
 def is_float(type_: TypeProto) -> bool:

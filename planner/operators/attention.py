@@ -154,3 +154,54 @@ def rotary_embedding(
     turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
     y = torch.cat([turned, rest], -1)
     return y if x.dim() == 4 else y.transpose(1, 2).flatten(2)
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_state: Tensor | None = None,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    chunk_size: int = 64,
+    kv_num_heads: int | None = None,
+    q_num_heads: int | None = None,
+    scale: float = 0.0,
+    update_rule: str = "gated_delta",
+    *,
+    num_outputs: int,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention by a state (samples, heads, key width, value width) that each position changes.
+
+    The state decays, then takes the position's value at its key; with a delta rule only as far as
+    the state does not hold it already.
+    """
+    rules = ("linear", "gated", "delta", "gated_delta")
+    if update_rule not in rules or not q_num_heads or not kv_num_heads:
+        raise OperatorError(
+            f"update_rule: expected one of {', '.join(rules)} and both numbers of heads, got "
+            f"{update_rule!r}, {q_num_heads} and {kv_num_heads}"
+        )
+    gated, delta = update_rule.startswith("gated"), update_rule.endswith("delta")
+    if (gated and decay is None) or (delta and beta is None):
+        raise OperatorError(f"decay, beta: expected those of the rule {update_rule!r}")
+    q, k, v = _split(query, q_num_heads), _split(key, kv_num_heads), _split(value, kv_num_heads)
+    state = past_state
+    if state is None:
+        state = v.new_zeros((*v.shape[:2], k.shape[-1], v.shape[-1]))
+    kind, groups = state.dtype, q_num_heads // kv_num_heads
+    factor = scale or q.shape[-1] ** -0.5
+    share = None if decay is None else torch.exp(_split(decay, kv_num_heads).to(kind))
+    rate = None if beta is None else beta.to(kind).transpose(1, 2).unsqueeze(-1)
+    ys = []
+    for t in range(q.shape[2]):
+        here, new = k[:, :, t].to(kind), v[:, :, t].to(kind)
+        if gated and share is not None:
+            state = state * share[:, :, t].unsqueeze(-1)
+        if delta and rate is not None:
+            new = (new - (here.unsqueeze(-2) @ state).squeeze(-2)) * rate[:, :, t]
+        state = state + here.unsqueeze(-1) * new.unsqueeze(-2)
+        seen = state.repeat_interleave(groups, 1)
+        ys.append(factor * (q[:, :, t].to(kind).unsqueeze(-2) @ seen).squeeze(-2))
+    y = torch.stack(ys, 1).flatten(2).to(query.dtype)
+    return (y, state) if num_outputs > 1 else y

@@ -10,25 +10,33 @@ The annotation of a parameter decides on its argument:
     Tensor | float    a number where the input is a constant of rank 0, else a tensor
     anything else     Python numbers, taken from a constant while the module is built
 
-Four parameter names are answered by the node itself and not by its inputs: `version` (the opset),
-`num_outputs` (a function that has it returns a tuple if there are several), `dtype` (of the first
-output) and `device`. Functions of torch that have no signature get their inputs in order.
+Six parameter names are answered by the node itself and not by its inputs: `version` (the opset),
+`num_outputs` (a function that has it returns a tuple if there are several), `read_outputs` (for
+each of them whether anybody reads it; None may stand for the others), `dtype` (of the first
+output), `device`, and `node` (the name, from which random numbers follow). Functions of torch that
+have no signature get their inputs in order.
+
+An operator that ONNX does not define has no names for its inputs. They are the parameters before
+the star, in order; those behind it are the attributes, with Python's defaults.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import NoneType
 from typing import Any, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from onnx import defs, helper
 from torch import Tensor
 
 from planner.errors import OperatorError
 from planner.graph import parameters_by_name, tensors_by_name
 from planner.model import Model, Node
+from planner.model.definitions import FOREIGN, definition
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -73,7 +81,36 @@ def bind(model: Model, node: Node, function: Callable[..., Any], device: str) ->
         OperatorError: if the node has an input, an output or an attribute that the function does
             not know, or an input is computed at run time that must be known before.
     """
-    schema = _schema(node.type, node.version, node.domain)
+    trained = {name for name, one in parameters_by_name(model.graph).items() if one.trainable}
+    first = tensors_by_name(model.graph)[next(filter(None, node.outputs))]
+    context = {"dtype": getattr(torch, first.dtype), "device": device}
+    return call(node, function, Known(model.values, trained), context)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a model's values before it runs.
+
+    Attributes:
+        values: by name.
+        trained: those that are trained, so that nothing may depend on their numbers.
+    """
+
+    values: Mapping[str, NDArray[Any]]
+    trained: Collection[str]
+
+
+def call(
+    node: Node, function: Callable[..., Any], known: Known, context: Mapping[str, object]
+) -> Call:
+    """As `bind`, without a model.
+
+    Args:
+        context: `dtype` and `device`, where they are known.
+    """
+    schema = definition(node.type, node.version, node.domain)
+    if schema is None and not node.domain and node.type not in FOREIGN:
+        raise OperatorError(f"ONNX has no {node.type} in version {node.version}")
     parameters = _parameters(function)
     if parameters is None:
         _known(node, {})
@@ -81,38 +118,30 @@ def bind(model: Model, node: Node, function: Callable[..., Any], device: str) ->
     if len(node.outputs) > 1 and "num_outputs" not in parameters:
         raise OperatorError(f"only the first of its {len(node.outputs)} outputs is supported")
     kwargs = _attributes(schema, node, parameters)
+    inputs = _own_inputs(parameters, node) if schema is None else _formal_inputs(schema, node)
     args: tuple[object, ...] = ()
-    for formal, names in _formal_inputs(schema, node.inputs):
+    for formal, names in inputs:
         if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
             args = tuple(Read(name) for name in names)
         elif formal in parameters:
-            kwargs[formal] = _value(model, formal, names[0], parameters[formal].annotation)
+            kwargs[formal] = _value(known, formal, names[0], parameters[formal].annotation)
         else:
             raise OperatorError(f"input {formal!r} is not supported")
     context = {
         "version": node.version,
         "num_outputs": len(node.outputs),
-        "dtype": getattr(
-            torch, tensors_by_name(model.graph)[next(filter(None, node.outputs))].dtype
-        ),
-        "device": device,
+        "read_outputs": tuple(map(bool, node.outputs)),
+        "node": node.name,
+        **context,
     }
     kwargs.update((name, value) for name, value in context.items() if name in parameters)
+    absent = _absent_inputs(parameters) if schema is None else ()
     for name, p in parameters.items():
         if p.default is p.empty and p.kind is not p.VAR_POSITIONAL and name not in kwargs:
-            raise OperatorError(f"{name!r} is missing")
+            if name not in absent:
+                raise OperatorError(f"{name!r} is missing")
+            kwargs[name] = None
     return Call(function, args, kwargs)
-
-
-@lru_cache(maxsize=1024)
-def _schema(operator: str, version: int, domain: str) -> defs.OpSchema:
-    try:
-        schema = defs.get_schema(operator, version, domain)
-    except defs.SchemaError:
-        raise OperatorError(f"ONNX has no {operator} in version {version}") from None
-    if schema.deprecated:
-        raise OperatorError(f"ONNX withdrew {operator} in version {schema.since_version}")
-    return schema
 
 
 @lru_cache(maxsize=1024)
@@ -123,10 +152,12 @@ def _parameters(function: Callable[..., Any]) -> Parameters | None:
         return None
 
 
-def _attributes(schema: defs.OpSchema, node: Node, parameters: Parameters) -> dict[str, object]:
+def _attributes(
+    schema: defs.OpSchema | None, node: Node, parameters: Parameters
+) -> dict[str, object]:
     """Attributes by parameter name, the schema's defaults included."""
     defaults = {}
-    for name, attribute in schema.attributes.items():
+    for name, attribute in ({} if schema is None else schema.attributes).items():
         if name.lower() in parameters and attribute.default_value.type:
             defaults[name.lower()] = _plain(helper.get_attribute_value(attribute.default_value))
     _known(node, parameters)
@@ -155,10 +186,37 @@ def _plain(value: object) -> object:
     raise OperatorError(f"an attribute of type {type(value).__name__} is not supported")
 
 
-def _formal_inputs(
-    schema: defs.OpSchema, names: Sequence[str]
-) -> Iterator[tuple[str, Sequence[str]]]:
+def _own_inputs(parameters: Parameters, node: Node) -> Iterator[tuple[str, Sequence[str]]]:
+    """As `_formal_inputs`, of an operator that ONNX does not define: its inputs are the parameters
+    before the star, in order; a star with a name takes all.
+    """
+    formals = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    variadic = bool(formals) and formals[-1].kind is formals[-1].VAR_POSITIONAL
+    if variadic:
+        yield formals[-1].name, node.inputs
+        return
+    more = [name for name in node.inputs[len(formals) :] if name]
+    if more:
+        raise OperatorError(
+            f"expected at most {len(formals)} inputs, got {', '.join(more)} besides"
+        )
+    for formal, name in zip(formals, node.inputs, strict=False):
+        if name:
+            yield formal.name, (name,)
+
+
+def _absent_inputs(parameters: Parameters) -> list[str]:
+    """Inputs that may be absent although inputs behind them are not: their type admits None."""
+    return [
+        name
+        for name, p in parameters.items()
+        if p.kind is not p.KEYWORD_ONLY and NoneType in get_args(p.annotation)
+    ]
+
+
+def _formal_inputs(schema: defs.OpSchema, node: Node) -> Iterator[tuple[str, Sequence[str]]]:
     """Parameter name and input names, absent inputs left out, all variadic ones together."""
+    names = node.inputs
     for i, formal in enumerate(schema.inputs):
         given = (
             names[i:]
@@ -170,19 +228,18 @@ def _formal_inputs(
             yield RENAMED.get(name, name), given
 
 
-def _value(model: Model, formal: str, name: str, annotation: Any) -> object:
+def _value(known: Known, formal: str, name: str, annotation: Any) -> object:
     """The tensor's name or its Python value, as the annotation asks."""
     kinds = get_args(annotation) if not _is_tuple(annotation) else ()
-    parameter = parameters_by_name(model.graph).get(name)
-    trainable = parameter is not None and parameter.trainable
-    constant = name in model.values and not trainable
+    trainable = name in known.trained
+    constant = name in known.values and not trainable
     if annotation is Tensor or Tensor in kinds:
-        number = constant and float in kinds and np.ndim(model.values[name]) == 0
-        return model.values[name].item() if number else Read(name)
+        number = constant and float in kinds and np.ndim(known.values[name]) == 0
+        return known.values[name].item() if number else Read(name)
     if not constant:
         why = "is trained" if trainable else "is computed at run time"
         raise OperatorError(f"input {formal!r} must be a constant, but {name!r} {why}")
-    value = np.asarray(model.values[name])
+    value = np.asarray(known.values[name])
     if any(map(_is_tuple, (annotation, *kinds))):
         return tuple(value.reshape(-1).tolist())
     if value.size != 1:

@@ -164,3 +164,26 @@ def _whole(number: float, name: str) -> int:
 def einsum(*inputs: Tensor, equation: str) -> Tensor:
     """Einstein's sum."""
     return torch.einsum(equation, *inputs)
+
+
+def causal_conv_with_state(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    past_state: Tensor | None = None,
+    activation: str = "none",
+    *,
+    num_outputs: int,
+) -> Tensor | tuple[Tensor, ...]:
+    """Each channel (samples, channels, positions) with the positions before it, those before the
+    first from the state; then the state after it.
+    """
+    if activation not in ("none", "silu", "swish"):
+        raise OperatorError(f"activation: expected none, silu or swish, got {activation!r}")
+    kept = weight.shape[2] - 1
+    if past_state is None:
+        past_state = input.new_zeros((*input.shape[:2], kept))
+    whole = torch.cat([past_state, input], 2)
+    y = functional.conv1d(whole, weight, bias, groups=input.shape[1])
+    y = y if activation == "none" else functional.silu(y)
+    return (y, whole.narrow(2, whole.shape[2] - kept, kept)) if num_outputs > 1 else y

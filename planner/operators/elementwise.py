@@ -178,16 +178,6 @@ def shrink(input: Tensor, bias: float, lambd: float) -> Tensor:
     return torch.where(input.abs() > lambd, outer, torch.zeros_like(input))
 
 
-def dropout(
-    data: Tensor,
-    ratio: float = 0.5,
-    training_mode: float = 0,
-    seed: int = 0,
-    *,
-    version: int,
-    num_outputs: int,
-) -> Tensor | tuple[Tensor, ...]:
-    """Nothing is dropped, in training too: runs must be comparable. The mask keeps everything."""
-    if num_outputs == 1:
-        return data
-    return data, torch.ones_like(data, dtype=torch.bool if version >= 10 else data.dtype)
+def bit_cast(input: Tensor, to: int, *, dtype: torch.dtype) -> Tensor:
+    """The same bits as numbers of another type."""
+    return input.view(dtype)

@@ -95,3 +95,35 @@ def top_k(
     values, indices = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
     values, indices = values.narrow(axis, 0, k), indices.narrow(axis, 0, k)
     return (values, indices) if num_outputs > 1 else values
+
+
+def reverse_sequence(
+    input: Tensor, sequence_lens: Tensor, batch_axis: int, time_axis: int
+) -> Tensor:
+    """Per sample the first positions, as many as its length, in the opposite order."""
+    shape = [1] * input.dim()
+    length = sequence_lens.reshape([-1 if i == batch_axis else n for i, n in enumerate(shape)])
+    position = torch.arange(input.shape[time_axis], device=input.device)
+    position = position.reshape([-1 if i == time_axis else n for i, n in enumerate(shape)])
+    index = torch.where(position < length, length - 1 - position, position)
+    return torch.gather(input, time_axis, index.expand(input.shape))
+
+
+def tensor_scatter(
+    past_cache: Tensor,
+    update: Tensor,
+    write_indices: Tensor | None = None,
+    axis: int = -2,
+    mode: str = "linear",
+) -> Tensor:
+    """The cache with the update from each sample's index on; `circular` starts again at the end."""
+    if mode not in ("linear", "circular"):
+        raise OperatorError(f"mode: expected linear or circular, got {mode!r}")
+    axis = axis + update.dim() if axis < 0 else axis
+    index = torch.arange(update.shape[axis], device=update.device)
+    index = index.reshape([-1 if i == axis else 1 for i in range(update.dim())])
+    if write_indices is not None:
+        index = index + write_indices.reshape(-1, *(1,) * (update.dim() - 1))
+    if mode == "circular":
+        index = index % past_cache.shape[axis]
+    return torch.scatter(past_cache, axis, index.expand(update.shape), update)

@@ -1,5 +1,8 @@
 """Normalizations and softmax."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 
 import torch
@@ -8,6 +11,24 @@ from torch.nn import functional
 
 from planner.errors import OperatorError
 from planner.operators.shape import Integers
+
+_updated: ContextVar[frozenset[int]] = ContextVar("updated", default=frozenset())
+
+
+@contextmanager
+def updating(statistics: Iterable[Tensor]) -> Iterator[None]:
+    """A context in which BatchNormalization in training updates these running statistics.
+
+    Elsewhere it changes none of its inputs, so that running a model again leaves no trace.
+
+    Args:
+        statistics: the tensors that hold means and variances.
+    """
+    token = _updated.set(frozenset(map(id, statistics)))
+    try:
+        yield
+    finally:
+        _updated.reset(token)
 
 
 def batch_normalization(
@@ -22,19 +43,49 @@ def batch_normalization(
     is_test: int = 1,
     training_mode: int = 0,
     *,
-    version: int,
     num_outputs: int,
-) -> Tensor | tuple[Tensor, ...]:
-    """Normalized by the running statistics, in training too; these pass through unchanged."""
+    read_outputs: tuple[bool, ...],
+) -> Tensor | tuple[Tensor | None, ...]:
+    """Normalized by the statistics of x in training, else by the running statistics.
+
+    The other outputs are the running statistics after this microbatch, and up to version 13 those
+    of x. ONNX has the variance of a population in both. The running variance that `updating` keeps
+    is PyTorch's, with the variance of a sample: it is that of the loop that a launch stands for.
+
+    Args:
+        x: (N, C, ...).
+        scale: (C,).
+        b: (C,).
+        mean: (C,) running means.
+        var: (C,) running variances.
+        training_mode: whether it trains, in all versions: `planner.model.load` has looked at
+            `is_test` and the number of outputs.
+    """
     if spatial != 1:
         raise OperatorError(f"spatial: expected 1, got {spatial}")
-    if num_outputs > 3 or (num_outputs > 1 and version < 9):
-        raise OperatorError(f"expected an output and at most its statistics, got {num_outputs}")
     # torch takes all of one type, or halves with everything else in float32, as under autocast.
     kind = torch.float32 if x.itemsize == 2 and mean.dtype == torch.float32 else x.dtype
-    means, variances, scale, b = (one.to(kind) for one in (mean, var, scale, b))
-    y = functional.batch_norm(x, means, variances, scale, b, training=False, eps=epsilon)
-    return (y, mean, var)[:num_outputs] if num_outputs > 1 else y
+    scale, b = scale.to(kind), b.to(kind)
+    if not training_mode:
+        means, variances = mean.to(kind), var.to(kind)
+        y = functional.batch_norm(x, means, variances, scale, b, training=False, eps=epsilon)
+        return (y, mean, var, mean, var)[:num_outputs] if num_outputs > 1 else y
+    # The attribute has 7 digits: 0.9 is read as 0.89999998, which would be seen in float64.
+    new = round(1 - momentum, 7)
+    if id(mean) in _updated.get():
+        means, variances = mean.to(kind), var.to(kind)
+        y = functional.batch_norm(x, means, variances, scale, b, True, new, epsilon)
+        if kind != mean.dtype:
+            mean.copy_(means)
+            var.copy_(variances)
+    else:
+        y = functional.batch_norm(x, None, None, scale, b, True, new, epsilon)
+    if not any(read_outputs[1:]):
+        return (y, *(None,) * (num_outputs - 1)) if num_outputs > 1 else y
+    others = (0, *range(2, x.dim()))
+    batch_var, batch_mean = (one.to(mean.dtype) for one in torch.var_mean(x, others, correction=0))
+    running = (torch.lerp(mean, batch_mean, new), torch.lerp(var, batch_var, new))
+    return (y, *running, batch_mean, batch_var)[:num_outputs]
 
 
 def layer_normalization(

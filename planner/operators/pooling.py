@@ -176,3 +176,29 @@ def global_lp_pool(x: Tensor, p: float) -> Tensor:
     """p-norm of each plane."""
     norm: Tensor = torch.linalg.vector_norm(x, p, dim=_spatial(x), keepdim=True)
     return norm
+
+
+def max_unpool(
+    x: Tensor,
+    i: Tensor,
+    output_shape: Integers | None = None,
+    *,
+    kernel_shape: Integers,
+    pads: Integers | None = None,
+    strides: Integers | None = None,
+) -> Tensor:
+    """The numbers of MaxPool back at their places, zeros elsewhere; an output shape that is larger
+    than the pooled image has more zeros behind.
+    """
+    rank = len(kernel_shape)
+    strides, pads = strides or (1,) * rank, pads or (0,) * 2 * rank
+    sizes = [
+        (n - 1) * strides[d] - pads[d] - pads[rank + d] + kernel_shape[d]
+        for d, n in enumerate(x.shape[2:])
+    ]
+    shape = (*x.shape[:2], *sizes)
+    y = x.new_zeros(prod(shape)).scatter(0, i.flatten(), x.flatten()).reshape(shape)
+    if output_shape is None:
+        return y
+    more = [(0, new - old) for new, old in zip(output_shape[2:], sizes, strict=True)]
+    return padded(y, tuple(more))

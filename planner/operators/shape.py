@@ -220,3 +220,42 @@ def eye_like(input: Tensor, k: int, *, dtype: torch.dtype) -> Tensor:
     """Ones on the k-th diagonal."""
     ones = torch.ones_like(input, dtype=dtype)
     return torch.triu(torch.tril(ones, k), k)
+
+
+def center_crop_pad(input_data: Tensor, shape: Integers, axes: Integers | None = None) -> Tensor:
+    """The middle of the axes at new sizes, with zeros around what is too small."""
+    axes = positive(axes if axes is not None else tuple(range(input_data.dim())), input_data.dim())
+    flat = [0] * (2 * input_data.dim())  # (before, after) of every axis, the last one first
+    for axis, size in zip(axes, shape, strict=True):
+        old = input_data.shape[axis]
+        before = (size - old) // 2 if size > old else -((old - size) // 2)
+        place = 2 * (input_data.dim() - 1 - axis)
+        flat[place : place + 2] = before, size - old - before
+    return functional.pad(input_data, flat)
+
+
+def col_to_im(
+    input: Tensor,
+    image_shape: Integers,
+    block_shape: Integers,
+    dilations: Integers | None = None,
+    pads: Integers | None = None,
+    strides: Integers | None = None,
+) -> Tensor:
+    """Blocks (samples, channels * numbers of a block, blocks) added up to images."""
+    rank = len(image_shape)
+    steps, gaps, pads = strides or (1,) * rank, dilations or (1,) * rank, pads or (0,) * 2 * rank
+    wide = [n + pads[i] + pads[rank + i] for i, n in enumerate(image_shape)]
+    # index[numbers of a block, blocks] in the padded image, from the first axis to the last
+    index = torch.zeros((1, 1), dtype=torch.int64, device=input.device)
+    for n, k, gap, step in zip(wide, block_shape, gaps, steps, strict=True):
+        inner = torch.arange(k, device=input.device).reshape(-1, 1) * gap
+        outer = torch.arange(0, n - (k - 1) * gap, step, device=input.device)
+        index = (index * n)[:, None, :, None] + (inner + outer)[None, :, None, :]
+        index = index.flatten(2).flatten(0, 1)
+    columns = input.reshape(len(input), -1, index.numel())
+    image = columns.new_zeros((*columns.shape[:2], prod(wide)))
+    image = image.index_add(2, index.flatten(), columns).reshape(*columns.shape[:2], *wide)
+    for i, n in enumerate(image_shape):
+        image = image.narrow(2 + i, pads[i], n)
+    return image

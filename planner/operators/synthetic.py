@@ -5,7 +5,6 @@ different tensors of one microbatch agree without talking to each other.
 """
 
 from collections.abc import Iterator
-from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from planner import graph as graphs
 from planner.errors import OptionError
 from planner.model import Model, Node
+from planner.operators.randomness import seeded
 
 LOSSES = ("cross-entropy", "mse")
 
@@ -37,7 +37,7 @@ def inputs(model: Model, *, seed: int, microbatch: int, device: str = "cpu") -> 
     """
     tensors = graphs.tensors_by_name(model.graph)
     return {
-        name: _input(model, tensors[name], _generator(seed, microbatch, name)).to(device)
+        name: _input(model, tensors[name], seeded(seed, microbatch, name)).to(device)
         for name in model.graph.inputs
     }
 
@@ -52,7 +52,7 @@ def target(model: Model, *, loss: str, seed: int, microbatch: int, device: str =
         OptionError: if the loss is unknown, or needs a dimension that the output does not have.
     """
     output = graphs.tensors_by_name(model.graph)[model.graph.outputs[0]]
-    generator = _generator(seed, microbatch, f"target of {output.name}")
+    generator = seeded(seed, microbatch, f"target of {output.name}")
     if loss == "mse":
         return _normal(output, generator).to(device)
     if loss != "cross-entropy":
@@ -70,11 +70,6 @@ def target(model: Model, *, loss: str, seed: int, microbatch: int, device: str =
 def class_dim(rank: int) -> int:
     """Where the classes of an output lie: last for tokens (rank 3), else on dimension 1."""
     return 2 if rank == 3 else 1
-
-
-def _generator(seed: int, microbatch: int, name: str) -> torch.Generator:
-    digest = sha256(f"{seed} {microbatch} {name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def _input(model: Model, tensor: graphs.Tensor, generator: torch.Generator) -> Tensor:

@@ -76,7 +76,7 @@ def _convert_strategy(
     if dot == target:
         raise OptionError(f"{target}: expected a name such as graph.txt; the picture is written"
                           " beside it and has the ending .dot")  # fmt: skip
-    path = profile_path or _own_profile(target)
+    path = profile_path or _own_profile(target, plan.model_hash)
     is_text = detect(path) == GRAPH_TXT
     if target.resolve() == path.resolve() and not is_text:
         raise OptionError(
@@ -89,11 +89,11 @@ def _convert_strategy(
     return target, dot
 
 
-def _own_profile(target: Path) -> Path:
-    """The graph.txt that is there already, else the newest profile."""
+def _own_profile(target: Path, model_hash: str | None) -> Path:
+    """The graph.txt that is there already, else the newest profile of the model."""
     if target.is_file() and detect(target) == GRAPH_TXT:
         return target
-    return newest_profile(Path("profiles"))
+    return newest_profile(Path("profiles"), model_hash)
 
 
 def _with_stages(profile: Profile, text: str | None, plan: Plan) -> str:

@@ -30,6 +30,7 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.model import Model
+from planner.model.modes import batch_norm_form
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
 from planner.profiles import OperatorCost, Profile, Source
@@ -79,6 +80,9 @@ def analytic(
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
+        tie=model.tie,
+        untie=model.untie,
+        batch_norm=batch_norm_form(model.nodes),
         microbatch_size=model.batch,
         dtype=dtype,
         device_type=kind.name,

@@ -14,6 +14,7 @@ from planner.clusters.yaml.read import shipped_device_type
 from planner.errors import OptionError
 from planner.model import Model
 from planner.profilers.contention import contention_of, machine_contention
+from planner.profilers.devices import check_measuring, device_type
 from planner.profilers.measured import Effort, measure
 from planner.profiles import Profile
 
@@ -77,6 +78,33 @@ def engine_for(device: str, engine: str | None) -> ProfileEngine:
             f" here, got {device!r}; omit --engine to compute a profile for a type of device"
         )
     return chosen
+
+
+def profile_file(stem: str, device: str, engine: str | None, dtype: str | None) -> str:
+    """The usual file name of a profile: the model's name alone, where it was measured by PyTorch on
+    this CPU in float32.
+
+    Args:
+        stem: the model's name.
+        device, engine, dtype: as the user asked for them; see `engine_for` and `Measuring`.
+
+    Raises:
+        OptionError: if the device is not there.
+
+    >>> profile_file("gpt2", "cpu", None, None), profile_file("gpt2", "T4", None, "bfloat16")
+    ('gpt2.json', 'gpt2-T4-bfloat16.json')
+    """
+    usual = engine_for(device, None)
+    if usual is not ProfileEngine.ANALYTIC:
+        check_measuring(device, threads=1, repetitions=1)
+        device = device_type(device)
+    parts = [
+        stem,
+        *([] if device == "cpu" else [device]),
+        *([] if dtype in (None, "float32") else [str(dtype)]),
+        *([] if engine in (None, usual) else [str(engine)]),
+    ]
+    return "-".join(parts).replace("/", "-") + ".json"
 
 
 def profile_with(

@@ -388,13 +388,16 @@ def _in_order(stash: Stash, names: Mapping[str, str], order: Sequence[str]) -> S
 
 
 def _identity(call: Call) -> object:
-    """A call without the names of the tensors that it reads; equal for calls that do the same."""
+    """A call without the names of its node and of the tensors that it reads; equal for calls that
+    do the same, apart from the random numbers that they draw.
+    """
     places = {name: i for i, name in enumerate(call.reads)}
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "node"}
 
     def plain(values: Iterable[object]) -> tuple[object, ...]:
         return tuple(places[v.name] if isinstance(v, Read) else repr(v) for v in values)
 
-    return call.function, plain(call.args), tuple(call.kwargs), plain(call.kwargs.values())
+    return call.function, plain(call.args), tuple(kwargs), plain(kwargs.values())
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from planner.errors import OperatorError
 from planner.graph import Graph, main_dtype, parameters_by_name, retyped, tensors_by_name
 from planner.model import Model
+from planner.model.modes import batch_norm_form
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import (
     Surroundings,
@@ -137,6 +138,9 @@ def measure(
             model_path=model_path,
             model_hash=model.hash,
             dimensions=dict(model.dimensions),
+            tie=model.tie,
+            untie=model.untie,
+            batch_norm=batch_norm_form(model.nodes),
             microbatch_size=model.batch,
             dtype=main,
             device_type=device_type(device),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
 from planner.model import Model
+from planner.model.modes import batch_norm_form, is_batch_norm, is_dropout, trains
 from planner.profilers.backward import BackwardEstimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions
 from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
@@ -92,6 +93,9 @@ def measure_onnxruntime(
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
+        tie=model.tie,
+        untie=model.untie,
+        batch_norm=batch_norm_form(model.nodes),
         microbatch_size=model.batch,
         dtype=main_dtype(graph),
         device_type=device_type(provider),
@@ -102,7 +106,11 @@ def measure_onnxruntime(
         whole_step=None,
         versions=versions("onnxruntime"),
         engine=f"onnxruntime ({_who_ran(runs.providers)})",
-        warnings=(*_run_warnings(runs, provider), _backward_warning(estimated)),
+        warnings=(
+            *_run_warnings(runs, provider),
+            *_mode_warning(model),
+            _backward_warning(estimated),
+        ),
     )
 
 
@@ -196,6 +204,16 @@ def _run_warnings(runs: TimedRuns, device: str) -> Iterator[str]:
             f" {runs.parts_per_whole:.2f} of the time of the whole model in one piece: the machine"
             " was busy, or the operators are too short for ONNX Runtime's profiler, which counts"
             " microseconds"
+        )
+
+
+def _mode_warning(model: Model) -> Iterator[str]:
+    """The operators that were timed in another mode than the model has them in."""
+    moded = [node for node in model.nodes if is_batch_norm(node) or is_dropout(node)]
+    if number := sum(trains(node, model.values) for node in moded):
+        yield (
+            f"{number} operators of the types BatchNormalization and Dropout were timed in"
+            " evaluation mode, because ONNX Runtime does not train; use --engine torch"
         )
 
 

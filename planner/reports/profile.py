@@ -1,14 +1,19 @@
 """Profiles as tables, as lines of text and as JSON."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from planner.profilers.summary import edge_sizes, summary
+from planner.profiles import BatchNorm
 from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from planner.graph import Parameter
+    from planner.model import Choice
     from planner.profilers.measured import Effort
     from planner.profiles import Contention, Profile
 
@@ -42,9 +47,19 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         f" {count(len(trained), 'trainable parameter')}, microbatch of {profile.microbatch_size},"
         f" {profile.dtype}, {profile.source.value} on {profile.device_type} by"
         f" {profile.engine or 'an unknown engine'}",
+        f"trained: {count(len(trained), 'tensor')}, {_elements(trained):,} elements;"
+        f" not trained: {count(len(frozen), 'tensor')},"
+        f" {_elements(p for p in parameters if not p.trainable):,} elements",
         f"trainable: {_patterns([p.name for p in trained])}",
         f"not trainable: {_patterns(frozen) or 'none'}",
     ]
+    if norms := sum(o.type == "BatchNormalization" for o in profile.graph.operators):
+        kind = {
+            BatchNorm.TRAINING: "by the statistics of each microbatch",
+            BatchNorm.FROZEN: "by running statistics, which stay as they are",
+            BatchNorm.MIXED: "some by the statistics of each microbatch, some by running ones",
+        }[profile.batch_norm]
+        lines.append(f"{count(norms, 'batch normalization')}: {kind}")
     if times.whole_s is not None and times.sum_per_whole and times.drift is not None:
         lines.append(
             f"operators one by one take {format_seconds(times.sum_s)}, the whole step"
@@ -65,6 +80,10 @@ def _contention_line(contention: "Contention") -> str:
         f"processes that compute at the same time on {count(contention.cores, 'core')} slow each"
         f" other: {each}"
     )
+
+
+def _elements(parameters: "Iterable[Parameter]") -> int:
+    return sum(prod(parameter.shape) for parameter in parameters)
 
 
 def _patterns(names: Sequence[str]) -> str:
@@ -126,7 +145,15 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "source": profile.source.value,
         "engine": profile.engine,
         "contention": None if profile.contention is None else profile.contention.slowdown,
+        "batch_norm": profile.batch_norm.value,
         "warnings": list(profile.warnings),
         "parameter_bytes": sum(p.bytes for p in parameters),
         "trainable": [p.name for p in parameters if p.trainable],
+        "trained_elements": _elements(p for p in parameters if p.trainable),
+        "frozen_elements": _elements(p for p in parameters if not p.trainable),
     }
+
+
+def choices_json(choices: "Mapping[str, Choice]") -> dict[str, Any]:
+    """For each float initializer, whether it is trained, and why."""
+    return {name: asdict(choice) for name, choice in choices.items()}

@@ -532,7 +532,8 @@ TRIANGLE = np.tril(np.ones((4, 4), np.float32))
     [
         ("Add", np.where(TRIANGLE == 1, 0, -np.inf), True),
         ("Add", np.where(TRIANGLE == 1, 0, -1e4), True),
-        ("Add", np.where(TRIANGLE == 1, 0, -9e3), False),
+        ("Add", np.where(TRIANGLE == 1, 0, -100), True),
+        ("Add", np.where(TRIANGLE == 1, 0, -40), False),
         ("Add", np.zeros((4, 4)), False),
         ("Add", np.zeros(4), False),
         ("Add", np.float32([0, 0, 0, -1e9]), False),  # rank 1

@@ -59,6 +59,7 @@ from planner.solvers.netsplit.cpsat_model import (
     add_transfers,
     keep,
     makespan_of,
+    num_constraints,
     phase_of,
     placement_of,
 )
@@ -76,6 +77,10 @@ from planner.solvers.placement import heft
 from planner.support.jit import compile_clock
 
 log = logging.getLogger(__name__)
+
+CONSTRAINTS_PER_S = 150_000
+"""Constraints of a model that are built per second of the limit, on a busy machine. A model whose
+building alone would take the rest of its step's time is not built."""
 
 MOVES_PER_S = 200_000
 """Moves of the local search per second of the limit, for `MOVES_SIZE` operators and edges."""
@@ -253,8 +258,11 @@ def _climb(search: _FullSearch, step: _ProofStep) -> None:
     """
     budget, rise = search.budget, RISE
     until_s = budget.left_s * (1 - step.share)
-    while not budget.watch.done and budget.left_s > until_s:
+    size = num_constraints(search.instance, step.phases, channels=step.channels)
+    build_s = size / CONSTRAINTS_PER_S
+    while not budget.watch.done and not budget.late() and budget.left_s - build_s > until_s:
         worst, begun_s = _worst(search, step), budget.left_s
+        budget.left_s -= build_s
         at_once = step.near or worst <= (1 + 2 * rise) * _least(search, step)
         max_ticks = worst if at_once else int((1 + rise) * _least(search, step))
         answer = _solved(search, step, max_ticks, 1 - until_s / budget.left_s)

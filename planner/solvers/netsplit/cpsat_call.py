@@ -67,10 +67,15 @@ class SearchBudget:
         self.left_s -= taken
         return taken
 
+    def late(self) -> bool:
+        """Whether the clock has run out, which cuts the search."""
+        late = self.seconds() < 0
+        self.in_time = self.in_time and not late
+        return late
+
     def over(self) -> bool:
-        """Whether the search must end: the clock has run out, or the watch is done."""
-        if self.seconds() < 0:
-            self.in_time = False
+        """Whether the search must end: the clock has cut something, or the watch is done."""
+        self.late()
         return not self.in_time or self.watch.done
 
 

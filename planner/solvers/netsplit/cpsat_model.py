@@ -57,6 +57,31 @@ class CpSatModel:
         return self.z[min(g, h), max(g, h)]
 
 
+def num_constraints(instance: NetSplitInstance, phases: Sequence[bool], *, channels: bool) -> int:
+    """About how many constraints a model has, and so how long it takes to build: most are written
+    for every ordered pair of devices.
+
+    Args:
+        phases: False for forwards, True for backwards.
+        channels: whether with (3) and (7).
+    """
+    devices = instance.problem.num_devices
+    pairs = devices * (devices - 1)
+    count = devices * len(instance.groups)
+    for t, tensor in enumerate(instance.problem.tensors):
+        readers = len(_far_readers(instance, t))
+        if not readers:
+            continue
+        count += 2 * devices * readers  # z
+        for backward in phases:
+            if backward and not tensor.gradient:
+                continue
+            count += pairs * readers  # (b)
+            count += pairs * (readers + 2) * channels  # (4), (5), (7)
+        count += pairs * (readers + 2) * channels  # (3)
+    return count
+
+
 # ------------------------------------------------------------------------------------ placement
 
 

@@ -128,10 +128,12 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
         if result.strategy is None or INTERRUPTED in result.space:
             return result
         strategies = (result.strategy, *result.others)
-        fitting = [s for s in strategies if not evaluate(problem, s).shortage]
-        if fitting:
-            status = result.status if fitting[0] == result.strategy else Status.FEASIBLE
-            return replace(result, status=status, strategy=fitting[0], others=tuple(fitting[1:]))
+        # The judge evaluates the rest, as far as there is time.
+        first = next((k for k, s in enumerate(strategies) if not evaluate(problem, s).shortage), -1)
+        if first >= 0:
+            status = result.status if first == 0 else Status.FEASIBLE
+            others = strategies[first + 1 :]
+            return replace(result, status=status, strategy=strategies[first], others=others)
         shortage = evaluate(problem, result.strategy).shortage
         device_of = _of_strategy(result.strategy, operator_indices(problem.profile.graph))
         kept = kept_bytes(placement_problem)

@@ -1,0 +1,206 @@
+"""The exported graph run by ONNX Runtime beside the module itself, on the example inputs.
+
+Random numbers differ between any two runs, so Dropout is off in both: the draws of torch's dropout
+are replaced by their expectation, which makes it the identity, and the nodes are taken out. A graph
+with other random operators is not compared. ONNX Runtime has no training form of
+BatchNormalization; it gets the same in simple operators.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx import ModelProto, NodeProto, helper
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner.errors import ExportError
+from planner.exporting.inputs import Inputs
+from planner.units import format_bytes
+
+RANDOM = frozenset({
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+})  # fmt: skip
+MAX_BYTES = 1_800_000_000
+"""Models with more weights are not run: ONNX Runtime holds them a second time."""
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+"""The largest difference that rounding explains, of the largest magnitude of an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A comparison of an exported graph with its module.
+
+    Attributes:
+        difference: the largest difference of an output, of its largest magnitude; None where
+            nothing was compared.
+        reason: why nothing was compared, else empty.
+    """
+
+    difference: float | None
+    reason: str = ""
+
+
+def check(module: nn.Module, inputs: Inputs, model: ir.Model) -> Check:
+    """Runs the graph and the module, and compares their outputs.
+
+    Raises:
+        ExportError: if an output differs by more than rounding.
+    """
+    values = model.graph.initializers.values()
+    size = sum(one.const_value.nbytes for one in values if one.const_value is not None)
+    random = sorted({node.op_type for node in model.graph.all_nodes() if node.op_type in RANDOM})
+    if size > MAX_BYTES:
+        return Check(None, f"the model holds {format_bytes(size)}")
+    if random:
+        return Check(None, f"{', '.join(random)} draw other numbers in every run")
+    expected = outputs_of(module, inputs)
+    made = _run(_runnable(ir.to_proto(model)), inputs)
+    if isinstance(made, str):
+        return Check(None, f"ONNX Runtime cannot run it: {made}")
+    names = [str(value.name) for value in model.graph.outputs]
+    return Check(max(map(_difference, names, expected, made), default=0.0))
+
+
+def outputs_of(module: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The tensors that a module returns, without dropout; its buffers are left as they were."""
+    copies = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    positional, named = pytree.tree_map_only(
+        Tensor, lambda one: one.detach().clone(), (inputs.positional, inputs.named)
+    )
+    with torch.no_grad(), torch.random.fork_rng(), _WithoutDropout():  # type: ignore[no-untyped-call]
+        made = torch.func.functional_call(module, copies, positional, named)
+    return [one for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
+
+
+class _WithoutDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dropout as the identity.
+
+    On CPUs it is input * (draws / (1 - p)), the draws of a Bernoulli distribution of 1 - p: with
+    draws equal to 1 - p the factor is 1.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operator of torch."""
+        if func is torch.ops.aten.bernoulli_.float:
+            return args[0].fill_(args[1])
+        if func is torch.ops.aten.native_dropout.default:
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        return func(*args, **(kwargs or {}))
+
+
+def _run(proto: ModelProto, inputs: Inputs) -> list[np.ndarray] | str:
+    """The outputs of a model in ONNX Runtime, or the reason why it has none."""
+    import onnxruntime
+
+    examples = [
+        one for one in (*inputs.positional, *inputs.named.values()) if isinstance(one, Tensor)
+    ]
+    names = [value.name for value in proto.graph.input]
+    unknown = {one.dtype for one in examples} & {torch.bfloat16}
+    if unknown:
+        return "inputs in bfloat16"
+    feed = {name: one.detach().cpu().numpy() for name, one in zip(names, examples, strict=True)}
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    content = proto.SerializeToString()
+    try:
+        session = onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
+        made: list[np.ndarray] = session.run(None, feed)
+    except Exception as error:  # its exceptions have no type in common
+        return str(error).splitlines()[0]
+    return made
+
+
+def _runnable(proto: ModelProto) -> ModelProto:
+    """The model with nodes that ONNX Runtime has, and without dropout."""
+    values = (*proto.graph.value_info, *proto.graph.input)
+    ranks = {one.name: len(one.type.tensor_type.shape.dim) for one in values}
+    nodes: list[NodeProto] = []
+    for node in proto.graph.node:
+        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        if node.op_type == "Dropout" and len(node.output) == 1:
+            nodes.append(helper.make_node("Identity", node.input[:1], node.output))
+        elif node.op_type == "BatchNormalization" and attributes.get("training_mode"):
+            nodes += _batch_norm(node, ranks[node.input[0]], attributes.get("epsilon", 1e-5))
+        else:
+            nodes.append(node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    return proto
+
+
+def _batch_norm(node: NodeProto, rank: int, epsilon: float) -> Sequence[NodeProto]:
+    """BatchNormalization in training form, without the running statistics:
+
+        (x - mean) / sqrt(variance + epsilon) * scale + bias
+
+    with the mean and the variance of the batch over all dimensions but the channels.
+    """
+    x, scale, bias = node.input[:3]
+    prefix = node.output[0]
+    nodes: list[NodeProto] = []
+
+    def then(kind: str, *inputs: str, out: str = "", **attributes: Any) -> str:
+        name = out or f"{prefix}/{len(nodes)}"
+        nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def constant(value: list[int] | float) -> str:
+        if isinstance(value, list):
+            return then("Constant", value_ints=value)
+        return then("Constant", value_float=value)
+
+    others = constant([dim for dim in range(rank) if dim != 1])
+    behind = constant(list(range(1, rank - 1))) if rank > 2 else ""
+    centred = then("Sub", x, then("ReduceMean", x, others))
+    variance = then("ReduceMean", then("Mul", centred, centred), others)
+    small = then("CastLike", constant(epsilon), x)
+    normal = then("Div", centred, then("Sqrt", then("Add", variance, small)))
+    wide: Callable[[str], str] = lambda one: then("Unsqueeze", one, behind) if behind else one  # noqa: E731
+    then("Add", then("Mul", normal, wide(scale)), wide(bias), out=node.output[0])
+    return nodes
+
+
+def _difference(name: str, expected: Tensor, made: np.ndarray) -> float:
+    """The largest difference of an output, of its largest magnitude.
+
+    Raises:
+        ExportError: if rounding does not explain it.
+    """
+    wanted = expected.detach().cpu()
+    got = torch.from_numpy(np.asarray(made))
+    wrong = f"the exported file computes another {name!r} than the module"
+    advice = "please report it with the module; --no-check writes the file nevertheless"
+    if got.shape != wanted.shape:
+        raise ExportError(
+            f"{wrong}: shape {tuple(got.shape)} instead of {tuple(wanted.shape)}; {advice}"
+        )
+    if not wanted.is_floating_point():
+        if not torch.equal(got, wanted):
+            raise ExportError(f"{wrong}: other integers; {advice}")
+        return 0.0
+    finite = wanted.isfinite()
+    if not torch.equal(got[~finite].nan_to_num(), wanted[~finite].nan_to_num()):
+        raise ExportError(f"{wrong}: other infinite elements; {advice}")
+    if not finite.any():
+        return 0.0
+    apart = float((got[finite].double() - wanted[finite].double()).abs().max())
+    scale = float(wanted[finite].double().abs().max())
+    difference = apart / scale if scale else apart
+    if not difference <= TOLERANCE[wanted.dtype]:
+        raise ExportError(
+            f"{wrong}: they differ by {difference:.1e} of its largest magnitude, rounding explains"
+            f" {TOLERANCE[wanted.dtype]:.0e}; {advice}"
+        )
+    return difference
+
+
+__all__ = ["Check", "check", "outputs_of"]

@@ -1,0 +1,109 @@
+"""Clean-ups of an exported graph that leave every parameter and buffer as it is.
+
+The exporter's own optimizer merges initializers of equal value and transposes weights. Here only
+values that depend on no parameter, buffer or input are computed in advance: shapes, indices,
+masks, positions.
+"""
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
+from onnxscript.optimizer import fold_constants_ir
+
+# Metadata of nodes that is kept: the modules that a node comes from, and their classes. The
+# exporter also writes stack traces, with the paths of files on this machine.
+KEPT_METADATA = frozenset({"pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"})
+
+
+def tidy(model: ir.Model, held: frozenset[str]) -> None:
+    """Cleans the graph up, in place.
+
+    Args:
+        held: names of the initializers that are parameters or buffers.
+    """
+    InlinePass()(model)
+    RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+    _train_dropout(model.graph)
+    _remove_dead(model.graph)
+    fold_constants_ir(
+        model, onnx_shape_inference=True, should_fold=lambda node: _foldable(node, held)
+    )
+    _remove_identities(model.graph)
+    _remove_dead(model.graph)
+    _remove_unused_opsets(model)
+    _keep_module_names(model)
+
+
+def _train_dropout(graph: ir.Graph) -> None:
+    """Gives a Dropout without a mode the training mode.
+
+    The exporter translates `scaled_dot_product_attention` with a dropout probability to a Dropout
+    without a mode, which ONNX takes for evaluation; torch drops whatever the module's mode is.
+    """
+    for node in tuple(graph.all_nodes()):
+        if node.op_type == "Dropout" and not node.domain and len(node.inputs) < 3:
+            mode = ir.Node(
+                "", "Constant", [], [ir.AttrTensor("value", ir.tensor(True))],
+                name=f"{node.name}_mode",
+            )  # fmt: skip
+            mode.outputs[0].name = f"{node.outputs[0].name}_mode"
+            mode.metadata_props.update(node.metadata_props)
+            graph_of_node = node.graph
+            assert graph_of_node is not None
+            graph_of_node.insert_before(node, mode)
+            ratio = node.inputs[1] if len(node.inputs) > 1 else None
+            node.resize_inputs(3)
+            node.replace_input_with(1, ratio)
+            node.replace_input_with(2, mode.outputs[0])
+
+
+def _foldable(node: ir.Node, held: frozenset[str]) -> bool | None:
+    """False for nodes that read a parameter or buffer; None leaves the choice to the pass."""
+    return False if any(value is not None and value.name in held for value in node.inputs) else None
+
+
+def _remove_identities(graph: ir.Graph) -> None:
+    """Removes copies. Those of loop bodies and branches stay: a body's output may be the copy of a
+    value from outside, which cannot be an output itself.
+    """
+    for node in tuple(graph):
+        if node.op_type == "Identity" and not node.domain:
+            (source,), (copy,) = node.inputs, node.outputs
+            if source is not None and not copy.is_graph_output():
+                ir.convenience.replace_all_uses_with(copy, source)
+                graph.remove(node, safe=True)
+
+
+def _remove_dead(graph: ir.Graph) -> None:
+    """Removes nodes, and initializers, that no output depends on.
+
+    All outputs of a node that is kept stay: those of a BatchNormalization in training form are its
+    running statistics.
+    """
+    for node in reversed(tuple(graph)):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in tuple(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+
+
+def _remove_unused_opsets(model: ir.Model) -> None:
+    used = {node.domain for node in model.graph.all_nodes()} | {""}
+    for domain in tuple(model.opset_imports):
+        if domain not in used:
+            del model.opset_imports[domain]
+
+
+def _keep_module_names(model: ir.Model) -> None:
+    """Drops metadata that only serves to debug the exporter."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    values = [*model.graph.inputs, *model.graph.initializers.values()]
+    for node in model.graph.all_nodes():
+        values += node.outputs
+        for key in tuple(node.metadata_props):
+            if key not in KEPT_METADATA:
+                del node.metadata_props[key]
+        node.doc_string = None
+    for value in values:
+        value.metadata_props.clear()

@@ -1,0 +1,176 @@
+"""torch.export and torch.onnx.export with the right options, and their failures in one sentence.
+
+The trace and its translation are two calls, so that what cannot be traced and what has no
+translation are told apart, and so that the trace can be mended between them.
+"""
+
+import re
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import Node
+
+from planner.errors import ExportError
+from planner.exporting.assumptions import Assumptions
+from planner.exporting.inputs import Inputs
+from planner.exporting.translations import translations
+
+DATA_DEPENDENT = (
+    "a branch or a size depends on the value of a tensor, which a graph cannot have; use"
+    " torch.where, or take the decision out of forward"
+)
+
+
+def traced(
+    module: nn.Module, inputs: Inputs, dynamic_shapes: object
+) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """The module as a graph of torch operators, and what was assumed about values.
+
+    Args:
+        module: in the mode that is exported.
+        inputs: example inputs.
+        dynamic_shapes: as torch.onnx.export takes them.
+
+    Raises:
+        ExportError: if torch cannot trace it.
+    """
+    assumptions = Assumptions()
+    try:
+        with assumptions:
+            program = torch.export.export(
+                module,
+                inputs.positional,
+                inputs.named,
+                dynamic_shapes=_unnamed(dynamic_shapes),
+                strict=False,
+            )
+    except Exception as error:
+        raise ExportError(f"{type(module).__name__}: {_untraceable(error)}") from error
+    _reshape_freely(program)
+    return program, tuple(assumptions.made)
+
+
+def translated(
+    program: ExportedProgram, dynamic_shapes: object, title: str
+) -> tuple[ir.Model, ExportedProgram]:
+    """A traced module as an ONNX graph, before any clean-up, and its trace in simpler operators, in
+    which changes of buffers are outputs.
+
+    `optimize=False` leaves each initializer a tensor of the module: the exporter's optimizer merges
+    those of equal value, such as the weights of all fresh normalizations.
+
+    Args:
+        dynamic_shapes: as torch.onnx.export takes them; their names become those of dimensions.
+        title: the module, for messages.
+
+    Raises:
+        ExportError: if an operator has no translation.
+    """
+    try:
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            dynamic_shapes=dynamic_shapes,  # type: ignore[arg-type]
+            custom_translation_table=translations(),
+        )
+    except Exception as error:
+        raise ExportError(f"{title}: {_untranslatable(error)}") from error
+    assert made is not None and made.exported_program is not None
+    return made.model, made.exported_program
+
+
+def _unnamed(shapes: Any) -> Any:
+    """Dynamic shapes as torch.export takes them: without names of dimensions.
+
+    >>> _unnamed({"x": {0: "batch"}, "y": None})
+    {'x': {0: DYNAMIC}, 'y': None}
+    """
+    if isinstance(shapes, str):
+        return Dim.DYNAMIC
+    if isinstance(shapes, Mapping):
+        return {key: _unnamed(one) for key, one in shapes.items()}
+    if isinstance(shapes, list | tuple):
+        return type(shapes)(_unnamed(one) for one in shapes)
+    return shapes
+
+
+def _reshape_freely(program: ExportedProgram) -> None:
+    """Puts a copy before every view of a transposed tensor; `tidy` removes it from the graph.
+
+    The exporter evaluates the trace again, where attention may give its output other strides (it
+    does in training mode). A view that the trace has may then be impossible.
+    """
+    aten = torch.ops.aten
+    graph = program.graph_module.graph
+    for node in tuple(graph.nodes):
+        if node.target in (aten.view.default, aten.reshape.default):
+            source = node.args[0]
+            assert isinstance(source, Node)
+            if source.target in (aten.transpose.int, aten.permute.default):
+                with graph.inserting_before(node):
+                    copy = graph.call_function(
+                        aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+                    )
+                copy.meta = dict(node.meta) | {"val": source.meta["val"]}
+                node.replace_input_with(source, copy)
+    program.graph_module.recompile()
+
+
+def _untraceable(error: Exception) -> str:
+    """Why torch.export failed, and where."""
+    line = _line_of_user(error)
+    where = f"; at {line}" if line else ""
+    if "DataDependent" in type(error).__name__ or "DynamicOutputShape" in type(error).__name__:
+        return f"cannot be traced: {DATA_DEPENDENT} ({_first_line(error)}){where}"
+    return f"torch.export cannot trace it: {type(error).__name__}: {_first_line(error)}{where}"
+
+
+def _untranslatable(error: Exception) -> str:
+    """Why torch.onnx.export failed."""
+    causes: list[BaseException] = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    for one in causes:
+        if found := re.search(r"No ONNX function found for (.*?)\. Failure", str(one)):
+            return (
+                f"torch has no ONNX translation of {_operator(found[1])}; write it with other"
+                " operators of torch"
+            )
+    nodes = (re.search(r"target=([\w.]+)", str(one)) for one in causes)
+    target = next((found[1] for found in nodes if found), "")
+    what = f"the translation of {target.removeprefix('torch.ops.')}" if target else "torch.onnx"
+    return f"{what} failed: {type(causes[-1]).__name__}: {_first_line(causes[-1])}"
+
+
+def _operator(text: str) -> str:
+    """The name of an operator, from its repr.
+
+    >>> _operator("<OpOverload(op='aten.rrelu', overload='default')>")
+    'aten.rrelu.default'
+    """
+    overload = re.fullmatch(r"<OpOverload\(op='(.*?)', overload='(.*?)'\)>", text)
+    return ".".join(overload.groups()) if overload else text
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _line_of_user(error: Exception) -> str:
+    """The innermost line of code that is neither torch's nor the planner's, with its place."""
+    roots = [Path(torch.__file__).parent, Path(__file__).resolve().parent.parent]
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if frame.line and not any(root in path.parents for root in roots):
+            place = f"{path.name}:{frame.lineno}: {frame.line.strip()}"
+    return place

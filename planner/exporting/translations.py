@@ -1,0 +1,209 @@
+"""Translations of torch operators that replace those of torch's exporter.
+
+- Batch normalization: the exporter writes the evaluation form whatever the module's mode is, and
+  computes the statistics of a batch with other operators where there are no running ones. Here it
+  is ONNX's training form: the statistics are those of the batch, and the second and third output
+  of the node are the running statistics afterwards.
+- `torch.normal`: the exporter fails without a deviation, and draws one number for all elements
+  where only the deviation is a tensor.
+- EmbeddingBag: the exporter writes a loop over the bags. Here rows are added up by ScatterND.
+"""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import opset18
+
+op: Any = opset18  # its types are those of its own front end
+aten = torch.ops.aten
+INT64 = ir.DataType.INT64.value
+
+
+def batch_norm_with_statistics(
+    input: ir.Value,
+    weight: ir.Value | None = None,
+    bias: ir.Value | None = None,
+    running_mean: ir.Value | None = None,
+    running_var: ir.Value | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Any, ...]:
+    """`_native_batch_norm_legit_functional`: (output, mean, 1 / deviation, running mean, running
+    variance). The second and third are read by the backward pass alone, which is not exported, so
+    any value does.
+    """
+    weight, bias = _affine(input, weight, bias)
+    made = op.BatchNormalization(
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        epsilon=eps,
+        momentum=1 - momentum,  # ONNX weighs the old statistics, torch the new ones
+        training_mode=int(training),
+    )
+    if not training:
+        return made, running_mean, running_var, op.Identity(running_mean), op.Identity(running_var)
+    output, mean, variance = made
+    return output, mean, variance, mean, variance
+
+
+def batch_norm_without_statistics(
+    input: ir.Value,
+    weight: ir.Value | None = None,
+    bias: ir.Value | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Any, ...]:
+    """`_native_batch_norm_legit.no_stats`: the same with the statistics of the batch in both modes;
+    the running ones that the operator wants are constants, and what becomes of them is not used.
+    """
+    mean, variance = _per_channel(input, 0.0), _per_channel(input, 1.0)
+    made = batch_norm_with_statistics(
+        input, weight, bias, mean, variance, training=True, momentum=momentum, eps=eps
+    )
+    return made[:3]
+
+
+def _affine(
+    input: ir.Value, weight: ir.Value | None, bias: ir.Value | None
+) -> tuple[ir.Value, ir.Value]:
+    return (
+        _per_channel(input, 1.0) if weight is None else weight,
+        _per_channel(input, 0.0) if bias is None else bias,
+    )
+
+
+def _per_channel(input: ir.Value, value: float) -> Any:
+    """A vector of one value for each channel, dimension 1 of the input."""
+    scalar = op.CastLike(op.Constant(value_float=value), input)
+    return op.Expand(scalar, op.Shape(input, start=1, end=2))
+
+
+def normal(mean: Any, deviation: Any = 1.0) -> Any:
+    """`normal` with a tensor as mean, deviation, or both: one draw for each element.
+
+    Tensors of different shapes are broadcast.
+    """
+    if isinstance(mean, float | int):
+        wide: Any = deviation
+    elif isinstance(deviation, float | int):
+        wide = mean
+    else:
+        wide = op.Add(mean, deviation)
+    draws = op.RandomNormalLike(wide)
+    return op.Add(op.Mul(draws, op.CastLike(deviation, draws)), op.CastLike(mean, draws))
+
+
+SUM, MEAN, MAX = range(3)  # torch's modes of an EmbeddingBag
+
+
+def embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Any, ...]:
+    """`embedding_bag`: (output, bag of each index, size of each bag, largest index). All but the
+    first are read by the backward pass alone, so any value does.
+
+    Args:
+        weight: (rows, columns).
+        indices: (N,) rows.
+        offsets: (B,) first index of each bag; with `include_last_offset` one more, N.
+        per_sample_weights: (N,) factors of the rows, or None.
+        padding_idx: the row that counts for nothing; None or -1 for none.
+    """
+
+    def of(value: float, shape: Any) -> Any:
+        return op.Expand(op.CastLike(op.Constant(value_float=value), weight), shape)
+
+    one = op.Constant(value_ints=[1])
+    zero = op.Constant(value_int=0)
+    number = op.Squeeze(op.Shape(indices))
+    positions = op.Range(zero, number, op.Constant(value_int=1))
+    begun = op.LessOrEqual(op.Unsqueeze(op.CastLike(offsets, positions), one), positions)  # (B, N)
+    bag = op.ReduceSum(op.Cast(begun, to=INT64), op.Constant(value_ints=[0]), keepdims=0)
+    bag = op.Unsqueeze(op.Sub(bag, one), one)  # (N, 1)
+    num_bags = op.Shape(offsets)
+    if include_last_offset:
+        num_bags = op.Sub(num_bags, one)
+    shape = op.Concat(num_bags, op.Shape(weight, start=1, end=2), axis=0)
+
+    rows = op.Gather(weight, indices)
+    if per_sample_weights is not None:
+        rows = op.Mul(rows, op.Unsqueeze(per_sample_weights, one))
+    counts = of(1.0, op.Shape(indices))
+    if padding_idx is not None and padding_idx >= 0:
+        padding = op.Equal(indices, op.CastLike(op.Constant(value_int=padding_idx), indices))
+        nothing = op.CastLike(op.Constant(value_float=-inf if mode == MAX else 0.0), weight)
+        rows = op.Where(op.Unsqueeze(padding, one), nothing, rows)
+        counts = op.CastLike(op.Not(padding), weight)
+    if mode == MAX:
+        largest = op.ScatterND(of(-inf, shape), bag, rows, reduction="max")
+        made = op.Where(op.IsInf(largest), of(0.0, shape), largest)  # a bag without rows
+    else:
+        made = op.ScatterND(of(0.0, shape), bag, rows, reduction="add")
+    if mode == MEAN:
+        size = op.ScatterND(of(0.0, num_bags), bag, counts, reduction="add")
+        made = op.Div(made, op.Unsqueeze(op.Max(size, of(1.0, num_bags)), one))
+    return made, op.Identity(offsets), op.Identity(offsets), op.Identity(offsets)
+
+
+def grouped_mm(input: Any, weight: Any, offs: Any, *others: Any, **options: Any) -> Any:
+    """`grouped_mm`: rows of the input in groups, each multiplied by a matrix of its own.
+
+    The rows of all other groups are set to zero and the products added up, which is one
+    multiplication of (S, E K) and (E K, N): E times the work, and no matrix is copied per row.
+
+    Args:
+        input: (S, K) rows, those of one group after the other.
+        weight: (E, K, N) matrices.
+        offs: (E,) the end of each group; rows behind the last one give zero.
+    """
+    if any(one is not None for one in (*others, *options.values())):
+        raise NotImplementedError("grouped_mm with a bias or a type of its own")
+    zero, one, two, minus = (op.Constant(value_ints=[value]) for value in (0, 1, 2, -1))
+    number = op.Squeeze(op.Shape(input, start=0, end=1))
+    positions = op.Range(op.Constant(value_int=0), number, op.Constant(value_int=1))
+    ends = op.Unsqueeze(op.Cast(offs, to=INT64), zero)  # (1, E)
+    inside = op.Cast(op.Less(op.Unsqueeze(positions, one), ends), to=INT64)  # (S, E): before an end
+    others_ends = op.Slice(inside, zero, minus, one)
+    own = op.Sub(inside, op.Pad(others_ends, op.Constant(value_ints=[0, 1, 0, 0])))
+    rows = op.Mul(op.Unsqueeze(input, one), op.Unsqueeze(op.CastLike(own, input), two))  # (S, E, K)
+    wide = op.Reshape(rows, op.Concat(op.Shape(input, start=0, end=1), minus, axis=0))
+    tall = op.Reshape(weight, op.Concat(minus, op.Shape(weight, start=2, end=3), axis=0))
+    return op.MatMul(wide, tall)
+
+
+def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """All translations; those of operators of other libraries only where these are loaded."""
+    table = dict(TRANSLATIONS)
+    for library, name in (("aten", "_grouped_mm"), ("transformers", "grouped_mm_fallback")):
+        operator = getattr(getattr(torch.ops, library), name, None)
+        if operator is not None:
+            table[operator.default] = grouped_mm
+    return table
+
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten._native_batch_norm_legit_functional.default: batch_norm_with_statistics,
+    aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
+    aten.normal.float_Tensor: normal,
+    aten.normal.Tensor_float: normal,
+    aten.normal.Tensor_Tensor: normal,
+    aten.embedding_bag.padding_idx: embedding_bag,
+    aten._embedding_bag.default: embedding_bag,
+    aten._embedding_bag_forward_only.default: embedding_bag,
+}

@@ -1,0 +1,114 @@
+"""The notes that PyTorch's exporters leave at each node: which module and which call it came from.
+
+torch.onnx.export with dynamo=True writes them into the node's metadata:
+
+    pkg.torch.onnx.name_scopes      ['', 'h', 'h.0', 'h.0.ln', 'layer_norm']
+    pkg.torch.onnx.class_hierarchy  ['GPT2', ..., 'torch.nn.LayerNorm', 'aten.layer_norm.default']
+    pkg.torch.onnx.fx_node          %layer_norm : ... = call_function[target=torch.ops.aten.
+                                    layer_norm.default](args = (%x, [32], %p_h_0_ln_weight, ...
+
+The older exporter writes the path into the node's name: "/h.0/ln/LayerNormalization".
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from onnx import NodeProto
+
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_FX_NODE = "pkg.torch.onnx.fx_node"
+_RULES = "pkg.onnxscript.rewriter.rule_name"
+_CALL = re.compile(r"target=torch\.ops\.\w+\.(\w+)")
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The place in a PyTorch module that a node came from.
+
+    Attributes:
+        module: path of the innermost module, "" for the whole one; None where it is not known.
+        kind: class of the innermost module; "" where it is not known.
+        call: torch's operator without namespace and overload, such as "layer_norm"; "" where it is
+            not known.
+        arguments: of the call, in order: the names among each, without "%"; () for numbers.
+        rules: names of the exporter's rewritings that made the node, "" for none.
+    """
+
+    module: str | None
+    kind: str = ""
+    call: str = ""
+    arguments: tuple[tuple[str, ...], ...] = ()
+    rules: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names among the arguments."""
+        return tuple(name for argument in self.arguments for name in argument)
+
+
+def scope_of(node: NodeProto) -> Scope:
+    """The place that a node came from, as far as its metadata and its name say."""
+    notes = {one.key: one.value for one in node.metadata_props}
+    path, kinds = _strings(notes.get(_NAME_SCOPES, "")), _strings(notes.get(_CLASSES, ""))
+    call, arguments = _call(notes.get(_FX_NODE, ""))
+    # The last entry of both lists is the call.
+    module = path[-2] if len(path) > 1 else "" if path else _path_in(node.name)
+    kind = kinds[-2] if len(kinds) > 1 else ""
+    return Scope(module, kind, call, arguments, notes.get(_RULES, ""))
+
+
+@lru_cache(maxsize=4096)
+def _strings(text: str) -> tuple[str, ...]:
+    """The strings in the text of a Python list; () where it is none."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return ()
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _path_in(name: str) -> str | None:
+    """The module's path in a node's name by the older exporter.
+
+    >>> _path_in("/h.0/ln/LayerNormalization"), _path_in("/Add_1"), _path_in("Add_1")
+    ('h.0.ln', '', None)
+    """
+    return ".".join(name.split("/")[1:-1]) if name.startswith("/") else None
+
+
+@lru_cache(maxsize=4096)
+def _call(text: str) -> tuple[str, tuple[tuple[str, ...], ...]]:
+    """Torch's operator and the names among its arguments.
+
+    >>> _call("%y : [..] = call_function[target=torch.ops.aten.cat.default](args = ([%a, %b], 1), "
+    ...       "kwargs = {})")
+    ('cat', (('a', 'b'), ()))
+    """
+    operator = _CALL.search(text)
+    start = text.find("(args = (")
+    if operator is None or start < 0:
+        return "", ()
+    parts = _split(text[start + len("(args = (") :])
+    return operator[1], tuple(tuple(re.findall(r"%(\w+)", part)) for part in parts)
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts of a text between commas, up to the bracket that ends them."""
+    closing: list[str] = []
+    begin = 0
+    for i, letter in enumerate(text):
+        if letter in _PAIRS:
+            closing.append(_PAIRS[letter])
+        elif closing and letter == closing[-1]:
+            closing.pop()
+        elif not closing and letter in ",)":
+            if text[begin:i].strip():
+                yield text[begin:i]
+            begin = i + 1
+            if letter == ")":
+                return

@@ -1,0 +1,125 @@
+"""Operators that draw random numbers; `randomness.py` says which."""
+
+import torch
+from torch import Tensor
+
+from planner.errors import OperatorError
+from planner.operators import randomness
+
+
+def dropout(
+    data: Tensor,
+    ratio: float = 0.5,
+    training_mode: float = 0,
+    is_test: int = 1,
+    seed: int | None = None,
+    *,
+    node: str,
+    version: int,
+    num_outputs: int,
+    read_outputs: tuple[bool, ...],
+) -> Tensor | tuple[Tensor | None, ...]:
+    """Elements dropped with probability `ratio`, the others divided by 1 - ratio; then the mask.
+
+    It trains where the input `training_mode` says so (from version 12 on), or where `is_test` is 0
+    (before version 7). All other versions have no training mode. A Dropout that does not train
+    keeps everything.
+
+    Raises:
+        OperatorError: if the ratio is not in [0, 1].
+    """
+    if not 0 <= ratio <= 1:
+        raise OperatorError(f"ratio: expected a number from 0 to 1, got {ratio}")
+    training = bool(training_mode) if version >= 12 else version < 7 and not is_test
+    kind = torch.bool if version >= 10 else data.dtype
+    if not training or ratio == 0:
+        keeping = num_outputs > 1 and read_outputs[1]
+        mask = torch.ones_like(data, dtype=kind) if keeping else None
+        return (data, mask) if num_outputs > 1 else data
+    kept = randomness.dropout_mask(node, data.shape, ratio, data.device, seed)
+    # Autograd keeps the mask alone, a byte per element: a product with a number keeps nothing.
+    y = data * (0.0 if ratio == 1 else 1 / (1 - ratio)) * kept
+    return (y, kept.to(kind)) if num_outputs > 1 else y
+
+
+def random_normal(
+    shape: tuple[int, ...],
+    mean: float,
+    scale: float,
+    seed: float | None = None,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    node: str,
+) -> Tensor:
+    """Normal numbers with this mean and standard deviation."""
+    return mean + scale * randomness.standard_normal(node, shape, dtype, device, seed)
+
+
+def random_normal_like(
+    input: Tensor,
+    mean: float,
+    scale: float,
+    seed: float | None = None,
+    *,
+    dtype: torch.dtype,
+    node: str,
+) -> Tensor:
+    """RandomNormal in the shape of another tensor."""
+    return mean + scale * randomness.standard_normal(node, input.shape, dtype, input.device, seed)
+
+
+def random_uniform(
+    shape: tuple[int, ...],
+    low: float,
+    high: float,
+    seed: float | None = None,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    node: str,
+) -> Tensor:
+    """Numbers uniform in [low, high)."""
+    return low + (high - low) * randomness.standard_uniform(node, shape, dtype, device, seed)
+
+
+def random_uniform_like(
+    input: Tensor,
+    low: float,
+    high: float,
+    seed: float | None = None,
+    *,
+    dtype: torch.dtype,
+    node: str,
+) -> Tensor:
+    """RandomUniform in the shape of another tensor."""
+    drawn = randomness.standard_uniform(node, input.shape, dtype, input.device, seed)
+    return low + (high - low) * drawn
+
+
+def bernoulli(input: Tensor, seed: float | None = None, *, dtype: torch.dtype, node: str) -> Tensor:
+    """1 with the probability that the input gives for each element, else 0."""
+    drawn = randomness.standard_uniform(node, input.shape, input.dtype, input.device, seed)
+    return (drawn < input).to(dtype)
+
+
+def multinomial(
+    input: Tensor,
+    sample_size: int,
+    seed: float | None = None,
+    *,
+    dtype: torch.dtype,
+    node: str,
+) -> Tensor:
+    """Indices of classes, drawn with replacement.
+
+    Args:
+        input: (B, C) logarithm of the probability of each class, up to a constant per row.
+        sample_size: number of draws per row.
+
+    Returns:
+        (B, sample_size) indices.
+    """
+    drawn = randomness.generator(node, seed, input.device)
+    chances = torch.softmax(input, 1)
+    return torch.multinomial(chances, sample_size, replacement=True, generator=drawn).to(dtype)

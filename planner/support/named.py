@@ -1,0 +1,34 @@
+"""Functions that the user names as `module:function`."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from planner.errors import PlannerError
+
+
+def function_named(name: str, where: str, error: type[PlannerError]) -> Callable[..., object]:
+    """The function that a text names; its module may be a .py file in the current folder.
+
+    Args:
+        name: "module:function".
+        where: the option or argument that gives it, for messages, such as "--data".
+        error: the kind of mistake that is raised.
+
+    Raises:
+        PlannerError: of that kind, if there is no such module or function.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise error(f"{where}: expected module:function, got {name!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function: object = getattr(importlib.import_module(module_name), function_name)
+    except Exception as mistake:
+        raise error(f"{where} {name}: {type(mistake).__name__}: {mistake}") from mistake
+    if not callable(function):
+        raise error(f"{where} {name}: expected a function, got {type(function).__name__}")
+    return function

@@ -1,0 +1,199 @@
+"""Models whose training differs from their evaluation, plans for them, and a PyTorch loop.
+
+Under torchrun, which runs every `*.strategy.json` of a folder:
+
+    torchrun --nproc-per-node 2 tests/support/mode_runs.py FOLDER STEPS
+
+Rank r writes FOLDER/NAME.r.pt: losses (rank 0), parameters and running statistics by name.
+"""
+
+import os
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+import torch.distributed as dist
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from planner.commands.ends import ranks_leave_at_once
+from planner.files import write_plan
+from planner.launcher import run
+from planner.launcher.gradients import make_optimizer
+from planner.model import load
+from planner.operators import randomness, synthetic
+from planner.problem import Optimizer as OptimizerName
+from planner.problem import Options, Problem
+from planner.profilers.measured import measure
+from planner.schedules.orders import default_warmups
+from planner.strategy import ScheduleName, Stage, Strategy
+from tests.support.accuracy_plans import planned
+from tests.support.builders import cluster, unit_type
+
+BATCH, SEED, MICROBATCHES = 4, 3, 4
+RATIO = 0.3
+
+
+class Net(nn.Module):
+    """Two convolutions with batch normalization, noise as a VAE has it, dropout, a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 8, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(8, momentum=0.3)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x):
+        """Logits; the numbers are those that a launch draws for the nodes of `net`."""
+        x = self.bn1(self.conv1(x)).relu()
+        x = x + 0.5 * randomness.standard_normal("noise", x.shape, x.dtype)
+        x = self.bn2(self.conv2(x)).relu().mean((2, 3))
+        if self.training:
+            x = x * randomness.dropout_mask("drop", x.shape, RATIO) / (1 - RATIO)
+        return self.fc(x)
+
+
+def net(path, dtype="float64", training=True, noise=True):
+    """`Net` as an ONNX file, as exporters write it; gives the module."""
+    torch.manual_seed(0)
+    module = Net().to(getattr(torch, dtype))
+    for norm in (module.bn1, module.bn2):  # or no two of them would differ
+        for tensor in (*norm.parameters(), norm.running_mean, norm.running_var):
+            nn.init.uniform_(tensor, 0.5, 1.5)
+    kind = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}[dtype]
+    held = {n: t.detach().numpy() for n, t in module.state_dict().items() if t.dim()}
+    held |= {"ratio": np.float32(RATIO), "mode": np.array(training), "half": np.array(0.5, dtype)}
+
+    def norm(name, x, momentum):
+        inputs = [f"{name}.{one}" for one in ("weight", "bias", "running_mean", "running_var")]
+        outputs = [name, f"{name}.mean", f"{name}.var"] if training else [name]
+        options = {"momentum": momentum, "training_mode": int(training)}
+        return helper.make_node(
+            "BatchNormalization", [x, *inputs], outputs, f"{name}_op", **options
+        )
+
+    def node(kind, inputs, output, name=None, **attributes):
+        return helper.make_node(
+            kind, inputs.split(), [output], name or f"{output}_op", **attributes
+        )
+
+    nodes = [
+        node("Conv", "x conv1.weight", "c1", pads=[1] * 4),
+        norm("bn1", "c1", 0.9),
+        node("Relu", "bn1", "r1"),
+        node("RandomNormalLike", "r1", "normal", "noise"),
+        node("Mul", "normal half", "scaled"),
+        node("Add", "r1 scaled", "noisy") if noise else node("Identity", "r1", "noisy"),
+        node("Conv", "noisy conv2.weight", "c2", pads=[1] * 4),
+        norm("bn2", "c2", 0.7),
+        node("Relu", "bn2", "r2"),
+        node("GlobalAveragePool", "r2", "pooled"),
+        node("Flatten", "pooled", "flat"),
+        node("Dropout", "flat ratio mode", "dropped", "drop"),
+        node("Gemm", "dropped fc.weight fc.bias", "logits", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes, "net",
+        [helper.make_tensor_value_info("x", kind, ["N", 3, 6, 6])],
+        [helper.make_tensor_value_info("logits", kind, ["N", 5])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in held.items()],
+    )  # fmt: skip
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return module
+
+
+def profile_of(path, **options):
+    """A quick profile of a model with a symbolic batch."""
+    model = load(path, batch=BATCH, **options)
+    quick = {"repetitions": 1, "budget_s": 0.0, "cached": False}
+    return replace(measure(model, model_path=path.name, **quick), warnings=())
+
+
+def write_strategy(path, profile, widths, *, recompute=False, num_microbatches=MICROBATCHES,
+                   devices=None, optimizer="sgd"):  # fmt: skip
+    """A strategy with a stage per width, cut into equally many operators; gives its path."""
+    names = [operator.name for operator in profile.graph.operators]
+    bounds = [len(names) * s // len(widths) for s in range(len(widths) + 1)]
+    warmups = default_warmups(widths, num_microbatches, 0, ScheduleName.ONE_F_ONE_B)
+    stages, first = [], 0
+    for s, width in enumerate(widths):
+        own = tuple(range(first, first + width)) if devices is None else (devices[s],)
+        inside = tuple(names[bounds[s] : bounds[s + 1]])
+        stages.append(Stage.whole(inside, own, warmups[s], recompute))
+        first += width
+    options = Options(num_microbatches, optimizer=OptimizerName(optimizer), seed=SEED)
+    count = first if devices is None else max(devices) + 1
+    problem = Problem(profile, cluster([unit_type("cpu")] * count, bandwidth=1e9), options)
+    strategy = Strategy(tuple(stages), ScheduleName.ONE_F_ONE_B, num_microbatches)
+    write_plan(planned(problem, strategy), path)
+    return path
+
+
+def launched(path, steps, learning_rate=0.1):
+    """The report, and parameters and running statistics of this process after a launch."""
+    parts = []
+    make_part = run.make_part
+
+    def remembered(*given):
+        parts.append(make_part(*given))
+        return parts[-1]
+
+    run.make_part = remembered
+    try:
+        report = run.launch(path, steps=steps, learning_rate=learning_rate)
+    finally:
+        run.make_part = make_part
+    (part,) = parts
+    held = {name: value.detach().clone() for name, value in part.values.items()}
+    running = [name for stage in part.stages.values() for name in stage.running]
+    return report, held, running
+
+
+def loop(module, path, steps, learning_rate=0.1, num_microbatches=MICROBATCHES, optimizer="sgd",
+         own=lambda m: True):  # fmt: skip
+    """Plain PyTorch: microbatches one after the other, gradients accumulated; gives the losses.
+
+    Args:
+        own: microbatches that the module sees; its losses and gradients are of these alone.
+    """
+    model = load(path, batch=BATCH)
+    step_of = make_optimizer(OptimizerName(optimizer), list(module.parameters()), learning_rate)
+    losses = []
+    for step in range(steps):
+        losses.append(0.0)
+        for m in filter(own, range(num_microbatches)):
+            x = synthetic.inputs(model, seed=SEED, microbatch=m)["x"]
+            target = synthetic.target(model, loss="cross-entropy", seed=SEED, microbatch=m)
+            with randomness.drawing(SEED, step, m):
+                loss = nn.functional.cross_entropy(module(x), target) / num_microbatches
+            loss.backward()
+            losses[-1] += loss.item()
+        step_of.step()
+        step_of.zero_grad()
+    return losses
+
+
+def main(folder, steps):
+    """Runs every strategy of a folder in the ranks that there are."""
+    torch.set_num_threads(1)
+    rank = os.environ["RANK"]
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    start = dist.init_process_group
+    for path in sorted(folder.glob("*.strategy.json")):
+        dist.init_process_group = partial(start, store=dist.PrefixStore(path.name, store))
+        report, held, running = launched(path, steps)
+        losses = None if report is None else report.loss
+        torch.save((losses, held, running), folder / f"{path.name.partition('.')[0]}.{rank}.pt")
+
+
+if __name__ == "__main__":
+    with ranks_leave_at_once():
+        main(Path(sys.argv[1]), int(sys.argv[2]))
+        sys.exit(0)
