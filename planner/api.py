@@ -136,6 +136,9 @@ def read_model(
     freeze: Sequence[str] = (),
     tie: Sequence[str] = (),
     untie: Sequence[str] = (),
+    output: str | Sequence[str] = (),
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
     batch_norm: str | None = None,
 ) -> "Model":
     """The model in an ONNX file, its dimensions bound and its constants folded.
@@ -148,24 +151,38 @@ def read_model(
         tie: initializers that stay one parameter although the exporter's notes part them, or pairs
             "A=B" of initializers of equal values that become one.
         untie: initializers of which each module that reads them gets its own.
+        output: names of the outputs that have a loss; without, the first output of floats, or the
+            loss that the model computes itself.
+        loss: of all of them or by output: "auto", "cross-entropy", "nll", "mse", "l1",
+            "smooth-l1", "huber", "bce", "own", or "module:function".
+        class_dim: the dimension that classes lie on, of all of them or by output.
         batch_norm: "training" normalises batches by their own statistics, "frozen" by the running
             ones, which then stay as they are; None does as the file says.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
+        OptionError: if an output cannot have the loss that was chosen.
         ModelError: if the model cannot be bound or planned.
         OptionError: if `batch_norm` is none of these.
     """
     from planner.model import load
+    from planner.model.losses import LossOptions
     from planner.profiles import BatchNorm
 
     if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
         raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
-    form = None if batch_norm is None else BatchNorm(batch_norm)
+    choices = LossOptions((output,) if isinstance(output, str) else tuple(output), loss, class_dim)
     return load(
-        Path(path), batch=batch, dimensions=dims or {}, train=train, freeze=freeze, tie=tie,
-        untie=untie, batch_norm=form,
-    )  # fmt: skip
+        Path(path),
+        batch=batch,
+        dimensions=dims or {},
+        train=train,
+        freeze=freeze,
+        tie=tie,
+        untie=untie,
+        batch_norm=None if batch_norm is None else BatchNorm(batch_norm),
+        loss=choices,
+    )
 
 
 def profile(
@@ -177,6 +194,9 @@ def profile(
     freeze: Sequence[str] = (),
     tie: Sequence[str] = (),
     untie: Sequence[str] = (),
+    output: str | Sequence[str] = (),
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
     batch_norm: str | None = None,
     device: str = "cpu",
     engine: str | None = None,
@@ -194,8 +214,8 @@ def profile(
 
     Args:
         model: an ONNX file, or a model that `read_model` has read.
-        batch, dims, train, freeze, tie, untie, batch_norm: see `read_model`, which gets them; only
-            with a file.
+        batch, dims, train, freeze, tie, untie, output, loss, class_dim, batch_norm: see
+            `read_model`, which gets them; only with a file.
         device: "cpu", "cuda" or "cuda:N" to measure here, or a type of device to compute for.
         engine: "torch", "onnxruntime" or "analytic"; None measures with torch on devices that are
             here, and computes for others.
@@ -232,12 +252,15 @@ def profile(
     if isinstance(model, str | os.PathLike):
         model = read_model(
             model, batch=batch, dims=dims, train=train, freeze=freeze, tie=tie, untie=untie,
-            batch_norm=batch_norm,
+            output=output, loss=loss, class_dim=class_dim, batch_norm=batch_norm,
         )  # fmt: skip
-    elif batch or dims or train or freeze or tie or untie or batch_norm:
+    elif (
+        any((batch, dims, train, freeze, tie, untie, output, loss, batch_norm))
+        or class_dim is not None
+    ):
         raise ValueError(
-            "batch, dims, train, freeze, tie, untie and batch_norm are for a file; this model is"
-            " read already"
+            "batch, dims, train, freeze, tie, untie, output, loss, class_dim and batch_norm are for"
+            " a file; this model is read already"
         )
     place = relative(model.path, Path())
     return profile_with(chosen, model, place, device, how, progress, effort)
@@ -1087,7 +1110,8 @@ def launch(
     model: File | None = None,
     steps: int = 10,
     learning_rate: float | None = None,
-    loss: str = "auto",
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
     data: str | None = None,
     device: str = "auto",
     threads: int | None = None,
@@ -1105,7 +1129,9 @@ def launch(
         model: the ONNX file, if it is not where the strategy says.
         steps: optimizer steps.
         learning_rate: None takes the optimizer's usual one.
-        loss: "auto", "cross-entropy" or "mse".
+        loss: of all outputs that the profile gave one, or by output: see `read_model`; None takes
+            the profile's.
+        class_dim: the dimension that classes lie on, of all of them or by output.
         data: "module:function" that gives the microbatches; None draws random ones.
         device: "auto", "cpu" or "cuda".
         threads: CPU threads per rank; None takes the profile's.
@@ -1123,13 +1149,14 @@ def launch(
         Stopped: on a rank that has lost another one.
     """
     from planner.launcher import run
+    from planner.model.losses import LossOptions
 
     return run.launch(
         Path(strategy),
         model_path=None if model is None else Path(model),
         steps=steps,
         learning_rate=learning_rate,
-        loss=loss,
+        loss=LossOptions(functions=loss, class_dims=class_dim),
         data=data,
         device=device,
         seed=seed,

@@ -1,6 +1,6 @@
 """`Calibration`: corrections of profile and topology that runs on a type of device have shown.
 
-Of an operator of type t that makes n bytes of the model's first output (0 for nearly all), measured
+Of an operator of type t that makes n bytes of the outputs with a loss (0 for nearly all), measured
 alone in f s forward and b s backward, a run is believed to take
 
     forward:  w f (forward + deviation_t) + n loss_forward_s_per_byte
@@ -20,6 +20,7 @@ from statistics import fmean
 
 import numpy as np
 
+from planner.graph import loss_outputs, tensors_by_name
 from planner.profiles import Profile
 from planner.support.arrays import Floats
 
@@ -44,8 +45,8 @@ class Calibration:
         whole: whether times are scaled to the whole step that the profile measured.
         forward, backward: factors of all operators.
         deviations: by type, ascending.
-        loss_forward_s_per_byte, loss_backward_s_per_byte: of the loss, per byte of the model's
-            first output.
+        loss_forward_s_per_byte, loss_backward_s_per_byte: of a loss, per byte of the output that
+            it is computed from.
         launch_s: of each computation.
         post_s: of each send or receive.
         copy_s_per_byte: of each send or receive, per byte.
@@ -138,7 +139,7 @@ def calibrated_s(
     own = [
         known.get(operator.type, Deviation("", 0.0, 0.0)) for operator in profile.graph.operators
     ]
-    lost = first_output_bytes(profile)
+    lost = loss_input_bytes(profile)
     return (
         scale * forward_s * (calibration.forward + np.array([one.forward for one in own]))
         + lost * calibration.loss_forward_s_per_byte,
@@ -147,11 +148,13 @@ def calibrated_s(
     )
 
 
-def first_output_bytes(profile: Profile) -> Floats:
-    """(N,) bytes of the model's first output that each operator makes: of the loss's input."""
-    output = profile.graph.outputs[0]
-    size = next(one.bytes for one in profile.graph.tensors if one.name == output)
+def loss_input_bytes(profile: Profile) -> Floats:
+    """(N,) bytes that each operator makes of the outputs that losses are computed from."""
+    lost, tensors = loss_outputs(profile.graph), tensors_by_name(profile.graph)
     return np.array(
-        [size if output in operator.outputs else 0 for operator in profile.graph.operators],
+        [
+            sum(tensors[name].bytes for name in operator.outputs if name in lost)
+            for operator in profile.graph.operators
+        ],
         dtype=float,
     )

@@ -21,8 +21,9 @@ from pydantic_core import CoreSchema, core_schema
 
 from planner.calibration import CalibrationFile
 from planner.errors import FileError
+from planner.graph import LEFT_OUT_AS_DEFAULT
 from planner.plan import Plan
-from planner.profiles import LEFT_OUT_AS_DEFAULT, Profile, ProfileSet
+from planner.profiles import Profile, ProfileSet
 from planner.sharding import Sharding, rule_lines, rule_of
 from planner.strategy import Stage, not_runnable
 from planner.support.derived import derived

@@ -6,7 +6,7 @@ A graph knows names, shapes and who feeds whom. It knows no times (`profiles.py`
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from planner.support.derived import derived
@@ -17,6 +17,10 @@ ITEM_BYTES: Mapping[str, float] = {
 }  # fmt: skip
 FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 
+
+LEFT_OUT_AS_DEFAULT: Mapping[str, bool] = {"left_out_as_default": True}
+"""Metadata of a field that files leave out where it has its default, because it is younger than
+their format: files with nothing new in them stay as they are."""
 
 MAX_BYTES = 10**15
 """No tensor and no operator has more; it keeps every sum within 64 bits."""
@@ -113,6 +117,21 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
+class LossChoice:
+    """A loss of a training step, as it was chosen; `model/losses.py` says what follows from it.
+
+    Attributes:
+        output: the output of the graph that it is computed from.
+        function: "auto", a name among `model.losses.LossName`, or the user's "module:function".
+        class_dim: the dimension of the output that classes lie on; None leaves it to the rules.
+    """
+
+    output: str
+    function: str = "auto"
+    class_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """A model as the planner sees it.
 
@@ -121,7 +140,9 @@ class Graph:
         tensors: every input of the graph and every output of an operator.
         parameters: every value that an operator holds.
         inputs: tensors that come from outside, on every device that reads them.
-        outputs: tensors that the model returns; the loss is computed from the first one.
+        outputs: tensors that the model returns.
+        losses: the losses, whose sum is trained; empty for one of the first output, chosen
+            automatically. `losses_of` gives them all.
 
     Raises:
         ValueError: if names repeat, are unknown, operators are out of order, or there is no output.
@@ -132,6 +153,7 @@ class Graph:
     parameters: tuple[Parameter, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    losses: tuple[LossChoice, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         for what, names in (
@@ -160,6 +182,21 @@ class Graph:
             raise ValueError("outputs: expected the tensor of the loss, got none")
         if not ready.issuperset(self.outputs):
             raise ValueError("an output of the graph is no tensor of it")
+        lost = [one.output for one in self.losses]
+        if len(set(lost)) < len(lost) or not set(lost).issubset(self.outputs):
+            raise ValueError(f"losses: expected outputs of the graph, each once, got {lost}")
+        if self.losses == (LossChoice(self.outputs[0]),):  # one way to say it
+            object.__setattr__(self, "losses", ())
+
+
+def losses_of(graph: Graph) -> tuple[LossChoice, ...]:
+    """The losses of a training step, whose sum is trained; at least one."""
+    return graph.losses or (LossChoice(graph.outputs[0]),)
+
+
+def loss_outputs(graph: Graph) -> tuple[str, ...]:
+    """The outputs that a loss is computed from, where gradients begin."""
+    return tuple(one.output for one in losses_of(graph))
 
 
 @derived

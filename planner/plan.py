@@ -4,7 +4,8 @@
 
 from dataclasses import dataclass, field, fields
 
-from planner.profiles import LEFT_OUT_AS_DEFAULT, BatchNorm, Source
+from planner.graph import LEFT_OUT_AS_DEFAULT, LossChoice
+from planner.profiles import BatchNorm, Source
 from planner.strategy import Crossing, Strategy
 
 
@@ -152,6 +153,8 @@ class Plan:
         untie: initializers that the user wants to be several; files leave out none.
         batch_norm: the form of the batch normalizations that was profiled and is launched; files
             leave out `FROZEN`.
+        losses: the losses that it was made for; empty for one of a model's only output, chosen
+            automatically.
     """
 
     strategy: Strategy
@@ -183,6 +186,7 @@ class Plan:
     tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
+    losses: tuple[LossChoice, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
 
 def said_times(plan: Plan) -> str:

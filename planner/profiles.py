@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from planner.graph import (
     FLOAT_DTYPES,
+    LEFT_OUT_AS_DEFAULT,
     MAX_BYTES,
     Graph,
     parameters_by_name,
@@ -14,10 +15,6 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.support.derived import derived
-
-LEFT_OUT_AS_DEFAULT: Mapping[str, bool] = {"left_out_as_default": True}
-"""Metadata of a field that files leave out where it has its default, because it is younger than
-their format: files with nothing new in them stay as they are."""
 
 MAX_SECONDS = 1e9
 MAX_FLOPS = 10**30

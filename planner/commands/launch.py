@@ -9,6 +9,7 @@ import click
 
 from planner import api
 from planner.commands.ends import one_of_several
+from planner.commands.option_types import loss_options
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, say, show
 
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--lr", "learning_rate", type=float,
               help="Learning rate.  [default: the optimizer's usual one]")  # fmt: skip
-@click.option("--loss", type=click.Choice(["auto", "cross-entropy", "mse"]), default="auto",
-              show_default=True)  # fmt: skip
+@loss_options("as in the profile")
 @click.option("--data", metavar="MODULE:FUNCTION",
               help="Function that gives the microbatches.  [default: synthetic data]")  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
@@ -50,7 +50,8 @@ def launch(
     steps: int,
     as_json: bool,
     learning_rate: float | None,
-    loss: str,
+    loss: str | dict[str, str] | None,
+    class_dim: int | dict[str, int] | None,
     data: str | None,
     device: str,
     threads: int | None,
@@ -66,7 +67,7 @@ def launch(
     \b
     --data names a function (step, microbatch, inputs) -> (tensors by input name, target), where
     inputs maps the name of each input of the model to its shape and dtype. Every rank calls it
-    for its own microbatches.
+    for its own microbatches. With several losses, the target is a dict by output.
     """
     if trace is not None:
         check_output([trace], {"strategy": strategy, "model": model_path})
@@ -79,6 +80,7 @@ def launch(
             steps=steps,
             learning_rate=learning_rate,
             loss=loss,
+            class_dim=class_dim,
             data=data,
             device=device,
             threads=threads,
@@ -94,14 +96,14 @@ def launch(
 
 def print_report(report: "LaunchReport", as_json: bool) -> None:
     """Predicted beside measured times, and the loss."""
-    from planner.reports.launch import launch_json, launch_tables, loss_line
+    from planner.reports.launch import launch_json, launch_tables, loss_lines
 
     if as_json:
         click.echo(json.dumps(launch_json(report)))
         return
     for table in launch_tables(report):
         show(table)
-    for line in (loss_line(report), *(f"note: {note}" for note in report.notes)):
+    for line in (*loss_lines(report), *(f"note: {note}" for note in report.notes)):
         say(line)
 
 
@@ -113,5 +115,7 @@ def forwarded() -> list[str]:
         value, name = ctx.params.get(parameter.name or ""), parameter.opts[0]
         if parameter.name in ("strategy", "nproc") or value is None or value is False:
             continue
-        arguments += [name] if value is True else [name, str(value)]
+        texts = [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [str(value)]
+        for text in texts:
+            arguments += [name] if value is True else [name, text]
     return arguments

@@ -110,6 +110,58 @@ def distinct(
     return value
 
 
+class ByOutput(click.ParamType[Any]):
+    """[OUTPUT=]VALUE, where names of outputs may have an equals sign."""
+
+    def __init__(self, value: str, kind: Callable[[str], Any]) -> None:
+        self.name, self.kind = f"[OUTPUT=]{value}", kind
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Splits at the last equals sign."""
+        output, _, text = str(value).rpartition("=")
+        try:
+            return output, self.kind(text)
+        except ValueError:
+            return self.fail(f"expected {self.name}, got {value!r}", param, ctx)
+
+
+def by_output(
+    ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, Any], ...]
+) -> Any:
+    """One value for all outputs, or one for each that is named; None without any."""
+    outputs = [output for output, _ in value]
+    if outputs == [""]:
+        return value[0][1]
+    if "" in outputs or len(set(outputs)) < len(outputs):
+        raise click.BadParameter(
+            "expected it once, or once for each output as OUTPUT=VALUE", ctx, param
+        )
+    return dict(value) or None
+
+
+def loss_options(usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options --loss and --class-dim.
+
+    Args:
+        usual: their default, in words.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        loss = click.option(
+            "--loss", type=ByOutput("LOSS", str), multiple=True, callback=by_output,
+            help="Loss: auto, cross-entropy, nll, mse, l1, smooth-l1, huber, bce, own (the output"
+            " is the loss), or your module:function (output, target) -> scalar tensor; may be"
+            f" repeated for several outputs.  [default: {usual}]",
+        )  # fmt: skip
+        class_dim = click.option(
+            "--class-dim", type=ByOutput("N", int), multiple=True, callback=by_output,
+            help="Dimension of the output that classes lie on.  [default: 1; of rank 3, 2]",
+        )  # fmt: skip
+        return loss(class_dim(command))
+
+    return decorate
+
+
 def names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
     """Names between commas."""
     given = () if value is None else tuple(name.strip() for name in value.split(","))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner import api
-from planner.commands.option_types import TIME, Batches, Dimension, distinct
+from planner.commands.option_types import TIME, Batches, Dimension, distinct, loss_options
 from planner.commands.options import packed
 from planner.commands.outputs import check_output, say_overwritten
 from planner.commands.printing import bar, say, show
@@ -56,7 +56,7 @@ TRAINED = packed(
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path),
+@click.option("-o", "path", type=click.Path(path_type=Path), metavar="FILE",
               help="Profile to write.  [default: profiles/MODEL.json, for other devices, types and"
               " engines with their names]")  # fmt: skip
 @click.option("--batch", "batches", type=Batches(), default=(None,),
@@ -65,6 +65,11 @@ TRAINED = packed(
 @click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
               help="Size of a symbolic dimension; may be repeated.")  # fmt: skip
 @TRAINED
+@click.option("--output", multiple=True, metavar="NAME",
+              help="Output of the model that a loss is computed from; may be repeated.  [default:"
+              " the first one of floats, or the loss that the model computes]",
+              )  # fmt: skip
+@loss_options("auto")
 @click.option("--device", default="cpu", show_default=True,
               help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
               " V100-SXM2-16GB, for which times are computed.",
@@ -98,7 +103,7 @@ TRAINED = packed(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def profile(
     model: Path,
-    output: Path | None,
+    path: Path | None,
     batches: tuple[int | None, ...],
     dims: tuple[tuple[str, int], ...],
     device: str,
@@ -113,6 +118,7 @@ def profile(
     seed: int,
     as_json: bool,
     chosen: dict[str, Any],
+    **choices: Any,
 ) -> None:
     """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
 
@@ -128,7 +134,7 @@ def profile(
     planner profile gpt2.onnx --batch 4 --dim seq=512 --device A100-SXM4-80GB
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
-    path = output or api.profile_path(model, device=device, engine=engine, dtype=dtype)
+    path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
     check_output([path], {"model": model})
     efforts: list[Effort] = []
     comparison, last = None, None
@@ -136,7 +142,8 @@ def profile(
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        read = partial(api.read_model, model, dims=dict(dims), **chosen)
+        # The other options are those of `read_model`, by the same names.
+        read = partial(api.read_model, model, dims=dict(dims), **chosen, **choices)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
             repetitions=repetitions, budget_s=budget_s, cache=cache, contention=contention,
@@ -163,6 +170,8 @@ def refuse_options_of_models() -> None:
         "compare": params["comparing"], "train": params["train"], "freeze": params["freeze"],
         "tie": params["tie"], "untie": params["untie"], "batch-norm": params["batch_norm"],
         "dtype": params["dtype"], "repetitions": params["repetitions"], "dim": params["dims"],
+        "output": params["output"], "loss": params["loss"],
+        "class-dim": params["class_dim"] is not None,
     }  # fmt: skip
     given = [name for name, value in options.items() if value]
     if given:

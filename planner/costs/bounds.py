@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.costs.compute import OperatorTimes, crowded_hosts, host_slowdown, times_on
 from planner.costs.memory import own_limit_bytes, static_bytes
-from planner.graph import predecessors, producers, tensors_by_name
+from planner.graph import loss_outputs, predecessors, producers, tensors_by_name
 from planner.problem import Objective, Problem
 from planner.support.arrays import Floats
 from planner.topology import Host
@@ -160,14 +160,14 @@ def longest_path_s(problem: Problem) -> float:
     there = np.zeros(len(feeds))
     for v, before in enumerate(feeds):
         there[v] = forward[v] + max((there[u] for u in before), default=0.0)
-    last = producers(graph).get(graph.outputs[0])
-    if last is None:
-        return float(there.max(initial=0.0))
-    # Backwards start with the loss, which needs the output; from there they go up the graph.
     tensors, made_by = tensors_by_name(graph), producers(graph)
+    last = [made_by[name] for name in loss_outputs(graph) if name in made_by]
+    if not last:
+        return float(there.max(initial=0.0))
+    # Backwards start with a loss, which needs its output; from there they go up the graph.
     back = np.full(len(feeds), -np.inf)
     back[last] = there[last] + backward[last]
-    for v in range(last, -1, -1):
+    for v in range(max(last), -1, -1):
         for name in graph.operators[v].inputs:
             if tensors[name].gradient and name in made_by:
                 u = made_by[name]

@@ -21,6 +21,7 @@ from planner.costs.passes import (
 from planner.costs.waiting import gradients_waiting, outputs_waiting
 from planner.graph import (
     Graph,
+    loss_outputs,
     parameters_by_name,
     producers,
     tensors_by_name,
@@ -192,10 +193,9 @@ def _waiting_bytes(
 
 
 def _loss_bytes(graph: Graph, inside: Collection[int]) -> int:
-    """The loss keeps a tensor as large as its input (log-probabilities, or the difference)."""
-    if producers(graph).get(graph.outputs[0]) not in inside:
-        return 0
-    return tensors_by_name(graph)[graph.outputs[0]].bytes
+    """A loss keeps a tensor as large as its input (log-probabilities, or the difference)."""
+    made_by, tensors = producers(graph), tensors_by_name(graph)
+    return sum(tensors[n].bytes for n in loss_outputs(graph) if made_by.get(n) in inside)
 
 
 def static_bytes(parameter_bytes: int, trainable_bytes: int, optimizer: Optimizer) -> int:

@@ -11,7 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.graph import Graph, consumers, parameters_by_name, producers, tensors_by_name
+from planner.graph import (
+    Graph,
+    consumers,
+    loss_outputs,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
 from planner.profiles import Profile, gradient_bases, storage_owner
 
 
@@ -60,7 +67,7 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
     leaving = [
         name
         for name in used_outside(graph, inside)
-        if tensors_by_name(graph)[name].gradient or name == graph.outputs[0]
+        if tensors_by_name(graph)[name].gradient or name in loss_outputs(graph)
     ]
     forward = _forward_alive(profile, inside, kept)
     # Where a cut will be, every gradient is a tensor of its own.
@@ -116,13 +123,13 @@ def backward_excess(
             first[storage_owner(profile, name, inside)] = v
     for name, size in _sizes(graph, freed):
         going[first[name]] += size
-    read_by = consumers(graph)
+    read_by, made_by = consumers(graph), producers(graph)
     coming = [
         name
         for name in used_outside(graph, inside)
         if tensors_by_name(graph)[name].gradient and any(w not in inside for w in read_by[name])
     ]
-    lost = graph.outputs[:1] if loss_bytes else ()
+    lost = [name for name in loss_outputs(graph) if made_by.get(name) in inside]
     alive = _backward_alive(profile, inside, lost, coming, gradient_bases(profile))
     # Both gradients of the loss are alive at once, then the tensor that it keeps goes.
     gone, most = loss_bytes, 2 * loss_bytes
@@ -193,11 +200,11 @@ def _backward_alive(
     )  # fmt: skip
     viewed = {(made_by[view.tensor], view.base) for view in profile.views}
     gradients = _GradientStorages()
+    for name in coming:
+        gradients.come(name)
     for name in at_first:
         gradients.make(name, tensors[name].bytes)
     gradients.add_up()
-    for name in coming:
-        gradients.come(name)
     by_operator = {}
     for v in sorted(inside, reverse=True):
         operator = graph.operators[v]

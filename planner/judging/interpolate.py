@@ -136,6 +136,8 @@ class _Gap:
         low, high = self.low.graph, self.high.graph
         if (low.inputs, low.outputs) != (high.inputs, high.outputs):
             yield "their inputs or outputs differ"
+        if low.losses != high.losses:
+            yield "their losses differ"
 
     def _kept(self) -> Iterator[str]:
         """Of more than one sample, autograd keeps the same things, whatever the size."""

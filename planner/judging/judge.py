@@ -16,6 +16,7 @@ from planner.costs.compute import (
 )
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.files import artefact_hash
+from planner.graph import losses_of
 from planner.plan import Certificate, DevicePrediction, Plan, Prediction, StagePrediction
 from planner.problem import Objective, Problem, Result
 from planner.schedules.actions import Kind
@@ -233,6 +234,7 @@ def as_plan(
     """
     profile, topology, options = problem.profile, problem.topology, problem.options
     value_s = predicted_s(verdict.prediction, options.objective)
+    graph = profile.graph
     return Plan(
         strategy=verdict.strategy,
         prediction=verdict.prediction,
@@ -267,6 +269,7 @@ def as_plan(
         profiled_on=profile.device_type,
         tie=profile.tie,
         untie=profile.untie,
+        losses=losses_of(graph) if graph.losses or len(graph.outputs) > 1 else (),
         batch_norm=profile.batch_norm,
     )
 

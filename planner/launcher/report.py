@@ -10,6 +10,7 @@ from statistics import median
 from planner.graph import Graph, tensors_by_name
 from planner.launcher.clocks import Clock
 from planner.launcher.runtime import Record
+from planner.model.losses import Loss
 from planner.plan import DevicePrediction, Plan, StagePrediction, said_times
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
@@ -71,6 +72,7 @@ class LaunchReport:
         comparable: whether prediction and measurement are about the same types of devices.
         notes: reasons why the figures differ, among them why they are not comparable.
         times: origin of the operator times in the prediction.
+        losses: the losses whose sum was trained.
     """
 
     steps: int
@@ -83,6 +85,7 @@ class LaunchReport:
     comparable: bool
     notes: tuple[str, ...]
     times: str
+    losses: tuple[Loss, ...] = ()
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -119,13 +122,18 @@ class Findings:
 
 
 def make_report(
-    plan: Plan, graph: Graph, findings: Sequence[Findings], clocks: Sequence[Clock]
+    plan: Plan,
+    graph: Graph,
+    losses: Sequence[Loss],
+    findings: Sequence[Findings],
+    clocks: Sequence[Clock],
 ) -> LaunchReport:
     """The report of a launch.
 
     Args:
         plan: the plan that was run.
         graph: the model's graph.
+        losses: the losses that were trained.
         findings: the measurements of all ranks, by rank.
         clocks: the clocks of all ranks, by rank.
     """
@@ -167,6 +175,7 @@ def make_report(
         comparable=not notes,
         notes=(*notes, *_threads(plan, findings), *_short(steps), *_diverged(loss)),
         times=said_times(plan),
+        losses=tuple(losses),
     )
 
 

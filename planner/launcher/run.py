@@ -17,25 +17,24 @@ from torch.optim import Optimizer
 
 from planner.errors import FileError, LaunchError, OptionError, PlannerError
 from planner.files import read_plan
-from planner.graph import Graph, main_dtype, parameters_by_name, retyped
+from planner.graph import Graph, losses_of, main_dtype, parameters_by_name, retyped
 from planner.launcher.clocks import Clock
 from planner.launcher.feed import (
     BatchNeeds,
     Copies,
     Feed,
-    Loss,
-    choose_loss,
-    import_data,
     synthetic_feed,
     user_feed,
 )
 from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.report import Findings, LaunchReport, make_report
-from planner.launcher.runtime import Criterion, Record, Runtime, StageRunner
+from planner.launcher.runtime import Record, Runtime, StageRunner
 from planner.launcher.torchrun import torchrun_command
 from planner.launcher.world import ProcessRank, World, choose_device, process_rank
 from planner.model import Model, load
+from planner.model.losses import NO_OPTIONS, Loss, LossOptions, chosen, losses
 from planner.operators import parameters, to_torch
+from planner.operators.criteria import Criterion, criterion
 from planner.operators.precision import autocast
 from planner.partition import check_agreement
 from planner.plan import Plan
@@ -45,6 +44,7 @@ from planner.schedules.actions import Compute, Program, waiting_for_sends
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
 from planner.strategy import operator_indices, used_devices, violations
+from planner.support.named import function_named
 from planner.traces.read import measured_by
 from planner.traces.write import write_trace
 
@@ -88,14 +88,14 @@ class TrainingJob:
         plan: strategy.json.
         model: trained as the plan says.
         program: the action lists of all devices.
-        loss: of one microbatch.
+        losses: of one microbatch; their sum is trained.
         device: where this rank computes, in torch's words.
     """
 
     plan: Plan
     model: Model
     program: Program
-    loss: Loss
+    losses: tuple[Loss, ...]
     device: str
 
 
@@ -105,7 +105,7 @@ def launch(
     model_path: Path | None = None,
     steps: int = 10,
     learning_rate: float | None = None,
-    loss: str = "auto",
+    loss: LossOptions = NO_OPTIONS,
     data: str | None = None,
     device: str = "auto",
     seed: int | None = None,
@@ -122,7 +122,7 @@ def launch(
         model_path: the ONNX file; None takes the plan's, relative to the strategy's folder.
         steps: optimizer steps.
         learning_rate: None takes the optimizer's usual one.
-        loss: auto, cross-entropy or mse.
+        loss: functions and dimensions of classes that replace those of the plan.
         data: module:function; None draws random data, the same in each step.
         device: auto, cpu or cuda.
         seed: of random data and of random operators; None takes the plan's.
@@ -191,11 +191,15 @@ def _check_settings(settings: Settings) -> None:
     if rate is not None and not 0 <= rate < math.inf:
         raise OptionError(f"--lr: expected a finite number of at least 0, got {rate}")
     if settings.data is not None:
-        import_data(settings.data)
+        function_named(settings.data, "--data", LaunchError)
 
 
 def _prepare(
-    plan: Plan, path: Path, model_path: Path | None, seat: ProcessRank, choices: tuple[str, str]
+    plan: Plan,
+    path: Path,
+    model_path: Path | None,
+    seat: ProcessRank,
+    choices: tuple[LossOptions, str],
 ) -> TrainingJob:
     """Checks everything that can be checked without the other ranks.
 
@@ -222,7 +226,11 @@ def _prepare(
         raise LaunchError(f"{path}: the schedule would hang: {blocked}; run: planner solve")
     types = frozenset(device.type for device in plan.prediction.devices)
     device = choose_device(choices[1], seat, len(plan.ranks), types)
-    return TrainingJob(plan, model, lists, choose_loss(model.graph, choices[0]), device)
+    graph = replace(model.graph, losses=chosen(losses_of(model.graph), choices[0]))
+    used = losses(graph)
+    for one in used:
+        criterion(one)  # raises where the user's function is not there
+    return TrainingJob(plan, model, lists, used, device)
 
 
 def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
@@ -234,7 +242,7 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
         raise LaunchError(f"{path}: made for {file}, which is not there; give --model FILE")
     read = partial(
         load, file, dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie,
-        batch_norm=plan.batch_norm,
+        batch_norm=plan.batch_norm, loss=_planned(plan),
     )  # fmt: skip
     model = read()
     if plan.model_hash not in (None, model.hash):
@@ -248,6 +256,15 @@ def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
     if not train and not freeze:
         return model
     return read(train=train, freeze=freeze)
+
+
+def _planned(plan: Plan) -> LossOptions:
+    """The losses that a plan was made for, as options."""
+    return LossOptions(
+        outputs=tuple(one.output for one in plan.losses),
+        functions={one.output: one.function for one in plan.losses},
+        class_dims={one.output: one.class_dim for one in plan.losses if one.class_dim is not None},
+    )
 
 
 # ---------------------------------------------------------------------------- with the others
@@ -305,7 +322,7 @@ def _train(
     world.close()
     if seat.rank > 0:
         return None
-    report = make_report(plan, graph, findings, clocks)
+    report = make_report(plan, graph, job.losses, findings, clocks)
     report = replace(report, notes=(*job.model.notes, *report.notes))
     if settings.trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
@@ -355,7 +372,7 @@ def make_part(job: TrainingJob, device: int) -> Part:
             to_torch(job.model, operators, values, job.device),
             graph,
             plan.strategy.stages[s].recompute,
-            _criterion(job, operators),
+            _criteria(job, operators),
             partial(autocast, job.device, shorter),
         )
         for s, operators in mine.items()
@@ -364,25 +381,31 @@ def make_part(job: TrainingJob, device: int) -> Part:
     return Part(stages, values, trained)
 
 
-def _criterion(job: TrainingJob, operators: list[int]) -> Criterion | None:
-    """The loss over the number of microbatches, in the stage that makes the first output."""
+def _criteria(job: TrainingJob, operators: list[int]) -> dict[str, Criterion]:
+    """The losses of the outputs that a stage makes, each over the number of microbatches."""
     made = {name for v in operators for name in job.model.graph.operators[v].outputs}
-    if job.loss.output.name not in made:
-        return None
     num_microbatches = job.plan.strategy.num_microbatches
-    return lambda output, target: job.loss(output, target) / num_microbatches
+
+    def share(loss: Loss) -> Criterion:
+        whole = criterion(loss)
+        return lambda output, target: whole(output, target) / num_microbatches
+
+    return {loss.output.name: share(loss) for loss in job.losses if loss.output.name in made}
 
 
 def make_feed(job: TrainingJob, part: Part, settings: Settings) -> Feed:
-    """The data of this device: the inputs of the graph that its stages read, and the target."""
+    """The data of this device: the inputs of the graph that its stages read, and the targets of
+    the losses that they compute.
+    """
     read = {name for stage in part.stages.values() for name in stage.input_names}
+    made = {name for stage in part.stages.values() for name in stage.output_names}
     needs = BatchNeeds(
         inputs=frozenset(read & {*job.model.graph.inputs}),
-        target=any(stage.has_loss for stage in part.stages.values()),
+        targets=frozenset(one.output.name for one in job.losses if one.has_target) & made,
     )
     if settings.data is not None:
-        return user_feed(settings.data, job.model.graph, job.loss, needs, job.device)
-    return synthetic_feed(job.model, job.loss, needs, seed_of(job, settings), job.device)
+        return user_feed(settings.data, job.model.graph, job.losses, needs, job.device)
+    return synthetic_feed(job.model, job.losses, needs, seed_of(job, settings), job.device)
 
 
 def seed_of(job: TrainingJob, settings: Settings) -> int:

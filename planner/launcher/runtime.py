@@ -19,6 +19,7 @@ from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
+from planner.operators.criteria import Criterion
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing
 from planner.profilers.storages import MemoryWatch
@@ -34,7 +35,6 @@ from planner.schedules.actions import (
     waits,
 )
 
-Criterion = Callable[[Tensor, Tensor], Tensor]
 Tensors = dict[str, Tensor]
 
 
@@ -86,7 +86,7 @@ class _SavedForward:
     """Tensors that a stage keeps from forward to backward; `made` is None where it recomputes."""
 
     leaves: Tensors
-    target: Tensor | None
+    targets: Mapping[str, Tensor]
     made: _ForwardPass | None
 
 
@@ -102,8 +102,8 @@ class StageRunner:
         module: with `input_names` and `output_names`.
         graph: knows which tensors carry a gradient.
         recompute: whether to run the forward pass again instead of stashing it.
-        criterion: (output, target) -> loss in the stage that makes the graph's first output,
-            already divided by the number of microbatches; else None.
+        criteria: the losses of the outputs that the stage makes, by output, already divided by the
+            number of microbatches.
         precision: gives the context that forward passes run in.
     """
 
@@ -112,7 +112,7 @@ class StageRunner:
         module: GraphModule,
         graph: Graph,
         recompute: bool,
-        criterion: Criterion | None,
+        criteria: Mapping[str, Criterion],
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         tensors = tensors_by_name(graph)
@@ -120,22 +120,21 @@ class StageRunner:
         self.output_names = cast(tuple[str, ...], module.output_names)
         self._trained = {name for name in self.input_names if tensors[name].gradient}
         self._module = module
-        self._output = graph.outputs[0]
         self._recompute = recompute
-        self._criterion = criterion
+        self._criteria = criteria
         self._precision = precision
         self.running = running_statistics(module)
         self._stash: dict[int, _SavedForward] = {}
 
-    @property
-    def has_loss(self) -> bool:
-        """Whether it makes the output that the loss is computed from."""
-        return self._criterion is not None
-
     def forward(
-        self, microbatch: int, tensors: Mapping[str, Tensor], target: Tensor | None
+        self, microbatch: int, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
     ) -> tuple[Tensors, float]:
-        """The outputs of the stage, and the microbatch's share of the loss."""
+        """The outputs of the stage, and the microbatch's share of the losses computed here.
+
+        Args:
+            tensors: inputs of the stage, by name.
+            targets: of the losses that have one, by output.
+        """
         # Leaves of their own: the stage's autograd graph ends at its inputs, also at those that
         # another stage of this process has made.
         leaves = {
@@ -143,8 +142,8 @@ class StageRunner:
             for name in self.input_names
         }
         with torch.set_grad_enabled(not self._recompute), updating(self.running.values()):
-            made = self._run(leaves, target)
-        self._stash[microbatch] = _SavedForward(leaves, target, None if self._recompute else made)
+            made = self._run(leaves, targets)
+        self._stash[microbatch] = _SavedForward(leaves, targets, None if self._recompute else made)
         loss = 0.0 if made.loss is None else made.loss.item()
         return {name: tensor.detach() for name, tensor in made.outputs.items()}, loss
 
@@ -158,7 +157,7 @@ class StageRunner:
             The gradients of the inputs that carry one.
         """
         stashed = self._stash.pop(microbatch)
-        made = stashed.made or self._run(stashed.leaves, stashed.target)
+        made = stashed.made or self._run(stashed.leaves, stashed.targets)
         roots: list[tuple[Tensor, Tensor | None]] = [
             (made.outputs[name], gradient) for name, gradient in gradients.items()
         ]
@@ -173,13 +172,12 @@ class StageRunner:
             if leaf.requires_grad
         }
 
-    def _run(self, leaves: Mapping[str, Tensor], target: Tensor | None) -> _ForwardPass:
+    def _run(self, leaves: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> _ForwardPass:
         with self._precision():
             results = self._module(*(leaves[name] for name in self.input_names))
         outputs = dict(zip(self.output_names, results, strict=True))
-        if self._criterion is None or target is None:
-            return _ForwardPass(outputs, None)
-        return _ForwardPass(outputs, self._criterion(outputs[self._output], target))
+        losses = [of(outputs[name], targets.get(name)) for name, of in self._criteria.items()]
+        return _ForwardPass(outputs, sum(losses[1:], losses[0]) if losses else None)
 
 
 def running_statistics(module: GraphModule) -> dict[str, Tensor]:
@@ -392,7 +390,7 @@ class Runtime:
             gradients = stage.backward(m, self._handover.gradients(s, m, arrived))
             return self._handover.leave(s, m, gradients)
         batch, here = self._batches[m], self._handover.tensors(s, m)
-        outputs, loss = stage.forward(m, {**batch.inputs, **here, **arrived}, batch.target)
+        outputs, loss = stage.forward(m, {**batch.inputs, **here, **arrived}, batch.targets)
         self._handover.keep(s, m, {**arrived, **outputs})
         self._record.loss += loss
         return outputs

@@ -3,6 +3,7 @@
 load.py       the way from the file to the graph
 canonical.py  functions inlined, nodes named; the content hash
 binding.py    symbolic dimensions -> sizes
+losses.py     which outputs have a loss, and which
 folding.py    constants and shape arithmetic folded, shapes inferred, in one pass
 sequences.py  sequences of tensors as plain operators
 modes.py      training or evaluation: BatchNormalization, Dropout

@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from planner.errors import FileError, ModelError
-from planner.graph import ITEM_BYTES, MAX_BYTES, Graph, Operator, Parameter, Tensor
-from planner.model import trainable
+from planner.graph import ITEM_BYTES, MAX_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
+from planner.model import losses, trainable
 from planner.model.binding import bind
 from planner.model.canonical import (
     content_hash,
@@ -122,6 +122,7 @@ def load(
     tie: Collection[str] = (),
     untie: Collection[str] = (),
     batch_norm: BatchNorm | None = None,
+    loss: losses.LossOptions = losses.NO_OPTIONS,
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
 
@@ -136,15 +137,18 @@ def load(
         untie: initializers of which each module that reads them gets its own.
         batch_norm: whether batch normalizations normalise by the statistics of the microbatch
             (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
+        loss: the outputs that have a loss, and which.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
+        OptionError: if an output cannot have the loss that was chosen.
         ModelError: if it cannot be bound, folded or trained; one line per problem.
         OperatorError: if it uses operators that ONNX does not define.
     """
     proto = _read(path)
     try:
-        model = _model(path, proto, (batch, dimensions), (train, freeze), Ties.of(tie, untie))
+        chosen = (train, freeze)
+        model = _model(path, proto, (batch, dimensions), chosen, Ties.of(tie, untie), loss)
         model = replace(model, tie=tuple(tie), untie=tuple(untie))
         return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:
@@ -198,6 +202,7 @@ def _model(
     sizes: tuple[int | None, Mapping[str, int]],
     chosen: tuple[Collection[str], Collection[str]],
     ties: Ties,
+    loss: losses.LossOptions,
 ) -> Model:
     if proto.graph.sparse_initializer:
         raise ModelError("expected dense initializers, got sparse ones; make them dense")
@@ -210,7 +215,10 @@ def _model(
     trainable.check_choices(train, freeze, values)
     kept = _live(folded.nodes, module.proto.graph)
     flow = _Dataflow(module, kept, folded.types, values)
+    flow.choose_losses(list(inputs), loss)
     choices = flow.choices(record, train, freeze)
+    graph = flow.graph(list(inputs), {name for name, one in choices.items() if one.trained})
+    losses.losses(graph)  # raises where a choice does not fit its output
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     return Model(
         path=path,
@@ -218,7 +226,7 @@ def _model(
         hash=content_hash(proto),
         dimensions=dimensions,
         batch=first_shape[0] if first_shape else 1,
-        graph=flow.graph(list(inputs), {name for name, one in choices.items() if one.trained}),
+        graph=graph,
         nodes=_nodes(kept, module.proto),
         values=values,
         choices=choices,
@@ -313,13 +321,37 @@ class _Dataflow:
         self.floats = {name for name, type_ in types.items() if is_float(type_)}
         names = dict.fromkeys(output.name for output in module.proto.graph.output)
         self.outputs = [name for name in names if name not in values]
-        loss = next((name for name in self.outputs if name in self.floats), None)
-        if loss is None:
-            raise ModelError("expected a float output to compute a loss from, got none")
-        # The loss is computed from the first output.
-        self.outputs.sort(key=lambda name: name != loss)
-        self.loss = loss
-        self.reaching = trainable.reaching(nodes, loss, self.floats)
+        self.losses: tuple[LossChoice, ...] = ()
+        self.reaching: set[str] = set()
+
+    def choose_losses(self, inputs: Sequence[str], options: losses.LossOptions) -> None:
+        """Chooses the outputs that have a loss, and puts them first."""
+        floats = [name for name in self.outputs if name in self.floats]
+        if options.outputs:
+            losses.check_outputs(options.outputs, self.outputs, floats)
+            choices = [LossChoice(name) for name in options.outputs]
+        else:
+            shapes = {name: shape_of(self.types[name]) for name in floats}
+            choices = [losses.default_choice(floats, inputs, self.nodes, shapes, self.has_gradient)]
+        self.losses = losses.chosen(choices, options)
+        lost = [one.output for one in self.losses]
+        self.outputs = [*lost, *(name for name in self.outputs if name not in lost)]
+        self.reaching = set().union(
+            *(trainable.reaching(self.nodes, name, self.floats) for name in lost)
+        )
+
+    @property
+    def lost(self) -> str:
+        """The outputs that have a loss, for messages."""
+        return " and ".join(repr(one.output) for one in self.losses)
+
+    def has_gradient(self, output: str) -> bool:
+        """Whether a gradient flows from an output to a value that may be trained."""
+        reached = trainable.reaching(self.nodes, output, self.floats)
+        return any(
+            name in self.values and not self.values.folded(name) and shape_of(self.types[name])
+            for name in reached
+        )
 
     def choices(
         self, record: ModuleRecord | None, train: Collection[str], freeze: Collection[str]
@@ -332,7 +364,7 @@ class _Dataflow:
                 if name in self.floats and name in self.values and not self.values.folded(name)
             },
             reaching=self.reaching,
-            loss=self.loss,
+            loss=self.lost,
             uses=Uses(self.nodes, {node.name: scope_of(node).kind for node in self.nodes}),
             origins=self.module.origins,
             record=record,
@@ -342,13 +374,19 @@ class _Dataflow:
         if not any(one.trained for one in choices.values()):
             raise ModelError(
                 f"expected a trainable parameter (a float initializer of rank 1 or more that "
-                f"{self.loss!r} depends on differentiably), found none; name one with --train"
+                f"{self.lost} depends on differentiably), found none; name one with --train"
             )
         return choices
 
     def graph(self, inputs: Sequence[str], trained: Collection[str]) -> Graph:
         """The operators with their tensors and parameters."""
         carrying = trainable.depending(self.nodes, trained, self.floats) & self.reaching
+        for one in self.losses:
+            if one.output not in carrying:
+                raise ModelError(
+                    f"--output {one.output}: expected an output that depends differentiably on a"
+                    " trained parameter, got one that does not; choose another"
+                )
         operators = tuple(self.operator(node, trained) for node in self.nodes)
         tensors = [*inputs, *(name for operator in operators for name in operator.outputs)]
         parameters = dict.fromkeys(name for operator in operators for name in operator.parameters)
@@ -358,6 +396,7 @@ class _Dataflow:
             parameters=tuple(Parameter(n, *self.described(n), n in trained) for n in parameters),
             inputs=tuple(inputs),
             outputs=tuple(self.outputs),
+            losses=self.losses,
         )
 
     def operator(self, node: NodeProto, trained: Collection[str]) -> Operator:

@@ -107,7 +107,7 @@ class Evidence:
     Attributes:
         shapes: of the float initializers, by name.
         reaching: names of floats from which a gradient flows to the loss.
-        loss: the tensor that the loss is computed from.
+        loss: the outputs that have a loss, for messages.
         uses: who reads them.
         origins: the module's tensor that an initializer is, where the exporter's notes say it.
         record: of the module; None in files of other exporters.
@@ -138,7 +138,7 @@ def choices(
     stuck = [name for name in train if name not in evidence.reaching]
     if stuck:
         raise ModelError(
-            f"--train {some(stuck)}: no gradient flows from {evidence.loss!r} to it; leave it out"
+            f"--train {some(stuck)}: no gradient flows from {evidence.loss} to it; leave it out"
         )
     recorded = _recorded(evidence)
     chosen = {
@@ -160,7 +160,7 @@ def _choice(name: str, evidence: Evidence, recorded: Choice | None) -> Choice:
     if choice is not None and not choice.trained:
         return choice
     if name not in evidence.reaching:
-        return Choice(False, f"no gradient flows from {evidence.loss!r} to it", path)
+        return Choice(False, f"no gradient flows from {evidence.loss} to it", path)
     if choice is not None:
         return choice
     if not evidence.shapes[name]:

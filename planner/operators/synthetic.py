@@ -4,31 +4,42 @@ Each tensor has its own generator, seeded with (seed, microbatch, name), so that
 different tensors of one microbatch agree without talking to each other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from planner import graph as graphs
-from planner.errors import OptionError
 from planner.model import Model, Node
+from planner.model.losses import Loss, LossName
 from planner.operators.randomness import seeded
 
-LOSSES = ("cross-entropy", "mse")
-
-# Operators whose first output holds elements of their first input, and nothing else.
-_REARRANGING = frozenset({
-    "Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze",
-    "Tile", "Transpose", "Unsqueeze",
-})  # fmt: skip
+# Operators whose outputs hold elements of their inputs at these positions.
+_PASSING: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        (
+            "Cast", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad",
+            "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+        ),
+        (0,),
+    ),
+    "ScatterElements": (0, 2),
+    "ScatterND": (0, 2),
+    "Where": (1, 2),
+}  # fmt: skip
+# Operators with indices into their first input, at this position.
+_INDEXING: Mapping[str, int] = {
+    "Gather": 1, "GatherElements": 1, "GatherND": 1, "NegativeLogLikelihoodLoss": 1, "OneHot": 0,
+    "ScatterElements": 1, "ScatterND": 1, "SoftmaxCrossEntropyLoss": 1,
+}  # fmt: skip
 
 
 def inputs(model: Model, *, seed: int, microbatch: int, device: str = "cpu") -> dict[str, Tensor]:
     """One microbatch of inputs by name.
 
-    Floats are standard normal. Integers that index tables (embeddings) are uniform below the rows
-    of the smallest one. Every other integer and boolean is one, since a mask of ones hides
-    nothing.
+    Floats are standard normal. Integers that index tables (embeddings) or classes (labels of a loss
+    that the model computes) are uniform below the smallest number of rows or classes. Every other
+    integer and boolean is one, since a mask of ones hides nothing.
 
     Args:
         seed: of the whole run.
@@ -42,34 +53,26 @@ def inputs(model: Model, *, seed: int, microbatch: int, device: str = "cpu") -> 
     }
 
 
-def target(model: Model, *, loss: str, seed: int, microbatch: int, device: str = "cpu") -> Tensor:
-    """The target that the loss compares the model's first output with.
-
-    For "cross-entropy" these are classes, which lie on `class_dim` of the output; for "mse"
-    standard normal values of its shape.
-
-    Raises:
-        OptionError: if the loss is unknown, or needs a dimension that the output does not have.
+def target(loss: Loss, *, seed: int, microbatch: int, device: str = "cpu") -> Tensor:
+    """The target that a loss compares its output with: classes; zeros and ones for the binary
+    cross-entropy; else standard normal values of the output's shape.
     """
-    output = graphs.tensors_by_name(model.graph)[model.graph.outputs[0]]
-    generator = seeded(seed, microbatch, f"target of {output.name}")
-    if loss == "mse":
-        return _normal(output, generator).to(device)
-    if loss != "cross-entropy":
-        raise OptionError(f"--loss: expected one of {', '.join(LOSSES)}, got {loss!r}")
-    others = list(output.shape)
-    if len(others) < 2:
-        raise OptionError(
-            f"--loss cross-entropy: expected an output with classes, but {output.name!r} has the "
-            f"shape {output.shape}; use mse"
-        )
-    num_classes = others.pop(class_dim(len(others)))
-    return torch.randint(num_classes, others, generator=generator).to(device)
+    generator = seeded(seed, microbatch, f"target of {loss.output.name}")
+    if loss.class_dim is not None:
+        made = torch.randint(loss.num_classes, loss.target_shape, generator=generator)
+    elif loss.function == LossName.BCE:
+        made = torch.randint(2, loss.target_shape, generator=generator)
+        made = made.to(getattr(torch, loss.target_dtype))
+    else:
+        made = _normal(loss.output, generator)
+    return made.to(device)
 
 
-def class_dim(rank: int) -> int:
-    """Where the classes of an output lie: last for tokens (rank 3), else on dimension 1."""
-    return 2 if rank == 3 else 1
+def gradients(graph: graphs.Graph, *, seed: int, device: str = "cpu") -> list[Tensor]:
+    """A standard normal gradient of each output that a loss is computed from."""
+    tensors = graphs.tensors_by_name(graph)
+    outputs = [tensors[name] for name in graphs.loss_outputs(graph)]
+    return [_normal(one, seeded(seed, 0, f"target of {one.name}")).to(device) for one in outputs]
 
 
 def _input(model: Model, tensor: graphs.Tensor, generator: torch.Generator) -> Tensor:
@@ -87,18 +90,35 @@ def _normal(tensor: graphs.Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _indexed_rows(model: Model, name: str) -> Iterator[int]:
-    """Rows of every table that elements of the tensor index."""
+    """Rows of every table, and numbers of classes, that elements of the tensor index."""
     holding = {name}
     for node in model.nodes:
-        if node.type == "Gather" and node.inputs[1] in holding:
+        at = _INDEXING.get(node.type)
+        if at is not None and node.inputs[at] in holding:
             yield _num_rows(model, node)
-        if node.type in _REARRANGING and node.inputs[0] in holding:
+        passing = _PASSING.get(node.type, ())
+        if any(at < len(node.inputs) and node.inputs[at] in holding for at in passing):
+            holding.update(node.outputs)
+        if node.type == "Concat" and not holding.isdisjoint(node.inputs):
             holding.update(node.outputs)
 
 
-def _num_rows(model: Model, gather: Node) -> int:
-    table, axis = gather.inputs[0], gather.attributes.get("axis", 0)
+def _num_rows(model: Model, node: Node) -> int:
+    """The number of indices that an indexing operator allows."""
+    if node.type == "OneHot":
+        return int(model.values[node.inputs[1]].reshape(-1)[0])
+    shape = _shape(model, node.inputs[0])
+    if node.type in ("GatherND", "ScatterND"):
+        # An index is a tuple of elements; all are drawn alike, so below the shortest dimension.
+        skipped = node.attributes.get("batch_dims", 0)
+        assert isinstance(skipped, int)
+        return min(shape[skipped : skipped + _shape(model, node.inputs[1])[-1]])
+    usual = 1 if node.type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss") else 0
+    axis = node.attributes.get("axis", usual)
     assert isinstance(axis, int)
-    tensor = graphs.tensors_by_name(model.graph).get(table)
-    shape = tensor.shape if tensor else model.values[table].shape
     return shape[axis]
+
+
+def _shape(model: Model, name: str) -> tuple[int, ...]:
+    tensor = graphs.tensors_by_name(model.graph).get(name)
+    return tensor.shape if tensor else model.values[name].shape

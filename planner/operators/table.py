@@ -216,7 +216,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "com.microsoft.GatherND": indexing.gather_nd,
     "com.microsoft.Gelu": microsoft.gelu,
     "com.microsoft.GemmFastGelu": microsoft.gemm_fast_gelu,
-    "com.microsoft.GridSample": sampling.grid_sample,
+    "com.microsoft.GridSample": grids.grid_sample,
     "com.microsoft.GroupNorm": microsoft.group_norm,
     "com.microsoft.GroupQueryAttention": microsoft.group_query_attention,
     "com.microsoft.Inverse": microsoft.inverse,

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from planner.graph import Graph, consumers, parameters_by_name, tensors_by_name
+from planner.graph import Graph, consumers, loss_outputs, parameters_by_name, tensors_by_name
 from planner.model import Model
 
 MAX_CONSTANT_ELEMENTS = 1024
@@ -68,15 +68,14 @@ class Surroundings:
 
 def surroundings(graph: Graph) -> tuple[Surroundings, ...]:
     """The surroundings of every operator of a graph, in its order."""
-    tensors, read_by = tensors_by_name(graph), consumers(graph)
+    tensors, read_by, lost = tensors_by_name(graph), consumers(graph), loss_outputs(graph)
     readers: dict[str, list[int]] = {}
     for v, operator in enumerate(graph.operators):
         for name in operator.parameters:
             readers.setdefault(name, []).append(v)
     trained = {p.name for p in graph.parameters if p.trainable}
     reached = [
-        frozenset(n for n in o.outputs if tensors[n].gradient or n == graph.outputs[0])
-        for o in graph.operators
+        frozenset(n for n in o.outputs if tensors[n].gradient or n in lost) for o in graph.operators
     ]
     around = []
     for v, operator in enumerate(graph.operators):

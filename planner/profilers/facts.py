@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.errors import OperatorError
-from planner.graph import parameters_by_name, tensors_by_name
+from planner.graph import loss_outputs, parameters_by_name, tensors_by_name
 from planner.model import Model
 from planner.operators import input_names, output_names, to_torch
 from planner.operators.binding import Call, Read, bind
@@ -62,7 +62,7 @@ class Facts:
 def facts(model: Model, dtype: str | None = None) -> tuple[Facts, ...]:
     """The facts about each operator, in the graph's order.
 
-    The backward pass is that of a step whose loss is computed from the graph's first output.
+    The backward pass is that of a step that trains the sum of the graph's losses.
 
     Args:
         dtype: the type that autocast computes in, as it does on a CPU; None computes in the model's
@@ -283,15 +283,14 @@ class _FakeStep:
             for i, one in reversed(list(enumerate(forwards)))
             for name in one.unit.weights
         }
-        output = self.model.graph.outputs[0]
-        made = next(
-            tensor
-            for one in forwards
-            for name, tensor in zip(one.unit.outputs, one.outputs, strict=True)
-            if one.names[name] == output
-        )
+        lost = loss_outputs(self.model.graph)
         # Gradients that have arrived and that no operator has taken yet, by tensor or weight.
-        arriving = {output: self.tensor(made.shape, str(made.dtype).removeprefix("torch."))}
+        arriving = {
+            one.names[name]: self.tensor(made.shape, str(made.dtype).removeprefix("torch."))
+            for one in forwards
+            for name, made in zip(one.unit.outputs, one.outputs, strict=True)
+            if one.names[name] in lost
+        }
         backwards = []
         for i, one in reversed(list(enumerate(forwards))):
             backward = self.backward(i, one, arriving)

@@ -18,7 +18,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from planner.errors import OperatorError
-from planner.graph import Graph, main_dtype, parameters_by_name, retyped, tensors_by_name
+from planner.graph import (
+    Graph,
+    loss_outputs,
+    main_dtype,
+    parameters_by_name,
+    retyped,
+    tensors_by_name,
+)
 from planner.model import Model
 from planner.model.modes import batch_norm_form
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
@@ -310,19 +317,18 @@ class _ModelTimer:
             weight.grad = torch.zeros_like(weight)
         everything = range(len(graph.operators))
         inputs = [self.alive[name] for name in input_names(graph, everything)]
-        position = output_names(graph, everything).index(graph.outputs[0])
-        target = synthetic.target(
-            self.model, loss="mse", seed=self.seed, microbatch=0, device=device
-        )
+        names = output_names(graph, everything)
+        positions = [names.index(name) for name in loss_outputs(graph)]
+        gradients = synthetic.gradients(graph, seed=self.seed, device=device)
 
-        def forward() -> "Tensor":
+        def forward() -> "list[Tensor]":
             with autocast(device, self.dtype):
-                output: Tensor = module(*inputs)[position]
-            return output
+                outputs = module(*inputs)
+            return [outputs[position] for position in positions]
 
         def whole() -> float:
-            gradient = target.to(getattr(torch, self.dtype)) if self.dtype else target
-            return whole_step_s(forward, gradient, self.watch)
+            shorter = getattr(torch, self.dtype) if self.dtype else None
+            return whole_step_s(forward, [one.to(shorter) for one in gradients], self.watch)
 
         return whole
 

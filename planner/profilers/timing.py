@@ -93,20 +93,22 @@ class Stopwatch:
         return begin.elapsed_time(end) / 1e3, result
 
 
-def whole_step_s(run: Callable[[], Tensor], gradient: Tensor, watch: Stopwatch) -> float:
+def whole_step_s(
+    run: Callable[[], Sequence[Tensor]], gradients: Sequence[Tensor], watch: Stopwatch
+) -> float:
     """Median time of forward and backward of a whole model, after one warm-up.
 
     Args:
-        run: the forward pass; returns the output that the loss is computed from.
-        gradient: the gradient of that output.
+        run: the forward pass; returns the outputs that losses are computed from.
+        gradients: the gradients of these outputs.
         watch: the stopwatch of the device.
     """
     times_s: list[float] = []
 
     def step() -> None:
-        output = run()
-        if output.requires_grad:
-            torch.autograd.backward(output, gradient)
+        pairs = [p for p in zip(run(), gradients, strict=True) if p[0].requires_grad]
+        if pairs:
+            torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
 
     watch.seconds(step)
     while len(times_s) < WHOLE_STEPS and (len(times_s) < 2 or sum(times_s) < WHOLE_S):

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.launcher.torchrun import torchrun_command
+from planner.model.losses import loss_json
+from planner.model.losses import loss_lines as chosen_losses
 from planner.plan import MemoryParts, StagePrediction
 from planner.reports.tables import Table, count
 from planner.units import format_bytes, format_seconds
@@ -84,15 +86,17 @@ def _time_cells(predicted_s: float, measured_s: float, comparable: bool) -> tupl
     return format_seconds(predicted_s), format_seconds(measured_s), ratio
 
 
-def loss_line(report: "LaunchReport") -> str:
-    """The number of steps, and the first and last loss."""
-    return f"{count(report.steps, 'step')}, loss {report.loss[0]:.4f} -> {report.loss[-1]:.4f}"
+def loss_lines(report: "LaunchReport") -> tuple[str, ...]:
+    """The losses, the number of steps, and the first and last value."""
+    values = f"{report.loss[0]:.4f} -> {report.loss[-1]:.4f}"
+    return (*chosen_losses(report.losses), f"{count(report.steps, 'step')}, loss {values}")
 
 
 def launch_json(report: "LaunchReport") -> dict[str, Any]:
     """The object that `launch --json` prints."""
     return {
         "steps": report.steps,
+        "losses": loss_json(report.losses),
         "loss": [loss if math.isfinite(loss) else None for loss in report.loss],
         "measured_iteration_s": report.measured_iteration_s,
         "predicted_iteration_s": report.predicted_iteration_s,

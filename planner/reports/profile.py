@@ -6,6 +6,7 @@ from dataclasses import asdict
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from planner.model.losses import Loss, loss_json, loss_lines, losses
 from planner.profilers.summary import edge_sizes, summary
 from planner.profiles import BatchNorm
 from planner.reports.tables import Table, count, percent
@@ -52,6 +53,7 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         f" {_elements(p for p in parameters if not p.trainable):,} elements",
         f"trainable: {_patterns([p.name for p in trained])}",
         f"not trainable: {_patterns(frozen) or 'none'}",
+        *loss_lines(_losses(profile), profile.graph.outputs if profile.model_hash else ()),
     ]
     if norms := sum(o.type == "BatchNormalization" for o in profile.graph.operators):
         kind = {
@@ -84,6 +86,11 @@ def _contention_line(contention: "Contention") -> str:
 
 def _elements(parameters: "Iterable[Parameter]") -> int:
     return sum(prod(parameter.shape) for parameter in parameters)
+
+
+def _losses(profile: "Profile") -> tuple[Loss, ...]:
+    """The losses of a model; none of an imported profile, which says nothing about its outputs."""
+    return losses(profile.graph) if profile.model_hash is not None else ()
 
 
 def _patterns(names: Sequence[str]) -> str:
@@ -151,6 +158,7 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "trainable": [p.name for p in parameters if p.trainable],
         "trained_elements": _elements(p for p in parameters if p.trainable),
         "frozen_elements": _elements(p for p in parameters if not p.trainable),
+        "losses": loss_json(_losses(profile)),
     }
 
 

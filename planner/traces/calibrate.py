@@ -20,7 +20,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from planner.calibration import Calibration, Deviation, first_output_bytes, whole_share
+from planner.calibration import Calibration, Deviation, loss_input_bytes, whole_share
 from planner.costs.collectives import slowest_link
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
@@ -288,7 +288,7 @@ def _coefficients(one: _StagePass, types: Sequence[str]) -> Floats:
 def _stages(run: MeasuredRun) -> Iterator[tuple[_StagePass, _StagePass]]:
     """Forward and backward of each replica of each stage."""
     profile = run.problem.profile
-    indices, loss_bytes = operator_indices(profile.graph), first_output_bytes(profile)
+    indices, loss_bytes = operator_indices(profile.graph), loss_input_bytes(profile)
     types = [operator.type for operator in profile.graph.operators]
     taken_s, slow = _passes_s(run.timeline), _slowdowns(run)
     scale = whole_share(profile)

@@ -60,10 +60,10 @@ model = load(Path(sys.argv[1]), batch=int(batch),
              dimensions={n: int(k) for n, _, k in (d.partition("=") for d in dims)})
 module = to_torch(model)
 inputs = synthetic.inputs(model, seed=0, microbatch=0)
-target = synthetic.target(model, loss="mse", seed=0, microbatch=0)
+(gradient,) = synthetic.gradients(model.graph, seed=0)
 for _ in range(3):
     outputs = module(*(inputs[name] for name in module.input_names))
-    torch.autograd.backward(outputs[module.output_names.index(model.graph.outputs[0])], target)
+    torch.autograd.backward(outputs[module.output_names.index(model.graph.outputs[0])], gradient)
     del outputs
 """
 """A process that trains the whole model and does nothing else."""

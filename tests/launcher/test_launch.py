@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional
 
 from planner.errors import FileError, LaunchError, OptionError
 from planner.files import write_plan
-from planner.graph import Graph, Operator, Tensor
 from planner.launcher import run, torchrun, world
-from planner.launcher.feed import Loss, choose_loss
 from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
+from planner.model.losses import LossOptions, losses
 from planner.operators import to_torch
+from planner.operators.criteria import criterion
 from planner.problem import Optimizer
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.actions import Compute, Direction
@@ -263,7 +262,8 @@ def test_commands_are_shown_as_a_shell_takes_them():
 
 
 def test_a_loss_that_is_not_finite_is_noted_and_null_in_json(alone, monkeypatch):
-    monkeypatch.setattr(Loss, "__call__", lambda loss, output, target: output.sum() * torch.nan)
+    nothing = lambda loss: lambda output, target: output.sum() * torch.nan  # noqa: E731
+    monkeypatch.setattr(run, "criterion", nothing)
     found = launch(alone, steps=2)
     assert found.notes == ("the loss is not finite",)
     assert launch_json(found)["loss"] == [None, None]
@@ -381,7 +381,7 @@ def test_other_threads_than_the_profile_are_noted(alone):
         ({"learning_rate": -1.0}, "--lr: expected a finite number of at least 0, got -1.0"),
         ({"learning_rate": float("nan")}, "--lr: expected a finite number"),
         ({"learning_rate": float("inf")}, "--lr: expected a finite number"),
-        ({"loss": "hinge"}, "--loss: expected one of auto, cross-entropy, mse, got 'hinge'"),
+        ({"loss": LossOptions(functions="hinge")}, "--loss: expected one of auto, cross-entropy"),
         ({"device": "tpu"}, "--device: expected auto, cpu or cuda, got 'tpu'"),
         ({"data": "nothing"}, "--data: expected module:function, got 'nothing'"),
         ({"data": "no_such_module:f"}, "ModuleNotFoundError"),
@@ -413,8 +413,8 @@ def test_one_gpu_trains_as_a_cpu_does(alone):
 
 def use_data(monkeypatch, tmp_path, function):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "import_data", lambda name: function)
-    monkeypatch.setattr("planner.launcher.feed.import_data", lambda name: function)
+    monkeypatch.setattr(run, "function_named", lambda *_: function)
+    monkeypatch.setattr("planner.launcher.feed.function_named", lambda *_: function)
 
 
 def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):
@@ -436,12 +436,15 @@ def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):
     [
         (({}, 0), "input 'ids': expected a tensor of shape (2, 3) and torch.int64, got NoneType"),
         (({"ids": torch.ones(3, 3)}, 0), "got shape (3, 3) and torch.float32"),
-        (({"ids": torch.ones(2, 3).long()}, torch.ones(2)), "target: expected a tensor of shape"),
+        (
+            ({"ids": torch.ones(2, 3).long()}, torch.ones(2)),
+            "target of 'logits': expected a tensor of",
+        ),
         (None, "step 0, microbatch 0: expected ({input: tensor}, target), got NoneType"),
         ((1, 2), "expected ({input: tensor}, target), got (int, int)"),
         (
             ({"ids": torch.zeros(2, 3).long()}, torch.full((2, 3), -1)),
-            "mine:data: step 0, microbatch 0: target: expected class indices from 0 to",
+            "mine:data: step 0, microbatch 0: target of 'logits': expected class indices",
         ),
         (
             ({"ids": torch.full((2, 3), WORDS)}, torch.zeros(2, 3).long()),
@@ -457,55 +460,6 @@ def test_bad_data_is_one_message(alone, tmp_path, monkeypatch, made, message):
 
 
 # -------------------------------------------------------------------------------------- parts
-
-
-def output_graph(type_, shape, dtype="float32"):
-    """One operator of a type, whose output has a shape."""
-    return Graph(
-        operators=(Operator("op", type_, ("x",), ("y",), ()),),
-        tensors=(Tensor("x", shape, dtype, False), Tensor("y", shape, dtype, True)),
-        parameters=(),
-        inputs=("x",),
-        outputs=("y",),
-    )
-
-
-@pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5), (2, 5, 3, 4)])
-@pytest.mark.parametrize(
-    ("type_", "last"),
-    [
-        ("Gemm", lambda x, dim: x),
-        ("Softmax", torch.softmax),
-        ("LogSoftmax", torch.log_softmax),
-    ],
-)
-def test_cross_entropy_of_logits_probabilities_and_their_logarithms(shape, type_, last):
-    dim = 2 if len(shape) == 3 else 1
-    torch.manual_seed(0)
-    logits = torch.randn(shape)
-    loss = choose_loss(output_graph(type_, shape), "auto")
-    target = torch.randint(5, loss.target_shape)
-    expected = functional.cross_entropy(logits.movedim(dim, 1), target)
-    assert loss(last(logits, dim), target).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_outputs_without_classes_get_a_mean_squared_error():
-    for shape in ((), (3,), (4, 1)):
-        loss = choose_loss(output_graph("Gemm", shape), "auto")
-        assert loss.name == "mse" and loss.target_shape == shape
-        output, target = torch.randn(shape), torch.randn(shape)
-        expected = ((output - target) ** 2).mean().item()
-        assert loss(output, target).item() == pytest.approx(expected)
-
-
-def test_cross_entropy_of_an_output_without_classes_is_refused():
-    with pytest.raises(OptionError, match="rank 2 or more"):
-        choose_loss(output_graph("Gemm", (3,)), "cross-entropy")
-
-
-def test_an_integer_output_has_no_loss():
-    with pytest.raises(OptionError, match="is int64, a loss needs floats"):
-        choose_loss(output_graph("ArgMax", (3, 4), "int64"), "auto")
 
 
 def test_gradients_are_views_into_one_buffer_per_sum_and_dtype():
@@ -559,8 +513,9 @@ def test_recomputation_keeps_no_output(tmp_path):
     module = to_torch(model)
     ids, target = torch.ones(2, LENGTH).long(), torch.zeros(2, LENGTH).long()
     for recompute in (False, True):
-        stage = StageRunner(module, model.graph, recompute, choose_loss(model.graph, "auto"))
-        _, loss = stage.forward(0, {"ids": ids}, target)
+        (chosen,) = losses(model.graph)
+        stage = StageRunner(module, model.graph, recompute, {"logits": criterion(chosen)})
+        _, loss = stage.forward(0, {"ids": ids}, {"logits": target})
         assert (stage._stash[0].made is None) == recompute
         stage.backward(0, {})
         assert stage._stash == {} and loss > 0

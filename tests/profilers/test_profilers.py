@@ -12,7 +12,8 @@ import torch
 
 from planner import model as models
 from planner.errors import FileError, OptionError
-from planner.graph import tensors_by_name
+from planner.graph import LossChoice, tensors_by_name
+from planner.model.losses import losses
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
 from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
@@ -138,14 +139,17 @@ def test_integers_index_the_smallest_table_that_they_reach(tmp_path):
 
 def test_targets_are_classes_of_the_last_dimension_or_normal(tmp_path):
     model = attention(tmp_path)
-    options = {"seed": 0, "microbatch": 0}
-    classes = synthetic.target(model, loss="cross-entropy", **options)
-    assert classes.shape == (2, 5)
-    assert classes.dtype == torch.int64
-    assert set(classes.flatten().tolist()) <= set(range(11))
-    assert synthetic.target(model, loss="mse", **options).shape == (2, 5, 11)
-    with pytest.raises(OptionError, match="expected one of cross-entropy, mse, got 'hinge'"):
-        synthetic.target(model, loss="hinge", **options)
+
+    def target(function):
+        choice = LossChoice(model.graph.outputs[0], function)
+        (loss,) = losses(replace(model.graph, losses=(choice,)))
+        return synthetic.target(loss, seed=0, microbatch=0)
+
+    assert target("cross-entropy").shape == (2, 5)
+    assert target("nll").dtype == torch.int64
+    assert set(target("cross-entropy").flatten().tolist()) <= set(range(11))
+    assert target("mse").shape == (2, 5, 11)
+    assert set(target("bce").flatten().tolist()) == {0.0, 1.0}
 
 
 # ---- the stash of one operator
@@ -299,7 +303,7 @@ def test_the_backward_passes_of_trials_give_the_gradients_of_the_whole_step(buil
     held = parameters(model, [p.name for p in graph.parameters])
     trained = {p.name: held[p.name] for p in graph.parameters if p.trainable}
     values = synthetic.inputs(model, seed=0, microbatch=0)
-    gradient = synthetic.target(model, loss="mse", seed=0, microbatch=0)
+    (gradient,) = synthetic.gradients(graph, seed=0)
     output, *_ = to_torch(model, values=held)(*values.values())
     expected = torch.autograd.grad(output, list(trained.values()), gradient)
     alive, trials = dict(values), []

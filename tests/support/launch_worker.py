@@ -21,12 +21,12 @@ from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
 from planner.commands.ends import ranks_leave_at_once
-from planner.launcher.feed import choose_loss
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.run import Settings, TrainingJob, as_it_crosses, make_feed, make_part
 from planner.launcher.runtime import Runtime
 from planner.launcher.world import World
 from planner.model import load
+from planner.model.losses import losses
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.precision import autocast
 from planner.plan import (
@@ -200,9 +200,14 @@ def placed_parts(case, model):
     return [((device,), tuple(names[v] for v in inside)) for device, inside in found]
 
 
-def make_plan(case, model, **changes):
-    """A plan with devices in falling order, so that ranks and devices differ."""
-    parts = placed_parts(case, model) if case.placement else stage_parts(case, model)
+def make_plan(case, model, parts=None, **changes):
+    """A plan with devices in falling order, so that ranks and devices differ.
+
+    Args:
+        parts: devices and operators of each stage; None takes those of the case.
+    """
+    if parts is None:
+        parts = placed_parts(case, model) if case.placement else stage_parts(case, model)
     where = [devices for devices, _ in parts]
     warmups = default_warmups(
         [len(devices) for devices in where], case.num_microbatches, schedule=case.schedule,
@@ -265,7 +270,8 @@ def whole_gradients(model, num_microbatches, seed, shorter):
     loss = 0.0
     for m in range(num_microbatches):
         ids = synthetic.inputs(model, seed=seed, microbatch=m)["ids"]
-        target = synthetic.target(model, loss="cross-entropy", seed=seed, microbatch=m)
+        (chosen,) = losses(model.graph)
+        target = synthetic.target(chosen, seed=seed, microbatch=m)
         with autocast("cpu", shorter):
             (logits,) = module(ids)
         logits = logits.float() if shorter else logits
@@ -283,7 +289,7 @@ def run_case(case, folder, rank):
     assert violations(plan.strategy, model.graph, max(plan.ranks) + 1) == ()
     lists = program(plan.strategy, model.graph, plan.prediction.stages)
     assert dry_run(lists) is None
-    job = TrainingJob(plan, model, lists, choose_loss(model.graph, "auto"), "cpu")
+    job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
     world = World(plan.ranks, rank, lists, "cpu")
     part = make_part(job, world.device)
     capture = Capture(part.trained)
@@ -294,14 +300,14 @@ def run_case(case, folder, rank):
     )  # fmt: skip
     feed = make_feed(job, part, Settings())
     batches = {m: feed(0, m) for m in range(case.num_microbatches)}
-    losses = [runtime.iterate(batches).loss for _ in range(2)]
+    values = [runtime.iterate(batches).loss for _ in range(2)]
     expected, loss = whole_gradients(model, case.num_microbatches, plan.seed, case.shorter)
     errors = {
         f"{name}, iteration {i}": relative(found[name], expected[name])
         for i, found in enumerate(capture.found)
         for name in part.trained
     }
-    total = sum(one[0] for one in world.gather(losses))
+    total = sum(one[0] for one in world.gather(values))
     errors["loss"] = abs(total * case.num_microbatches - loss) / abs(loss)
     world.close()
     return errors

@@ -10,7 +10,15 @@ import numpy as np
 
 from planner.costs.compute import times_on
 from planner.costs.passes import block_workspace_bytes, operator_workspaces
-from planner.graph import Graph, Parameter, consumers, holders, producers, tensors_by_name
+from planner.graph import (
+    Graph,
+    Parameter,
+    consumers,
+    holders,
+    loss_outputs,
+    producers,
+    tensors_by_name,
+)
 from planner.graphs.coarsen import Coarsening
 from planner.graphs.downsets import Downsets, csr, pack, sums_over
 from planner.problem import Problem
@@ -138,10 +146,10 @@ def _private_bytes(
     for name, tensor in tensors.items():
         if uses.local(name) and uses.kept[name] and name not in free:
             private[uses.maker[name]] += tensor.bytes
-    # The loss keeps a tensor of the size of its input.
-    loss_input = graph.outputs[0]
-    if uses.maker.get(loss_input, -1) >= 0:
-        private[uses.maker[loss_input]] += tensors[loss_input].bytes
+    # A loss keeps a tensor of the size of its input.
+    for name in loss_outputs(graph):
+        if uses.maker.get(name, -1) >= 0:
+            private[uses.maker[name]] += tensors[name].bytes
     return private
 
 
