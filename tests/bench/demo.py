@@ -3,7 +3,7 @@ calibration.
 
     python -m tests.bench.demo [--repeat N] [--processes 1,2] [--steps N] [--no-cache]
 
-ResNet-50 is profiled anew each time, with what the caches have unless `--no-cache` is given, planned
+ResNet-50 is profiled anew each time, from the caches unless `--no-cache` is given, and planned
 for each number of processes, and trained. Nothing else should run meanwhile: the load average of
 the last minute stands in each row. The last column is the slowdown that the run itself shows: the
 time of a microbatch's forward and backward in it over that in the run of one process, beside that
