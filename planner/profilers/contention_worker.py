@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-PHASE_S, LEAST_ROUNDS = 0.2, 2
+PHASE_S, LEAST_ROUNDS = 0.25, 2
 AHEAD_S = 0.005
 """How long before its start a phase is announced."""
 
@@ -40,22 +40,24 @@ class Phase(NamedTuple):
 
 
 def compute_bound() -> Callable[[], None]:
-    """Forward and backward of a convolution and two matrix products, whose data fit a cache."""
-    image = torch.randn(2, 64, 28, 28, requires_grad=True)
+    """Forward and backward of a convolution of ResNet-50 and of a matrix product of GPT-2."""
+    image = torch.randn(1, 64, 56, 56, requires_grad=True)
     window = torch.randn(64, 64, 3, 3, requires_grad=True)
-    rows = torch.randn(256, 512, requires_grad=True)
-    weights = [torch.randn(512, 512, requires_grad=True) for _ in range(2)]
+    rows = torch.randn(64, 768, requires_grad=True)
+    weight = torch.randn(768, 3072, requires_grad=True)
 
     def run() -> None:
+        for leaf in (image, window, rows, weight):
+            leaf.grad = None
         torch.autograd.backward(functional.conv2d(image, window, padding=1).sum())
-        torch.autograd.backward((rows @ weights[0] @ weights[1]).sum())
+        torch.autograd.backward((rows @ weight).sum())
 
     return run
 
 
 def memory_bound() -> Callable[[], None]:
-    """Forward and backward of a normalization, an activation and a sum, and the sum of gradients,
-    whose data are larger than a core's caches.
+    """Forward and backward of a normalization, an activation and a sum of ResNet-50, and a sum of
+    gradients: more data than the caches of a core hold.
     """
     image = torch.randn(4, 64, 56, 56, requires_grad=True)
     scale, shift = (torch.randn(64, requires_grad=True) for _ in range(2))
