@@ -6,7 +6,7 @@ OUT ?= .cache/strategies
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-memory docs check clean
+.PHONY: help setup demo test test-all lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-memory docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,6 +42,9 @@ type: $(READY) ## static types
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+conformance: $(READY) ## ONNX's own tests of all operators, and gradients; writes docs/operators.md (about 6 minutes)
+	$(BIN)/python -m tests.bench.conformance
 
 docs: $(READY) ## write the tables of docs/ that are generated
 	$(BIN)/python -m tests.bench.preset_table

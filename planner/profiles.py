@@ -210,6 +210,8 @@ class Profile:
         engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)" or
             "roofline"; "" where the file does not say.
         warnings: why the times may be wrong, for people; none on a quiet machine.
+        modules: per operator, the path of the module of the network that it came from, "" for the
+            whole network; () where the model does not say any.
         tie: initializers that the user wants to be one parameter; files leave out none.
         untie: initializers that the user wants to be several; files leave out none.
         batch_norm: the form of the batch normalizations that was measured; files leave out
@@ -239,6 +241,7 @@ class Profile:
     engine: str = ""
     warnings: tuple[str, ...] = ()
     gradient_views: tuple[View, ...] = ()
+    modules: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
@@ -249,6 +252,11 @@ class Profile:
             raise ValueError(
                 "operators: expected one per operator of the graph, by its name and in its order,"
                 " got others"
+            )
+        if self.modules and len(self.modules) != len(self.operators):
+            raise ValueError(
+                f"modules: expected one per operator ({len(self.operators)}), got"
+                f" {len(self.modules)}"
             )
         _raise(
             (
@@ -359,7 +367,7 @@ class ProfileSet:
         sizes = [profile.microbatch_size for profile in self.profiles]
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError(f"profiles: expected ascending microbatch sizes, got {sizes}")
-        same = ("model_hash", "device_type", "dtype", "source")
+        same = ("model_hash", "device_type", "dtype", "source", "batch_norm")
         for name in same:
             if len({getattr(profile, name) for profile in self.profiles}) > 1:
                 raise ValueError(f"profiles: expected one {name} for all")

@@ -17,8 +17,11 @@ TEXTS = (
 MODULE = re.compile(r"(?<![\w./-])[\w/-]+\.py\b(?![\w-])")
 FOLDER = re.compile(r"`([\w/-]+/)`")
 
-# Files that tests write.
+# Files that tests, or users, write.
 WRITTEN = {
+    "README.md": {"nets.py"},
+    "docs/api.md": {"nets.py"},
+    "tests/exporting/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/solvers/test_registry.py": {"toy.py"},

@@ -19,12 +19,14 @@ from planner.files import artefact_hash
 from planner.graph import losses_of
 from planner.plan import Certificate, DevicePrediction, Plan, Prediction, StagePrediction
 from planner.problem import Objective, Problem, Result
+from planner.profiles import Profile
 from planner.schedules.actions import Kind
 from planner.schedules.orders import default_warmups, with_microbatches
 from planner.schedules.program import program
 from planner.simulator.events import run
 from planner.simulator.timeline import Times, shares_s
-from planner.strategy import ScheduleName, Strategy, crossings, used_devices
+from planner.strategy import ScheduleName, Strategy, crossings, indices_of, used_devices
+from planner.support.module_paths import blocks
 from planner.version import __version__
 
 # Variants of a solver's strategy have at most this many actions together, which are simulated in
@@ -216,6 +218,16 @@ def _latency_s(problem: Problem, strategy: Strategy, evaluation: Evaluation, tim
     return float(times.end_s[times.code.kind == Kind.COMPUTE].max(initial=0.0))
 
 
+def _modules(strategy: Strategy, profile: Profile) -> tuple[tuple[str, ...], ...]:
+    """Per stage, the modules that its operators came from."""
+    if not profile.modules:
+        return ()
+    return tuple(
+        blocks([profile.modules[v] for v in indices_of(stage, profile.graph)])
+        for stage in strategy.stages
+    )
+
+
 def as_plan(
     problem: Problem,
     solver: str,
@@ -267,6 +279,7 @@ def as_plan(
         source=profile.source,
         engine=profile.engine,
         profiled_on=profile.device_type,
+        modules=_modules(verdict.strategy, profile),
         tie=profile.tie,
         untie=profile.untie,
         losses=losses_of(graph) if graph.losses or len(graph.outputs) > 1 else (),

@@ -84,7 +84,7 @@ class Repaired:
         named: the parameters and buffers that the exporter's notes name.
         warnings: everything that was changed, for people.
         sources: per initializer that the file does not have, the one that its value comes from;
-            "" for zeros.
+            "zeros" for a bias.
     """
 
     proto: ModelProto
@@ -257,7 +257,7 @@ class _Repair:
             name = known or self.new_name(origin.name)
             if known is None:
                 zeros = np.zeros(size, helper.tensor_dtype_to_np_dtype(kind))
-                self.add(numpy_helper.from_array(zeros, name), "")
+                self.add(numpy_helper.from_array(zeros, name), "zeros")
             own, position = self.own(i), BIASES[node.op_type]
             own.input.extend([""] * (position + 1 - len(own.input)))
             own.input[position] = name

@@ -21,12 +21,14 @@ from onnx import NodeProto
 
 from planner.errors import FileError, ModelError
 from planner.model.constants import Candidate, Uses, pairs_of_tables, why_constant
+from planner.model.definitions import FOREIGN
 from planner.model.folding import operator_type, some
 from planner.model.origins import Kind, Origin
 from planner.model.record import ModuleRecord, TensorRecord
 
 STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
     "Clip": (1, 2), "Dropout": (1, 2), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Upsample": (1,),
+    "com.microsoft.Pad": (1, 2),
 }  # fmt: skip
 """Positions of inputs that configure an operator, as an attribute would."""
 
@@ -34,15 +36,19 @@ NONDIFFERENTIABLE_INPUTS: Mapping[str, tuple[int, ...]] = {
     **STATIC_INPUTS,
     "BatchNormalization": (3, 4),  # mean and variance are buffers
     "CastLike": (1,),
+    "DequantizeLinear": (1, 2),  # scales and zero points come from a calibration
     "MaxRoiPool": (1,),
+    "NegativeLogLikelihoodLoss": (2,),  # weights of classes
     "RandomNormalLike": (0,),
     "RandomUniformLike": (0,),
     "RoiAlign": (1,),
+    "STFT": (2,),  # the window
+    "SoftmaxCrossEntropyLoss": (2,),
 }
 """Positions of float inputs that get no gradient; integers and booleans never do."""
 
 NONDIFFERENTIABLE_OPERATORS = frozenset({
-    "ArgMax", "ArgMin", "Bernoulli", "Ceil", "DynamicQuantizeLinear", "EyeLike", "Floor",
+    "ArgMax", "ArgMin", "Bernoulli", "BitCast", "Ceil", "DynamicQuantizeLinear", "EyeLike", "Floor",
     "Hardmax", "Multinomial", "QuantizeLinear", "Round", "Shape", "Sign", "Size",
 })  # fmt: skip
 
@@ -70,7 +76,8 @@ def differentiable_inputs(node: NodeProto) -> list[str]:
     kind = operator_type(node)
     if kind in NONDIFFERENTIABLE_OPERATORS:
         return []
-    without = NONDIFFERENTIABLE_INPUTS.get(kind, ())
+    foreign = FOREIGN.get(kind)
+    without = foreign.without_gradient if foreign else NONDIFFERENTIABLE_INPUTS.get(kind, ())
     return [name for i, name in enumerate(node.input) if name and i not in without]
 
 

@@ -16,6 +16,7 @@ from platformdirs import user_cache_path
 
 from planner.errors import FileError
 from planner.files import write_atomically
+from planner.model.definitions import FOREIGN
 from planner.profilers.classes import TensorLayout
 
 METHOD = 3
@@ -142,7 +143,11 @@ def cache_for(device_name: str, threads: int | None, dtype: str, torch_version: 
         dtype: the type that operators compute in.
         torch_version: version of PyTorch, such as "2.13.0+cpu".
     """
-    conditions = [METHOD, device_name, threads, dtype, torch_version, _conversion()]
+    # Operators that the user has registered: a change of their file is another conversion.
+    own = [
+        hashlib.sha256(one.source).hexdigest() for _, one in sorted(FOREIGN.items()) if one.source
+    ]
+    conditions = [METHOD, device_name, threads, dtype, torch_version, _conversion(), *own]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
     return Cache(user_cache_path("planner", appauthor=False) / "operators" / digest)
 

@@ -28,6 +28,7 @@ from planner.graph import (
 )
 from planner.model import Model
 from planner.model.modes import batch_norm_form
+from planner.model.modules import modules_of
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import (
     Surroundings,
@@ -145,6 +146,7 @@ def measure(
             model_path=model_path,
             model_hash=model.hash,
             dimensions=dict(model.dimensions),
+            modules=modules_of(model),
             tie=model.tie,
             untie=model.untie,
             batch_norm=batch_norm_form(model.nodes),

@@ -137,6 +137,35 @@ def test_integers_index_the_smallest_table_that_they_reach(tmp_path):
     assert made["other"].unique().tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("body", "classes"),
+    [
+        ("c = GatherElements <axis = 1> (y, i)", 3),
+        ("c = GatherND <batch_dims = 1> (y, i)", 3),
+        ("c = ScatterElements <axis = 1> (y, i, u)", 3),
+        ("f = Squeeze (i, one) c = NegativeLogLikelihoodLoss (y, f)", 3),
+        ("f = Squeeze (i, one) c = SoftmaxCrossEntropyLoss (y, f)", 3),
+        ("f = Squeeze (i, one) c = OneHot (f, five, zeroone)", 5),
+        (
+            "b = Equal (i, ignored) n = Not (b) k = Where (n, i, none) p = Concat <axis = 0> (k, k)"
+            " s = Slice (p, none1, two) c = GatherElements <axis = 1> (y, s)",
+            3,
+        ),
+        ("c = Cast <to = 1> (i)", 0),
+    ],
+)
+def test_labels_are_drawn_among_the_classes(body, classes, tmp_path):
+    text = f"""agraph (int64[400,1] i, float[400,2] x, float[400,1] u) =>
+        (float[400,3] y, float[N] c)
+        <int64[1] one = {{1}}, int64 five = {{5}}, float[2] zeroone = {{0, 1}}, int64 none = {{0}},
+         int64 ignored = {{-100}}, int64[1] none1 = {{0}}, int64[1] two = {{400}}> {{
+        y = MatMul (x, w)
+        {body}
+    }}"""
+    made = synthetic.inputs(read(tmp_path, text, {"w": (2, 3)}), seed=0, microbatch=0)["i"]
+    assert set(made.flatten().tolist()) == (set(range(classes)) if classes else {1})
+
+
 def test_targets_are_classes_of_the_last_dimension_or_normal(tmp_path):
     model = attention(tmp_path)
 
