@@ -7,6 +7,8 @@
 - `torch.normal`: the exporter fails without a deviation, and draws one number for all elements
   where only the deviation is a tensor.
 - EmbeddingBag: the exporter writes a loop over the bags. Here rows are added up by ScatterND.
+- The cross-entropy: the exporter leaves smoothed labels out, and takes probabilities of classes for
+  classes.
 """
 
 from collections.abc import Callable
@@ -161,6 +163,83 @@ def embedding_bag(
     return made, op.Identity(offsets), op.Identity(offsets), op.Identity(offsets)
 
 
+NONE, AVERAGE = range(2)  # torch's reductions of a loss; 2 is the sum
+
+
+def cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    reduction: int = AVERAGE,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """`cross_entropy_loss` with smoothed labels, and with probabilities in place of classes.
+
+    With a share e of smoothing and C classes, it is 1 - e of the usual loss and e / C of the sum
+    over all classes.
+
+    Args:
+        input: (N, C, ...) scores.
+        target: (N, ...) classes, or (N, C, ...) probabilities.
+        weight: (C,) of the classes, or None.
+    """
+    if target.dtype.is_floating_point():
+        return _of_probabilities(input, target, weight, reduction, label_smoothing)
+    kind = ("none", "mean", "sum")[reduction]
+    usual, _ = op.SoftmaxCrossEntropyLoss(
+        input, target, weight, reduction=kind, ignore_index=ignore_index
+    )
+    if not label_smoothing:
+        return usual
+    ignored = op.Equal(target, op.CastLike(op.Constant(value_int=ignore_index), target))
+    counted = op.CastLike(op.Not(ignored), input)
+    over_classes = op.Mul(_over_classes(input, None, weight), counted)
+    if reduction == AVERAGE:
+        if weight is not None:
+            zero = op.CastLike(op.Constant(value_int=0), target)
+            counted = op.Mul(counted, op.Gather(weight, op.Where(ignored, zero, target)))
+        total = op.ReduceSum(over_classes, keepdims=0)
+        over_classes = op.Div(total, op.ReduceSum(counted, keepdims=0))
+    elif reduction != NONE:
+        over_classes = op.ReduceSum(over_classes, keepdims=0)
+    share = op.Div(_like(label_smoothing, input), _num_classes(input))
+    return op.Add(op.Mul(usual, _like(1 - label_smoothing, input)), op.Mul(over_classes, share))
+
+
+def _of_probabilities(
+    input: Any, target: Any, weight: Any, reduction: int, label_smoothing: float
+) -> Any:
+    """The cross-entropy of probabilities; its mean is over samples, whatever their weights."""
+    if label_smoothing:
+        share = op.Div(_like(label_smoothing, input), _num_classes(input))
+        target = op.Add(op.Mul(target, _like(1 - label_smoothing, input)), share)
+    made = _over_classes(input, target, weight)
+    if reduction == NONE:
+        return made
+    return (op.ReduceMean if reduction == AVERAGE else op.ReduceSum)(made, keepdims=0)
+
+
+def _over_classes(input: Any, factors: Any, weight: Any) -> Any:
+    """Minus the sum over classes of the logarithms of their probabilities, times factors."""
+    terms = op.LogSoftmax(input, axis=1)
+    if factors is not None:
+        terms = op.Mul(terms, factors)
+    if weight is not None:
+        behind = op.Constant(value_ints=list(range(1, len(input.shape) - 1)))
+        terms = op.Mul(terms, op.Unsqueeze(weight, behind) if len(input.shape) > 2 else weight)
+    return op.Neg(op.ReduceSum(terms, op.Constant(value_ints=[1]), keepdims=0))
+
+
+def _num_classes(input: Any) -> Any:
+    return op.CastLike(op.Squeeze(op.Shape(input, start=1, end=2)), input)
+
+
+def _like(value: float, tensor: Any) -> Any:
+    """A number in the type of a tensor."""
+    return op.CastLike(op.Constant(value_float=value), tensor)
+
+
 def grouped_mm(input: Any, weight: Any, offs: Any, *others: Any, **options: Any) -> Any:
     """`grouped_mm`: rows of the input in groups, each multiplied by a matrix of its own.
 
@@ -203,6 +282,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.normal.float_Tensor: normal,
     aten.normal.Tensor_float: normal,
     aten.normal.Tensor_Tensor: normal,
+    aten.cross_entropy_loss.default: cross_entropy,
     aten.embedding_bag.padding_idx: embedding_bag,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,

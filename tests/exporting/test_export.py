@@ -304,6 +304,38 @@ def test_normal_draws_have_one_number_for_each_element():
     assert "RandomNormalLike" in done.check.reason
 
 
+class Entropies(nn.Module):
+    """Cross-entropies of classes and of probabilities."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.tensor([1.0, 0.5, 2.0, 1.5]))
+
+    def forward(self, scores, classes, chances):
+        made = [
+            functional.cross_entropy(
+                scores, goal, weight, reduction=kind, label_smoothing=smoothing
+            )
+            for goal in (classes, chances)
+            for weight in (None, self.weight)
+            for kind in ("none", "mean", "sum")
+            for smoothing in (0.0, 0.1)
+        ]
+        known = classes.clamp_min(0)
+        own = functional.cross_entropy(scores, known, ignore_index=1, label_smoothing=0.2)
+        return (*made, own)
+
+
+@pytest.mark.slow
+def test_cross_entropies_with_smoothed_labels_and_with_probabilities():
+    classes = torch.tensor([[0, 1, 3], [2, -100, 1]])
+    inputs = torch.randn(2, 4, 3), classes, torch.rand(2, 4, 3)
+    planner.export(Entropies(), inputs, "losses.onnx")
+    found = in_onnx_runtime("losses.onnx", *inputs)
+    for made, expected in zip(found, Entropies()(*inputs), strict=True):
+        np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-6)
+
+
 # ---------------------------------------------------------------------------------- the check
 
 
