@@ -5,6 +5,7 @@ is read only where the use fits, and only as far as it fits: a few rows of a lar
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,6 +167,21 @@ def _initial_state(candidate: Candidate) -> str | None:
     ):
         return "the initial state of a recurrent operator"
     return None
+
+
+def _attention_scale(candidate: Candidate) -> str | None:
+    """A single number that multiplies both sides of matrix products: queries and keys."""
+    if any(size != 1 for size in candidate.shape) or not candidate.uses:
+        return None
+    if any(use.node.op_type != "Mul" for use in candidate.uses):
+        return None
+    sides: Counter[str] = Counter()
+    for use in candidate.uses:
+        for end in candidate.graph.of(use.node.output[0]):
+            if end.node.op_type != "MatMul":
+                return None
+            sides[end.node.output[0]] += 1
+    return "the scale of an attention" if set(sides.values()) == {2} else None
 
 
 def _frozen_normalization(candidate: Candidate) -> str | None:
@@ -337,8 +353,8 @@ def _are_waves(rows: np.ndarray) -> bool:
 
 
 _RULES: tuple[Callable[[Candidate], str | None], ...] = (
-    _by_name, _filled, _initial_state, _frozen_normalization, _angles, _mask, _zero_mask,
-    _ones_mask, _wave_table, _alibi, _slopes,
+    _by_name, _filled, _initial_state, _attention_scale, _frozen_normalization, _angles, _mask,
+    _zero_mask, _ones_mask, _wave_table, _alibi, _slopes,
 )  # fmt: skip
 """The first that applies gives the reason; those that read nothing come first."""
 

@@ -242,6 +242,20 @@ def test_what_is_added_to_scores_is_a_mask_if_it_hides_nothing(tmp_path, value, 
     assert model.choices["added"].trained != is_constant
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_a_number_that_scales_queries_and_keys_is_constant_and_a_gain_is_not(tmp_path, both):
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["a"], name="a"),
+        helper.make_node("Mul", ["a", "s"], ["q"], name="q"),
+        helper.make_node("Mul", ["x", "s" if both else "w"], ["k"], name="k"),
+        helper.make_node("Transpose", ["k"], ["t"], name="t", perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["q", "t"], ["y"], name="y"),
+    ]
+    weights = {"s": np.array([0.5], np.float32), "w": floats(4)}
+    model = load(saved(tmp_path, nodes, (2, 4), weights, "y"))
+    assert model.choices["s"].trained != both
+
+
 def test_frequencies_that_only_feed_sine_and_cosine_are_constant_and_weights_are_not(tmp_path):
     """A network may begin with the sine of a product, but then of its input."""
     nodes = [
