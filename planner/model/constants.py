@@ -184,6 +184,21 @@ def _attention_scale(candidate: Candidate) -> str | None:
     return "the scale of an attention" if set(sides.values()) == {2} else None
 
 
+def _no_scale(candidate: Candidate) -> str | None:
+    """All one, and the scale of normalizations without a bias: the exporter gives them one, as the
+    operator asks for. Weights of modules are named by its notes.
+    """
+    if candidate.origin is not None or not candidate.uses:
+        return None
+    for use in candidate.uses:
+        noted = candidate.graph.kinds.get(use.node.name)
+        plain = use.node.op_type == "LayerNormalization" and not "".join(use.node.input[2:])
+        if not noted or not plain:
+            return None
+    ones = _is_filled_with(candidate.read(), 1.0)
+    return "the scale of a normalization without weights" if ones else None
+
+
 def _frozen_normalization(candidate: Candidate) -> str | None:
     kinds = {candidate.graph.kinds.get(use.node.name, "") for use in candidate.uses}
     if kinds and all("FrozenBatchNorm" in kind for kind in kinds):
@@ -353,8 +368,8 @@ def _are_waves(rows: np.ndarray) -> bool:
 
 
 _RULES: tuple[Callable[[Candidate], str | None], ...] = (
-    _by_name, _filled, _initial_state, _attention_scale, _frozen_normalization, _angles, _mask,
-    _zero_mask, _ones_mask, _wave_table, _alibi, _slopes,
+    _by_name, _filled, _initial_state, _attention_scale, _frozen_normalization, _angles, _no_scale,
+    _mask, _zero_mask, _ones_mask, _wave_table, _alibi, _slopes,
 )  # fmt: skip
 """The first that applies gives the reason; those that read nothing come first."""
 

@@ -242,6 +242,23 @@ def test_what_is_added_to_scores_is_a_mask_if_it_hides_nothing(tmp_path, value, 
     assert model.choices["added"].trained != is_constant
 
 
+@pytest.mark.parametrize(
+    ("value", "bias", "notes"),
+    [(ONES, False, True), (ONES, False, False), (ONES, True, True), (floats(4), False, True)],
+)
+def test_ones_of_a_normalization_without_weights_are_constant(tmp_path, value, bias, notes):
+    norm = node(
+        "LayerNormalization", ["x", "val_1", *(["b"] * bias)], ["n"], "ln", "layer_norm", "%x, [4]"
+    )
+    if notes:
+        hierarchy = "['Net', 'torch.nn.LayerNorm', 'layer_norm']"
+        norm.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=hierarchy)
+    nodes = [norm, helper.make_node("Mul", ["n", "w"], ["y"], name="y")]
+    weights = {"val_1": value, "w": floats(4)} | ({"b": floats(4)} if bias else {})
+    model = load(saved(tmp_path, nodes, (4,), weights, "y"))
+    assert model.choices["val_1"].trained != (notes and not bias and value is ONES)
+
+
 @pytest.mark.parametrize("both", [True, False])
 def test_a_number_that_scales_queries_and_keys_is_constant_and_a_gain_is_not(tmp_path, both):
     nodes = [
