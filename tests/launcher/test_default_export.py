@@ -8,6 +8,7 @@ from torch.optim import AdamW
 from planner.files import write_plan
 from planner.launcher.run import launch
 from planner.model import load
+from planner.model.losses import LossOptions
 from planner.partition import check_agreement, write_partition
 from planner.plan import (
     Certificate,
@@ -105,6 +106,6 @@ def test_a_default_export_of_gpt2_trains_28_parameters_as_pytorch_does(tmp_path,
     assert load(tmp_path / "strategy.onnx").hash == model.hash
     report = launch(
         tmp_path / "strategy.json", steps=STEPS, learning_rate=LEARNING_RATE,
-        loss="cross-entropy", data="feed:batch",
+        loss=LossOptions(functions="cross-entropy"), data="feed:batch",
     )  # fmt: skip
     assert report.loss == pytest.approx(by_pytorch(module, steps), rel=1e-5)
