@@ -13,7 +13,8 @@ origins.py    which tensor of the module a node reads, by these notes
 repair.py     merged initializers parted, lost biases and ties put back
 constants.py  masks, tables, slopes, states: floats that nobody trains
 trainable.py  which initializers are trained and why, over which tensors gradients flow
-expected.py   warnings where the file says that something else is trained
+modules.py    the module of the network that each operator came from
+inspection.py everything that a file says without its weights
 values.py     initializers and folded constants, read when asked for
 """
 
