@@ -256,6 +256,7 @@ def profile(
     repetitions: int | None = None,
     budget_s: float = 1.0,
     cache: bool = True,
+    contention: bool = True,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     effort: "Callable[[Effort], None]" = lambda effort: None,
@@ -275,6 +276,8 @@ def profile(
         repetitions: minimum number of timed runs per operator; None takes the engine's own.
         budget_s: time for each different operator.
         cache: whether measurements made on this machine are reused, and new ones stored.
+        contention: whether to measure how much processes on a CPU's cores slow each other, which
+            takes some 12 s once per machine.
         seed: of the synthetic inputs.
         progress: called with the number of operators done, and of all.
         effort: called once with the effort of the measurement, where the engine knows it.
@@ -295,6 +298,7 @@ def profile(
         budget_s=budget_s,
         seed=seed,
         cached=cache,
+        contention=contention,
     )
     if isinstance(model, str | os.PathLike):
         model = read_model(

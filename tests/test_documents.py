@@ -23,8 +23,10 @@ WRITTEN = {
     "docs/api.md": {"nets.py"},
     "tests/exporting/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
+    "tests/launcher/test_default_export.py": {"feed.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/solvers/test_registry.py": {"toy.py"},
+    "tests/profilers/test_contention.py": {"worker.py"},
     "tests/support/memory_runs.py": {"worker.py"},
     "tests/test_jit.py": {"a/b.py", "a/c.py", "solvers/deep/kernels.py", "solvers/kernels.py"},
 }

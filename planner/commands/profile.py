@@ -95,6 +95,10 @@ TRAINED = packed(
 @click.option("--cache/--no-cache", default=True, show_default=True,
               help="Reuse measurements made on this machine, and store new ones.",
               )  # fmt: skip
+@click.option("--contention/--no-contention", default=True, show_default=True,
+              help="Measure how much processes on this CPU's cores slow each other: some 12 s, once"
+              " per machine.",
+              )  # fmt: skip
 @click.option("--compare", "comparing", is_flag=True,
               help="Show forward times by ONNX Runtime and computed ones beside those by torch.",
               )  # fmt: skip
@@ -113,6 +117,7 @@ def profile(
     repetitions: int | None,
     budget_s: float,
     cache: bool,
+    contention: bool,
     comparing: bool,
     seed: int,
     as_json: bool,
@@ -143,8 +148,8 @@ def profile(
         read = partial(api.read_model, model, dims=dict(dims), **chosen)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
-            repetitions=repetitions, budget_s=budget_s, cache=cache, seed=seed,
-            effort=efforts.append,
+            repetitions=repetitions, budget_s=budget_s, cache=cache, contention=contention,
+            seed=seed, effort=efforts.append,
         )  # fmt: skip
         profiles, last = measured_profiles(model.name, batches, read, measure)
         print_notes(last)

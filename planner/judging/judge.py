@@ -8,7 +8,12 @@ from importlib import metadata
 
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
-from planner.costs.compute import fits_any_device, rescaled, slowdowns
+from planner.costs.compute import (
+    crowded_hosts,
+    fits_any_device,
+    rescaled,
+    slowdowns,
+)
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.files import artefact_hash
 from planner.graph import losses_of
@@ -305,9 +310,15 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
         runs = "1 run" if known.runs == 1 else f"{known.runs} runs"
         models = "1 model" if known.models == 1 else f"{known.models} models"
         notes.append(f"calibrated from {runs} of {models}")
-    slow = max(slowdowns(topology, used).values())
+    slow = max(slowdowns(problem, used).values())
     if slow > 1:
-        notes.append(f"{len(used)} processes share the cores: computation is {slow:.3g}x slower")
+        measured = any(topology.devices[d].host in crowded_hosts(problem) for d in used)
+        much = (
+            f"{slow:.3g}x slower while all of them compute, as measured"
+            if measured
+            else (f"{slow:.3g}x slower")
+        )
+        notes.append(f"{len(used)} processes share the cores: computation is {much}")
     spare = len(topology.devices) - len(used)
     if spare:
         notes.append(f"{len(used)} of {len(topology.devices)} devices are used")

@@ -187,7 +187,7 @@ def running_statistics(module: GraphModule) -> dict[str, Tensor]:
     """
     found = {}
     for node in module.graph.nodes:
-        if node.target is batch_normalization and node.kwargs["training_mode"]:
+        if node.target is batch_normalization and node.kwargs.get("training_mode"):
             for name in ("mean", "var"):
                 held = cast(Node, node.kwargs[name])
                 if held.op == "get_attr" and (str(held.target) in dict(module.named_buffers())):

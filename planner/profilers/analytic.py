@@ -188,6 +188,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
         threads=1 if kind.name == "cpu" else None,
         whole_step=None,
         warnings=(*profile.warnings, how),
+        contention=None,
     )
 
 

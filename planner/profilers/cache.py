@@ -95,11 +95,37 @@ class Cache:
 
     def put(self, name: str, measured: MeasuredClass) -> None:
         """Stores a measurement; if the folder cannot be written, `problem` has the reason."""
+        self._write(name, json.dumps(asdict(measured), sort_keys=True))
+
+    def ratio(self, name: str) -> float:
+        """The operators' times over that of the whole step when a model was measured; 1 if that is
+        not known.
+
+        Args:
+            name: name of the model.
+
+        Raises:
+            FileError: if the entry is damaged.
+        """
+        if self.folder is None:
+            return 1.0
+        path = self._path(self.folder, f"ratio-{name}")
+        try:
+            return float(json.loads(path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError):
+            return 1.0
+        except (ValueError, TypeError) as error:
+            raise FileError(f"{path}: expected a number: {error}; delete the file") from None
+
+    def put_ratio(self, name: str, ratio: float) -> None:
+        """Stores it; if the folder cannot be written, `problem` has the reason."""
+        self._write(f"ratio-{name}", json.dumps(ratio))
+
+    def _write(self, name: str, content: str) -> None:
         if self.folder is None or self.problem:
             return
-        content = json.dumps(asdict(measured), sort_keys=True).encode()
         try:
-            write_atomically(self._path(self.folder, name), content)
+            write_atomically(self._path(self.folder, name), content.encode())
         except FileError as error:
             self.problem = str(error)
 

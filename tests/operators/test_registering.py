@@ -185,7 +185,7 @@ planner.operators.register("Scaled", scaled, domain="my.domain")
 @pytest.mark.slow
 def test_a_module_of_operators_serves_profile_solve_and_launch(tmp_path):
     saved(tmp_path)
-    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "mine").with_suffix(".py").write_text(MODULE)
     module = ["--operators", "mine"]
     for arguments in (
         ["profile", "model.onnx", "--no-cache", *module],
@@ -202,4 +202,4 @@ def test_a_module_of_operators_serves_profile_solve_and_launch(tmp_path):
 def test_a_module_that_is_not_there_is_an_error():
     with pytest.raises(OptionError, match="--operators no_such_module: ModuleNotFoundError"):
         planner.load_operators(["no_such_module"])
-    assert "--operators" in run("profile", "--help")
+    assert "--operators" in run("profile", "--help").output

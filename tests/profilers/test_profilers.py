@@ -1,3 +1,4 @@
+import json
 import os
 import random
 import subprocess
@@ -19,7 +20,7 @@ from planner.profilers.classes import TensorLayout, class_name, contiguous, surr
 from planner.profilers.measured import measure
 from planner.profilers.summary import summary
 from planner.profilers.timing import Stopwatch, Trial
-from planner.profilers.trust import Conditions, interval, warnings
+from planner.profilers.trust import Conditions, agrees, interval, warnings
 from planner.profilers.unit import unit
 from planner.profiles import Source, View, WholeStep, stash_bytes
 from tests.support.models import MODELS, cached
@@ -416,6 +417,41 @@ def test_what_was_measured_on_a_busy_machine_is_not_kept(tmp_path, monkeypatch):
     _, second = measured(tmp_path)
     assert not first.kept
     assert second.num_cached == 0
+
+
+def test_what_does_not_agree_with_the_step_of_today_is_measured_again(tmp_path, monkeypatch):
+    quiet_machine(monkeypatch)
+    monkeypatch.setattr("planner.profilers.trust.LEAST_STEP_S", 0.0)
+    monkeypatch.setattr("planner.profilers.trust.AGREEMENT", (0.1, 10.0))
+    once, _ = measured(tmp_path)
+    assert measured(tmp_path)[1].num_timed == 0
+    for entry in (tmp_path / "cache").rglob("*.json"):
+        plain = json.loads(entry.read_text())
+        if isinstance(plain, dict):
+            entry.write_text(json.dumps({**plain, "forward_s": 1000 * plain["forward_s"]}))
+    again, second = measured(tmp_path)
+    assert (second.num_timed, second.num_cached) == (4, 0)
+    assert sum(o.forward_s for o in again.operators) < 50 * sum(o.forward_s for o in once.operators)
+    third, last = measured(tmp_path)
+    assert (third.operators, last.num_timed) == (again.operators, 0)
+
+
+def test_nothing_is_measured_again_on_a_busy_machine(tmp_path, monkeypatch):
+    quiet_machine(monkeypatch)
+    measured(tmp_path)
+    monkeypatch.setattr("planner.profilers.measured.agrees", lambda profile, usual: False)
+    monkeypatch.setattr("planner.profilers.measured.busy", lambda profile, conditions: ("busy",))
+    assert measured(tmp_path)[1].num_timed == 0
+
+
+@pytest.mark.parametrize(("usual", "agreed"), [(1.0, False), (1.2, True), (1.25, True)])
+def test_a_ratio_agrees_with_the_usual_one_of_the_model(usual, agreed, tmp_path):
+    profile = profiled(read(tmp_path, CHAIN, CHAIN_WEIGHTS))
+    total_s = sum(o.forward_s + o.backward_s for o in profile.operators)
+    slow = [replace(o, forward_s=o.forward_s / total_s, backward_s=o.backward_s / total_s)
+            for o in profile.operators]  # fmt: skip
+    whole = WholeStep(1 / 1.2, 1 / 1.2)
+    assert agrees(replace(profile, operators=tuple(slow), whole_step=whole), usual) is agreed
 
 
 @pytest.mark.parametrize("change", [{"threads": 2}, {"dtype": "bfloat16"}])

@@ -347,13 +347,16 @@ class Slope:
 
 
 def slope(outcome, folder):
-    """The gradients of a case that passed; None if it is too large or not of float64."""
+    """The gradients of a case that passed; None if it has no float32 inputs, or infinite ones, or
+    is too large, or its operator takes no float64.
+    """
     wide = in_float64(outcome.case)
-    _, arrays, _ = trainable(wide, outcome.constants)
-    floats = [n for n, a in arrays.items() if np.asarray(a).dtype == np.float64]
-    if sum(np.size(arrays[n]) for n in floats) > GRADIENT_ELEMENTS:
-        return None
     model, arrays, _ = trainable(wide, outcome.constants)
+    floats = [n for n, a in arrays.items() if np.asarray(a).dtype == np.float64]
+    if not floats or sum(np.size(arrays[n]) for n in floats) > GRADIENT_ELEMENTS:
+        return None
+    if not all(np.isfinite(arrays[name]).all() for name in floats):
+        return None
     path = folder / "case.onnx"
     path.write_bytes(model.SerializeToString())
     try:
@@ -382,10 +385,10 @@ def compared(module, arrays, moving):
         found = list(arrays)
         for i, tensor in zip(moving, moved, strict=True):
             found[i] = tensor
-        made = zip(module.output_names, module(*found), strict=True)
+        made = module(*found)
         return tuple(
-            tensor for name, tensor in made
-            if tensor.is_floating_point() and tensor.requires_grad and not name.startswith(ANCHOR)
+            tensor for tensor in made
+            if tensor.dtype == torch.float64 and tensor.requires_grad
         )  # fmt: skip
 
     random, messages = torch.Generator().manual_seed(0), []
