@@ -23,7 +23,7 @@ ORDER = (
     "judging", "traces", "peers", "drawing", "launcher", "exporting",
     "reports", "api", "commands",
 )  # fmt: skip
-MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 16, 26
+MAX_FILES_AT_THE_ROOT, MAX_FILES_IN_A_FOLDER = 16, 24
 MAX_LINES_OF_A_COMMAND = 60
 
 # Packages that take long to load, and the only places that may do so when they are imported.

@@ -1,14 +1,10 @@
 """ONNX file -> `Model`: its `Graph`, and everything that converting and annotating it needs.
 
 load.py       the way from the file to the graph
-inlining.py   functions, of the model and of operators, in place of their calls
 canonical.py  nodes named; the content hash
 binding.py    symbolic dimensions -> sizes
 losses.py     which outputs have a loss, and which
-expansion.py  control flow and sequences expanded, constants folded, in one pass
-nested.py     graphs inside nodes: their names, values and nodes in the flat graph
-control_flow.py  If, Loop, Scan and functions as the nodes that they run
-sequences.py  sequences and optionals as lists that are known
+expansion/    control flow, sequences and functions as plain nodes
 folding.py    constants and shape arithmetic folded, shapes inferred, node by node
 modes.py      training or evaluation: BatchNormalization, Dropout
 record.py     the module that `planner export` wrote into the file
@@ -17,7 +13,8 @@ origins.py    which tensor of the module a node reads, by these notes
 repair.py     merged initializers parted, lost biases and ties put back
 constants.py  masks, tables, slopes, states: floats that nobody trains
 trainable.py  which initializers are trained and why, over which tensors gradients flow
-expected.py   warnings where the file says that something else is trained
+modules.py    the module of the network that each operator came from
+inspection.py everything that a file says without its weights
 values.py     initializers and folded constants, read when asked for
 """
 

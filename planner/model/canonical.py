@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from planner.model.inlining import inlined
+from planner.model.expansion.inlining import inlined
 
 
 def unique_names(nodes: Sequence[NodeProto]) -> list[str]:

@@ -12,7 +12,7 @@ Every node is either known before the model runs, or it stays and its outputs ge
    shape), but no input of the model leads to it, its value is computed on demand.
 
 Shapes that the file declares for its intermediate tensors are ignored. Control flow, sequences and
-functions never get here: `expansion.py` replaces them by plain nodes.
+functions never get here: `expansion/` replaces them by plain nodes.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

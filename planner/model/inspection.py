@@ -6,7 +6,7 @@ no shapes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,15 +20,13 @@ from planner.graph import ITEM_BYTES, parameters_by_name, tensors_by_name
 from planner.model import trainable
 from planner.model.canonical import domain_of, own_domain, true_inputs
 from planner.model.constants import Uses
-from planner.model.expected import doubts
-from planner.model.flops import flops_of
 from planner.model.folding import operator_type, some
-from planner.model.load import Model, load, read_proto
+from planner.model.load import Model, Node, load, read_proto
 from planner.model.modules import modules_of
 from planner.model.record import ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.scopes import scope_of
-from planner.model.trainable import Choice, Evidence
+from planner.model.trainable import Choice, Evidence, doubts
 from planner.model.values import Values
 from planner.support.module_paths import block_of
 
@@ -390,3 +388,73 @@ def _dtype(kind: int) -> str:
     if kind in (TensorProto.UNDEFINED, TensorProto.STRING):
         return "unknown"
     return str(helper.tensor_dtype_to_np_dtype(kind).name)
+
+
+# ------------------------------------------------------------------------------ the work
+
+# Counted are products, two operations for each multiplication with its addition: everything else is
+# nothing beside them.
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def flops_of(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The operations of one node; 0 for types that multiply nothing.
+
+    Args:
+        node: an operator.
+        shapes: of its inputs and outputs, by name.
+    """
+    count = _COUNTS.get(node.type)
+    if count is None or (node.domain and node.domain != "com.microsoft"):
+        return 0
+    inputs = [shapes.get(name, ()) for name in node.inputs]
+    outputs = [shapes.get(name, ()) for name in node.outputs]
+    return count(node, inputs, outputs)
+
+
+def _matmul(node: Node, inputs: Shapes, outputs: Shapes) -> int:
+    return 2 * prod(outputs[0]) * inputs[0][-1]
+
+
+def _gemm(node: Node, inputs: Shapes, outputs: Shapes) -> int:
+    return 2 * prod(outputs[0]) * inputs[0][0 if node.attributes.get("transA") else 1]
+
+
+def _conv(node: Node, inputs: Shapes, outputs: Shapes) -> int:
+    return 2 * prod(outputs[0]) * prod(inputs[1][1:])
+
+
+def _conv_transpose(node: Node, inputs: Shapes, outputs: Shapes) -> int:
+    return 2 * prod(inputs[0]) * prod(inputs[1][1:])
+
+
+def _attention(node: Node, inputs: Shapes, outputs: Shapes) -> int:
+    """Scores and mixing, for queries of (..., S, width) and keys of (..., T, width)."""
+    query, key, value = inputs[:3]
+    if len(query) == 4:
+        batch, heads, rows, width = query
+        return 2 * batch * heads * rows * key[-2] * (width + value[-1])
+    heads = int(str(node.attributes.get("q_num_heads", 1)))
+    kept = int(str(node.attributes.get("kv_num_heads", heads)))
+    wide = query[-1] + heads * (value[-1] // kept)
+    return 2 * query[0] * query[1] * key[1] * wide
+
+
+def _recurrent(node: Node, inputs: Shapes, outputs: Shapes) -> int:
+    """Two products per time step and direction: (steps, batch, in) and (directions, gates, in)."""
+    steps, batch = inputs[0][:2]
+    return 2 * steps * batch * (prod(inputs[1]) + prod(inputs[2]))
+
+
+_COUNTS: Mapping[str, Callable[[Node, Shapes, Shapes], int]] = {
+    "Attention": _attention,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "FusedMatMul": _matmul,
+    "GRU": _recurrent,
+    "Gemm": _gemm,
+    "LSTM": _recurrent,
+    "MatMul": _matmul,
+    "RNN": _recurrent,
+}

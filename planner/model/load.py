@@ -30,17 +30,16 @@ from planner.model.canonical import (
 )
 from planner.model.constants import Uses
 from planner.model.definitions import attributes_of
-from planner.model.expansion import fold
-from planner.model.expected import doubts
+from planner.model.expansion.expand import fold
+from planner.model.expansion.inlining import inlined
+from planner.model.expansion.nested import names_read_by
 from planner.model.folding import operator_type
-from planner.model.inlining import inlined
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
-from planner.model.nested import names_read_by
 from planner.model.origins import Kind, Origin
 from planner.model.record import ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.scopes import scope_of
-from planner.model.trainable import Choice
+from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of
 from planner.profiles import BatchNorm
 

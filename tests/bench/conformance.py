@@ -14,9 +14,9 @@ from pathlib import Path
 import onnx
 import torch
 
-from planner.model.control_flow import CONTROL_FLOW
-from planner.model.inlining import INLINED_OPERATORS
-from planner.model.sequences import SEQUENCE_OPERATORS
+from planner.model.expansion.control_flow import CONTROL_FLOW
+from planner.model.expansion.inlining import INLINED_OPERATORS
+from planner.model.expansion.sequences import SEQUENCE_OPERATORS
 from planner.operators.table import OPERATORS, UNSUPPORTED
 from tests.support.conformance import cases, run, slope
 

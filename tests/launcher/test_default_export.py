@@ -22,6 +22,7 @@ from planner.strategy import ScheduleName, Stage, Strategy, crossings
 from tests.support import exports
 
 STEPS, NUM_MICROBATCHES, LEARNING_RATE = 10, 2, 1e-3
+MODULE = "feed"
 FEED = """\
 import torch
 
@@ -98,7 +99,7 @@ def test_a_default_export_of_gpt2_trains_28_parameters_as_pytorch_does(tmp_path,
 
     steps = microbatches()
     torch.save(steps, "feed.pt")
-    (tmp_path / "feed.py").write_text(FEED)
+    (tmp_path / MODULE).with_suffix(".py").write_text(FEED)
     plan = two_stages(model)
     write_plan(plan, tmp_path / "strategy.json")
     write_partition(model, plan, tmp_path / "strategy.onnx")
@@ -106,6 +107,6 @@ def test_a_default_export_of_gpt2_trains_28_parameters_as_pytorch_does(tmp_path,
     assert load(tmp_path / "strategy.onnx").hash == model.hash
     report = launch(
         tmp_path / "strategy.json", steps=STEPS, learning_rate=LEARNING_RATE,
-        loss=LossOptions(functions="cross-entropy"), data="feed:batch",
+        loss=LossOptions(functions="cross-entropy"), data=f"{MODULE}:batch",
     )  # fmt: skip
     assert report.loss == pytest.approx(by_pytorch(module, steps), rel=1e-5)

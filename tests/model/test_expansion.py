@@ -15,8 +15,8 @@ from onnx.reference import ReferenceEvaluator
 
 from planner.errors import ModelError, OperatorError
 from planner.model import Model, content_hash, first_consumers, load
-from planner.model.control_flow import CONTROL_FLOW
-from planner.model.inlining import INLINED_OPERATORS, function_graph
+from planner.model.expansion.control_flow import CONTROL_FLOW
+from planner.model.expansion.inlining import INLINED_OPERATORS, function_graph
 from planner.operators import OPERATORS, to_torch
 
 SCOPES = "pkg.torch.onnx.name_scopes"

@@ -15,7 +15,7 @@ import cli
 import planner
 from planner import api
 from planner.model import load
-from planner.model.flops import flops_of
+from planner.model.inspection import flops_of
 from planner.operators import OPERATORS
 from planner.profilers.facts import facts
 from planner.support.literals import keys_of

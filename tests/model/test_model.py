@@ -628,7 +628,7 @@ def test_a_constant_that_is_to_be_trained_is_not_folded_through(loaded):
         ({"train": ["encoder.wieght"]}, "--train encoder.wieght: no value .* near: encoder.weight"),
         ({"freeze": ["nothing"]}, "--freeze nothing: no value of that name"),
         ({"freeze": ["v"], "train": ["v"]}, "--train and --freeze both name 'v'"),
-        ({"train": ["i"]}, "--train i: no gradient flows from 'y' to it"),
+        ({"train": ["i"]}, "--train i: no gradient flows from y to it"),
         ({"freeze": ["v", "encoder.weight"]}, "found none; name one with --train"),
     ],
 )

@@ -333,3 +333,27 @@ def test_the_padding_row_of_an_embedding_gets_no_gradient(tmp_path):
     total.backward()
     (gradient,) = [parameter.grad for parameter in module.parameters()]
     assert gradient[:, 0].tolist() == [0, 2, 1, 0, 0, 0, 0]
+
+
+def test_an_initializer_that_a_branch_reads_stays(tmp_path):
+    """The copy of the tied table is read in a branch too, so it cannot become a Transpose."""
+    table = floats(7, 4)
+    inside = helper.make_graph(
+        [helper.make_node("Identity", ["val_9"], ["z"], name="inside")], "then", [],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [4, 7])],
+    )  # fmt: skip
+    nodes = [
+        node("Gather", ["emb.weight", "x"], ["h"], "emb", "embedding", "%p_emb_weight, %x"),
+        linear("val_9", "emb"),
+        helper.make_node(
+            "If", ["yes"], ["w"], name="choice", then_branch=inside, else_branch=inside
+        ),
+        helper.make_node("MatMul", ["h", "w"], ["v"], name="other"),
+        helper.make_node("Add", ["y", "v"], ["sum"], name="sum"),
+    ]
+    weights = {
+        "emb.weight": table, "val_9": np.ascontiguousarray(table.T), "yes": np.array(True)
+    }  # fmt: skip
+    model = load(saved(tmp_path, nodes, (3,), weights, "sum", dtype=TensorProto.INT64))
+    assert trained(model) == {"emb.weight", "val_9"}
+    assert "trained apart" in model.warnings[0]

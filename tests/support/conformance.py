@@ -347,13 +347,15 @@ class Slope:
 
 
 def slope(outcome, folder):
-    """The gradients of a case that passed; None if it has no float32 inputs, or is too large, or
-    its operator takes no float64.
+    """The gradients of a case that passed; None if it has no float32 inputs, or infinite ones, or
+    is too large, or its operator takes no float64.
     """
     wide = in_float64(outcome.case)
     model, arrays, _ = trainable(wide, outcome.constants)
     floats = [n for n, a in arrays.items() if np.asarray(a).dtype == np.float64]
     if not floats or sum(np.size(arrays[n]) for n in floats) > GRADIENT_ELEMENTS:
+        return None
+    if not all(np.isfinite(arrays[name]).all() for name in floats):
         return None
     path = folder / "case.onnx"
     path.write_bytes(model.SerializeToString())

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from onnx import ModelProto, NodeProto, TypeProto
 
 from planner.errors import ModelError
-from planner.model.control_flow import CONTROL_FLOW
+from planner.model.expansion.control_flow import CONTROL_FLOW
+from planner.model.expansion.nested import Expander
+from planner.model.expansion.sequences import SEQUENCE_OPERATORS
 from planner.model.folding import Pass, some
-from planner.model.nested import Expander
-from planner.model.sequences import SEQUENCE_OPERATORS
 from planner.model.values import Values
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from planner.errors import ModelError
-from planner.model.nested import (
+from planner.model.expansion.nested import (
     Call,
     Element,
     Expander,

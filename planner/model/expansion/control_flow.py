@@ -16,9 +16,9 @@ import numpy as np
 from onnx import helper
 
 from planner.errors import ModelError
-from planner.model.inlining import INLINED_OPERATORS, function_graph
-from planner.model.nested import Body, Call, Expander, Handler, TensorSequence, Value
-from planner.model.sequences import known, sequence
+from planner.model.expansion.inlining import INLINED_OPERATORS, function_graph
+from planner.model.expansion.nested import Body, Call, Expander, Handler, TensorSequence, Value
+from planner.model.expansion.sequences import known, sequence
 
 
 def _if(x: Expander, call: Call) -> Sequence[Value]:

@@ -19,8 +19,8 @@ from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 from planner.errors import ModelError
 from planner.model.canonical import unique_names
 from planner.model.definitions import modules_of
+from planner.model.expansion.inlining import inherit_metadata, metadata_of, subgraphs
 from planner.model.folding import Pass, operator_type, some
-from planner.model.inlining import inherit_metadata, metadata_of, subgraphs
 from planner.model.values import shape_of
 
 MAX_UNROLLED_NODES = 10_000  # of all loops of a model together
