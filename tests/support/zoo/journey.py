@@ -1,9 +1,11 @@
 """A network on the user's way: export, profile, solve for two devices, launch on two processes."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import torch
@@ -29,7 +31,8 @@ def export_by_torch(name, path, optimize=True):
     for part in module.modules():
         if hasattr(getattr(part, "config", None), "use_cache"):
             part.config.use_cache = False
-    with torch.no_grad():
+    silence = io.StringIO()  # torch prints whole graphs where it fails
+    with torch.no_grad(), redirect_stderr(silence), redirect_stdout(silence):
         torch.onnx.export(module, inputs, path, dynamo=True, optimize=optimize, verbose=False)
 
 
