@@ -357,8 +357,10 @@ def _are_unit_pairs(rows: np.ndarray) -> bool:
 
 
 def _are_waves(rows: np.ndarray) -> bool:
-    """Whether each column is a wave: y[t - 1] + y[t + 1] = 2 cos(w) y[t]."""
-    if len(rows) < 4:
+    """Whether each column is a wave: y[t - 1] + y[t + 1] = 2 cos(w) y[t]. One row that is repeated
+    is none, though its columns have that form.
+    """
+    if len(rows) < 4 or np.ptp(rows, axis=0).max() < _TOLERANCE:
         return False
     middle, around = rows[1:-1], rows[:-2] + rows[2:]
     energy = (middle**2).sum(axis=0)

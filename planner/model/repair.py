@@ -374,7 +374,7 @@ class _Repair:
             value = self.values[name]
             if not np.array_equal(value[1:], value[:-1]) or self.is_constant(name):
                 continue
-            self.expand(name, value[:1], dims)
+            self.expand(name, _one_row(value[:1], call), dims)
             repeated.append(name)
         if repeated:
             self.warnings.append(
@@ -383,6 +383,7 @@ class _Repair:
             )
 
     def expand(self, name: str, row: np.ndarray, dims: Sequence[int]) -> None:
+        """Stores one row, and repeats it in the graph to the size that its readers expect."""
         found = self.readers[name]
         self.forget(name)
         new, shape = self.new_name(f"{name}.row"), self.new_name(f"{name}.shape")
@@ -473,3 +474,19 @@ def _common(origins: Sequence[Origin | None]) -> Origin | None:
     if len(distinct) == 1 or all(one and one.kind is Kind.COMPUTED for one in distinct):
         return next(iter(distinct), None)
     return None
+
+
+def _one_row(rows: np.ndarray, call: str) -> np.ndarray:
+    """One row of a table that was looked up for all positions, such as the type of BERT's tokens.
+
+    Args:
+        rows: (1, positions, ...) of one sample.
+        call: of torch, by which the rows were made.
+
+    Returns:
+        (1, 1, ...) if all rows are one and not of one number, which fresh tables may be; else the
+        rows.
+    """
+    same = np.array_equal(rows[:, 1:], rows[:, :-1])
+    looked_up = call.startswith("embedding") and rows.ndim > 2
+    return rows[:, :1] if looked_up and same and np.ptp(rows) > 0 else rows

@@ -160,6 +160,17 @@ def test_a_row_repeated_for_every_sample_is_one_row(tmp_path):
     assert {p.name: p.shape for p in model.graph.parameters} == {"expand.row": (1, 1, 4)}
 
 
+@pytest.mark.parametrize(
+    ("row", "shape"),
+    [(floats(1, 1, 4), (1, 1, 4)), (floats(1, 3, 4), (1, 3, 4)), (ZEROS[None, None], (1, 3, 4))],
+)
+def test_a_row_looked_up_for_every_position_is_one_row(tmp_path, row, shape):
+    table = np.broadcast_to(row, (2, 3, 4)).copy()
+    add = node("Add", ["x", "embedding_1"], ["y"], "", "add", "%x, %embedding_1")
+    model = load(saved(tmp_path, [add], (3, 4), {"embedding_1": table}, "y"))
+    assert {p.name: p.shape for p in model.graph.parameters} == {"embedding_1.row": shape}
+
+
 def test_the_record_decides_before_everything_else(tmp_path):
     path = saved(
         tmp_path,
@@ -204,6 +215,7 @@ SLOPES = (2.0 ** (-8 * np.arange(1, 5) / 4)).astype(np.float32).reshape(4, 1, 1)
         ("Mul", 10_000.0 ** (-np.arange(8) / 8), "slopes"),
         ("Mul", floats(16, 8), None),
         ("Add", np.clip(floats(16, 16), -1, 1), None),
+        ("Add", np.tile(np.clip(floats(1, 16), -1, 1), (16, 1)), None),
         ("Mul", np.ones(8), None),
         ("Mul", np.linspace(0.5, 1.5, 8), None),
     ],
