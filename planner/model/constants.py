@@ -257,6 +257,18 @@ def _zero_mask(candidate: Candidate) -> str | None:
     return "a mask that hides nothing" if _is_filled_with(candidate.read(), 0.0) else None
 
 
+def _neutral(candidate: Candidate) -> str | None:
+    """Factors of one that the exporter made itself: it names no call and no parameter of them."""
+    made = re.fullmatch(r"(val|tmp)(_\d+)?", candidate.name)
+    if made is None or candidate.origin is not None or not candidate.uses:
+        return None
+    if any(use.node.op_type != "Mul" for use in candidate.uses):
+        return None
+    if not all(candidate.graph.kinds.get(use.node.name) for use in candidate.uses):
+        return None
+    return "factors of one" if _is_filled_with(candidate.read(), 1.0) else None
+
+
 def _ones_mask(candidate: Candidate) -> str | None:
     """All one, (batch, tokens, 1), and multiplied."""
     shape = candidate.shape
@@ -371,7 +383,7 @@ def _are_waves(rows: np.ndarray) -> bool:
 
 _RULES: tuple[Callable[[Candidate], str | None], ...] = (
     _by_name, _filled, _initial_state, _attention_scale, _frozen_normalization, _angles, _no_scale,
-    _mask, _zero_mask, _ones_mask, _wave_table, _alibi, _slopes,
+    _mask, _zero_mask, _ones_mask, _neutral, _wave_table, _alibi, _slopes,
 )  # fmt: skip
 """The first that applies gives the reason; those that read nothing come first."""
 

@@ -271,6 +271,18 @@ def test_ones_of_a_normalization_without_weights_are_constant(tmp_path, value, b
     assert model.choices["val_1"].trained != (notes and not bias and value is ONES)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("tmp", ONES), ("val_3", ONES), ("val_3", floats(4)), ("gain", ONES)]
+)
+def test_factors_of_one_that_the_exporter_made_are_constant(tmp_path, name, value):
+    scaled = node("Mul", ["x", name], ["a"], "bag", "embedding_bag", "%x")
+    hierarchy = "['Net', 'torch.nn.EmbeddingBag', 'embedding_bag']"
+    scaled.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=hierarchy)
+    nodes = [scaled, helper.make_node("Mul", ["a", "w"], ["y"], name="y")]
+    model = load(saved(tmp_path, nodes, (4,), {name: value, "w": floats(4)}, "y"))
+    assert model.choices[name].trained != (name != "gain" and value is ONES)
+
+
 @pytest.mark.parametrize("both", [True, False])
 def test_a_number_that_scales_queries_and_keys_is_constant_and_a_gain_is_not(tmp_path, both):
     nodes = [
