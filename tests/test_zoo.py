@@ -114,6 +114,6 @@ def test_gpt2_by_torchs_default_trains_all_of_its_parameters(tmp_path, monkeypat
     journey.export_by_torch("gpt2", path)
     model = pipeline.read("gpt2", path)
     assert sum(p.trainable for p in model.graph.parameters) == 28
-    assert any("planner.export" in warning for warning in model.warnings)
+    assert any("planner export" in warning for warning in model.warnings)
     wanted, _ = expected("gpt2", model)
     assert pipeline.train("gpt2", model, tmp_path) == pytest.approx(wanted, rel=TOLERANCE)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -32,7 +33,14 @@ def export_by_torch(name, path, optimize=True):
         if hasattr(getattr(part, "config", None), "use_cache"):
             part.config.use_cache = False
     silence = io.StringIO()  # torch prints whole graphs where it fails
-    with torch.no_grad(), redirect_stderr(silence), redirect_stdout(silence):
+    with (
+        torch.no_grad(),
+        redirect_stderr(silence),
+        redirect_stdout(silence),
+        warnings.catch_warnings(
+            action="ignore"
+        ),  # of training mode, and torch's own
+    ):
         torch.onnx.export(module, inputs, path, dynamo=True, optimize=optimize, verbose=False)
 
 
