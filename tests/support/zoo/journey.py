@@ -37,9 +37,7 @@ def export_by_torch(name, path, optimize=True):
         torch.no_grad(),
         redirect_stderr(silence),
         redirect_stdout(silence),
-        warnings.catch_warnings(
-            action="ignore"
-        ),  # of training mode, and torch's own
+        warnings.catch_warnings(action="ignore"),  # of training mode, and torch's own
     ):
         torch.onnx.export(module, inputs, path, dynamo=True, optimize=optimize, verbose=False)
 
