@@ -6,7 +6,7 @@ OUT ?= .cache/strategies
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-memory docs check clean
+.PHONY: help setup demo test test-all lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-memory bench-zoo docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,6 +42,9 @@ type: $(READY) ## static types
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+conformance: $(READY) ## ONNX's own tests of all operators, and gradients; writes docs/operators.md (about 6 minutes)
+	$(BIN)/python -m tests.bench.conformance
 
 docs: $(READY) ## write the tables of docs/ that are generated
 	$(BIN)/python -m tests.bench.preset_table
@@ -81,8 +84,14 @@ bench-strategies: $(READY) ## strategies of all shipped profiles and topologies,
 bench-accuracy: $(READY) ## plans predicted and run, on a quiet machine; writes docs/accuracy.md (about 20 minutes)
 	$(BIN)/python -m tests.bench.accuracy --write
 
+bench-demo: $(READY) ## the demo three times, predicted beside measured, on a quiet machine (about 10 minutes)
+	$(BIN)/python -m tests.bench.demo --repeat 3
+
 bench-memory: $(READY) ## peak memory of 60 plans predicted and tracked; writes docs/accuracy.md (about 5 minutes)
 	$(BIN)/python -m tests.bench.memory --write
+
+bench-zoo: $(READY) ## the zoo of networks on the user's way, beside PyTorch; writes docs/models.md (about an hour)
+	$(BIN)/python -m tests.bench.zoo --write
 
 check: lint type test ## what has to pass before a change lands
 

@@ -9,6 +9,7 @@ from planner.commands.compare_trace import compare_trace
 from planner.commands.convert import convert
 from planner.commands.ends import Commands, ranks_leave_at_once
 from planner.commands.export import export
+from planner.commands.inspect import inspect
 from planner.commands.launch import launch
 from planner.commands.profile import profile
 from planner.commands.simulate import simulate
@@ -30,7 +31,8 @@ def main() -> None:
 
 
 for command in (
-    export, profile, solve, compare, simulate, launch, compare_trace, calibrate, topology, convert,
+    export, inspect, profile, solve, compare, simulate, launch, compare_trace, calibrate, topology,
+    convert,
 ):  # fmt: skip
     main.add_command(command)
 

@@ -6,8 +6,9 @@
     plans = planner.solve(profile, topology="p3", gpus=4)
     planner.write_strategy(plans.plan, "strategy.json", model="model.onnx")
 
-The functions are those of `planner.api`, which is loaded when one of them is first asked for. The
-way from a model to a trained model, a folder or file for each step:
+The functions are those of `planner.api`, which is loaded when one of them is first asked for;
+`planner.operators.register` adds an operator. The way from a model to a trained model, a folder or
+file for each step:
 
     exporting/ -> model.onnx                                            your module as a file
     model/ -> graph.py -> profilers/ -> profiles.py                     costs of the operators
@@ -42,8 +43,10 @@ if TYPE_CHECKING:
         find_profile,
         find_topology,
         import_topology,
+        inspect,
         is_compiled,
         launch,
+        load_operators,
         newest_profile,
         other_question,
         own_options,
@@ -98,8 +101,10 @@ __all__ = [
     "find_profile",
     "find_topology",
     "import_topology",
+    "inspect",
     "is_compiled",
     "launch",
+    "load_operators",
     "newest_profile",
     "other_question",
     "own_options",
@@ -136,11 +141,13 @@ __all__ = [
 if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name there is
 
     def __getattr__(name: str) -> object:
-        """A function or type of `planner.api`."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        """A function or type of `planner.api`, or `planner.operators`."""
         from importlib import import_module
 
+        if name == "operators":
+            return import_module("planner.operators")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module("planner.api"), name)
 
     def __dir__() -> list[str]:

@@ -22,6 +22,7 @@ be written. Modules are imported when they are used, because some take long to l
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from planner.solvers.registry import option_fields as option_fields
 from planner.solvers.registry import own_options as own_options
 from planner.solvers.registry import portfolio as portfolio
 from planner.solvers.registry import with_given
+from planner.support.literals import keys_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from planner.launcher.report import LaunchReport as LaunchReport
     from planner.model import Choice as Choice
     from planner.model import Model as Model
+    from planner.model.inspection import Inspection as Inspection
     from planner.peers.compare import ForeignComparison as ForeignComparison
     from planner.plan import Plan as Plan
     from planner.problem import Problem as Problem
@@ -127,6 +130,21 @@ def call_factory(name: str) -> "tuple[nn.Module, object]":
 # ------------------------------------------------------------------------------ profiles
 
 
+def load_operators(modules: Sequence[str]) -> None:
+    """Imports modules that register operators (`planner.operators.register`).
+
+    Args:
+        modules: their names; each may be a .py file in the current folder.
+
+    Raises:
+        OptionError: if one cannot be imported.
+    """
+    from planner.support.named import module_named
+
+    for name in modules:
+        module_named(name, "--operators", OptionError)
+
+
 def read_model(
     path: File,
     *,
@@ -185,6 +203,39 @@ def read_model(
     )
 
 
+def inspect(
+    path: File,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    tie: Sequence[str] = (),
+    untie: Sequence[str] = (),
+) -> "Inspection":
+    """What an ONNX file holds: operators, parameters, what is trained and why; torch is not loaded,
+    weights in external data are not read.
+
+    Args:
+        path: of the file.
+        batch, dims, tie, untie: see `read_model`; without sizes the structure alone is told.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
+    from planner.model.inspection import inspect as inspected
+
+    return inspected(
+        Path(path), _supported(), batch=batch, dimensions=dims or {}, tie=tie, untie=untie
+    )
+
+
+def _supported() -> frozenset[str]:
+    """The operator types that plans can have."""
+    if "planner.operators.table" in sys.modules:
+        return frozenset(sys.modules["planner.operators.table"].OPERATORS)
+    # The table itself loads torch, which takes seconds.
+    return keys_of(Path(__file__).parent.parent / "planner/operators/table.py", "OPERATORS")
+
+
 def profile(
     model: "File | Model",
     *,
@@ -205,6 +256,7 @@ def profile(
     repetitions: int | None = None,
     budget_s: float = 1.0,
     cache: bool = True,
+    contention: bool = True,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     effort: "Callable[[Effort], None]" = lambda effort: None,
@@ -224,6 +276,8 @@ def profile(
         repetitions: minimum number of timed runs per operator; None takes the engine's own.
         budget_s: time for each different operator.
         cache: whether measurements made on this machine are reused, and new ones stored.
+        contention: whether to measure how much processes on a CPU's cores slow each other, which
+            takes some 12 s once per machine.
         seed: of the synthetic inputs.
         progress: called with the number of operators done, and of all.
         effort: called once with the effort of the measurement, where the engine knows it.
@@ -244,6 +298,7 @@ def profile(
         budget_s=budget_s,
         seed=seed,
         cached=cache,
+        contention=contention,
     )
     if isinstance(model, str | os.PathLike):
         model = read_model(
@@ -1131,7 +1186,7 @@ def launch(
         data: "module:function" that gives the microbatches; None draws random ones.
         device: "auto", "cpu" or "cuda".
         threads: CPU threads per rank; None takes the profile's.
-        seed: of random data; None takes the strategy's.
+        seed: of random data and of random operators; None takes the strategy's.
         trace: file to write a measured iteration to.
         track_memory: whether memory is watched in one more step, which is slow.
         report: called with a line for people on a rank that idles.

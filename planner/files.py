@@ -10,7 +10,8 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
+from dataclasses import fields as dataclass_fields
 from functools import cache, lru_cache, partial
 from operator import eq
 from pathlib import Path
@@ -86,7 +87,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
             part.__pydantic_config__ = config  # type: ignore[attr-defined]
             for hint in get_type_hints(part).values():
                 tighten(hint)
-            for one in fields(part):
+            for one in dataclass_fields(part):
                 if LEFT_OUT_AS_DEFAULT.items() <= one.metadata.items():
                     left_out = Field(exclude_if=partial(eq, one.default))
                     one.type = Annotated[one.type, left_out]
@@ -242,6 +243,7 @@ def write_calibration(calibration: CalibrationFile, path: Path) -> None:
 _PROFILE_QUESTION = {
     "model_hash": "model", "dimensions": "dimensions", "microbatch_size": "microbatch size",
     "dtype": "type", "device_type": "device", "engine": "engine", "threads": "number of threads",
+    "batch_norm": "form of batch normalizations",
 }  # fmt: skip
 _PLAN_QUESTION = {
     "model_hash": "model", "dimensions": "dimensions", "topology_hash": "topology",
@@ -268,10 +270,12 @@ def other_question(path: Path, artefacts: Sequence[Profile] | Plan) -> str | Non
     fields = _PLAN_QUESTION if is_plan else _PROFILE_QUESTION
     new = [artefacts] if isinstance(artefacts, Plan) else artefacts
     before = [old] if is_plan else old.get("profiles", [old])
+    absent = {one.name: one.default for one in dataclass_fields(new[0]) if one.metadata}
     differing = [
         word
         for name, word in fields.items()
-        if [one.get(name) for one in before] != [getattr(one, name) for one in new]
+        if [one.get(name, absent.get(name)) for one in before]
+        != [getattr(one, name) for one in new]
     ]
     if not differing:
         return None

@@ -2,10 +2,14 @@
 version 11 and later): one device configuration that names the devices in the order of the ranks,
 and the pipeline stage of every node.
 
+A node that is unrolled or replaced by other operators (Loop, Scan, If, a function) stands there as
+in the model, at the first of their stages; its metadata has the stage of each.
+
 Replicas, schedule and warm-up exist only in strategy.json, which is the authority;
 `check_agreement` says whether an annotated file still belongs to it.
 """
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,9 +21,13 @@ from planner.errors import FileError, ModelError
 from planner.files import artefact_hash, write_atomically
 from planner.model import Model, content_hash, first_consumers
 from planner.plan import Plan
+from planner.support.module_paths import from_to
 
 CONFIGURATION = "planner"
 MODEL_HASH, STRATEGY_HASH = "planner.model_hash", "planner.strategy_hash"
+STAGE_MODULES = "planner.stage_modules"  # the first and last module of each stage, as a JSON list
+# JSON in a node's metadata: stages of operators that came out of it.
+INNER_STAGES = "planner.stages"
 
 # ONNX Runtime 1.31 reads nothing newer; annotations exist from IR version 11 on.
 MIN_IR_VERSION, MAX_IR_VERSION, MAX_OPSET = 11, 13, 26
@@ -29,8 +37,9 @@ MAX_DIFFERENCES = 5
 def write_partition(model: Model, plan: Plan, path: Path) -> None:
     """Writes the model with the stages and devices of a plan.
 
-    Nodes that were folded away take the stage of the operator that needs them first, nodes of
-    subgraphs that of the node around them. Annotations that the model had are replaced.
+    Nodes that were folded away take the stage of the operator that needs them first, nodes from
+    which other operators came the first stage of these, nodes of subgraphs that of the node around
+    them. Annotations that the model had are replaced.
 
     Args:
         path: of the new file. Files with the model's external data are copied beside it.
@@ -51,15 +60,24 @@ def write_partition(model: Model, plan: Plan, path: Path) -> None:
     devices = _device_names(plan)
     proto.configuration.add(name=CONFIGURATION, num_devices=len(devices), device=devices)
     stages, needed_by = _stages(plan), first_consumers(model)
-    for node in proto.graph.node:
-        operator = needed_by.get(node.name, node.name)
-        if operator not in stages:
+    inner: dict[str, dict[str, int]] = {}
+    for operator in model.graph.operators:
+        if operator.name not in stages:
             raise FileError(
-                f"{model.path}: {operator} is in no stage of the plan; run: planner profile"
+                f"{model.path}: {operator.name} is in no stage of the plan; run: planner profile"
                 f" {model.path.name}, then planner solve"
             )
-        _annotate(node, stages[operator])
-    _describe(proto, {MODEL_HASH: model.hash, STRATEGY_HASH: artefact_hash(plan.strategy)})
+        if origin := model.expanded.get(operator.name):
+            inner.setdefault(origin, {})[operator.name] = stages[operator.name]
+    for node in proto.graph.node:
+        own = stages[needed_by.get(node.name, node.name)]
+        within = {node.name: own} | inner[node.name] if node.name in inner else {}
+        _annotate(node, min(within.values(), default=own))
+        _note_inner(node, within)
+    notes = {MODEL_HASH: model.hash, STRATEGY_HASH: artefact_hash(plan.strategy)}
+    if plan.modules:
+        notes[STAGE_MODULES] = json.dumps([from_to(paths) for paths in plan.modules])
+    _describe(proto, notes)
     _copy_external_data(model, path)
     write_atomically(path, proto.SerializeToString(deterministic=True))
 
@@ -177,6 +195,25 @@ def _annotate(node: NodeProto, stage: int) -> None:
             _annotate(inner, stage)
 
 
+def _note_inner(node: NodeProto, stages: Mapping[str, int]) -> None:
+    """Writes the stages of the operators that came out of a node into its metadata."""
+    for at in reversed(range(len(node.metadata_props))):
+        if node.metadata_props[at].key == INNER_STAGES:
+            del node.metadata_props[at]
+    if stages:
+        node.metadata_props.add(key=INNER_STAGES, value=json.dumps(stages, sort_keys=True))
+
+
+def _inner_stages(node: NodeProto) -> dict[str, int]:
+    """The stages that `_note_inner` wrote; none if the entry is damaged."""
+    text = next((one.value for one in node.metadata_props if one.key == INNER_STAGES), "{}")
+    try:
+        stages = json.loads(text)
+    except ValueError:
+        return {}
+    return stages if isinstance(stages, dict) else {}
+
+
 def _describe(proto: ModelProto, properties: Mapping[str, str]) -> None:
     kept = {one.key: one.value for one in proto.metadata_props}
     del proto.metadata_props[:]
@@ -206,11 +243,13 @@ def _differences(plan: Plan, proto: ModelProto) -> Iterator[str]:
     if names != _device_names(plan):
         wanted = ", ".join(_device_names(plan))
         yield f"its devices are {', '.join(names) or 'not named'}, the strategy's {wanted}"
-    nodes = {node.name: node for node in proto.graph.node}
+    found_stages = {node.name: _stage(node) for node in proto.graph.node}
+    for node in proto.graph.node:
+        found_stages |= _inner_stages(node)
     for name, stage in _stages(plan).items():
-        if name not in nodes and found_hash == plan.model_hash:
+        if name not in found_stages and found_hash == plan.model_hash:
             continue  # an operator that reading the model adds, such as a tied weight's Transpose
-        found_stage = _stage(nodes[name]) if name in nodes else None
+        found_stage = found_stages.get(name)
         if found_stage is None:
             yield f"it puts {name} in no stage, the strategy in stage {stage}"
         elif found_stage != stage:

@@ -142,13 +142,15 @@ class Plan:
         dtype: of the computation.
         optimizer: its name.
         threads: CPU threads per rank that the profile was measured with.
-        seed: of the search and of synthetic data.
+        seed: of the search, of synthetic data and of the numbers that operators draw.
         notes: approximations, in words.
         versions: of the software that made the plan.
         source: how the profile's times were obtained; None where the file does not say.
         engine: name of the engine that they come from; "" where the file does not say.
         profiled_on: the type of device that they are for; "" where the file does not say.
         profile_path: the profile's file, relative to the strategy's folder where it was written.
+        modules: per stage, the modules of the network that its operators came from, by path, in
+            order; () where the model does not say any.
         tie: initializers that the user wants to be one parameter; files leave out none.
         untie: initializers that the user wants to be several; files leave out none.
         batch_norm: the form of the batch normalizations that was profiled and is launched; files
@@ -183,6 +185,7 @@ class Plan:
     engine: str = ""
     profiled_on: str = ""
     profile_path: str | None = None
+    modules: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)

@@ -137,6 +137,54 @@ class WholeStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Contention:
+    """How much processes slow each other that compute at the same time on the profiled machine.
+
+    Attributes:
+        cores: cores of the machine.
+        slowdown: by number of processes, from 2 on: time of a step in each of them over the time of
+            a step that runs alone.
+
+    Raises:
+        ValueError: if there are no cores, no numbers, or a number or slowdown is too small.
+    """
+
+    cores: int
+    slowdown: dict[int, float]
+
+    def __post_init__(self) -> None:
+        numbers = ((f"slowdown.{n}: number of processes", n) for n in self.slowdown)
+        _raise(
+            (
+                *_outside((("cores", self.cores),), 1),
+                *(() if self.slowdown else ("slowdown: expected one at least, got none",)),
+                *_outside(numbers, 2),
+                *_outside(((f"slowdown.{n}", s) for n, s in self.slowdown.items()), 1, 1e6),
+            )
+        )
+
+
+def slowdown_of(contention: Contention, num_processes: int) -> float:
+    """The slowdown of each of some processes that compute at the same time. Between two measured
+    numbers it is on a straight line; beyond the largest the processes share the time.
+
+    Args:
+        num_processes: at least 1.
+
+    >>> some = Contention(2, {2: 1.25, 4: 2.75})
+    >>> [slowdown_of(some, n) for n in (1, 2, 3, 4, 8)]
+    [1.0, 1.25, 2.0, 2.75, 5.5]
+    """
+    known = {1: 1.0, **contention.slowdown}
+    above = min((n for n in known if n >= num_processes), default=None)
+    below = max(n for n in known if n <= num_processes)
+    if above is None:
+        return known[below] * num_processes / below
+    share = (num_processes - below) / (above - below) if above > below else 0.0
+    return known[below] + share * (known[above] - known[below])
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Everything that planning needs to know of a model.
 
@@ -162,10 +210,14 @@ class Profile:
         engine: source of the times, such as "torch", "onnxruntime (CPUExecutionProvider)" or
             "roofline"; "" where the file does not say.
         warnings: why the times may be wrong, for people; none on a quiet machine.
+        modules: per operator, the path of the module of the network that it came from, "" for the
+            whole network; () where the model does not say any.
         tie: initializers that the user wants to be one parameter; files leave out none.
         untie: initializers that the user wants to be several; files leave out none.
         batch_norm: the form of the batch normalizations that was measured; files leave out
             `FROZEN`, which is also that of models without any.
+        contention: slowdown of processes that compute at the same time; files leave out None, where
+            it was not measured or devices have their own processors.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -189,15 +241,22 @@ class Profile:
     engine: str = ""
     warnings: tuple[str, ...] = ()
     gradient_views: tuple[View, ...] = ()
+    modules: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     tie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
+    contention: Contention | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
             raise ValueError(
                 "operators: expected one per operator of the graph, by its name and in its order,"
                 " got others"
+            )
+        if self.modules and len(self.modules) != len(self.operators):
+            raise ValueError(
+                f"modules: expected one per operator ({len(self.operators)}), got"
+                f" {len(self.modules)}"
             )
         _raise(
             (
@@ -308,7 +367,7 @@ class ProfileSet:
         sizes = [profile.microbatch_size for profile in self.profiles]
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError(f"profiles: expected ascending microbatch sizes, got {sizes}")
-        same = ("model_hash", "device_type", "dtype", "source")
+        same = ("model_hash", "device_type", "dtype", "source", "batch_norm")
         for name in same:
             if len({getattr(profile, name) for profile in self.profiles}) > 1:
                 raise ValueError(f"profiles: expected one {name} for all")

@@ -13,6 +13,15 @@ def pytest_addoption(parser):
     parser.addoption("--golden", action="store_true", help="write the golden files anew")
 
 
+@pytest.fixture(autouse=True)
+def _no_contention(request, monkeypatch):
+    """Leaves out the measurement of contention, which takes seconds, but for tests of it."""
+    if "contention" not in request.node.name:
+        monkeypatch.setattr(
+            "planner.profilers.engines.machine_contention", lambda threads, *, cached: (None, "")
+        )
+
+
 @pytest.fixture
 def golden(request):
     """Compares text with a file under tests/golden, or writes it with --golden."""

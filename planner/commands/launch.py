@@ -10,6 +10,7 @@ import click
 from planner import api
 from planner.commands.ends import one_of_several
 from planner.commands.option_types import loss_options
+from planner.commands.options import OPERATORS
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, say, show
 
@@ -33,11 +34,14 @@ if TYPE_CHECKING:
               show_default=True)  # fmt: skip
 @click.option("--threads", type=click.IntRange(1),
               help="CPU threads per rank.  [default: as in the profile]")  # fmt: skip
-@click.option("--seed", type=int, help="Seed of synthetic data.  [default: the strategy's]")
+@click.option("--seed", type=int,
+              help="Seed of synthetic data and of random operators, such as Dropout."
+              "  [default: the strategy's]")  # fmt: skip
 @click.option("--trace", type=click.Path(path_type=Path),
               help="Write a measured iteration as a trace for Perfetto.")  # fmt: skip
 @click.option("--track-memory", is_flag=True,
               help="Track memory in one more step, which is slow.")  # fmt: skip
+@OPERATORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
 @click.pass_context
 def launch(

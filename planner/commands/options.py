@@ -1,5 +1,6 @@
 """Groups of options that several commands share."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import Field
 from enum import StrEnum
@@ -10,7 +11,15 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 import click
 from click.types import convert_type
 
-from planner.api import SOLVERS, Search, Training, WhatIf, option_fields, own_options
+from planner.api import (
+    SOLVERS,
+    Search,
+    Training,
+    WhatIf,
+    load_operators,
+    option_fields,
+    own_options,
+)
 from planner.commands.inputs import InputNames
 from planner.commands.option_types import MEMORY, SIZE, Pin, ProfileFile, counts, names
 
@@ -51,6 +60,25 @@ def packed(
         return cast(Command, with_packed)
 
     return add
+
+
+def _load_operators(ctx: click.Context, parameter: object, modules: tuple[str, ...]) -> None:
+    """Imports the modules here, and leaves their names to the ranks that this process starts."""
+    if modules:
+        os.environ[OPERATORS_VARIABLE] = " ".join(modules)
+        load_operators(modules)
+
+
+OPERATORS_VARIABLE = "PLANNER_OPERATORS"
+OPERATORS = click.option(
+    "--operators",
+    multiple=True,
+    metavar="MODULE",
+    envvar=OPERATORS_VARIABLE,
+    expose_value=False,
+    callback=_load_operators,
+    help="Python module that registers operators; may be repeated.  [env: PLANNER_OPERATORS]",
+)
 
 
 class OwnValue(click.ParamType[Any]):

@@ -11,7 +11,7 @@ import click
 
 from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct, loss_options
-from planner.commands.options import packed
+from planner.commands.options import OPERATORS, packed
 from planner.commands.outputs import check_output, say_overwritten
 from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
@@ -50,6 +50,14 @@ TRAINED = packed(
         help="Whether BatchNormalization uses the statistics of the microbatch or its running"
         " ones.  [default: as the file says]",
     ),
+    click.option(
+        "--output",
+        multiple=True,
+        metavar="NAME",
+        help="Output of the model that a loss is computed from; may be repeated.  [default: the"
+        " first one of floats, or the loss that the model computes]",
+    ),
+    loss_options("auto"),
 )
 """What is trained, and how."""
 
@@ -65,11 +73,6 @@ TRAINED = packed(
 @click.option("--dim", "dims", type=Dimension(), multiple=True, callback=distinct,
               help="Size of a symbolic dimension; may be repeated.")  # fmt: skip
 @TRAINED
-@click.option("--output", multiple=True, metavar="NAME",
-              help="Output of the model that a loss is computed from; may be repeated.  [default:"
-              " the first one of floats, or the loss that the model computes]",
-              )  # fmt: skip
-@loss_options("auto")
 @click.option("--device", default="cpu", show_default=True,
               help="Device: cpu, cuda or cuda:N, which is measured here, or a type such as"
               " V100-SXM2-16GB, for which times are computed.",
@@ -92,10 +95,15 @@ TRAINED = packed(
 @click.option("--cache/--no-cache", default=True, show_default=True,
               help="Reuse measurements made on this machine, and store new ones.",
               )  # fmt: skip
+@click.option("--contention/--no-contention", default=True, show_default=True,
+              help="Measure how much processes on this CPU's cores slow each other: some 12 s, once"
+              " per machine.",
+              )  # fmt: skip
 @click.option("--compare", "comparing", is_flag=True,
               help="Show forward times by ONNX Runtime and computed ones beside those by torch.",
               )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the synthetic inputs.")
+@OPERATORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def profile(
     model: Path,
@@ -109,11 +117,11 @@ def profile(
     repetitions: int | None,
     budget_s: float,
     cache: bool,
+    contention: bool,
     comparing: bool,
     seed: int,
     as_json: bool,
     chosen: dict[str, Any],
-    **choices: Any,
 ) -> None:
     """Times every operator of an ONNX MODEL, forward and backward, and what it keeps in memory.
 
@@ -137,12 +145,11 @@ def profile(
         refuse_options_of_models()
         profiles: Sequence[Profile] = api.rescale(model, device)
     else:
-        # The other options are those of `read_model`, by the same names.
-        read = partial(api.read_model, model, dims=dict(dims), **chosen, **choices)
+        read = partial(api.read_model, model, dims=dict(dims), **chosen)
         measure = partial(
             api.profile, device=device, engine=engine, dtype=dtype, threads=threads,
-            repetitions=repetitions, budget_s=budget_s, cache=cache, seed=seed,
-            effort=efforts.append,
+            repetitions=repetitions, budget_s=budget_s, cache=cache, contention=contention,
+            seed=seed, effort=efforts.append,
         )  # fmt: skip
         profiles, last = measured_profiles(model.name, batches, read, measure)
         print_notes(last)

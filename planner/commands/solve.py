@@ -17,6 +17,7 @@ from planner.commands.option_types import RATE, TIME
 from planner.commands.options import (
     CALIBRATION,
     INPUTS,
+    OPERATORS,
     SEARCH,
     TRAINING,
     WHAT_IF,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
               help="Show which link or device bounds the plan.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="strategy.json",
               show_default=True, help="Strategy to write.")  # fmt: skip
+@OPERATORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def solve(

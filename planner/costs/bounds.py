@@ -2,12 +2,12 @@
 synchronous schedule on the given devices, with free communication.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import numpy as np
 
-from planner.costs.compute import OperatorTimes, times_on
+from planner.costs.compute import OperatorTimes, crowded_hosts, host_slowdown, times_on
 from planner.costs.memory import own_limit_bytes, static_bytes
 from planner.graph import loss_outputs, predecessors, producers, tensors_by_name
 from planner.problem import Objective, Problem
@@ -87,14 +87,20 @@ def _kinds(problem: Problem) -> Mapping[str, OperatorTimes]:
     return {kind: times_on(problem, first[kind]) for kind in sorted(first)}
 
 
-def _capacity(problem: Problem) -> Mapping[str, int]:
-    """How many devices of each type compute at once: no more on a host than it has cores."""
+def _capacity(problem: Problem) -> Mapping[str, float]:
+    """The work that the devices of each type do at once, in devices that compute alone: on a host
+    with cores no more than it has cores. Where contention was measured, n devices of a host do
+    n / slowdown(n), and any number may be the best.
+    """
     cores = {host.name: host.cores for host in problem.topology.hosts}
     counts = Counter((d.type, d.host) for d in problem.topology.devices)
-    at_once = Counter[str]()
+    at_once: dict[str, float] = defaultdict(float)
     for (kind, host), count in counts.items():
-        limit = cores[host]
-        at_once[kind] += count if limit is None else min(count, limit)
+        if host in crowded_hosts(problem):
+            at_once[kind] += max(n / host_slowdown(problem, host, n) for n in range(1, count + 1))
+        else:
+            limit = cores[host]
+            at_once[kind] += count if limit is None else min(count, limit)
     return at_once
 
 

@@ -1,7 +1,7 @@
 """Time of operators, stages and optimizer steps on a device."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from planner.calibration import Calibration, calibrated_s
 from planner.costs.pins import PENALTY, pinned
 from planner.errors import OptionError
 from planner.problem import Optimizer, Problem
-from planner.profiles import OperatorCost, Profile, Source
+from planner.profiles import OperatorCost, Profile, Source, slowdown_of
 from planner.support.arrays import Floats
 from planner.support.derived import derived
 from planner.topology import DeviceType, Topology, device_type
@@ -95,20 +95,50 @@ def operator_times(
     return OperatorTimes(forward * ratio, backward * ratio)
 
 
-def slowdowns(topology: Topology, used: Iterable[int]) -> dict[int, float]:
-    """How much slower each used device computes because its host's cores are shared:
-    max(1, n / cores) for n used devices on the host; 1 where devices have their own processors.
+def slowdowns(problem: Problem, used: Iterable[int]) -> dict[int, float]:
+    """How much slower each used device computes while all used devices of its host compute.
+
+    That is measured (`Profile.contention`) or, on other hosts with cores that their devices share,
+    max(1, n / cores) for n used devices; 1 where devices have their own processors.
     """
-    devices, running = topology.devices, tuple(used)
+    devices, running = problem.topology.devices, tuple(used)
     busy = Counter(devices[d].host for d in running)
-    cores = {host.name: host.cores for host in topology.hosts if host.name in busy}
-    slow = {host: max(1.0, busy[host] / n) if n is not None else 1.0 for host, n in cores.items()}
+    slow = {host: host_slowdown(problem, host, n) for host, n in busy.items()}
     return {d: slow[devices[d].host] for d in running}
 
 
-def slowdown(topology: Topology, used: Iterable[int], device: int) -> float:
+def slowdown(problem: Problem, used: Iterable[int], device: int) -> float:
     """The same for one of the used devices."""
-    return slowdowns(topology, used)[device]
+    return slowdowns(problem, used)[device]
+
+
+def host_slowdown(problem: Problem, host: str, num_devices: int) -> float:
+    """The same by the name of a host and the number of its devices that compute."""
+    contention, cores = problem.profile.contention, _cores(problem.topology)[host]
+    if contention is not None and host in crowded_hosts(problem):
+        return slowdown_of(contention, num_devices)
+    return max(1.0, num_devices / cores) if cores is not None else 1.0
+
+
+@derived
+def _cores(topology: Topology) -> Mapping[str, int | None]:
+    return {host.name: host.cores for host in topology.hosts}
+
+
+def crowded_hosts(problem: Problem) -> frozenset[str]:
+    """The hosts for which the profile's contention holds: all their devices are of the profile's
+    type and share as many cores as it was measured on. Other hosts keep the rule of `slowdowns`.
+    """
+    return _crowded_hosts(problem.profile, problem.topology)
+
+
+@derived
+def _crowded_hosts(profile: Profile, topology: Topology) -> frozenset[str]:
+    if profile.contention is None:
+        return frozenset()
+    others = {one.host for one in topology.devices if one.type != profile.device_type}
+    alike = {host.name for host in topology.hosts if host.cores == profile.contention.cores}
+    return frozenset(alike - others)
 
 
 def times_on(problem: Problem, device: int) -> OperatorTimes:

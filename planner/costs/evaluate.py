@@ -14,7 +14,7 @@ from planner.costs.memory import (
     peak_memory,
     stage_memory,
 )
-from planner.costs.pricing import ActionCosts, action_costs, stage_price
+from planner.costs.pricing import ActionCosts, action_costs, all_busy, stage_price
 from planner.costs.shared import shared_stage_costs
 from planner.plan import MemoryParts, StagePrediction
 from planner.problem import Problem
@@ -104,7 +104,7 @@ def _priced(
         for s, stage in enumerate(strategy.stages)
     ]
     costs = action_costs(problem, strategy, prices, crossings(strategy, graph), sums)
-    stages = _stage_costs(problem, strategy, sums, costs)
+    stages = _stage_costs(problem, strategy, sums, all_busy(costs))
     return costs, stages, needs
 
 

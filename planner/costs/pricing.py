@@ -3,10 +3,16 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.costs.collectives import allreduce_s
-from planner.costs.compute import slowdowns, step_s, times_on
+from planner.costs.compute import (
+    crowded_hosts,
+    host_slowdown,
+    slowdowns,
+    step_s,
+    times_on,
+)
 from planner.graph import Graph, parameters_by_name
 from planner.problem import Problem
 from planner.strategy import (
@@ -22,6 +28,20 @@ from planner.topology import device_type
 
 # By device type: forward and backward of one microbatch and the optimizer's step, in s.
 StagePrice = Mapping[str, tuple[float, float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Devices that slow each other while they compute.
+
+    Attributes:
+        devices: at least one.
+        slowdown: by how many of them compute, from 0 to all: time of a computation over its time
+            alone.
+    """
+
+    devices: tuple[int, ...]
+    slowdown: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +61,8 @@ class ActionCosts:
         copy_s_per_byte: by device, time that posting takes longer for each byte of the tensor, for
             copies that its own processor makes.
         link_share: share of a tensor's bytes that moves over its route after it was posted.
+        crowds: devices that slow each other; times of their computations and steps are those of a
+            device that computes alone.
     """
 
     forward_s: Mapping[tuple[int, int], float]
@@ -52,6 +74,7 @@ class ActionCosts:
     post_s: Mapping[int, float] = field(default_factory=dict)
     copy_s_per_byte: Mapping[int, float] = field(default_factory=dict)
     link_share: float = 1.0
+    crowds: tuple[Crowd, ...] = ()
 
 
 def stage_price(problem: Problem, stage: Stage, trainable_bytes: int | None = None) -> StagePrice:
@@ -105,7 +128,12 @@ def action_costs(
         sums: of gradients.
     """
     topology, calibration = problem.topology, problem.calibration
-    slow = slowdowns(topology, used_devices(strategy))
+    crowds = _crowds(problem, strategy)
+    crowded = {device for crowd in crowds for device in crowd.devices}
+    slow = {
+        device: 1.0 if device in crowded else factor
+        for device, factor in slowdowns(problem, used_devices(strategy)).items()
+    }
     own = [d for d in slow if topology.devices[d].type == calibration.device_type]
     alike = len(own) == len(slow)  # transfers and sums between other types are left as they are
     forward, backward, step = {}, {}, dict.fromkeys(slow, 0.0)
@@ -128,4 +156,40 @@ def action_costs(
         launch_s=dict.fromkeys(own, calibration.launch_s),
         post_s=dict.fromkeys(own, calibration.post_s),
         copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),
+        crowds=crowds,
+    )
+
+
+def _crowds(problem: Problem, strategy: Strategy) -> tuple[Crowd, ...]:
+    """The used devices of each host on which contention was measured, where there are several."""
+    by_host: dict[str, list[int]] = {}
+    for device in used_devices(strategy):
+        by_host.setdefault(problem.topology.devices[device].host, []).append(device)
+    return tuple(
+        Crowd(
+            tuple(some),
+            (1.0, *(host_slowdown(problem, host, n) for n in range(1, len(some) + 1))),
+        )
+        for host, some in by_host.items()
+        if len(some) > 1 and host in crowded_hosts(problem)
+    )
+
+
+def all_busy(costs: ActionCosts) -> ActionCosts:
+    """The costs where all devices of a crowd compute all the time, without crowds: so the closed
+    form has them, which does not know the devices that compute at a moment.
+    """
+    if not costs.crowds:
+        return costs
+    slow = {device: crowd.slowdown[-1] for crowd in costs.crowds for device in crowd.devices}
+
+    def slower(times: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+        return {key: slow.get(key[1], 1.0) * time_s for key, time_s in times.items()}
+
+    return replace(
+        costs,
+        forward_s=slower(costs.forward_s),
+        backward_s=slower(costs.backward_s),
+        step_s={d: slow.get(d, 1.0) * time_s for d, time_s in costs.step_s.items()},
+        crowds=(),
     )

@@ -89,7 +89,7 @@ class _WithoutDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operator of torch."""
         if func is torch.ops.aten.bernoulli_.float:
-            return args[0].fill_(args[1])
+            return args[0].fill_(args[1] if len(args) > 1 else 0.5)  # torch leaves the default out
         if func is torch.ops.aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         return func(*args, **(kwargs or {}))

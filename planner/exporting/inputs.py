@@ -115,11 +115,12 @@ def dynamic_shapes_of(
     form is torch's own and is left to it.
 
     Raises:
-        ExportError: if a name is no argument, or a dimension is not there.
+        ExportError: if the inputs do not fit forward, a name is no argument, or a dimension is not
+            there or has size 1.
     """
-    if given is None or not isinstance(given, Mapping):
-        return given
     arguments = inputs.by_name(module)
+    if not isinstance(given, Mapping):
+        return given
     for name, dims in given.items():
         value = arguments.get(name)
         if not isinstance(value, Tensor):
@@ -130,6 +131,11 @@ def dynamic_shapes_of(
                 raise ExportError(
                     f"dynamic dimension {name}.{dim}: expected a dimension from 0 to"
                     f" {value.ndim - 1}, the example is {tuple(value.shape)}"
+                )
+            if value.shape[dim] == 1:
+                raise ExportError(
+                    f"dynamic dimension {name}.{dim}: the example has size 1, which torch takes for"
+                    " fixed; give an example of at least 2"
                 )
     return {name: given.get(name) for name in arguments}
 

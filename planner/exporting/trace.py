@@ -52,7 +52,7 @@ def traced(
             )
     except Exception as error:
         raise ExportError(f"{type(module).__name__}: {_untraceable(error)}") from error
-    _reshape_freely(program)
+    _copy_before_views(program)
     return program, tuple(assumptions.made)
 
 
@@ -102,23 +102,25 @@ def _unnamed(shapes: Any) -> Any:
     return shapes
 
 
-def _reshape_freely(program: ExportedProgram) -> None:
-    """Puts a copy before every view of a transposed tensor; `tidy` removes it from the graph.
+def _copy_before_views(program: ExportedProgram) -> None:
+    """Puts a copy where a tensor is made contiguous, and before each view of a transposed one.
 
     The exporter evaluates the trace again, where attention may give its output other strides (it
-    does in training mode). A view that the trace has may then be impossible.
+    does in training mode); views of the trace may then be impossible. In the ONNX graph the copies
+    are identities, which `tidy` removes.
     """
     aten = torch.ops.aten
+    contiguous = {"memory_format": torch.contiguous_format}
     graph = program.graph_module.graph
     for node in tuple(graph.nodes):
-        if node.target in (aten.view.default, aten.reshape.default):
+        if node.target is aten.contiguous.default:
+            node.target, node.kwargs = aten.clone.default, contiguous
+        elif node.target in (aten.view.default, aten.reshape.default):
             source = node.args[0]
             assert isinstance(source, Node)
             if source.target in (aten.transpose.int, aten.permute.default):
                 with graph.inserting_before(node):
-                    copy = graph.call_function(
-                        aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
-                    )
+                    copy = graph.call_function(aten.clone.default, (source,), contiguous)
                 copy.meta = dict(node.meta) | {"val": source.meta["val"]}
                 node.replace_input_with(source, copy)
     program.graph_module.recompile()
@@ -130,6 +132,10 @@ def _untraceable(error: Exception) -> str:
     where = f"; at {line}" if line else ""
     if "DataDependent" in type(error).__name__ or "DynamicOutputShape" in type(error).__name__:
         return f"cannot be traced: {DATA_DEPENDENT} ({_first_line(error)}){where}"
+    if "Constraints violated" in str(error):
+        fixed = re.search(r"You marked (.*?constant \(\d+\))", str(error), re.DOTALL)
+        detail = " ".join(fixed[1].split()) if fixed else _first_line(error)
+        return f"forward fixes a dimension that should be symbolic: {detail}; leave it fixed"
     return f"torch.export cannot trace it: {type(error).__name__}: {_first_line(error)}{where}"
 
 

@@ -8,18 +8,25 @@ from importlib import metadata
 
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
-from planner.costs.compute import fits_any_device, rescaled, slowdowns
+from planner.costs.compute import (
+    crowded_hosts,
+    fits_any_device,
+    rescaled,
+    slowdowns,
+)
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.files import artefact_hash
 from planner.graph import losses_of
 from planner.plan import Certificate, DevicePrediction, Plan, Prediction, StagePrediction
 from planner.problem import Objective, Problem, Result
+from planner.profiles import Profile
 from planner.schedules.actions import Kind
 from planner.schedules.orders import default_warmups, with_microbatches
 from planner.schedules.program import program
 from planner.simulator.events import run
 from planner.simulator.timeline import Times, shares_s
-from planner.strategy import ScheduleName, Strategy, crossings, used_devices
+from planner.strategy import ScheduleName, Strategy, crossings, indices_of, used_devices
+from planner.support.module_paths import blocks
 from planner.version import __version__
 
 # Variants of a solver's strategy have at most this many actions together, which are simulated in
@@ -211,6 +218,16 @@ def _latency_s(problem: Problem, strategy: Strategy, evaluation: Evaluation, tim
     return float(times.end_s[times.code.kind == Kind.COMPUTE].max(initial=0.0))
 
 
+def _modules(strategy: Strategy, profile: Profile) -> tuple[tuple[str, ...], ...]:
+    """Per stage, the modules that its operators came from."""
+    if not profile.modules:
+        return ()
+    return tuple(
+        blocks([profile.modules[v] for v in indices_of(stage, profile.graph)])
+        for stage in strategy.stages
+    )
+
+
 def as_plan(
     problem: Problem,
     solver: str,
@@ -262,6 +279,7 @@ def as_plan(
         source=profile.source,
         engine=profile.engine,
         profiled_on=profile.device_type,
+        modules=_modules(verdict.strategy, profile),
         tie=profile.tie,
         untie=profile.untie,
         losses=losses_of(graph) if graph.losses or len(graph.outputs) > 1 else (),
@@ -292,9 +310,15 @@ def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
         runs = "1 run" if known.runs == 1 else f"{known.runs} runs"
         models = "1 model" if known.models == 1 else f"{known.models} models"
         notes.append(f"calibrated from {runs} of {models}")
-    slow = max(slowdowns(topology, used).values())
+    slow = max(slowdowns(problem, used).values())
     if slow > 1:
-        notes.append(f"{len(used)} processes share the cores: computation is {slow:.3g}x slower")
+        measured = any(topology.devices[d].host in crowded_hosts(problem) for d in used)
+        much = (
+            f"{slow:.3g}x slower while all of them compute, as measured"
+            if measured
+            else (f"{slow:.3g}x slower")
+        )
+        notes.append(f"{len(used)} processes share the cores: computation is {much}")
     spare = len(topology.devices) - len(used)
     if spare:
         notes.append(f"{len(used)} of {len(topology.devices)} devices are used")

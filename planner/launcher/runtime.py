@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
 from planner.launcher import clocks
+from planner.launcher.criteria import Criterion
 from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
-from planner.operators.criteria import Criterion
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing
 from planner.profilers.storages import MemoryWatch
@@ -187,7 +187,7 @@ def running_statistics(module: GraphModule) -> dict[str, Tensor]:
     """
     found = {}
     for node in module.graph.nodes:
-        if node.target is batch_normalization and node.kwargs["training_mode"]:
+        if node.target is batch_normalization and node.kwargs.get("training_mode"):
             for name in ("mean", "var"):
                 held = cast(Node, node.kwargs[name])
                 if held.op == "get_attr" and (str(held.target) in dict(module.named_buffers())):

@@ -1,11 +1,11 @@
 """ONNX file -> `Model`: its `Graph`, and everything that converting and annotating it needs.
 
 load.py       the way from the file to the graph
-canonical.py  functions inlined, nodes named; the content hash
+canonical.py  nodes named; the content hash
 binding.py    symbolic dimensions -> sizes
 losses.py     which outputs have a loss, and which
-folding.py    constants and shape arithmetic folded, shapes inferred, in one pass
-sequences.py  sequences of tensors as plain operators
+expansion/    control flow, sequences and functions as plain nodes
+folding.py    constants and shape arithmetic folded, shapes inferred, node by node
 modes.py      training or evaluation: BatchNormalization, Dropout
 record.py     the module that `planner export` wrote into the file
 scopes.py     the notes of torch's exporter at each node: module, call and its arguments
@@ -13,7 +13,8 @@ origins.py    which tensor of the module a node reads, by these notes
 repair.py     merged initializers parted, lost biases and ties put back
 constants.py  masks, tables, slopes, states: floats that nobody trains
 trainable.py  which initializers are trained and why, over which tensors gradients flow
-expected.py   warnings where the file says that something else is trained
+modules.py    the module of the network that each operator came from
+inspection.py everything that a file says without its weights
 values.py     initializers and folded constants, read when asked for
 """
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
+from planner.model.expansion.inlining import inlined
+
 
 def unique_names(nodes: Sequence[NodeProto]) -> list[str]:
     """A name for each node: its own, or "Conv_12" where that is empty or taken by an earlier one.
@@ -34,15 +36,6 @@ def unique_names(nodes: Sequence[NodeProto]) -> list[str]:
         used.add(name)
         names.append(name)
     return names
-
-
-def inlined(proto: ModelProto) -> ModelProto:
-    """The model with calls of its own functions replaced by their bodies; itself without any."""
-    if not proto.functions:
-        return proto
-    import onnx.inliner
-
-    return onnx.inliner.inline_local_functions(proto)
 
 
 def content_hash(proto: ModelProto) -> str:

@@ -6,6 +6,7 @@ types of its outputs. `operators/` computes them.
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import onnx
@@ -14,8 +15,29 @@ from onnx import AttributeProto, NodeProto, defs, helper
 from planner.model.foreign import ShapeFunction
 from planner.model.microsoft import SHAPES
 
-FOREIGN: dict[str, ShapeFunction] = dict(SHAPES)
-"""Operator that ONNX does not define, with its domain in front -> the types of its outputs."""
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An operator that ONNX does not define.
+
+    Attributes:
+        shapes: the types of its outputs.
+        without_gradient: positions of float inputs through which no gradient flows.
+        source: of the function that computes it; empty if that is the planner's own.
+    """
+
+    shapes: ShapeFunction
+    without_gradient: tuple[int, ...] = ()
+    source: bytes = b""
+
+
+# Cosines and sines are tables, not parameters.
+_TABLES = {"com.microsoft.RotaryEmbedding": (2, 3), "com.microsoft.GroupQueryAttention": (7, 8)}
+
+FOREIGN: dict[str, Foreign] = {
+    kind: Foreign(shapes, _TABLES.get(kind, ())) for kind, shapes in SHAPES.items()
+}
+"""Operator that ONNX does not define, with its domain in front -> what a model needs of it."""
 
 AS_ONNX: Mapping[str, tuple[str, int]] = {
     "LayerNormalization": ("LayerNormalization", 17),
@@ -49,16 +71,6 @@ REFUSED_DOMAINS: Mapping[str, str] = {
 
 REGISTER = 'planner.operators.register (README, "Operators of your own")'
 """Where errors send the user for an operator that nobody knows."""
-
-
-def register(kind: str, shapes: ShapeFunction) -> None:
-    """Makes an operator known.
-
-    Args:
-        kind: the type with its domain in front, "my.domain.MyType".
-        shapes: the types of its outputs.
-    """
-    FOREIGN[kind] = shapes
 
 
 @lru_cache(maxsize=1024)

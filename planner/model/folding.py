@@ -1,23 +1,26 @@
-"""Folding and shape inference in one forward pass over the nodes of an ONNX graph.
+"""Folding and shape inference, node by node in one forward pass.
 
 Every node is either known before the model runs, or it stays and its outputs get static shapes:
 
-1. Shape and Size of a tensor are constants, because its shape is static.
+1. Shape and Size of a tensor are constants, because its shape is static; so is a constant that is
+   cast to its type.
 2. A node that reads only constants is evaluated with onnx.reference, unless the result is large.
    Float initializers of rank 1 or more are no constants here: they may be trained.
 3. Every other node stays. The types of its outputs come from ONNX's own inference, which gets the
    values of small constants.
+4. If the structure of the graph depends on a tensor that stayed (a condition, a trip count, a
+   shape), but no input of the model leads to it, its value is computed on demand.
 
-Shapes that the file declares for its intermediate tensors are ignored.
+Shapes that the file declares for its intermediate tensors are ignored. Control flow, sequences and
+functions never get here: `expansion/` replaces them by plain nodes.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TypeProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -36,7 +39,6 @@ from planner.model.definitions import (
     without_activation,
 )
 from planner.model.foreign import ForeignNode
-from planner.model.sequences import TensorSequence, gather, identity, read_sequence, sizes_name
 from planner.model.values import (
     Values,
     dtype_of,
@@ -56,20 +58,6 @@ RANDOM_OPERATORS = frozenset({
 
 SHAPE_KEEPING_OPERATORS = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 """Operators for which ONNX 1.23 infers no shape: their output is like their first input."""
-
-
-@dataclass(frozen=True)
-class Folded:
-    """The result of a pass over the nodes.
-
-    Attributes:
-        types: of inputs, initializers and every tensor that a node makes and another one reads, or
-            the graph returns; all static.
-        nodes: without those that became constants; sequences are written as plain operators.
-    """
-
-    types: Mapping[str, TypeProto]
-    nodes: tuple[NodeProto, ...]
 
 
 def operator_type(node: NodeProto) -> str:
@@ -93,7 +81,6 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
 
     Raises:
         OperatorError: if operators have none and are not registered, naming all of them.
-        ModelError: if nodes hold subgraphs.
     """
     users: dict[str, list[NodeProto]] = {}
     for node in nodes:
@@ -106,12 +93,6 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
     ]
     if problems:
         raise OperatorError("\n".join(problems))
-    branching = [n.name for n in nodes if any(a.HasField("g") or a.graphs for a in n.attribute)]
-    if branching:
-        raise ModelError(
-            f"expected a graph without branches and loops, got subgraphs (If, Loop, Scan) in "
-            f"{some(branching)}; export the model with fixed control flow"
-        )
     return {kind: schema for kind, schema in known.items() if schema is not None}
 
 
@@ -134,35 +115,16 @@ def _schema(node: NodeProto, opsets: Mapping[str, int]) -> OpSchema | None:
     return definition(node.op_type, opsets.get(domain, 0), domain)
 
 
-def fold(
-    model: onnx.ModelProto,
-    inputs: Mapping[str, TypeProto],
-    values: Values,
-    trained: Collection[str] = (),
-) -> Folded:
-    """Folds the nodes that are known before the model runs, and infers the types of all others.
-
-    Args:
-        model: with unique node names, without functions.
-        inputs: static types of the graph's inputs.
-        values: gets the folded constants.
-        trained: names that are no constants, because the user wants them trained.
-
-    Raises:
-        ModelError: naming the node whose output has no static shape.
-    """
-    return _Pass(model, inputs, values, trained).run()
-
-
-class _Pass:
-    """The state of a pass: a tensor has a type, or it is a sequence, from its node on.
+class Pass:
+    """The state of a pass over nodes without subgraphs, which read and make tensors only.
 
     Attributes:
         read: names that a node reads or the graph returns; outputs beside them get no type.
         types: of all tensors so far; static.
-        sequences: of all sequences so far.
         kept: the nodes that stay, so far.
         constants: names that later nodes may be folded with.
+        decisive: initializers on which the structure of the graph depends, and the node whose
+            structure it is.
     """
 
     def __init__(
@@ -172,116 +134,129 @@ class _Pass:
         values: Values,
         trained: Collection[str],
     ) -> None:
-        self.nodes = model.graph.node
         self.opsets = {own_domain(o.domain): o.version for o in model.opset_import}
         self.opset_imports = list(model.opset_import)
         self.ir_version = model.ir_version
-        self.schemas = schemas(self.nodes, self.opsets)
+        self.schemas: dict[str, OpSchema] = {}
         self.values = values
         self.trained = trained
-        self.read = {name for node in self.nodes for name in node.input if name}
-        self.outputs = [output.name for output in model.graph.output]
-        self.read.update(self.outputs)
+        self.read: set[str] = set()
         self.types = dict(inputs)
-        self.sequences: dict[str, TensorSequence] = {}
         self.kept: list[NodeProto] = []
         self.constants: set[str] = set()
+        self.decisive: dict[str, str] = {}
+        self._settled: set[str] = set()  # no constants, but no input of the model leads to them
         for tensor in model.graph.initializer:
-            type_ = helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
-            self.types[tensor.name] = type_
-            if tensor.name not in trained and not (is_float(type_) and len(tensor.dims)):
-                self.constants.add(tensor.name)
+            self.hold(tensor, tensor.name)
 
-    def run(self) -> Folded:
-        """The whole pass."""
-        for node in self.nodes:
-            self.check_names(node)
-            if self.fold(node):
-                continue
-            match operator_type(node):
-                case "SplitToSequence":
-                    self.split(node)
-                case "SequenceAt":
-                    self.pick(node)
-                case _:
-                    self.keep(node)
-        missing = [name for name in self.outputs if name not in self.types]
-        if missing:
-            raise ModelError(f"expected the model's outputs to be tensors, got: {some(missing)}")
-        return Folded(self.types, tuple(self.kept))
+    def learn(self, nodes: Iterable[NodeProto]) -> None:
+        """Looks up the operators of nodes that follow.
 
-    def check_names(self, node: NodeProto) -> None:
-        """Refuses a node that reads something unknown, makes it twice, or reads a sequence."""
-        known = self.types.keys() | self.sequences.keys()
-        unknown = [name for name in node.input if name and name not in known]
-        if unknown:
-            raise ModelError(
-                f"{node.name}: reads {some(unknown)}, which no earlier node makes; "
-                "nodes must be in topological order"
-            )
-        again = [name for name in node.output if name in known]
-        if again:
-            raise ModelError(f"{node.name}: makes {some(again)}, which exists already")
-        taken = [name for name in node.input if name in self.sequences]
-        if taken and operator_type(node) != "SequenceAt":
-            raise ModelError(
-                f"{node.name}: {operator_type(node)} takes the sequence {some(taken)}; only "
-                "SequenceAt of SplitToSequence can be planned: export the model without sequences"
-            )
+        Raises:
+            OperatorError: if ONNX defines none of that name, naming all of them.
+        """
+        self.schemas |= schemas(nodes, self.opsets)
+
+    def hold(self, tensor: TensorProto, name: str) -> None:
+        """An initializer, whose value `values` has."""
+        type_ = helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
+        self.types[name] = type_
+        if name in self.trained:
+            return
+        constant = not (is_float(type_) and len(tensor.dims))
+        (self.constants if constant else self._settled).add(name)
+
+    def visit(self, node: NodeProto) -> None:
+        """Folds a node, or lets it stay."""
+        if not self.fold(node):
+            self.keep(node)
 
     def keep(self, node: NodeProto) -> None:
-        """Lets a node stay."""
-        self.types |= self.static_outputs(node)
+        """Lets a node stay, unless its outputs have a static shape only once they are known."""
+        settled = node.op_type not in RANDOM_OPERATORS and all(
+            not name or name in self.constants or name in self._settled for name in node.input
+        )
+        try:
+            types = self.static_outputs(node)
+        except ModelError:
+            if not settled or not self.compute(node):
+                raise
+            return
+        self.types |= types
         self.kept.append(node)
+        if settled:
+            self._settled.update(node.output)
 
-    def split(self, node: NodeProto) -> None:
-        """SplitToSequence becomes a Split, whose outputs get their names by `pick`; or nothing, if
-        its parts lose the axis, which a Split's outputs have.
+    def compute(self, node: NodeProto) -> bool:
+        """Whether the outputs that are read are constants now; no input of the model leads to
+        the node.
         """
-        known = {n: self.values[n] for n in node.input[1:] if n in self.constants}
-        shape = shape_of(self.types[node.input[0]])
-        sequence = read_sequence(node, shape, known, self.opsets[""])
-        self.sequences[node.output[0]] = sequence
-        if sequence.split is not None:
-            self.add_constant(sizes_name(node), np.array(sequence.sizes, dtype=np.int64))
-            self.kept.append(sequence.split)
+        self.kept.append(node)
+        self._settled.update(node.output)
+        names = [name for name in node.output if name in self.read]
+        known = all(self.demand(name, node.name) is not None for name in names)
+        if not known:
+            self.kept.pop()
+            self._settled.difference_update(node.output)
+        return known
 
-    def pick(self, node: NodeProto) -> None:
-        """SequenceAt becomes an output of the Split, an Identity of one that has a name already, or
-        a Gather where there is no Split.
+    def demand(self, name: str, user: str) -> np.ndarray | None:
+        """The value of a tensor that the structure of the graph depends on, a constant from here
+        on; None if it depends on the model's inputs, on what the user wants trained, or on random
+        numbers, or if it is large.
+
+        Args:
+            name: of the tensor.
+            user: name of the node whose structure it is.
         """
-        name, position = node.input
-        sequence = self.sequences[name]
-        if position not in self.constants:
-            raise ModelError(
-                f"{node.name}: expected a constant position for SequenceAt, got {position!r}, "
-                "which depends on data, so the model cannot be planned"
-            )
-        if sequence.split is None:
-            self.keep(gather(node, sequence))
-            return
-        i = int(self.values[position])
-        if not -len(sequence.sizes) <= i < len(sequence.sizes):
-            raise ModelError(
-                f"{node.name}: expected a position within the {len(sequence.sizes)} tensors of "
-                f"{name!r}, got {i}; export the model again"
-            )
-        taken = sequence.split.output[i]
-        if taken:
-            self.keep(identity(node, taken))
-            return
-        # The Split stands in `kept` already; only now is the name of its output i known.
-        sequence.split.output[i] = node.output[0]
-        source = self.types[sequence.source]
-        shape = list(shape_of(source))
-        shape[sequence.axis] = sequence.sizes[i]
-        elements = source.tensor_type.elem_type
-        self.types[node.output[0]] = helper.make_tensor_type_proto(elements, shape)
+        if name in self.constants:
+            return self.values[name]
+        if name not in self._settled:
+            return None
+        needed, cone = {name}, []
+        for node in reversed(self.kept):
+            if not needed.isdisjoint(node.output):
+                cone.append(node)
+                needed.update(one for one in node.input if one)
+        results: dict[str, np.ndarray] = {}
+        for node in reversed(cone):
+            made = self.evaluated(node, results)
+            if not made:
+                return None
+            results |= zip(node.output, made, strict=False)
+        for source in sorted(needed):
+            if source in self.values and source not in self.constants:
+                self.decisive.setdefault(source, user)
+        if name in results:
+            self.add_constant(name, results[name])
+        return self.values[name]
+
+    def name_output(self, node: NodeProto, position: int, name: str, type_: TypeProto) -> None:
+        """Names an output, which had no name, of a node that stays."""
+        node.output[position] = name
+        self.types[name] = type_
+        if all(one in self.constants or one in self._settled for one in node.input):
+            self._settled.add(name)
+
+    def remaining(self) -> tuple[NodeProto, ...]:
+        """The nodes that stay, without outputs that became constants after all."""
+        late = [n for n in self.kept if not self.constants.isdisjoint(filter(None, n.output))]
+        gone = {id(node) for node in late}
+        nodes = []
+        for node in self.kept:
+            if id(node) in gone:
+                node = _without(node, self.constants)
+            if any(name in self.types for name in node.output):
+                nodes.append(node)
+        return tuple(nodes)
 
     def fold(self, node: NodeProto) -> bool:
         """Whether the outputs of a node are constants now."""
-        if domain_of(node) == "" and node.op_type in ("Shape", "Size"):
+        kind = operator_type(node)
+        if kind in ("Shape", "Size"):
             results = [self.shape_or_size(node)]
+        elif kind == "CastLike" and node.input[0] in self.constants:
+            results = self.cast_like(node)
         elif all(not name or name in self.constants for name in node.input):
             results = self.evaluated(node)
         else:
@@ -300,29 +275,38 @@ class _Pass:
         self.types[name] = helper.make_tensor_type_proto(dtype, value.shape)
 
     def shape_or_size(self, node: NodeProto) -> np.ndarray:
+        """The value of a Shape or Size."""
         shape = shape_of(self.types[node.input[0]])
         if node.op_type == "Size":
             return np.array(prod(shape), dtype=np.int64)
         ends = {attribute.name: attribute.i for attribute in node.attribute}
         return np.array(shape[ends.get("start") : ends.get("end")], dtype=np.int64)
 
-    def evaluated(self, node: NodeProto) -> list[np.ndarray]:
-        """The outputs of a node whose inputs are constants; empty if they are large or random, or
-        their computation fails.
+    def cast_like(self, node: NodeProto) -> list[np.ndarray]:
+        """The value of a CastLike, which depends on the type of its second input only."""
+        elements = self.types[node.input[1]].tensor_type.elem_type
+        cast = helper.make_node("Cast", node.input[:1], node.output, name=node.name, to=elements)
+        self.learn([cast])
+        return self.evaluated(cast)
+
+    def evaluated(self, node: NodeProto, more: Mapping[str, np.ndarray] = {}) -> list[np.ndarray]:
+        """The outputs of a node whose inputs are constants or among `more`; empty if they are
+        large or random, or their computation fails.
         """
         if node.op_type in RANDOM_OPERATORS:
             return []
         # Before it is computed, as far as the shapes are known: it might not fit the memory.
         if any(size_bytes(type_) > MAX_FOLDED_BYTES for type_ in self.guess(node).values()):
             return []
-        inputs = {name: self.values[name] for name in node.input if name}
+        inputs = {n: more[n] if n in more else self.values[n] for n in node.input if n}
         try:
             results = self.evaluator(node).run(None, inputs)
         except Exception:  # it raises whatever numpy raises; then the node stays an operator
             return []
         arrays = [np.asarray(one) for one in results if isinstance(one, np.ndarray | np.generic)]
         small = all(array.nbytes <= MAX_FOLDED_BYTES for array in arrays)
-        return arrays if small and len(arrays) == len(results) else []
+        numbers = all(array.dtype.kind not in "OSU" for array in arrays)
+        return arrays if small and numbers and len(arrays) == len(results) else []
 
     def evaluator(self, node: NodeProto) -> ReferenceEvaluator:
         """ONNX's reference for a model of this node alone."""
@@ -353,6 +337,7 @@ class _Pass:
             types = self.inferred(node, floats=False)
             # Scales of Resize and such are float initializers, which are no constants otherwise.
             if not all(name in types and _is_static(types[name]) for name in names):
+                self.demand_integers(node)
                 types = self.inferred(node, floats=True)
         except OperatorError as error:
             raise OperatorError(
@@ -376,6 +361,16 @@ class _Pass:
         self.check_reshape(node, types)
         return {name: types[name] for name in names}
 
+    def demand_integers(self, node: NodeProto) -> None:
+        """Makes constants of the small inputs without gradient that no input of the model leads to:
+        shapes, axes and repeats that were computed of floats.
+        """
+        for name in dict.fromkeys(node.input):
+            type_ = self.types[name] if name in self._settled else None
+            if type_ is None or is_float(type_) or prod(shape_of(type_)) > MAX_INFERENCE_ELEMENTS:
+                continue
+            self.demand(name, node.name)
+
     def check_reshape(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
         """Counts the elements, as ONNX's inference does not where the shape is a constant."""
         if operator_type(node) != "Reshape":
@@ -396,12 +391,15 @@ class _Pass:
         if kind in FOREIGN:
             return self.foreign(node, kind)
         node = without_activation(node, kind) if kind in FUSED else node
+        if kind == "STFT" and not any(one.name == "onesided" for one in node.attribute):
+            node = _one_sided(node)
         names = [name for name in dict.fromkeys(node.input) if name]
         data = {
             name: numpy_helper.from_array(self.values[name], name)
             for name in names
             if (name in self.constants or (floats and name in self.values))
             and prod(shape_of(self.types[name])) <= MAX_INFERENCE_ELEMENTS
+            and self.types[name].tensor_type.elem_type != TensorProto.STRING
         }
         schema = self.schemas.get(kind) or _schema(node, self.opsets)
         assert schema is not None, "all operators were looked up before"
@@ -427,15 +425,17 @@ class _Pass:
         )
         return {
             name: helper.make_tensor_type_proto(tensor_type(dtype), shape)
-            for name, (dtype, shape) in zip(node.output, FOREIGN[kind](given), strict=False)
+            for name, (dtype, shape) in zip(node.output, FOREIGN[kind].shapes(given), strict=False)
             if name
         }
 
     def described(self, names: Iterable[str]) -> str:
+        """Tensors with their shapes, for a message."""
         return ", ".join(f"{name} {self.text(self.types[name])}" for name in names if name)
 
     @staticmethod
     def text(type_: TypeProto) -> str:
+        """A shape for a message."""
         if not type_.HasField("tensor_type"):
             return str(type_.WhichOneof("value"))
         if not type_.tensor_type.HasField("shape"):
@@ -451,6 +451,22 @@ class GatherElements(OpRun):
         kept = [slice(n) for n in indices.shape]
         kept[axis] = slice(None)
         return (np.take_along_axis(data[tuple(kept)], indices, axis),)
+
+
+def _one_sided(node: NodeProto) -> NodeProto:
+    """An STFT with its default written down, which ONNX's inference takes for 0 (onnx 1.23)."""
+    found = NodeProto()
+    found.CopyFrom(node)
+    found.attribute.append(helper.make_attribute("onesided", 1))
+    return found
+
+
+def _without(node: NodeProto, names: Collection[str]) -> NodeProto:
+    """The node without some of its outputs."""
+    found = NodeProto()
+    found.CopyFrom(node)
+    found.output[:] = ["" if name in names else name for name in node.output]
+    return found
 
 
 def _is_static(type_: TypeProto) -> bool:

@@ -9,7 +9,7 @@ mistake in the file or the options is an error whose every line begins with the 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -24,21 +24,22 @@ from planner.model.binding import bind
 from planner.model.canonical import (
     content_hash,
     domain_of,
-    inlined,
     own_domain,
     true_inputs,
     unique_names,
 )
 from planner.model.constants import Uses
 from planner.model.definitions import attributes_of
-from planner.model.expected import doubts
-from planner.model.folding import fold, operator_type
+from planner.model.expansion.expand import fold
+from planner.model.expansion.inlining import inlined
+from planner.model.expansion.nested import names_read_by
+from planner.model.folding import operator_type
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.origins import Kind, Origin
 from planner.model.record import ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.scopes import scope_of
-from planner.model.trainable import Choice
+from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of
 from planner.profiles import BatchNorm
 
@@ -89,6 +90,8 @@ class Model:
         named: paths of the module's parameters that the exporter's notes name.
         sources: of initializers that the file does not have, the one that the value comes from.
         warnings: what was repaired or is in doubt, for people.
+        expanded: for each operator that came out of a node of another name (an unrolled Loop, a
+            function), the node of `proto`.
         notes: what is left out when it is trained, in words.
         tie: the user's choices, see `load`.
         untie: the user's choices, see `load`.
@@ -102,14 +105,15 @@ class Model:
     graph: Graph
     nodes: tuple[Node, ...]
     values: Mapping[str, np.ndarray]
-    choices: Mapping[str, Choice]
-    record: ModuleRecord | None
-    named: tuple[str, ...]
-    sources: Mapping[str, str]
-    warnings: tuple[str, ...]
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    record: ModuleRecord | None = None
+    named: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     tie: tuple[str, ...] = ()
     untie: tuple[str, ...] = ()
+    expanded: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(
@@ -145,7 +149,7 @@ def load(
         ModelError: if it cannot be bound, folded or trained; one line per problem.
         OperatorError: if it uses operators that ONNX does not define.
     """
-    proto = _read(path)
+    proto = read_proto(path)
     try:
         chosen = (train, freeze)
         model = _model(path, proto, (batch, dimensions), chosen, Ties.of(tie, untie), loss)
@@ -162,10 +166,15 @@ def hash_of(path: Path) -> str:
     Raises:
         FileError: if the file is missing or no ONNX model.
     """
-    return content_hash(_read(path))
+    return content_hash(read_proto(path))
 
 
-def _read(path: Path) -> ModelProto:
+def read_proto(path: Path) -> ModelProto:
+    """The content of an ONNX file, functions inlined and nodes named; external data stays outside.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+    """
     try:
         content = path.read_bytes()
         proto = ModelProto.FromString(content)
@@ -219,6 +228,7 @@ def _model(
     choices = flow.choices(record, train, freeze)
     graph = flow.graph(list(inputs), {name for name, one in choices.items() if one.trained})
     losses.losses(graph)  # raises where a choice does not fit its output
+    _check_decisive(folded.decisive, {name for name, one in choices.items() if one.trained})
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     return Model(
         path=path,
@@ -234,6 +244,9 @@ def _model(
         named=tuple(sorted(one.name for one in module.named if one.kind is Kind.PARAMETER)),
         sources=module.sources,
         warnings=(*module.warnings, *doubts(choices, record, module.named, module.origins)),
+        expanded={
+            node.name: folded.origins[node.name] for node in kept if node.name in folded.origins
+        },
     )
 
 
@@ -250,6 +263,18 @@ def _scalars(module: Repaired, record: ModuleRecord | None) -> set[str]:
 
 def _is_parameter(origin: Origin | None) -> bool:
     return origin is not None and origin.kind is Kind.PARAMETER
+
+
+def _check_decisive(decisive: Mapping[str, str], trained: Collection[str]) -> None:
+    """The structure of the graph must not depend on values that training changes."""
+    problems = [
+        f"{node}: a shape or condition depends on the values of {name!r}, which is trained; keep it"
+        f" as it is with --freeze {name}"
+        for name, node in decisive.items()
+        if name in trained
+    ]
+    if problems:
+        raise ModelError("\n".join(problems))
 
 
 def _live(nodes: Sequence[NodeProto], graph: GraphProto) -> list[NodeProto]:
@@ -279,10 +304,16 @@ def _nodes(kept: Iterable[NodeProto], proto: ModelProto) -> tuple[Node, ...]:
             version=opsets[domain_of(node)],
             inputs=tuple(node.input),
             outputs=tuple(node.output),
-            attributes=attributes_of(node),
+            attributes={**attributes_of(node), **_padding(node)},
         )
         for node in kept
     )
+
+
+def _padding(node: NodeProto) -> dict[str, object]:
+    """The row of an embedding that PyTorch gives no gradient, which ONNX cannot say."""
+    row = scope_of(node).padding if node.op_type == "Gather" else None
+    return {} if row is None else {"padding_idx": row}
 
 
 def _in_mode(model: Model, batch_norm: BatchNorm | None) -> Model:
@@ -343,7 +374,7 @@ class _Dataflow:
     @property
     def lost(self) -> str:
         """The outputs that have a loss, for messages."""
-        return " and ".join(repr(one.output) for one in self.losses)
+        return " and ".join(one.output for one in self.losses)
 
     def has_gradient(self, output: str) -> bool:
         """Whether a gradient flows from an output to a value that may be trained."""
@@ -374,7 +405,7 @@ class _Dataflow:
         if not any(one.trained for one in choices.values()):
             raise ModelError(
                 f"expected a trainable parameter (a float initializer of rank 1 or more that "
-                f"{self.lost} depends on differentiably), found none; name one with --train"
+                f"{self.lost!r} depends on differentiably), found none; name one with --train"
             )
         return choices
 
@@ -441,21 +472,26 @@ class _Dataflow:
 
 
 def first_consumers(model: Model) -> Mapping[str, str]:
-    """For each node that is no operator of the graph, the first operator that needs it.
+    """For each node that is no operator of the graph, the first operator that needs it, or that
+    came out of it.
 
     Nodes are those of `model.proto`, by name. A need may go over other folded nodes; a node that
     no operator needs is given to the first operator.
     """
-    order = {operator.name: i for i, operator in enumerate(model.graph.operators)}
+    order: dict[str, int] = {}
+    for i, operator in enumerate(model.graph.operators):
+        order.setdefault(operator.name, i)
+        order.setdefault(model.expanded.get(operator.name, operator.name), i)
+    own = {operator.name for operator in model.graph.operators}
     nodes = model.proto.graph.node
     needed_by: dict[str, int] = {}  # tensor -> the first operator that needs it
     consumer = {}
     for node in reversed(nodes):
         needs = [needed_by[name] for name in node.output if name in needed_by]
         first = order.get(node.name, min(needs, default=0))
-        if node.name not in order:
+        if node.name not in own:
             consumer[node.name] = model.graph.operators[first].name
         if node.name in order or needs:
-            for name in node.input:
+            for name in names_read_by(node):
                 needed_by[name] = min(first, needed_by.get(name, first))
     return dict(reversed(consumer.items()))

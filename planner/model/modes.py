@@ -101,9 +101,11 @@ def evaluation_notes(
     frozen = len(norms) if wanted is BatchNorm.FROZEN else norms.count(False)
     parts = []
     if frozen:
-        parts.append(f"{_count(frozen, len(norms), 'BatchNormalization')} use running statistics")
+        parts.append(
+            _clause(frozen, norms, "BatchNormalization", ("uses", "use"), "running statistics")
+        )
     if idle := drops.count(False):
-        parts.append(f"{_count(idle, len(drops), 'Dropout')} drop nothing")
+        parts.append(_clause(idle, drops, "Dropout", ("drops", "drop"), "nothing"))
     if exported_for_training is False and not drops:
         parts.append("Dropout is left out, if the module has any")
     if not parts:
@@ -114,6 +116,8 @@ def evaluation_notes(
     return (f"{' and '.join(parts)}: {why}",)
 
 
-def _count(some: int, all_: int, what: str) -> str:
-    plural = "" if all_ == 1 else "s"
-    return f"{some} {what}{plural}" if some == all_ else f"{some} of {all_} {what}{plural}"
+def _clause(some: int, kind: Sequence[bool], name: str, verbs: tuple[str, str], rest: str) -> str:
+    """Such as "2 of 3 Dropouts drop nothing"."""
+    number = str(some) if some == len(kind) else f"{some} of {len(kind)}"
+    plural = "" if len(kind) == 1 else "s"
+    return f"{number} {name}{plural} {verbs[some > 1]} {rest}"

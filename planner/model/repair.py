@@ -13,7 +13,7 @@ The notes at the nodes (`origins.py`) say which tensors were meant. Nothing is r
 say nothing, or where the file holds a record of the module: `planner export` merges nothing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,7 +84,7 @@ class Repaired:
         named: the parameters and buffers that the exporter's notes name.
         warnings: everything that was changed, for people.
         sources: per initializer that the file does not have, the one that its value comes from;
-            "" for zeros.
+            "zeros" for a bias.
     """
 
     proto: ModelProto
@@ -125,6 +125,7 @@ class _Repair:
         nodes: of the file; those that change are copies.
         tensors: initializers by name, without content where they are new.
         readers: where the floats among them are read, and as which tensor of the module.
+        inner: names that nodes of branches and loops read, which stay as they are.
     """
 
     def __init__(self, proto: ModelProto, values: Values, ties: Ties) -> None:
@@ -144,6 +145,7 @@ class _Repair:
         first = next(iter(true_inputs(proto.graph)), None)
         dims = [] if first is None else [*first.type.tensor_type.shape.dim]
         self.batch = dims[0].dim_value if dims else 0
+        self.inner = {name for node in self.nodes for name in _read_inside(node)}
         self.sources: dict[str, str] = {}
         self.warnings: list[str] = []
 
@@ -257,7 +259,7 @@ class _Repair:
             name = known or self.new_name(origin.name)
             if known is None:
                 zeros = np.zeros(size, helper.tensor_dtype_to_np_dtype(kind))
-                self.add(numpy_helper.from_array(zeros, name), "")
+                self.add(numpy_helper.from_array(zeros, name), "zeros")
             own, position = self.own(i), BIASES[node.op_type]
             own.input.extend([""] * (position + 1 - len(own.input)))
             own.input[position] = name
@@ -317,6 +319,8 @@ class _Repair:
     def join(self, base: str, copy: str) -> bool:
         """Replaces an initializer by another one, or by its transpose; False if neither fits."""
         one, other = self.tensors[base], self.tensors[copy]
+        if copy in self.inner:
+            return False
         same = list(one.dims) == list(other.dims) and self.equal(base, copy, transposed=False)
         turned = list(one.dims) == [*reversed(other.dims)] and len(one.dims) == 2
         if not same and not (turned and self.equal(base, copy, transposed=True)):
@@ -363,7 +367,7 @@ class _Repair:
                 continue
             dims = list(self.tensors[name].dims)
             call = flat(origin.name).rstrip("0123456789").rstrip("_")
-            if not call.startswith(_REPEATING) or len(dims) < 2:
+            if not call.startswith(_REPEATING) or len(dims) < 2 or name in self.inner:
                 continue
             if self.batch < 2 or dims[0] != self.batch:
                 continue
@@ -421,7 +425,7 @@ class _Repair:
 
     def result(self) -> Repaired:
         """The model, with the tensors that are still read."""
-        unread = [name for name, found in self.readers.items() if not found]
+        unread = [n for n, found in self.readers.items() if not found and n not in self.inner]
         for name in unread:
             self.forget(name)
         changed = bool(self.copied or self.before)
@@ -452,6 +456,15 @@ class _Repair:
         for i, node in enumerate(self.nodes):
             proto.graph.node.extend([*self.before.get(i, ()), node])
         return proto
+
+
+def _read_inside(node: NodeProto) -> Iterator[str]:
+    """The names that the graphs in a node read."""
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in graph.node:
+                yield from inner.input
+                yield from _read_inside(inner)
 
 
 def _common(origins: Sequence[Origin | None]) -> Origin | None:

@@ -23,6 +23,8 @@ _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 _CALL = re.compile(r"target=torch\.ops\.\w+\.(\w+)")
+# embedding(table, indices, row): a row from 0 on.
+_PADDING = re.compile(r"ops\.aten\.embedding\.\w+\]\(args = \(%\w+, %\w+, (\d+)[,)]")
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -33,16 +35,20 @@ class Scope:
     Attributes:
         module: path of the innermost module, "" for the whole one; None where it is not known.
         kind: class of the innermost module; "" where it is not known.
+        root: class of the whole network; "" where it is not known.
         call: torch's operator without namespace and overload, such as "layer_norm"; "" where it is
             not known.
         arguments: of the call, in order: the names among each, without "%"; () for numbers.
+        padding: row of an embedding's table that gets no gradient; None for none.
         rules: names of the exporter's rewritings that made the node, "" for none.
     """
 
     module: str | None
     kind: str = ""
+    root: str = ""
     call: str = ""
     arguments: tuple[tuple[str, ...], ...] = ()
+    padding: int | None = None
     rules: str = ""
 
     @property
@@ -56,10 +62,13 @@ def scope_of(node: NodeProto) -> Scope:
     notes = {one.key: one.value for one in node.metadata_props}
     path, kinds = _strings(notes.get(_NAME_SCOPES, "")), _strings(notes.get(_CLASSES, ""))
     call, arguments = _call(notes.get(_FX_NODE, ""))
+    padding = _PADDING.search(notes.get(_FX_NODE, ""))
     # The last entry of both lists is the call.
     module = path[-2] if len(path) > 1 else "" if path else _path_in(node.name)
     kind = kinds[-2] if len(kinds) > 1 else ""
-    return Scope(module, kind, call, arguments, notes.get(_RULES, ""))
+    root = kinds[0] if len(kinds) > 1 else ""
+    row = int(padding[1]) if padding is not None else None
+    return Scope(module, kind, root, call, arguments, row, notes.get(_RULES, ""))
 
 
 @lru_cache(maxsize=4096)

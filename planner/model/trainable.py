@@ -12,7 +12,7 @@ In order of authority:
 All that is left is trained. An initializer that no gradient reaches never is.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -21,12 +21,15 @@ from onnx import NodeProto
 
 from planner.errors import FileError, ModelError
 from planner.model.constants import Candidate, Uses, pairs_of_tables, why_constant
+from planner.model.definitions import FOREIGN
 from planner.model.folding import operator_type, some
 from planner.model.origins import Kind, Origin
 from planner.model.record import ModuleRecord, TensorRecord
+from planner.model.repair import AVOIDING
 
 STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
     "Clip": (1, 2), "Dropout": (1, 2), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Upsample": (1,),
+    "com.microsoft.Pad": (1, 2),
 }  # fmt: skip
 """Positions of inputs that configure an operator, as an attribute would."""
 
@@ -34,15 +37,19 @@ NONDIFFERENTIABLE_INPUTS: Mapping[str, tuple[int, ...]] = {
     **STATIC_INPUTS,
     "BatchNormalization": (3, 4),  # mean and variance are buffers
     "CastLike": (1,),
+    "DequantizeLinear": (1, 2),  # scales and zero points come from a calibration
     "MaxRoiPool": (1,),
+    "NegativeLogLikelihoodLoss": (2,),  # weights of classes
     "RandomNormalLike": (0,),
     "RandomUniformLike": (0,),
     "RoiAlign": (1,),
+    "STFT": (2,),  # the window
+    "SoftmaxCrossEntropyLoss": (2,),
 }
 """Positions of float inputs that get no gradient; integers and booleans never do."""
 
 NONDIFFERENTIABLE_OPERATORS = frozenset({
-    "ArgMax", "ArgMin", "Bernoulli", "Ceil", "DynamicQuantizeLinear", "EyeLike", "Floor",
+    "ArgMax", "ArgMin", "Bernoulli", "BitCast", "Ceil", "DynamicQuantizeLinear", "EyeLike", "Floor",
     "Hardmax", "Multinomial", "QuantizeLinear", "Round", "Shape", "Sign", "Size",
 })  # fmt: skip
 
@@ -70,7 +77,8 @@ def differentiable_inputs(node: NodeProto) -> list[str]:
     kind = operator_type(node)
     if kind in NONDIFFERENTIABLE_OPERATORS:
         return []
-    without = NONDIFFERENTIABLE_INPUTS.get(kind, ())
+    foreign = FOREIGN.get(kind)
+    without = foreign.without_gradient if foreign else NONDIFFERENTIABLE_INPUTS.get(kind, ())
     return [name for i, name in enumerate(node.input) if name and i not in without]
 
 
@@ -259,3 +267,69 @@ def check_choices(train: Collection[str], freeze: Collection[str], known: Collec
                 problems.append(f"{option} {name}: no value of that name; near: {some(near)}")
     if problems:
         raise ModelError("\n".join(problems))
+
+
+# ------------------------------------------------------ against what the file says
+
+
+def doubts(
+    choices: Mapping[str, Choice],
+    record: ModuleRecord | None,
+    named: Collection[Origin],
+    origins: Mapping[str, Origin],
+) -> Iterator[str]:
+    """Why the trained tensors may not be the module's, in words.
+
+    Args:
+        choices: for each float initializer, whether it is trained, and why.
+        record: of the module; None in files of other exporters.
+        named: parameters and buffers that the exporter's notes name.
+        origins: the module's tensor that an initializer is, where the notes say it.
+    """
+    if record is not None:
+        yield from _by_record(choices, record)
+        return
+    trained = {one.parameter or name for name, one in choices.items() if one.trained}
+    known = {one.name for one in named if one.kind is Kind.PARAMETER}
+    frozen = {one.parameter for one in choices.values() if not one.trained and one.parameter}
+    if lost := sorted(known - trained - frozen):
+        yield (
+            f"the file names {len(known)} parameters of the module, and {len(lost)} of them are no"
+            f" initializers of their own: {some(lost)}; the exporter computed them into others,"
+            f" and these are trained; {AVOIDING}"
+        )
+    computed = [
+        name
+        for name, one in choices.items()
+        if one.trained and name in origins and origins[name].kind is Kind.COMPUTED
+    ]
+    if computed:
+        yield (
+            f"tensors that the exporter computed from parameters which the file does not name:"
+            f" {some(computed)}; they are trained as they are, which is the same only where rows"
+            f" were looked up; {AVOIDING}, or name constants with --freeze"
+        )
+
+
+def _by_record(choices: Mapping[str, Choice], record: ModuleRecord) -> Iterator[str]:
+    missing = [one.name for one in record.trained if one.initializer not in choices]
+    if missing:
+        yield (
+            f"the record of planner export names {len(record.trained)} trained parameters, and"
+            f" {len(missing)} of them are not in the file: {some(missing)}; another tool has"
+            " changed it: export it again, or name parameters with --train and --freeze"
+        )
+    for_user = ("--train names it", "--freeze names it")
+    other = [
+        one.name
+        for one in record.trained
+        if one.initializer is not None
+        and one.initializer in choices
+        and not choices[one.initializer].trained
+        and choices[one.initializer].reason not in for_user
+    ]
+    if other:
+        yield (
+            f"the record of planner export names {len(record.trained)} trained parameters, and"
+            f" {len(other)} of them are not trained: {some(other)}; no gradient reaches them"
+        )

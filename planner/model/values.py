@@ -48,9 +48,9 @@ class Values(Mapping[str, np.ndarray]):
         """Whether it is a folded constant, and no initializer."""
         return name in self._folded
 
-    def hold(self, tensor: TensorProto) -> None:
-        """Hold one more initializer."""
-        self._tensors[tensor.name] = onnx_ir.serde.deserialize_tensor(tensor, self._folder)
+    def hold(self, tensor: TensorProto, name: str = "") -> None:
+        """Hold one more initializer, under its own name or another."""
+        self._tensors[name or tensor.name] = onnx_ir.serde.deserialize_tensor(tensor, self._folder)
 
     def forget(self, name: str) -> None:
         """Hold an initializer no more."""

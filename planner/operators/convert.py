@@ -19,13 +19,10 @@ from torch import Tensor, fx, nn
 from planner.errors import OperatorError
 from planner.graph import ITEM_BYTES, Graph, consumers, parameters_by_name, tensors_by_name
 from planner.model import Model, Node
+from planner.model.definitions import REGISTER, modules_of
 from planner.operators.binding import Call, bind
-from planner.operators.table import OPERATORS
+from planner.operators.table import OPERATORS, UNSUPPORTED
 from planner.support.derived import derived
-
-_HELP = (
-    "export the model without it, or give it a function and a line in planner/operators/table.py"
-)
 
 
 def input_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:
@@ -243,13 +240,27 @@ def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Cal
         except OperatorError as error:
             problems.append(f"{node.type} {node.name!r} (version {node.version}): {error}")
     lines = [
-        f"{operator} (domain {domain}, version {version}) is not supported; used by {_some(names)}"
+        _unsupported(model, operator, domain, version, names)
         for (operator, domain, version), names in sorted(unknown.items())
     ]
     if lines or problems:
-        lines = [f"{model.path}: {line}" for line in (*lines, *problems)]
-        raise OperatorError("\n".join((*lines, _HELP)))
+        raise OperatorError("\n".join(f"{model.path}: {line}" for line in (*lines, *problems)))
     return calls
+
+
+def _unsupported(
+    model: Model, operator: str, domain: str, version: int, names: Sequence[str]
+) -> str:
+    """The problem that an operator has no function, with its users and where these came from."""
+    users = set(names)
+    modules = modules_of(node for node in model.proto.graph.node if node.name in users)
+    where = f" (in {', '.join(modules[:3])})" if modules else ""
+    why = UNSUPPORTED.get(operator, "") if domain == "ai.onnx" else ""
+    mend = why or f"export the model without it, or give it a function with {REGISTER}"
+    return (
+        f"{operator} (domain {domain}, version {version}) is not supported; used by"
+        f" {_some(names)}{where}; {mend}"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -16,14 +16,16 @@ def _from_front(indices: Tensor, size: int) -> Tensor:
     return torch.where(indices < 0, indices + size, indices).to(torch.int64)
 
 
-def gather(data: Tensor, indices: Tensor | float, axis: int) -> Tensor:
-    """Whole slices picked along the axis; from a table of vectors, an embedding."""
+def gather(data: Tensor, indices: Tensor | float, axis: int, padding_idx: int = -1) -> Tensor:
+    """Whole slices picked along the axis; from a table of vectors, an embedding, whose row
+    `padding_idx` gets no gradient.
+    """
     if not isinstance(indices, Tensor):
         return data.select(axis, int(indices))
     axis = axis + data.dim() if axis < 0 else axis
     indices = _from_front(indices, data.shape[axis])
     if axis == 0 and data.dim() == 2 and data.is_floating_point():
-        return functional.embedding(indices, data)
+        return functional.embedding(indices, data, None if padding_idx < 0 else padding_idx)
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
     return data.index_select(axis, indices.reshape(-1)).reshape(shape)
 

@@ -60,6 +60,9 @@ def batch_normalization(
         var: (C,) running variances.
         training_mode: whether it trains, in all versions: `planner.model.load` has looked at
             `is_test` and the number of outputs.
+
+    Raises:
+        OperatorError: if it trains on one number per channel.
     """
     if spatial != 1:
         raise OperatorError(f"spatial: expected 1, got {spatial}")
@@ -70,6 +73,11 @@ def batch_normalization(
         means, variances = mean.to(kind), var.to(kind)
         y = functional.batch_norm(x, means, variances, scale, b, training=False, eps=epsilon)
         return (y, mean, var, mean, var)[:num_outputs] if num_outputs > 1 else y
+    if x.numel() == x.shape[1]:
+        raise OperatorError(
+            f"expected several numbers per channel to normalise by, got x of {list(x.shape)};"
+            " give a larger microbatch, or --batch-norm frozen"
+        )
     # The attribute has 7 digits: 0.9 is read as 0.89999998, which would be seen in float64.
     new = round(1 - momentum, 7)
     if id(mean) in _updated.get():

@@ -31,6 +31,7 @@ from planner.graph import (
 )
 from planner.model import Model
 from planner.model.modes import batch_norm_form
+from planner.model.modules import modules_of
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
 from planner.profiles import OperatorCost, Profile, Source
@@ -80,6 +81,7 @@ def analytic(
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
+        modules=modules_of(model),
         tie=model.tie,
         untie=model.untie,
         batch_norm=batch_norm_form(model.nodes),
@@ -186,6 +188,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
         threads=1 if kind.name == "cpu" else None,
         whole_step=None,
         warnings=(*profile.warnings, how),
+        contention=None,
     )
 
 

@@ -16,6 +16,7 @@ from platformdirs import user_cache_path
 
 from planner.errors import FileError
 from planner.files import write_atomically
+from planner.model.definitions import FOREIGN
 from planner.profilers.classes import TensorLayout
 
 METHOD = 3
@@ -94,11 +95,37 @@ class Cache:
 
     def put(self, name: str, measured: MeasuredClass) -> None:
         """Stores a measurement; if the folder cannot be written, `problem` has the reason."""
+        self._write(name, json.dumps(asdict(measured), sort_keys=True))
+
+    def ratio(self, name: str) -> float:
+        """The operators' times over that of the whole step when a model was measured; 1 if that is
+        not known.
+
+        Args:
+            name: name of the model.
+
+        Raises:
+            FileError: if the entry is damaged.
+        """
+        if self.folder is None:
+            return 1.0
+        path = self._path(self.folder, f"ratio-{name}")
+        try:
+            return float(json.loads(path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError):
+            return 1.0
+        except (ValueError, TypeError) as error:
+            raise FileError(f"{path}: expected a number: {error}; delete the file") from None
+
+    def put_ratio(self, name: str, ratio: float) -> None:
+        """Stores it; if the folder cannot be written, `problem` has the reason."""
+        self._write(f"ratio-{name}", json.dumps(ratio))
+
+    def _write(self, name: str, content: str) -> None:
         if self.folder is None or self.problem:
             return
-        content = json.dumps(asdict(measured), sort_keys=True).encode()
         try:
-            write_atomically(self._path(self.folder, name), content)
+            write_atomically(self._path(self.folder, name), content.encode())
         except FileError as error:
             self.problem = str(error)
 
@@ -116,7 +143,11 @@ def cache_for(device_name: str, threads: int | None, dtype: str, torch_version: 
         dtype: the type that operators compute in.
         torch_version: version of PyTorch, such as "2.13.0+cpu".
     """
-    conditions = [METHOD, device_name, threads, dtype, torch_version, _conversion()]
+    # Operators that the user has registered: a change of their file is another conversion.
+    own = [
+        hashlib.sha256(one.source).hexdigest() for _, one in sorted(FOREIGN.items()) if one.source
+    ]
+    conditions = [METHOD, device_name, threads, dtype, torch_version, _conversion(), *own]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
     return Cache(user_cache_path("planner", appauthor=False) / "operators" / digest)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from planner.clusters.yaml.read import shipped_device_type
 from planner.errors import OptionError
 from planner.model import Model
+from planner.profilers.contention import contention_of, machine_contention
 from planner.profilers.devices import check_measuring, device_type
 from planner.profilers.measured import Effort, measure
 from planner.profiles import Profile
@@ -41,6 +42,7 @@ class Measuring:
         budget_s: time for each different operator.
         seed: seed of the synthetic inputs.
         cached: whether to reuse measurements made on this machine, and to store new ones.
+        contention: whether to measure how much processes on a CPU's cores slow each other.
     """
 
     threads: int = 1
@@ -49,6 +51,7 @@ class Measuring:
     budget_s: float = 1.0
     seed: int = 0
     cached: bool = True
+    contention: bool = True
 
 
 def engine_for(device: str, engine: str | None) -> ProfileEngine:
@@ -133,6 +136,27 @@ def profile_with(
 
         kind = shipped_device_type(device)
         return analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
+    profile = _measured(engine, model, model_path, device, how, progress, effort)
+    if device != "cpu" or not how.contention:
+        return profile
+    machine, warning = machine_contention(how.threads, cached=how.cached)
+    return replace(
+        profile,
+        contention=None if machine is None else contention_of(profile, machine),
+        warnings=(*profile.warnings, *filter(None, [warning])),
+    )
+
+
+def _measured(
+    engine: ProfileEngine,
+    model: Model,
+    model_path: str,
+    device: str,
+    how: Measuring,
+    progress: Callable[[int, int], None],
+    effort: Callable[[Effort], None],
+) -> Profile:
+    """The same by an engine that measures, without contention."""
     repetitions = {} if how.repetitions is None else {"repetitions": how.repetitions}
     if engine is ProfileEngine.ONNXRUNTIME:
         from planner.profilers.onnxruntime import measure_onnxruntime

@@ -17,7 +17,10 @@ from torch.utils.flop_counter import flop_registry
 from planner.profilers.efficiencies import Kernel, Work
 
 KINDS: Mapping[Work, frozenset[str]] = {
-    Work.PRODUCT: frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "addbmm"}),
+    Work.PRODUCT: frozenset({
+        "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "addbmm", "mkldnn_rnn_layer",
+        "mkldnn_rnn_layer_backward",
+    }),
     Work.TRANSCENDENTAL: frozenset({
         "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1",
         "gelu", "gelu_backward", "log", "log1p", "mish", "mish_backward", "pow", "sigmoid", "silu",
@@ -153,6 +156,8 @@ def _flops(
         return 2 * int(args[_MATRIX_TIMES_VECTOR[name]].numel())
     if "attention" in name:
         return _attention_flops(name, args)
+    if "rnn_layer" in name:
+        return _recurrent_flops(name, args)
     made = sum(tensor.numel() for tensor in _tensors((result,)))
     match _WORK.get(name):
         case Work.MAX_POOLING | Work.MEAN_POOLING:
@@ -194,6 +199,15 @@ def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
     width, width_out = query.shape[-1], value.shape[-1]
     times = (3, 2) if "backward" in name else (1, 1)
     return int(2 * pairs * (times[0] * width + times[1] * width_out))
+
+
+def _recurrent_flops(name: str, args: tuple[Any, ...]) -> int:
+    """FLOPs of the CPU's LSTM layer: every position is multiplied with both weights; backward makes
+    the gradients of the positions and of the weights.
+    """
+    x, inputs, states = args[:3]
+    times = 2 if "backward" in name else 1
+    return int(2 * times * prod(x.shape[:-1]) * (inputs.numel() + states.numel()))
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from planner.errors import OptionError
 from planner.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
 from planner.model import Model
 from planner.model.modes import batch_norm_form, is_batch_norm, is_dropout, trains
+from planner.model.modules import modules_of
 from planner.profilers.backward import BackwardEstimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions
 from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
@@ -93,6 +94,7 @@ def measure_onnxruntime(
         model_path=model_path,
         model_hash=model.hash,
         dimensions=dict(model.dimensions),
+        modules=modules_of(model),
         tie=model.tie,
         untie=model.untie,
         batch_norm=batch_norm_form(model.nodes),

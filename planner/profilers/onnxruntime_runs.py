@@ -171,7 +171,7 @@ def _node(node: Node) -> NodeProto:
     made.attribute.extend(
         _attribute(name, value, schema)
         for name, value in node.attributes.items()
-        if name != "training_mode"
+        if name not in ("training_mode", "padding_idx")
     )
     return made
 

@@ -26,6 +26,11 @@ UNSURE = 0.03
 """Half the width of the confidence interval, over the median."""
 MAX_SUM = 1.15
 """Largest ratio of the sum of the operators to the whole step, and of the whole step to the sum."""
+AGREEMENT = (0.93, 1.07)
+"""The same ratio over its usual value, where operators were measured earlier: beyond these, they
+are measured again."""
+LEAST_STEP_S = 0.01
+"""A shorter step is mostly calls of kernels, whose times vary by more than that."""
 
 
 def interval(samples: Sequence[float]) -> float:
@@ -131,6 +136,21 @@ def warnings(profile: Profile, conditions: Conditions) -> tuple[str, ...]:
             " nothing checks the sum of the operators"
         )
     return tuple(reasons)
+
+
+def agrees(profile: Profile, usual: float) -> bool:
+    """Whether the operators one by one and the whole step of today agree; so they do where the
+    whole was not timed, or is too short to tell.
+
+    Args:
+        usual: the ratio of their times for this model when its operators were measured; 1 if it is
+            not known.
+    """
+    known = summary(profile)
+    if known.sum_per_whole is None or known.whole_s is None or known.whole_s < LEAST_STEP_S:
+        return True
+    least, most = AGREEMENT
+    return least <= known.sum_per_whole / usual <= most
 
 
 def training_bytes(graph: Graph) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner.graph import Parameter
     from planner.model import Choice
     from planner.profilers.measured import Effort
-    from planner.profiles import Profile
+    from planner.profiles import Contention, Profile
 
 
 def profile_table(profile: "Profile") -> Table:
@@ -70,7 +70,18 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
             f" {count(profile.repetitions, 'repetition')} per operator, which differ by"
             f" {percent(profile.spread)}"
         )
+    if profile.contention is not None:
+        lines.append(_contention_line(profile.contention))
     return tuple(lines)
+
+
+def _contention_line(contention: "Contention") -> str:
+    """How much processes that compute at the same time slow each other."""
+    each = ", ".join(f"{n} of them {slow:.2f}x" for n, slow in contention.slowdown.items())
+    return (
+        f"processes that compute at the same time on {count(contention.cores, 'core')} slow each"
+        f" other: {each}"
+    )
 
 
 def _elements(parameters: "Iterable[Parameter]") -> int:
@@ -140,6 +151,7 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "spread": profile.spread,
         "source": profile.source.value,
         "engine": profile.engine,
+        "contention": None if profile.contention is None else profile.contention.slowdown,
         "batch_norm": profile.batch_norm.value,
         "warnings": list(profile.warnings),
         "parameter_bytes": sum(p.bytes for p in parameters),

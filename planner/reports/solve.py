@@ -9,6 +9,7 @@ from planner.plan import Plan, Prediction, said_times
 from planner.problem import Objective, Status
 from planner.profiles import Source
 from planner.reports.tables import Table, device_runs, percent
+from planner.support.module_paths import from_to
 from planner.units import format_bytes, format_seconds
 
 # Rows of a table of stages.
@@ -99,7 +100,7 @@ def stage_table(plan: Plan) -> Table:
                 str(stage.warmup),
                 "yes" if stage.recompute else "",
                 format_bytes(memory),
-                f"{stage.operators[0]} .. {stage.operators[-1]}",
+                _span(plan, s),
             )
         )
     columns = (">stage", "devices", ">operators", ">forward", ">backward", ">in flight",
@@ -111,6 +112,14 @@ def stage_table(plan: Plan) -> Table:
         title += f" (the first and the last {ends} of {len(rows)}; the strategy file has all)"
         rows = [*rows[:ends], ("..", *[""] * (len(columns) - 1)), *rows[-ends:]]
     return Table(title, columns, tuple(rows), optional=optional)
+
+
+def _span(plan: Plan, stage: int) -> str:
+    """A stage's first and last module, or operator where the model names no modules."""
+    if plan.modules:
+        return from_to(plan.modules[stage])
+    operators = plan.strategy.stages[stage].operators
+    return f"{operators[0]} .. {operators[-1]}"
 
 
 def times_line(plan: Plan) -> str:
@@ -179,8 +188,11 @@ def plan_json(plan: Plan, num_devices: int) -> dict[str, Any]:
                 "num_operators": len(stage.operators),
                 "forward_s": times.forward_s,
                 "backward_s": times.backward_s,
+                **({"modules": list(plan.modules[s])} if plan.modules else {}),
             }
-            for stage, times in zip(plan.strategy.stages, prediction.stages, strict=True)
+            for s, (stage, times) in enumerate(
+                zip(plan.strategy.stages, prediction.stages, strict=True)
+            )
         ],
         "reproducible": plan.reproducible,
     }

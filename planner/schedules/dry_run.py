@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.schedules.actions import Code, Kind, Program, decode, text
 from planner.schedules.dependencies import Dependencies, dependencies, tasks
-from planner.schedules.tasks import Paths, RunResult
+from planner.schedules.tasks import Crowds, Paths, RunResult
 
 
 def dry_run(lists: Program) -> str | None:
@@ -19,7 +19,8 @@ def dry_run(lists: Program) -> str | None:
     code = lists.code
     known, nothing = dependencies(code), np.zeros(len(code))
     job = tasks(code, known, lists.members, nothing, nothing)
-    result = kernels.run(job, _free_paths(len(known.source)))
+    apart = Crowds(np.full(len(code.devices), -1), np.zeros((0, 1)))
+    result = kernels.run(job, _free_paths(len(known.source)), apart)
     return None if result.ended else "; ".join(_what_blocks(code, known, result))
 
 

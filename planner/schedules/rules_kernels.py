@@ -28,8 +28,13 @@ How long a transfer takes depends on its links:
                     6.5.2).
     other links     A transfer over no shared link takes latency + bytes / bandwidth.
 
+How long a computation or a step takes depends on its crowd, if its device is in one: the devices of
+a crowd slow each other while they compute. With n of them computing, the work of one second takes
+slowdown[n] seconds. So what is left of their computations is foreseen anew when one of them begins
+or ends. All-reduces, postings, and waiting take none of the others' time.
+
 No time depends on the order in which the events of one moment are taken: counters wait for zero
-only, and queues and rates are looked at when nothing else happens at the moment.
+only, and queues, rates and crowds are looked at when nothing else happens at the moment.
 
 Each device and each pair has one event to come at most, because a pair has one transfer under way
 at most. So a new rate moves the event of a transfer, and the heap never grows.
@@ -39,7 +44,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.schedules.tasks import Paths, RunResult, Tasks
+from planner.schedules.tasks import Crowds, Paths, RunResult, Tasks
 from planner.support.arrays import Floats, Ints, Kinds
 from planner.support.jit import inlined, inner, njit
 
@@ -61,7 +66,14 @@ def _record(**fields: str) -> "np.dtype[np.void]":
 # at: the action that the device runs or waits for; end: the end of its list.
 # waits: the counter that the device waits for, -1 where it waits for none.
 # posting: whether the device is posting the send or receive that it is at.
-DEVICE = _record(i8="at end waits posting")
+# crowd: the device's, -1 where it computes at one speed; mate: the next device of the crowd, -1 for
+# none. computing: whether it runs a computation or step in a crowd, of which `left` s of work were
+# left at the time since_s, and which takes `slow` times as long as alone; 0 until that is known.
+DEVICE = _record(i8="at end waits posting crowd mate computing", f8="slow left since_s")
+
+# first: a device of the crowd; busy: how many of its devices compute; stirred: whether that has
+# changed at this moment.
+CROWD = _record(i8="first busy stirred")
 
 # source, target: positions of the devices.
 # next, end: the transfer that is next or under way, and the end of the pair's transfers.
@@ -92,9 +104,9 @@ LINK = _record(i8="load head search open", f8="bytes_per_s room")
 # over the same link, -1 at the ends.
 HOP = _record(i8="link pair before after")
 
-# now_s: the time; searches: how many there were; events, ready, fresh, freed, touched: how many
-# entries the lists of `State` have.
-CLOCK = _record(f8="now_s", i8="searches events ready fresh freed touched")
+# now_s: the time; searches: how many there were; events, ready, fresh, freed, touched, stirred: how
+# many entries the lists of `State` have.
+CLOCK = _record(f8="now_s", i8="searches events ready fresh freed touched stirred")
 
 
 class State(NamedTuple):
@@ -104,6 +116,8 @@ class State(NamedTuple):
         kind, counter, pair, duration_s, size_bytes, send, receive: as in `Tasks`.
         counters: (C,) as they stand.
         devices: (D,) `DEVICE`.
+        crowds: (H,) `CROWD`.
+        slowdown: as in `Crowds`.
         pairs: (P,) `PAIR`.
         gates: `GATE`.
         places: `PLACE`, pair after pair.
@@ -119,6 +133,7 @@ class State(NamedTuple):
         touched: (P,) pairs whose transfer began to move, or lost company, at this moment.
         coupled: (P,) pairs whose transfers share links, as the last search found them.
         reached: (L,) the links that they are on.
+        stirred: (H,) crowds of which a device began or ended a computation at this moment.
         start_s, end_s, post_s, posted_s: as in `RunResult`.
     """
 
@@ -131,6 +146,8 @@ class State(NamedTuple):
     receive: Ints
     counters: Ints
     devices: Records
+    crowds: Records
+    slowdown: Floats
     pairs: Records
     gates: Records
     places: Records
@@ -146,6 +163,7 @@ class State(NamedTuple):
     touched: Ints
     coupled: Ints
     reached: Ints
+    stirred: Ints
     start_s: Floats
     end_s: Floats
     post_s: Floats
@@ -153,9 +171,9 @@ class State(NamedTuple):
 
 
 @njit
-def run(tasks: Tasks, paths: Paths) -> RunResult:
+def run(tasks: Tasks, paths: Paths, crowds: Crowds) -> RunResult:
     """Runs lists until nothing more happens."""
-    state = beginning(tasks, paths)
+    state = beginning(tasks, paths, crowds)
     take_events(state)
     at = np.zeros(len(state.devices), np.int64)
     done, sent, posted = (
@@ -178,16 +196,26 @@ def run(tasks: Tasks, paths: Paths) -> RunResult:
 
 # Loops over single fields here, because numba takes seconds to compile those over whole columns.
 @inner
-def beginning(tasks: Tasks, paths: Paths) -> State:
+def beginning(tasks: Tasks, paths: Paths, crowds: Crowds) -> State:
     """Everything before the first event."""
     num_devices, num_actions = len(tasks.start) - 1, len(tasks.kind)
     num_pairs, num_links = len(tasks.source), len(paths.link_bytes_per_s)
+    num_crowds = len(crowds.slowdown)
     devices, pairs = np.zeros(num_devices, DEVICE), np.zeros(num_pairs, PAIR)
     gates, places = np.zeros(paths.num_gates, GATE), np.zeros(len(paths.place_gate), PLACE)
     links, hops = np.zeros(num_links, LINK), np.zeros(len(paths.hop_link), HOP)
     for d in range(num_devices):
         device = devices[d]
         device.at, device.end, device.waits = tasks.start[d], tasks.start[d + 1], -1
+        device.crowd = crowds.crowd[d]
+    groups = np.zeros(num_crowds, CROWD)
+    for crowd in range(num_crowds):
+        groups[crowd].first = -1
+    if num_crowds:
+        for d in range(num_devices - 1, -1, -1):
+            if devices[d].crowd >= 0:
+                devices[d].mate = groups[devices[d].crowd].first
+                groups[devices[d].crowd].first = d
     for p in range(num_pairs):
         pair = pairs[p]
         pair.source, pair.target = tasks.source[p], tasks.target[p]
@@ -213,11 +241,12 @@ def beginning(tasks: Tasks, paths: Paths) -> State:
         event_at[who] = -1
     return State(
         tasks.kind, tasks.counter, tasks.pair, tasks.duration_s, tasks.size_bytes, tasks.send,
-        tasks.receive, counters, devices, pairs, gates, places, links, hops,
-        np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
+        tasks.receive, counters, devices, groups, crowds.slowdown, pairs, gates, places, links,
+        hops, np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
         np.zeros(num_devices, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_links, np.int64),
+        np.zeros(num_crowds, np.int64),
         np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions),
     )  # fmt: skip
 
@@ -233,7 +262,10 @@ def take_events(state: State) -> None:
             clock.ready -= 1
             advance(state, state.ready[clock.ready])
         if not clock.events or state.event_s[0] > clock.now_s:
-            # Nothing else happens at this moment, unless new rates or turns lead to it.
+            # Nothing else happens at this moment, unless new speeds, rates or turns lead to it.
+            if clock.stirred:
+                pace(state)
+                continue
             if clock.touched:
                 share(state)
                 continue
@@ -283,9 +315,14 @@ def advance(state: State, device: int) -> None:
 @inlined
 def occupy(state: State, device: int, i: int) -> None:
     """Begins an action that occupies its device."""
-    now_s = state.clock[0].now_s
-    state.start_s[i], state.end_s[i] = now_s, now_s + state.duration_s[i]
-    foresee(state, device, state.end_s[i])
+    here, now_s = state.devices[device], state.clock[0].now_s
+    state.start_s[i] = now_s
+    if here.crowd >= 0 and state.kind[i] != ALL_REDUCE:
+        here.computing, here.slow, here.left = 1, 0.0, state.duration_s[i]
+        stir(state, here.crowd, 1)
+    else:
+        state.end_s[i] = now_s + state.duration_s[i]
+        foresee(state, device, state.end_s[i])
 
 
 @inlined
@@ -304,8 +341,13 @@ def join(state: State, device: int, i: int) -> None:
 @inlined
 def finish(state: State, device: int) -> None:
     """The action that occupied a device has ended, or the posting of a send or receive has."""
-    if not state.devices[device].posting:
-        state.devices[device].at += 1
+    here = state.devices[device]
+    if here.computing:
+        here.computing = 0
+        state.end_s[here.at] = state.clock[0].now_s
+        stir(state, here.crowd, -1)
+    if not here.posting:
+        here.at += 1
     wake(state, device)
 
 
@@ -315,6 +357,47 @@ def wake(state: State, device: int) -> None:
     clock = state.clock[0]
     state.ready[clock.ready] = device
     clock.ready += 1
+
+
+# ------------------------------------------------------------------------------------ crowds
+
+
+@inlined
+def stir(state: State, crowd: int, more: int) -> None:
+    """One more or less device of a crowd computes from now on."""
+    clock, group = state.clock[0], state.crowds[crowd]
+    group.busy += more
+    if not group.stirred:
+        group.stirred = 1
+        state.stirred[clock.stirred] = crowd
+        clock.stirred += 1
+
+
+@inlined
+def pace(state: State) -> None:
+    """At the end of a moment: foresees the computations of all crowds that were stirred."""
+    clock = state.clock[0]
+    for turn in range(clock.stirred):
+        group = state.crowds[state.stirred[turn]]
+        group.stirred = 0
+        slow, device = state.slowdown[state.stirred[turn], group.busy], group.first
+        while device >= 0:
+            if state.devices[device].computing:
+                change_pace(state, device, slow)
+            device = state.devices[device].mate
+    clock.stirred = 0
+
+
+@inlined
+def change_pace(state: State, device: int, slow: float) -> None:
+    """From now on, a computation takes `slow` times as long as alone; foresees its end."""
+    here, now_s = state.devices[device], state.clock[0].now_s
+    if slow != here.slow:
+        if here.slow > 0.0:
+            left = here.left - (now_s - here.since_s) / here.slow
+            here.left = left if left > 0.0 else 0.0
+        here.since_s, here.slow = now_s, slow
+        reschedule(state, device, now_s + here.left * slow)
 
 
 # --------------------------------------------------------------------------------- transfers
@@ -594,17 +677,12 @@ def fill(state: State, num_pairs: int, num_links: int, search: int) -> None:
 @inlined
 def change_rate(state: State, p: int, rate: float) -> None:
     """Gives a transfer a rate from now on, and foresees its end."""
-    pair, clock, now_s = state.pairs[p], state.clock[0], state.clock[0].now_s
+    pair, now_s = state.pairs[p], state.clock[0].now_s
     if rate != pair.rate:
         left = pair.left - pair.rate * (now_s - pair.since_s)
         pair.left = left if left > 0.0 else 0.0
         pair.since_s, pair.rate = now_s, rate
-        who, end_s = len(state.devices) + p, now_s + pair.left / rate
-        if state.event_at[who] < 0:
-            clock.events += 1
-            state.event_at[who] = clock.events - 1
-        rise(state, state.event_at[who], who, end_s)
-        sink(state, state.event_at[who])
+        reschedule(state, len(state.devices) + p, now_s + pair.left / rate)
 
 
 # ------------------------------------------------------------------------------------ events
@@ -616,6 +694,17 @@ def foresee(state: State, who: int, time_s: float) -> None:
     clock = state.clock[0]
     clock.events += 1
     rise(state, clock.events - 1, who, time_s)
+
+
+@inlined
+def reschedule(state: State, who: int, time_s: float) -> None:
+    """Moves the event of a device or transfer, or puts it into the heap if it has none."""
+    clock = state.clock[0]
+    if state.event_at[who] < 0:
+        clock.events += 1
+        state.event_at[who] = clock.events - 1
+    rise(state, state.event_at[who], who, time_s)
+    sink(state, state.event_at[who])
 
 
 @inlined

@@ -2,10 +2,11 @@
 
 The rules are those of `schedules/rules_kernels.py`, which runs the lists. Each device runs its list
 in order. Computations, all-reduces and steps occupy it. Sends and receives occupy it only for the
-time that posting them takes. A transfer starts when both its ends have posted it and the one before
-it of the same ordered pair of devices has ended. It waits for the latency of its route without
-taking bandwidth, then moves its bytes at a max-min fair rate, beside whatever the devices compute.
-An all-reduce of gradients starts when its last member has come to it.
+time that posting them takes. A computation or step on a device of a crowd (`ActionCosts.crowds`) is
+slower the more devices of the crowd compute at the time. A transfer starts when both its ends have
+posted it and the one before it of the same ordered pair of devices has ended. It waits for the
+latency of its route without taking bandwidth, then moves its bytes at a max-min fair rate, beside
+whatever the devices compute. An all-reduce of gradients starts when its last member has come to it.
 
 A route may have exclusive links. Then the transfer starts when it is its turn on all of them, and
 keeps them from then on, latency included. Turns go by the time at which transfers were ready, then
@@ -28,10 +29,10 @@ from planner.schedules import rules_kernels as kernels
 from planner.schedules.actions import Code, Kind, Piece, Program
 from planner.schedules.dependencies import Dependencies, dependencies, tasks
 from planner.schedules.dry_run import dry_run
-from planner.schedules.tasks import Paths
+from planner.schedules.tasks import Crowds, Paths
 from planner.simulator.network import network, paths
 from planner.simulator.timeline import Timeline, Times, timeline_of, transfers
-from planner.support.arrays import Floats
+from planner.support.arrays import Floats, Ints
 from planner.topology import Topology
 
 
@@ -79,12 +80,15 @@ class Workload(NamedTuple):
 
     Attributes:
         duration_s: (n,) for which each action occupies its device; of a send or receive, its
-            posting.
+            posting. In a crowd, as if no other device computed.
         size_bytes: (n,) of a receive, the bytes that move over links; 0 of other actions.
+        crowd, slowdown: as in `Crowds`.
     """
 
     duration_s: Floats
     size_bytes: Floats
+    crowd: Ints
+    slowdown: Floats
 
 
 def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Workload) -> Times:
@@ -98,7 +102,8 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
         ValueError: if the lists block each other, or the costs lack an action.
     """
     code = program.code
-    result = kernels.run(tasks(code, known.dependencies, program.members, *work), known.paths)
+    job = tasks(code, known.dependencies, program.members, work.duration_s, work.size_bytes)
+    result = kernels.run(job, known.paths, Crowds(work.crowd, work.slowdown))
     if not result.ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
     if np.isnan(result.end_s).any():
@@ -116,7 +121,21 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
 
 def workload(code: Code, costs: ActionCosts) -> Workload:
     """What the actions of some lists take."""
-    return Workload(_durations_s(code, costs), _sizes_bytes(code, costs))
+    return Workload(
+        _durations_s(code, costs), _sizes_bytes(code, costs), *_crowds(code.devices, costs)
+    )
+
+
+def _crowds(devices: Ints, costs: ActionCosts) -> Crowds:
+    """The crowds of some devices, which are indices into the topology."""
+    crowd = np.full(len(devices), -1)
+    slowdown = np.ones(
+        (len(costs.crowds), max((len(one.slowdown) for one in costs.crowds), default=1))
+    )
+    for number, one in enumerate(costs.crowds):
+        crowd[np.isin(devices, one.devices)] = number
+        slowdown[number, : len(one.slowdown)] = one.slowdown
+    return Crowds(crowd, slowdown)
 
 
 def _durations_s(code: Code, costs: ActionCosts) -> Floats:

@@ -29,7 +29,7 @@ from planner.problem import Problem
 from planner.profiles import Profile
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step
 from planner.simulator.events import run as simulated
-from planner.simulator.timeline import Event, Timeline
+from planner.simulator.timeline import Event, Timeline, timeline_of
 from planner.strategy import operator_indices
 from planner.support.arrays import Floats
 
@@ -290,12 +290,7 @@ def _stages(run: MeasuredRun) -> Iterator[tuple[_StagePass, _StagePass]]:
     profile = run.problem.profile
     indices, loss_bytes = operator_indices(profile.graph), loss_input_bytes(profile)
     types = [operator.type for operator in profile.graph.operators]
-    # By device and by the action for microbatch 0, times of all microbatches.
-    taken_s: dict[tuple[int, Compute], list[float]] = defaultdict(list)
-    for event in run.timeline.events:
-        if isinstance(event.action, Compute):
-            key = replace(event.action, microbatch=0)
-            taken_s[event.device, key].append(event.end_s - event.start_s)
+    taken_s, slow = _passes_s(run.timeline), _slowdowns(run)
     scale = whole_share(profile)
     for s, stage in enumerate(run.plan.strategy.stages):
         inside = [indices[name] for name in stage.operators]
@@ -308,8 +303,8 @@ def _stages(run: MeasuredRun) -> Iterator[tuple[_StagePass, _StagePass]]:
                 for v in inside:
                     by_type[types[v]] += scale * float(side[v])
                 sides.append(dict(by_type))
-            forward_s = median(taken_s[device, Compute(Direction.FORWARD, s, 0)])
-            backward_s = median(taken_s[device, Compute(Direction.BACKWARD, s, 0)])
+            passes = [(device, Compute(way, s, 0)) for way in Direction]
+            forward_s, backward_s = (taken_s[one] / slow[one] for one in passes)
             yield (
                 _StagePass(sides[0], {}, own_loss_bytes, 0.0, forward_s),
                 # A backward that recomputes runs the forward, too.
@@ -321,6 +316,28 @@ def _stages(run: MeasuredRun) -> Iterator[tuple[_StagePass, _StagePass]]:
                     backward_s,
                 ),
             )
+
+
+def _passes_s(timeline: Timeline) -> dict[tuple[int, Compute], float]:
+    """Median time of each pass, by device and by its action for microbatch 0."""
+    taken_s: dict[tuple[int, Compute], list[float]] = defaultdict(list)
+    for event in timeline.events:
+        if isinstance(event.action, Compute):
+            key = replace(event.action, microbatch=0)
+            taken_s[event.device, key].append(event.end_s - event.start_s)
+    return {key: median(some) for key, some in taken_s.items()}
+
+
+def _slowdowns(run: MeasuredRun) -> dict[tuple[int, Compute], float]:
+    """How much slower each pass is than alone where other devices compute at the same time, as
+    simulated: a calibration is about times alone.
+    """
+    evaluation = evaluate(run.problem, run.plan.strategy)
+    costs, topology = evaluation.costs, run.problem.topology
+    together = simulated(evaluation.program, costs, topology)
+    alone = simulated(evaluation.program, replace(costs, crowds=()), topology)
+    slow_s, alone_s = (_passes_s(timeline_of(times)) for times in (together, alone))
+    return {key: time_s / alone_s[key] if alone_s[key] else 1.0 for key, time_s in slow_s.items()}
 
 
 # ------------------------------------------------------------------------- communication
@@ -412,7 +429,13 @@ def _all_reduces(run: MeasuredRun) -> Iterator[tuple[float, float]]:
 
 def _steps(run: MeasuredRun) -> Iterator[tuple[float, float]]:
     """Predicted and measured time of each step."""
-    predicted_s = evaluate(run.problem, run.plan.strategy).costs.step_s
+    evaluation = evaluate(run.problem, run.plan.strategy)
+    times = simulated(evaluation.program, evaluation.costs, run.problem.topology)
+    predicted_s = {
+        event.device: event.end_s - event.start_s
+        for event in timeline_of(times).events
+        if isinstance(event.action, Step)
+    }
     for event in run.timeline.events:
         if isinstance(event.action, Step):
             yield predicted_s[event.device], event.end_s - event.start_s

@@ -49,12 +49,17 @@ RATE_MBIT, PORT = 200, 29621
 
 
 def planner(
-    arguments: Sequence[str], folder: Path, nproc: int = 1, rate_mbit: int | None = None
+    arguments: Sequence[str],
+    folder: Path,
+    nproc: int = 1,
+    rate_mbit: int | None = None,
+    program: str = PINNED,
 ) -> str:
     """The output of `planner ARGUMENTS` with a core per rank.
 
     Args:
         rate_mbit: rate of each rank's link, if each rank is a host; None goes over loopback.
+        program: the program that a rank on this host runs.
     """
     if rate_mbit is not None:
         command = on_ranks(shlex.join(arguments), PORT, Path(PINNED))
@@ -64,7 +69,7 @@ def planner(
         if nproc > 1:
             start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
         done = subprocess.run(
-            [*start, PINNED, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+            [*start, program, *arguments], cwd=folder, capture_output=True, text=True, check=False,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     if done.returncode:
@@ -91,10 +96,12 @@ def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: boo
         say(f"profiling {name}")
         subject = SUBJECTS[name]
         dims = [text for dim in subject.dims for text in ("--dim", dim)]
+        # On all cores, which the processes share whose slowdown it measures.
         planner(
             ["profile", f"{name}.onnx", "--batch", str(subject.batch), *dims, "--no-cache",
              "-o", f"{name}.json"],
             folder,
+            program=str(ROOT / "cli.py"),
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from planner.problem import Options, Problem
 from planner.schedules import rules_kernels
 from planner.schedules.dependencies import dependencies, tasks
 from planner.schedules.program import program
+from planner.schedules.tasks import Crowds
 from planner.simulator.delta import simulated
 from planner.simulator.events import prepared, run, workload
 from planner.solvers import SOLVERS
@@ -177,8 +178,10 @@ def loop_s(problem, result):
     """CPU seconds of the event loop alone."""
     code = result.program.code
     known, work = prepared(code, problem.topology), workload(code, result.costs)
-    job = tasks(code, known.dependencies, result.program.members, *work)
-    return seconds(lambda: rules_kernels.run(job, known.paths), 3)
+    members = result.program.members
+    job = tasks(code, known.dependencies, members, work.duration_s, work.size_bytes)
+    crowds = Crowds(work.crowd, work.slowdown)
+    return seconds(lambda: rules_kernels.run(job, known.paths, crowds), 3)
 
 
 def report(model, count, kind, rows):

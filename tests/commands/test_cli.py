@@ -133,6 +133,33 @@ def test_profile_then_solve_then_launch(folder):
     assert "2 steps, loss" in launched.output
 
 
+def test_the_loss_is_told_recorded_and_overridden(folder):
+    profiled = run("profile", "model.onnx", "--loss", "l1")
+    assert "loss: l1 of " in profiled.output
+    found = json.loads(run("profile", "model.onnx", "--loss", "l1", "--json").stdout)
+    assert [one["function"] for one in found["losses"]] == ["l1"]
+    run("solve", "--gpus", "2", "--topology", "pair.yaml", "--solver", "single")
+    launched = run("launch", "strategy.json", "--steps", "1")
+    assert "loss: l1 of " in launched.output
+    launched = run("launch", "strategy.json", "--steps", "1", "--loss", "auto")
+    assert "(chosen automatically)" in launched.output
+    wrong = run("profile", "model.onnx", "--output", "profile.json", code=1).output
+    assert "--output profile.json: expected an output of the model" in wrong
+    wrong = run("launch", "strategy.json", "--loss", "l1", "--loss", "mse", code=2).output
+    assert "once for each output as OUTPUT=VALUE" in wrong
+
+
+def test_ranks_get_the_losses_of_their_launcher(folder, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        "planner.api.start_launch", lambda path, nproc, options: started.append(options) or 0
+    )
+    options = ["--loss", "a=l1", "--loss", "b=mine:f", "--class-dim", "-1"]
+    run("launch", "strategy.json", "--nproc", "2", *options)
+    (given,) = started
+    assert given[given.index("--loss") :][:6] == options
+
+
 def test_solve_prints_one_json_object_with_the_promised_fields(folder):
     run("profile", "model.onnx")
     done = run("solve", "--topology", "pair.yaml", "--json")

@@ -4,7 +4,8 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from planner.costs.bounds import lower_bound_s
 from planner.costs.closed_form import bottleneck_s, latency_s
@@ -13,6 +14,7 @@ from planner.graph import predecessors
 from planner.graphs.downsets import downsets, members
 from planner.judging.judge import one_more_in_flight
 from planner.problem import Objective
+from planner.profiles import Contention
 from planner.simulator.events import simulate
 from planner.solvers.fit import pipeline
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
@@ -70,6 +72,34 @@ def test_no_strategy_at_all_is_below_the_bound(problem):
     bound = lower_bound_s(problem)
     assert bound > 0
     assert min(judged_s(problem, one) for one in all_strategies(problem)) >= bound * (1 - 1e-9)
+
+
+@settings(max_examples=25)
+@given(problems(max_nodes=4, max_devices=3), st.data())
+def test_nor_where_processes_slow_each_other_down(problem, data):
+    # Above 2, two processes together do less than one alone.
+    slow = [data.draw(st.sampled_from([1.0, 1.1, 1.5, 1.9, 2.5])) for _ in range(2)]
+    host = replace(problem.topology.hosts[0], cores=2)
+    devices = tuple(replace(one, type="unit") for one in problem.topology.devices)
+    problem = replace(
+        problem,
+        profile=replace(problem.profile, contention=Contention(2, {2: slow[0], 3: max(slow)})),
+        topology=replace(problem.topology, hosts=(host,), devices=devices),
+        options=replace(problem.options, num_microbatches=3),
+    )
+    assume({one.name for one in problem.topology.device_types} >= {"unit"})
+    bound = lower_bound_s(problem)
+    assert min(judged_s(problem, one) for one in all_strategies(problem)) >= bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.25, 1.9])
+def test_the_bound_is_reached_by_replicas_that_slow_each_other_down(slow):
+    profile = profile_of(graph_of([[], [0]], parameter_bytes=[0, 0]), [1.0, 2.0])
+    profile = replace(profile, contention=Contention(2, {2: slow}))
+    problem = problem_of(profile, cluster([unit_type()] * 2, 1e18, cores=2), 8)
+    everything = pipeline(problem, [[0, 1]], [[0, 1]], recompute=False)
+    assert lower_bound_s(problem) == pytest.approx(8 * 9.0 * slow / 2)
+    assert judged_s(problem, everything) == pytest.approx(lower_bound_s(problem))
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])

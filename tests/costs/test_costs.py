@@ -27,7 +27,7 @@ from planner.errors import OptionError
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judging.judge import judge
 from planner.problem import Optimizer, Result, Status
-from planner.profiles import OperatorCost, View, stash_bytes
+from planner.profiles import Contention, OperatorCost, View, stash_bytes
 from planner.schedules.actions import Compute, Direction, Kind, Receive, Send, text, waits
 from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
@@ -111,7 +111,42 @@ def test_an_unknown_source_device_cannot_be_rescaled():
 
 def test_processes_on_shared_cores_slow_each_other_down():
     topology = cluster([unit_type()] * 4, cores=2)
-    assert [slowdown(topology, range(n), 0) for n in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
+    problem = problem_of(profile_of(graph_of([[]]), [1.0]), topology)
+    assert [slowdown(problem, range(n), 0) for n in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
+
+
+def test_a_measured_contention_replaces_the_rule_on_hosts_with_as_many_cores():
+    known = Contention(2, {2: 1.25, 3: 2.0})
+    profile = replace(profile_of(graph_of([[]]), [1.0]), contention=known)
+
+    def slow(kinds, cores):
+        problem = problem_of(profile, cluster(kinds, cores=cores))
+        return [slowdown(problem, range(n), 0) for n in (1, 2, 3, 4)]
+
+    assert slow([unit_type()] * 4, 2) == [1.0, 1.25, 2.0, pytest.approx(8 / 3)]
+    assert slow([unit_type()] * 4, 4) == [1.0, 1.0, 1.0, 1.0]
+    assert slow([unit_type()] * 4, None) == [1.0, 1.0, 1.0, 1.0]
+    assert slow([unit_type()] * 3 + [unit_type("other")], 2) == [1.0, 1.0, 1.5, 2.0]
+
+
+def test_a_device_is_as_slow_as_those_that_compute_at_the_time_make_it():
+    # Two stages of 3 s per microbatch. One computes while the other waits, but where the second
+    # microbatch's forward, 1 s, runs beside the first one's: each takes 1.5 s.
+    profile = replace(
+        profile_of(graph_of([[], [0]]), [1.0, 1.0]), contention=Contention(2, {2: 1.5})
+    )
+    problem = problem_of(profile, cluster([unit_type()] * 2, 1e18, cores=2), 2)
+    problem = replace(problem, options=replace(problem.options, schedule=ScheduleName.GPIPE))
+    strategy = straight(problem)
+    evaluation = evaluate(problem, strategy)
+    assert [one.forward_s for one in evaluation.stages] == [1.5, 1.5]
+    # 0F0, then 0F1 beside 1F0, then 1F1; 1B, then 0B beside 1B, then 0B.
+    time_s = simulate(evaluation.program, evaluation.costs, problem.topology).iteration_s
+    assert time_s == pytest.approx((1 + 1.5 + 1) + (2 + 3 + 2))
+    alone = replace(problem, profile=replace(profile, contention=None))
+    evaluation = evaluate(alone, strategy)
+    time_s = simulate(evaluation.program, evaluation.costs, problem.topology).iteration_s
+    assert time_s == pytest.approx(3 + 6)
 
 
 def test_a_step_passes_over_parameters_gradients_and_moments():

@@ -168,6 +168,12 @@ def test_two_losses_in_two_processes_train_as_in_pytorch(tmp_path, monkeypatch):
     assert "trained is the sum of the 2 losses" in done.stdout
 
 
+def test_two_losses_of_one_stage_train_as_in_pytorch(tmp_path, monkeypatch):
+    model, _, _, expected = two_heads(tmp_path, monkeypatch)
+    path = two_stages(Path("strategy.json"), model, 1, (0, 0))
+    assert launch(path, steps=STEPS, learning_rate=RATE).loss == pytest.approx(expected, rel=1e-5)
+
+
 def test_data_gives_a_target_for_each_loss(tmp_path, monkeypatch):
     model, split, data, expected = two_heads(tmp_path, monkeypatch)
     path = two_stages(Path("strategy.json"), model, split, (0, 0))

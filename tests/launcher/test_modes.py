@@ -130,7 +130,7 @@ def test_an_evaluation_graph_says_what_it_leaves_out(tmp_path):
     net(tmp_path / "net.onnx", training=False)
     path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
     assert launch(path, steps=1).notes[0] == (
-        "2 BatchNormalizations use running statistics and 1 Dropout drop nothing: the file was"
+        "2 BatchNormalizations use running statistics and 1 Dropout drops nothing: the file was"
         " exported in evaluation mode; export with module.train()"
     )
 

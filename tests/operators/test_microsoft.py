@@ -14,6 +14,7 @@ from planner.errors import OperatorError
 from planner.model import load
 from planner.model.definitions import AS_ONNX, FOREIGN, FUSED
 from planner.operators import OPERATORS, to_torch
+from planner.profilers.facts import facts
 
 MICROSOFT = "com.microsoft"
 IN_ONNX = ("SimplifiedLayerNormalization", "LayerNormalization")
@@ -347,3 +348,83 @@ def test_what_an_operator_cannot_do_is_an_error_that_names_the_node(
 ):
     with pytest.raises(OperatorError, match=f"node.*{message}"):
         to_torch(load(saved(proto_of(kind, inputs, outputs, attributes)[0], tmp_path)))
+
+
+# ---- whole models
+
+
+def exported(name, folder):
+    """A small GPT-2 or BERT as ONNX Runtime's optimisers expect it: TorchScript's export."""
+    import transformers
+
+    sizes = {"vocab_size": 50, "attn_implementation": "eager"}
+    if name == "gpt2":
+        ends = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
+        config = transformers.GPT2Config(
+            n_positions=16, n_embd=32, n_layer=2, n_head=2, **sizes, **ends
+        )
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.BertConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+            max_position_embeddings=16, **sizes,
+        )  # fmt: skip
+        model = transformers.BertModel(config)
+
+    class First(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids, mask):
+            return self.model(input_ids=ids, attention_mask=mask)[0]
+
+    path, ids = folder / f"{name}.onnx", torch.from_numpy(ints(2, 8, high=50))
+    arguments = (ids, torch.ones_like(ids))
+    torch.onnx.export(
+        First().eval(), arguments, path, dynamo=False, opset_version=14, input_names=["ids", "mask"]
+    )
+    return path
+
+
+def optimised(name, path, how):
+    """The file after ONNX Runtime's own optimisation, or that of its tool for transformers."""
+    made = path.with_suffix(f".{how}.onnx")
+    if how == "transformers":
+        from onnxruntime.transformers.optimizer import optimize_model
+
+        model = optimize_model(str(path), model_type=name, num_heads=2, hidden_size=32, opt_level=0)
+        model.save_model_to_file(str(made))
+        return made
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(made)
+    ort.InferenceSession(path, options, ["CPUExecutionProvider"])
+    return made
+
+
+WRITTEN = {
+    ("gpt2", "extended"): {"FusedMatMul", "FastGelu", "SkipLayerNormalization"},
+    ("gpt2", "transformers"): {"FastGelu", "SkipLayerNormalization"},
+    ("bert", "extended"): {"FusedMatMul", "Gelu", "SkipLayerNormalization"},
+    ("bert", "transformers"): {"Attention", "BiasGelu", "SkipLayerNormalization"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # TorchScript's export is old, and says so
+@pytest.mark.parametrize(("name", "how"), WRITTEN)
+def test_an_optimised_model_computes_what_it_did_before(name, how, tmp_path):
+    path = exported(name, tmp_path)
+    made = optimised(name, path, how)
+    kinds = {node.op_type for node in onnx.load(made).graph.node if node.domain == MICROSOFT}
+    assert kinds >= WRITTEN[name, how]
+    feeds = {"ids": ints(2, 8, high=50), "mask": np.ones((2, 8), np.int64)}
+    (expected,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, feeds)
+    model = load(made)
+    module = to_torch(model)
+    (y,) = module(*(torch.from_numpy(feeds[name]) for name in module.input_names))
+    np.testing.assert_allclose(y.detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+    y.square().sum().backward()
+    assert all(one.grad.isfinite().all() and one.grad.any() for one in module.parameters())
+    assert all(one.flops >= 0 for one in facts(model))

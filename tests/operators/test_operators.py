@@ -14,12 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from onnx.backend.test.loader import load_model_tests
 
 from planner.errors import ModelError, OperatorError
 from planner.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
 from planner.model import Model, Node, load
 from planner.operators import OPERATORS, check, input_names, output_names, parameters, to_torch
+from tests.support.conformance import all_tests
 from tests.support.models import MODELS, cached
 
 # ---- models made by hand
@@ -90,7 +90,7 @@ def node_cases():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = defaultdict(list)
-        for case in load_model_tests(kind="node"):
+        for case in all_tests():
             nodes = case.model.graph.node if case.model else ()
             if len(nodes) == 1 and not nodes[0].domain and nodes[0].op_type in OPERATORS:
                 found[nodes[0].op_type].append((case.name, case.model, arrays_of(case)))

@@ -128,7 +128,7 @@ def test_dropout_trains_where_its_version_says_so(tmp_path, opset, node, drops):
     assert (y == 0).any().item() == drops
     assert set(y.tolist()) <= {0.0, 2.0, 1.0} and torch.equal(y, torch.ones(64)) != drops
     model = read(tmp_path, text, opset)
-    note = ("1 Dropout drop nothing: the file was exported in evaluation mode; export with"
+    note = ("1 Dropout drops nothing: the file was exported in evaluation mode; export with"
             " module.train()",)  # fmt: skip
     assert model.notes == (() if drops or "none" in node else note)
 
@@ -253,6 +253,12 @@ def test_halves_are_normalized_with_statistics_in_float32(kind):
     torch.testing.assert_close(m, 0.1 * x.mean((0, 2)), rtol=0.02, atol=1e-3)
     expected = functional.batch_norm(x, None, None, training=True)
     torch.testing.assert_close(y.float(), expected, rtol=0.02, atol=0.02)
+
+
+def test_one_number_per_channel_cannot_be_normalized():
+    options = {"epsilon": 1e-5, "training_mode": 1, "num_outputs": 1, "read_outputs": (True,)}
+    with pytest.raises(OperatorError, match=r"got x of \[1, 3, 1\]; give a larger microbatch"):
+        batch_normalization(torch.ones(1, 3, 1), *(torch.ones(3) for _ in range(4)), **options)
 
 
 def test_statistics_of_a_shorter_type_are_updated_too():

@@ -198,6 +198,10 @@ def test_dropout_and_batch_normalization_are_those_of_inference(tmp_path):
     expected = np.maximum((x - mean) / np.sqrt(var + 1e-5) * scale + shift, 0)
     (y,) = outputs(runs.runnable(model), {"x": x, **held}, tmp_path)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    assert any(
+        "2 operators of the types BatchNormalization and Dropout were timed in evaluation" in one
+        for one in profiled(model).warnings
+    )
 
 
 def test_an_empty_list_as_an_attribute_keeps_its_type():

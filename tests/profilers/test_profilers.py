@@ -1,3 +1,4 @@
+import json
 import os
 import random
 import subprocess
@@ -19,7 +20,7 @@ from planner.profilers.classes import TensorLayout, class_name, contiguous, surr
 from planner.profilers.measured import measure
 from planner.profilers.summary import summary
 from planner.profilers.timing import Stopwatch, Trial
-from planner.profilers.trust import Conditions, interval, warnings
+from planner.profilers.trust import Conditions, agrees, interval, warnings
 from planner.profilers.unit import unit
 from planner.profiles import Source, View, WholeStep, stash_bytes
 from tests.support.models import MODELS, cached
@@ -134,6 +135,35 @@ def test_integers_index_the_smallest_table_that_they_reach(tmp_path):
     assert set(made["ids"].tolist()) == set(range(7))
     assert made["ids"].dtype == torch.int64
     assert made["other"].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("body", "classes"),
+    [
+        ("c = GatherElements <axis = 1> (y, i)", 3),
+        ("c = GatherND <batch_dims = 1> (y, i)", 3),
+        ("c = ScatterElements <axis = 1> (y, i, u)", 3),
+        ("f = Squeeze (i, one) c = NegativeLogLikelihoodLoss (y, f)", 3),
+        ("f = Squeeze (i, one) c = SoftmaxCrossEntropyLoss (y, f)", 3),
+        ("f = Squeeze (i, one) c = OneHot (f, five, zeroone)", 5),
+        (
+            "b = Equal (i, ignored) n = Not (b) k = Where (n, i, none) p = Concat <axis = 0> (k, k)"
+            " s = Slice (p, none1, two) c = GatherElements <axis = 1> (y, s)",
+            3,
+        ),
+        ("c = Cast <to = 1> (i)", 0),
+    ],
+)
+def test_labels_are_drawn_among_the_classes(body, classes, tmp_path):
+    text = f"""agraph (int64[400,1] i, float[400,2] x, float[400,1] u) =>
+        (float[400,3] y, float[N] c)
+        <int64[1] one = {{1}}, int64 five = {{5}}, float[2] zeroone = {{0, 1}}, int64 none = {{0}},
+         int64 ignored = {{-100}}, int64[1] none1 = {{0}}, int64[1] two = {{400}}> {{
+        y = MatMul (x, w)
+        {body}
+    }}"""
+    made = synthetic.inputs(read(tmp_path, text, {"w": (2, 3)}), seed=0, microbatch=0)["i"]
+    assert set(made.flatten().tolist()) == (set(range(classes)) if classes else {1})
 
 
 def test_targets_are_classes_of_the_last_dimension_or_normal(tmp_path):
@@ -387,6 +417,41 @@ def test_what_was_measured_on_a_busy_machine_is_not_kept(tmp_path, monkeypatch):
     _, second = measured(tmp_path)
     assert not first.kept
     assert second.num_cached == 0
+
+
+def test_what_does_not_agree_with_the_step_of_today_is_measured_again(tmp_path, monkeypatch):
+    quiet_machine(monkeypatch)
+    monkeypatch.setattr("planner.profilers.trust.LEAST_STEP_S", 0.0)
+    monkeypatch.setattr("planner.profilers.trust.AGREEMENT", (0.1, 10.0))
+    once, _ = measured(tmp_path)
+    assert measured(tmp_path)[1].num_timed == 0
+    for entry in (tmp_path / "cache").rglob("*.json"):
+        plain = json.loads(entry.read_text())
+        if isinstance(plain, dict):
+            entry.write_text(json.dumps({**plain, "forward_s": 1000 * plain["forward_s"]}))
+    again, second = measured(tmp_path)
+    assert (second.num_timed, second.num_cached) == (4, 0)
+    assert sum(o.forward_s for o in again.operators) < 50 * sum(o.forward_s for o in once.operators)
+    third, last = measured(tmp_path)
+    assert (third.operators, last.num_timed) == (again.operators, 0)
+
+
+def test_nothing_is_measured_again_on_a_busy_machine(tmp_path, monkeypatch):
+    quiet_machine(monkeypatch)
+    measured(tmp_path)
+    monkeypatch.setattr("planner.profilers.measured.agrees", lambda profile, usual: False)
+    monkeypatch.setattr("planner.profilers.measured.busy", lambda profile, conditions: ("busy",))
+    assert measured(tmp_path)[1].num_timed == 0
+
+
+@pytest.mark.parametrize(("usual", "agreed"), [(1.0, False), (1.2, True), (1.25, True)])
+def test_a_ratio_agrees_with_the_usual_one_of_the_model(usual, agreed, tmp_path):
+    profile = profiled(read(tmp_path, CHAIN, CHAIN_WEIGHTS))
+    total_s = sum(o.forward_s + o.backward_s for o in profile.operators)
+    slow = [replace(o, forward_s=o.forward_s / total_s, backward_s=o.backward_s / total_s)
+            for o in profile.operators]  # fmt: skip
+    whole = WholeStep(1 / 1.2, 1 / 1.2)
+    assert agrees(replace(profile, operators=tuple(slow), whole_step=whole), usual) is agreed
 
 
 @pytest.mark.parametrize("change", [{"threads": 2}, {"dtype": "bfloat16"}])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.clusters.routes import routes
 from planner.costs.collectives import allreduce_s
-from planner.costs.pricing import ActionCosts
+from planner.costs.pricing import ActionCosts, Crowd
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step, text
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
@@ -482,8 +482,41 @@ def timed_cases(draw):
         tuple(draw(some) for _ in lists.sums),
         {device: draw(some) for device in lists.lists},
         *extras,
+        crowds=draw(crowds(sorted(lists.lists))),
     )
     return lists, found, topology
+
+
+@st.composite
+def crowds(draw, devices):
+    """None, or some of the devices in crowds, which have speeds that often coincide."""
+    slow = st.sampled_from([1.0, 1.0, 1.3, 1.5, 2.0, 3.0])
+    number = {d: draw(st.sampled_from([-1, 0, 0, 1])) for d in devices if draw(st.booleans())}
+    members = [tuple(d for d, n in number.items() if n == one) for one in (0, 1)]
+    return tuple(
+        Crowd(some, (1.0, 1.0, *(draw(slow) for _ in some[1:]))) for some in members if some
+    )
+
+
+def test_computations_at_the_same_time_slow_each_other_down_by_hand():
+    # Both compute until device 1, after 1 s in 1.5 s and its step of 2 s in 3 s, is done at 4.5.
+    # Device 0 has done 3 of its 4 s by then, and goes on alone: 1 s, and 2 s for its step.
+    lists = written("0F0 O", "1F0 O")
+    found = ActionCosts(
+        {(0, 0): 4.0, (1, 1): 1.0}, {}, {}, (), {0: 2.0, 1: 2.0},
+        crowds=(Crowd((0, 1), (1.0, 1.0, 1.5)),),
+    )  # fmt: skip
+    ended = {(e.device, type(e.action)): e.end_s for e in simulate(lists, found, mesh(2)).events}
+    assert ended == {(1, Compute): 1.5, (1, Step): 4.5, (0, Compute): 5.5, (0, Step): 7.5}
+
+
+def test_an_all_reduce_in_a_crowd_is_as_fast_as_alone_and_slows_no_one():
+    lists = written("A0 O", "A0 O", sums=[(0, 1)])
+    found = ActionCosts(
+        {}, {}, {}, (3.0,), {0: 1.0, 1: 2.0}, crowds=(Crowd((0, 1), (1.0, 1.0, 2.0)),)
+    )
+    ends = [e.end_s for e in simulate(lists, found, mesh(2)).events if e.action == Step()]
+    assert ends == [5.0, 6.0]
 
 
 def or_error(simulator, case):

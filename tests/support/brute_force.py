@@ -116,7 +116,7 @@ class _Trial:
             back = latency * gradients + gradient_bytes / rate
         trained = need.trainable_bytes
         tail = max(
-            slowdown(topology, self.order, d)
+            slowdown(self.problem, self.order, d)
             * step_s(options.optimizer, trained, device_type(topology, d))
             for d in devices
         )
@@ -138,7 +138,7 @@ class _Trial:
 
     def _time(self, device, inside, which):
         times = getattr(times_on(self.problem, device), which)
-        return times[sorted(inside)].sum() * slowdown(self.problem.topology, self.order, device)
+        return times[sorted(inside)].sum() * slowdown(self.problem, self.order, device)
 
     def _ends(self, inside):
         """Bytes of what a stage reads from outside, and of the model's outputs that it makes."""

@@ -25,6 +25,7 @@ from planner.files import write_plan
 from planner.launcher import run
 from planner.launcher.gradients import make_optimizer
 from planner.model import load
+from planner.model.losses import losses as model_losses
 from planner.operators import randomness, synthetic
 from planner.problem import Optimizer as OptimizerName
 from planner.problem import Options, Problem
@@ -164,13 +165,14 @@ def loop(module, path, steps, learning_rate=0.1, num_microbatches=MICROBATCHES, 
         own: microbatches that the module sees; its losses and gradients are of these alone.
     """
     model = load(path, batch=BATCH)
+    (chosen,) = model_losses(model.graph)
     step_of = make_optimizer(OptimizerName(optimizer), list(module.parameters()), learning_rate)
     losses = []
     for step in range(steps):
         losses.append(0.0)
         for m in filter(own, range(num_microbatches)):
             x = synthetic.inputs(model, seed=SEED, microbatch=m)["x"]
-            target = synthetic.target(model, loss="cross-entropy", seed=SEED, microbatch=m)
+            target = synthetic.target(chosen, seed=SEED, microbatch=m)
             with randomness.drawing(SEED, step, m):
                 loss = nn.functional.cross_entropy(module(x), target) / num_microbatches
             loss.backward()

@@ -78,6 +78,19 @@ class _Transfer:
         self.end_s = now_s + pair.latency_s
 
 
+class _Computation:
+    """A computation in a crowd: `left` s of work from time `since_s` on, which take `slow` times as
+    long; 0 until that is known.
+    """
+
+    __slots__ = ("action", "left", "since_s", "slow", "start_s")
+
+    def __init__(self, action: Action, now_s: float, time_s: float) -> None:
+        self.action, self.left = action, time_s
+        self.start_s = self.since_s = now_s
+        self.slow = 0.0
+
+
 class _Simulation:
     """The state between two events; a device stands at the action that it runs or waits for."""
 
@@ -103,22 +116,34 @@ class _Simulation:
         # (time in s, device, order, transfer); no transfer where the device ends its action.
         self.queue: list[tuple[float, int, int, int | None]] = []
         self.order = 0
+        # The crowd of a device; the computations of each crowd, by device; crowds that changed.
+        self.crowds = {d: n for n, crowd in enumerate(costs.crowds) for d in crowd.devices}
+        self.computing: list[dict[int, _Computation]] = [{} for _ in costs.crowds]
+        self.stirred: set[int] = set()
+        # By device, the number of its event to come.
+        self.due: dict[int, int] = {}
 
     def run(self) -> bool:
         """Runs to the end; whether it is one in which nothing is left over."""
         for device in self.program.lists:
             self._advance(device)
-        while self.queue or self.links.stale or self.fresh or self.freed:
+        while self.queue or self.stirred or self.links.stale or self.fresh or self.freed:
             over = not self.queue or self.queue[0][0] > self.now_s
+            if self.stirred and over:
+                self._pace()
+                continue
             if self.links.stale and over:
                 self._share()
                 continue
             if over and (self.fresh or self.freed):
                 self._admit()
                 continue
-            time_s, device, _, number = heappop(self.queue)
+            time_s, device, order, number = heappop(self.queue)
             if number is None:
+                if self.due[device] != order:
+                    continue  # foreseen at a speed that has changed since
                 self.now_s = time_s
+                self._leave_crowd(device)
                 action = self.program.lists[device][self.position[device]]
                 if isinstance(action, Send | Receive):
                     self._post(device, action)
@@ -133,6 +158,8 @@ class _Simulation:
 
     def _foresee(self, time_s: float, device: int, number: int | None) -> None:
         self.order += 1
+        if number is None:
+            self.due[device] = self.order
         heappush(self.queue, (time_s, device, self.order, number))
 
     def _advance(self, device: int) -> None:
@@ -174,9 +201,34 @@ class _Simulation:
             self._occupy(device, action, time_s[action.stage, device] + launch_s)
 
     def _occupy(self, device: int, action: Action, time_s: float) -> None:
+        if device in self.crowds and isinstance(action, Compute | Step):
+            crowd = self.crowds[device]
+            self.computing[crowd][device] = _Computation(action, self.now_s, time_s)
+            self.stirred.add(crowd)
+            return
         end_s = self.now_s + time_s
         self.events.append(Event(device, action, self.now_s, end_s))
         self._foresee(end_s, device, None)
+
+    def _pace(self) -> None:
+        """At the end of a moment: foresees the computations of the crowds that changed."""
+        for crowd in self.stirred:
+            slow = self.costs.crowds[crowd].slowdown[len(self.computing[crowd])]
+            for device, one in self.computing[crowd].items():
+                if slow != one.slow:
+                    if one.slow:
+                        one.left = max(one.left - (self.now_s - one.since_s) / one.slow, 0.0)
+                    one.since_s, one.slow = self.now_s, slow
+                    self._foresee(self.now_s + one.left * slow, device, None)
+        self.stirred.clear()
+
+    def _leave_crowd(self, device: int) -> None:
+        """Notes the end of the computation of a device in a crowd, if it runs one."""
+        crowd = self.crowds.get(device)
+        if crowd is not None and device in self.computing[crowd]:
+            one = self.computing[crowd].pop(device)
+            self.stirred.add(crowd)
+            self.events.append(Event(device, one.action, one.start_s, self.now_s))
 
     def _post_s(self, device: int, action: Send | Receive) -> float:
         each_s = self.costs.post_s.get(device, 0.0)

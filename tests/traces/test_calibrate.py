@@ -28,7 +28,7 @@ from planner.files import (
     write_calibration,
     write_profile,
 )
-from planner.profiles import WholeStep
+from planner.profiles import Contention, WholeStep
 from planner.simulator.events import simulate
 from planner.strategy import ScheduleName, Stage, Strategy
 from planner.traces.calibrate import MeasuredRun, calibrate, fit, predicted_s, regression
@@ -163,6 +163,21 @@ def test_a_fit_explains_the_runs_it_was_made_from():
     assert known.sums == pytest.approx(TRUE.sums, rel=0.05)
     assert known.steps == pytest.approx(TRUE.steps, rel=0.1)
     assert known.wire == pytest.approx(TRUE.wire, rel=0.05)
+
+
+def test_a_fit_is_about_times_alone_where_devices_slow_each_other():
+    def slowed(problem):
+        hosts = tuple(replace(one, cores=2) for one in problem.topology.hosts)
+        profile = replace(problem.profile, contention=Contention(2, {2: 1.6}))
+        return replace(problem, profile=profile, topology=replace(problem.topology, hosts=hosts))
+
+    runs = [run_of(slowed(problem_with(seed)), cut) for seed in range(4) for cut in (0, 2, 3, 5, 6)]
+    known, alone = fit(runs), fit(RUNS)
+    for one in runs:
+        assert predicted_s(one, known) == pytest.approx(one.timeline.iteration_s, rel=0.03)
+    assert (known.forward, known.backward, known.steps) == pytest.approx(
+        (alone.forward, alone.backward, alone.steps), rel=0.03
+    )
 
 
 def test_it_holds_for_models_that_were_left_out():

@@ -228,7 +228,7 @@ def _stages_on(
     first, which stands for none.
     """
     topology, kinds = problem.topology, first_of_each_type(problem)
-    slow = slowdowns(topology, order)
+    slow = slowdowns(problem, order)
     speed = np.array([slow[d] for d in order])
     kind = np.array([list(kinds).index(topology.devices[d].type) for d in order])
     room = np.array([limit_bytes(problem, order, d) for d in order], dtype=float)

@@ -130,7 +130,7 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
     """
     profile, topology, graph = problem.profile, problem.topology, problem.profile.graph
     devices = range(len(topology.devices))
-    slow, times = slowdowns(topology, devices), [times_on(problem, d) for d in devices]
+    slow, times = slowdowns(problem, devices), [times_on(problem, d) for d in devices]
     tensors, made_by, read_by = tensors_by_name(graph), producers(graph), consumers(graph)
     latency, width = pair_widths(topology)
     everything = frozenset(range(len(graph.operators)))

@@ -290,7 +290,7 @@ def _order(problem: Problem, parts: Sequence[Segment], *, backward: bool = False
 
 def _times_s(problem: Problem, parts: Sequence[Segment], *, backward: bool) -> list[float]:
     """The forward or backward of each part on its device, in s."""
-    slow = slowdowns(problem.topology, {device for device, _ in parts})
+    slow = slowdowns(problem, {device for device, _ in parts})
     by_device = {device: times_on(problem, device) for device in slow}
     parts_s = []
     for device, inside in parts:
