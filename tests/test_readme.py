@@ -1,5 +1,5 @@
-"""Every command of the README runs: in its order, in one folder, with small models of the names that
-it uses. Files that a user brings along are made first; everything else is made by the lines before.
+"""Every command of the README runs: in its order, in one folder, with small models of the names it
+uses. Files that a user brings along are made first; all others are made by the lines before.
 """
 
 import json
@@ -17,7 +17,6 @@ from planner.formats import read_any_profiles
 from planner.formats.graph_txt import from_profile, to_text
 from tests.clusters.test_imports import CUBE
 from tests.peers.test_foreign import DNN_FILE, PIPER_FILE
-from tests.support import models
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -49,6 +48,12 @@ def test_every_line_that_is_not_run_stands_in_the_readme():
     assert NOT_RUN.keys() <= lines
 
 
+def test_what_is_smaller_here_stands_in_the_readme():
+    assert all(large in README for large in SMALL)
+    assert BY_HAND in README
+    assert {language for language, _ in blocks()} == {"", "python"}
+
+
 def test_only_known_programs_are_called():
     programs = {
         shlex.split(command)[0]
@@ -65,7 +70,6 @@ def resnet50_as_text():
 
 
 BROUGHT = {
-    "gpt2.onnx": lambda: models.gpt2(layers=2, width=64, vocabulary=100).SerializeToString(),
     "profiles/gpt2.json": (shipped("profiles") / "gpt2.json").read_bytes,
     "profiles/resnet50.json": (shipped("profiles") / "resnet50.json").read_bytes,
     "vgg16.txt": resnet50_as_text,
@@ -78,11 +82,11 @@ BROUGHT = {
 """Files that a user brings along, made when a line first names them."""
 
 
-def bring(line, folder):
-    """Makes the files that a line names and a user brings along, where they are not there yet."""
+def bring(command, folder):
+    """Makes the files that a command names and a user brings along, where they are not there."""
     for name, content in BROUGHT.items():
         path = folder / name
-        if name in shlex.split(line) and not path.exists():
+        if name in command and not path.exists():
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content())
 
@@ -107,21 +111,55 @@ def run(command, folder):
     return done.returncode, "\n".join(done.stdout.splitlines()[-8:])
 
 
+NETS = """
+import torch
+import transformers
+
+
+def model():
+    layers = [torch.nn.Linear(64, 64) for _ in range(8)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(64, 10)), torch.zeros(4, 64)
+
+
+"""
+"""The user's file nets.py, before the README's function."""
+
+SMALL = {"GPT2Config(n_layer=6)": "GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=100)"}
+"""What is smaller here than in the README."""
+
+BY_HAND = "torch.onnx.export(module, inputs"
+"""The call of those who export by themselves; it runs in a folder of its own."""
+
+
+def script(text, folder):
+    """A Python block of the README as a program, and its folder; a function goes into nets.py."""
+    for large, small in SMALL.items():
+        text = text.replace(large, small)
+    if text.startswith("def "):
+        (folder / "nets.py").write_text(NETS + text)
+        return "import nets", folder
+    if text.startswith(BY_HAND):
+        by_hand = folder / "by_hand"
+        by_hand.mkdir()
+        before = "import torch\nmodule, inputs = torch.nn.Linear(8, 4), (torch.zeros(4, 8),)\n"
+        return before + text, by_hand
+    return "import planner\n" + text, folder
+
+
 @pytest.mark.slow
 def test_all_lines_run_in_their_order(tmp_path):
+    (tmp_path / "nets.py").write_text(NETS)
     failed = []
     for language, text in blocks():
+        place = tmp_path
         if language == "python":
-            source = "import planner\n" + text
+            source, place = script(text, tmp_path)
             calls = {text.splitlines()[0]: [sys.executable, "-c", source]}
-        elif language:
-            (tmp_path / f"block.{language}").write_text(text)
-            continue
         else:
             calls = {line: shlex.split(line) for line in commands(text) if line not in NOT_RUN}
         for line, command in calls.items():
-            bring(line if language != "python" else "", tmp_path)
-            code, end = run(command, tmp_path)
+            bring(command, tmp_path)
+            code, end = run(command, place)
             if code:
                 failed.append(f"{line}\n  ended with {code}: {end}")
     assert not failed, "\n\n".join(failed)
