@@ -8,6 +8,7 @@ import click
 
 from planner import api
 from planner.commands.option_types import Dimension, distinct
+from planner.commands.options import OPERATORS
 from planner.commands.printing import say, show
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--untie", multiple=True, metavar="NAME",
               help="Give each module that reads this initializer its own; may be repeated.",
               )  # fmt: skip
+@OPERATORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(
     model: Path,

@@ -108,7 +108,8 @@ def memory_of(
     coming = [name for name in inputs if name not in there]
     sent, copied = _storages_sent(profile, inside, made)
     private = sum(profile.operators[v].stash_private_bytes for v in inside)
-    loss = _loss_bytes(graph, inside)
+    loss, target = _loss_bytes(graph, inside), _target_bytes(profile, inside)
+    freed = kept - there - through
     return StageMemory(
         parameter_bytes=sum(p.bytes for p in held),
         trainable_bytes=sum(p.bytes for p in held if p.trainable),
@@ -117,7 +118,7 @@ def memory_of(
         output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
         returned_bytes=sum(tensors[name].bytes for name in coming if tensors[name].gradient),
         forward_workspace_bytes=forward_excess(profile, inside, kept - there, loss),
-        backward_workspace_bytes=backward_excess(profile, inside, kept - there - through, loss),
+        backward_workspace_bytes=backward_excess(profile, inside, freed, loss, target),
         copied_bytes=sum(tensors[n].bytes for n in copied),
     )
 
@@ -196,6 +197,22 @@ def _loss_bytes(graph: Graph, inside: Collection[int]) -> int:
     """A loss keeps a tensor as large as its input (log-probabilities, or the difference)."""
     made_by, tensors = producers(graph), tensors_by_name(graph)
     return sum(tensors[n].bytes for n in loss_outputs(graph) if made_by.get(n) in inside)
+
+
+def _target_bytes(profile: Profile, inside: Collection[int]) -> int:
+    """Losses of values compare with targets as large as their outputs. Imported profiles do not say
+    what their outputs are.
+    """
+    if profile.model_hash is None:
+        return 0
+    from planner.model.losses import losses  # takes onnx along, which is slow to load
+
+    made_by = producers(profile.graph)
+    return sum(
+        one.output.bytes
+        for one in losses(profile.graph)
+        if one.has_target and one.class_dim is None and made_by.get(one.output.name) in inside
+    )
 
 
 def static_bytes(parameter_bytes: int, trainable_bytes: int, optimizer: Optimizer) -> int:

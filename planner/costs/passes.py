@@ -101,7 +101,11 @@ def forward_excess(
 
 
 def backward_excess(
-    profile: Profile, inside: Collection[int], freed: Collection[str], loss_bytes: int
+    profile: Profile,
+    inside: Collection[int],
+    freed: Collection[str],
+    loss_bytes: int,
+    target_bytes: int = 0,
 ) -> int:
     """The most bytes above all that was kept, while a backward pass runs. Gradients that have come
     from other stages are not counted here.
@@ -113,6 +117,8 @@ def backward_excess(
         inside: the operators of the stage.
         freed: owners of storage that is let go on the way; inputs and outputs of the stage stay.
         loss_bytes: bytes that the loss keeps in addition.
+        target_bytes: the part of these that are targets of data, which stay until the pass has
+            ended.
     """
     graph = profile.graph
     going = Counter({v: profile.operators[v].stash_private_bytes for v in inside})
@@ -132,7 +138,7 @@ def backward_excess(
     lost = [name for name in loss_outputs(graph) if made_by.get(name) in inside]
     alive = _backward_alive(profile, inside, lost, coming, gradient_bases(profile))
     # Both gradients of the loss are alive at once, then the tensor that it keeps goes.
-    gone, most = loss_bytes, 2 * loss_bytes
+    gone, most = loss_bytes - target_bytes, 2 * loss_bytes
     for v in sorted(inside, reverse=True):
         most = max(most, alive[v] - gone)
         gone += going[v]

@@ -20,6 +20,8 @@ from planner.graph import ITEM_BYTES, parameters_by_name, tensors_by_name
 from planner.model import trainable
 from planner.model.canonical import domain_of, own_domain, true_inputs
 from planner.model.constants import Uses
+from planner.model.expansion.control_flow import CONTROL_FLOW
+from planner.model.expansion.sequences import SEQUENCE_OPERATORS
 from planner.model.folding import operator_type, some
 from planner.model.load import Model, Node, load, read_proto
 from planner.model.modules import modules_of
@@ -31,11 +33,7 @@ from planner.model.values import Values
 from planner.support.module_paths import block_of
 
 # Read by the model's reader itself, and folded or written as plain operators.
-READ = frozenset({
-    "Constant", "If", "Loop", "Scan", "SequenceAt", "SequenceConstruct", "SequenceInsert",
-    "SequenceLength", "SequenceEmpty", "SequenceErase", "ConcatFromSequence", "SplitToSequence",
-    "Shape", "Size",
-})  # fmt: skip
+READ = frozenset({"Constant", "Shape", "Size", *CONTROL_FLOW, *SEQUENCE_OPERATORS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def test_a_type_of_device_is_computed_and_a_device_that_is_here_is_measured():
 def test_a_profile_for_a_device_that_is_not_here_says_so_everywhere(folder):
     shown = run("profile", "model.onnx", "--device", "V100-SXM2-16GB").output
     assert "analytic on V100-SXM2-16GB by roofline" in shown
-    profile = read_profile(folder / "profiles/model.json")
+    profile = read_profile(folder / "profiles/model-V100-SXM2-16GB.json")
     assert (profile.source, profile.engine, profile.repetitions) == (
         Source.ANALYTIC, "roofline", 0,
     )  # fmt: skip
