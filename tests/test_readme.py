@@ -86,7 +86,9 @@ def bring(command, folder):
     """Makes the files that a command names and a user brings along, where they are not there."""
     for name, content in BROUGHT.items():
         path = folder / name
-        if name in command and not path.exists():
+        # A profile may be named by its stem alone.
+        names = {name, path.stem} if name.startswith("profiles/") else {name}
+        if names & {*command} and not path.exists():
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content())
 
