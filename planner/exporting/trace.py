@@ -91,7 +91,7 @@ def _unnamed(shapes: Any) -> Any:
     """Dynamic shapes as torch.export takes them: without names of dimensions.
 
     >>> _unnamed({"x": {0: "batch"}, "y": None})
-    {'x': {0: DYNAMIC}, 'y': None}
+    {'x': {0: DimHint(DYNAMIC)}, 'y': None}
     """
     if isinstance(shapes, str):
         return Dim.DYNAMIC

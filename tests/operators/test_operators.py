@@ -421,11 +421,12 @@ def test_unknown_operators_are_all_listed_with_the_nodes_that_use_them():
     nodes.append(node("FusedGelu", ["x"], ["g"], "gelu", 1, "com.microsoft"))
     model = model_of(nodes, dict.fromkeys(["x", "g", *(f"n{i}" for i in range(5))], x))
     assert refused(model).splitlines() == [
-        "model.onnx: FusedGelu (domain com.microsoft, version 1) is not supported; used by 'gelu'",
-        "model.onnx: NonZero (domain ai.onnx, version 17) is not supported; "
-        "used by 'nz0', 'nz1', 'nz2' and 2 more",
-        "export the model without it, or give it a function and a line in "
-        "planner/operators/table.py",
+        "model.onnx: FusedGelu (domain com.microsoft, version 1) is not supported; used by 'gelu';"
+        " export the model without it, or give it a function with planner.operators.register"
+        ' (README, "Operators of your own")',
+        "model.onnx: NonZero (domain ai.onnx, version 17) is not supported; used by 'nz0', 'nz1',"
+        " 'nz2' and 2 more; the shape of its output depends on data; it is supported where its"
+        " inputs are constants",
     ]
 
 
