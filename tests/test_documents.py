@@ -27,6 +27,7 @@ WRITTEN = {
     "tests/solvers/test_registry.py": {"toy.py"},
     "tests/profilers/test_contention.py": {"worker.py"},
     "tests/support/memory_runs.py": {"worker.py"},
+    "tests/test_readme.py": {"nets.py"},
     "tests/test_jit.py": {"a/b.py", "a/c.py", "solvers/deep/kernels.py", "solvers/kernels.py"},
 }
 
