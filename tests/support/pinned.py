@@ -1,4 +1,6 @@
-"""`python cli.py` on one core: each rank of torchrun on its own, as long as there are enough.
+"""`python cli.py` with each rank of torchrun on a core of its own, if there are enough. More ranks
+than cores share all of them, as without this program: two that are bound to one core would wait for
+each other while another core idles.
 
 torchrun --nproc-per-node 2 tests/support/pinned.py launch strategy.json
 
@@ -11,9 +13,10 @@ from pathlib import Path
 
 
 def pin() -> None:
-    """Restricts this process and its threads to one core."""
+    """Restricts this process and its threads to one core, if every rank can have one."""
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(os.environ.get("RANK", "0")) % len(cores)]})
+    if int(os.environ.get("WORLD_SIZE", "1")) <= len(cores):
+        os.sched_setaffinity(0, {cores[int(os.environ.get("RANK", "0"))]})
 
 
 if __name__ == "__main__":
