@@ -30,10 +30,9 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.model import Model
-from planner.model.modes import batch_norm_form
-from planner.model.modules import modules_of
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
+from planner.profilers.origin import model_fields
 from planner.profiles import OperatorCost, Profile, Source
 from planner.support.arrays import Floats
 from planner.topology import DeviceType
@@ -78,14 +77,7 @@ def analytic(
         operators=tuple(_cost(graph, *part) for part in parts),
         views=tuple(view for one in known_facts for view in one.stash.views),
         gradient_views=tuple(view for one in known_facts for view in one.gradient_views),
-        model_path=model_path,
-        model_hash=model.hash,
-        dimensions=dict(model.dimensions),
-        modules=modules_of(model),
-        tie=model.tie,
-        untie=model.untie,
-        batch_norm=batch_norm_form(model.nodes),
-        microbatch_size=model.batch,
+        **model_fields(model, model_path),
         dtype=dtype,
         device_type=kind.name,
         source=Source.ANALYTIC,

@@ -27,8 +27,6 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.model import Model
-from planner.model.modes import batch_norm_form
-from planner.model.modules import modules_of
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import (
     Surroundings,
@@ -43,6 +41,7 @@ from planner.profilers.devices import (
     device_type,
     versions,
 )
+from planner.profilers.origin import model_fields
 from planner.profilers.summary import summary
 from planner.profilers.trust import (
     Conditions,
@@ -143,14 +142,7 @@ def measure(
             ),
             views=_views(model.graph, measured.operators),
             gradient_views=measured.gradient_views,
-            model_path=model_path,
-            model_hash=model.hash,
-            dimensions=dict(model.dimensions),
-            modules=modules_of(model),
-            tie=model.tie,
-            untie=model.untie,
-            batch_norm=batch_norm_form(model.nodes),
-            microbatch_size=model.batch,
+            **model_fields(model, model_path),
             dtype=main,
             device_type=device_type(device),
             source=Source.MEASURED,

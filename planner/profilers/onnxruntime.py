@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from planner.errors import OptionError
 from planner.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
 from planner.model import Model
-from planner.model.modes import batch_norm_form, is_batch_norm, is_dropout, trains
-from planner.model.modules import modules_of
+from planner.model.modes import is_batch_norm, is_dropout, trains
 from planner.profilers.backward import BackwardEstimates, estimates, shipped_ratios
 from planner.profilers.devices import check_measuring, device_type, versions
 from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
+from planner.profilers.origin import model_fields
 from planner.profilers.trust import interval
 from planner.profiles import OperatorCost, Profile, Source
 
@@ -91,14 +91,7 @@ def measure_onnxruntime(
         ),
         views=tuple(view for fact in known for view in fact.stash.views),
         gradient_views=tuple(view for fact in known for view in fact.gradient_views),
-        model_path=model_path,
-        model_hash=model.hash,
-        dimensions=dict(model.dimensions),
-        modules=modules_of(model),
-        tie=model.tie,
-        untie=model.untie,
-        batch_norm=batch_norm_form(model.nodes),
-        microbatch_size=model.batch,
+        **model_fields(model, model_path),
         dtype=main_dtype(graph),
         device_type=device_type(provider),
         source=Source.MEASURED,
