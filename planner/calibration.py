@@ -1,7 +1,7 @@
 """`Calibration`: corrections of profile and topology that runs on a type of device have shown.
 
 Of an operator of type t that makes n bytes of the outputs with a loss (0 for nearly all), measured
-alone in f s forward and b s backward, a run is believed to take
+alone in f s forward and b s backward with the losses of its outputs, a run is believed to take
 
     forward:  w f (forward + deviation_t) + n loss_forward_s_per_byte
     backward: w b (backward + deviation_t) + n loss_backward_s_per_byte
@@ -45,8 +45,8 @@ class Calibration:
         whole: whether times are scaled to the whole step that the profile measured.
         forward, backward: factors of all operators.
         deviations: by type, ascending.
-        loss_forward_s_per_byte, loss_backward_s_per_byte: of a loss, per byte of the output that
-            it is computed from.
+        loss_forward_s_per_byte, loss_backward_s_per_byte: what a loss takes more, per byte of the
+            output that it is computed from.
         launch_s: of each computation.
         post_s: of each send or receive.
         copy_s_per_byte: of each send or receive, per byte.

@@ -110,6 +110,28 @@ class OperatorCost:
 
 
 @dataclass(frozen=True, slots=True)
+class LossCost:
+    """Times of a loss of one microbatch, which the device computes that makes its output.
+
+    Attributes:
+        output: the output that it is computed from.
+        forward_s: time of the loss, in s.
+        backward_s: time of its gradient, in s.
+
+    Raises:
+        ValueError: if a time is negative or absurdly large.
+    """
+
+    output: str
+    forward_s: float
+    backward_s: float
+
+    def __post_init__(self) -> None:
+        times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
+        _raise(_outside(times, 0, MAX_SECONDS))
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """A tensor in the storage of the tensor or parameter that its operator made it from. Of
     gradients: that of an input, made from that of an output.
@@ -218,6 +240,7 @@ class Profile:
             `FROZEN`, which is also that of models without any.
         contention: slowdown of processes that compute at the same time; files leave out None, where
             it was not measured or devices have their own processors.
+        loss_costs: of the outputs with a loss, each once at most; none where they are not known.
 
     Raises:
         ValueError: if a figure is out of range or contradicts the graph; all of them.
@@ -246,6 +269,7 @@ class Profile:
     untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
     contention: Contention | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
+    loss_costs: tuple[LossCost, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if [o.name for o in self.operators] != [o.name for o in self.graph.operators]:
@@ -265,6 +289,7 @@ class Profile:
                 *self._views(),
                 *self._gradient_views(),
                 *self._sizes(),
+                *self._loss_costs(),
             )
         )
         if not any(o.forward_s + o.backward_s > 0 for o in self.operators):
@@ -279,6 +304,15 @@ class Profile:
         if self.threads is not None:
             yield from _outside((("threads", self.threads),), 1)
         yield from _outside((("repetitions", self.repetitions), ("spread", self.spread)), 0)
+
+    def _loss_costs(self) -> Iterator[str]:
+        named = [one.output for one in self.loss_costs]
+        for i, name in enumerate(named):
+            if name not in self.graph.outputs or name in named[:i]:
+                yield (
+                    f"loss_costs[{i}].output: expected outputs of the graph, each once, got"
+                    f" {name!r}"
+                )
 
     def _stashes(self) -> Iterator[str]:
         for i, (cost, operator) in enumerate(

@@ -9,6 +9,7 @@ import numpy as np
 from planner.calibration import Calibration, calibrated_s
 from planner.costs.pins import PENALTY, pinned
 from planner.errors import OptionError
+from planner.graph import producers
 from planner.problem import Optimizer, Problem
 from planner.profiles import OperatorCost, Profile, Source, slowdown_of
 from planner.support.arrays import Floats
@@ -18,7 +19,7 @@ from planner.topology import DeviceType, Topology, device_type
 
 @dataclass(frozen=True, slots=True)
 class OperatorTimes:
-    """Times of all operators on one type of device.
+    """Times of all operators on one type of device, each with the losses of its outputs.
 
     Attributes:
         forward_s: (N,) forward pass of operator v for one microbatch, in s.
@@ -56,6 +57,16 @@ def rescaled(profile: Profile, topology: Topology) -> tuple[str, ...]:
     return tuple(k.name for k in topology.device_types if k.name != profile.device_type)
 
 
+def loss_times_s(profile: Profile) -> tuple[Floats, Floats]:
+    """(N,) times of the losses of each operator's outputs, forward and backward, in s."""
+    made_by, count = producers(profile.graph), len(profile.operators)
+    known = [one for one in profile.loss_costs if one.output in made_by]
+    at = np.array([made_by[one.output] for one in known], dtype=int)
+    sides = ([one.forward_s for one in known], [one.backward_s for one in known])
+    forward, backward = (np.bincount(at, side, count).astype(float) for side in sides)
+    return forward, backward
+
+
 @derived(kept=64)
 def operator_times(
     profile: Profile, kind: DeviceType, measured_on: DeviceType | None
@@ -72,8 +83,9 @@ def operator_times(
     """
     forward = np.array([o.forward_s for o in profile.operators])
     backward = np.array([o.backward_s for o in profile.operators])
+    lost = loss_times_s(profile)
     if kind.name == profile.device_type or fits_any_device(profile):
-        return OperatorTimes(forward, backward)
+        return OperatorTimes(forward + lost[0], backward + lost[1])
     if measured_on is None:
         raise OptionError(
             f"the profile was made on {profile.device_type!r}, whose speed is not known, so it"
@@ -92,7 +104,8 @@ def operator_times(
     # An operator that does nothing forward is a view, whose backward pass moves bytes.
     slower = measured_on.memory_bandwidth_bytes_per_s / kind.memory_bandwidth_bytes_per_s
     ratio = np.divide(there, here, out=np.full_like(here, slower), where=here > 0)
-    return OperatorTimes(forward * ratio, backward * ratio)
+    # A loss moves bytes, too.
+    return OperatorTimes(forward * ratio + lost[0] * slower, backward * ratio + lost[1] * slower)
 
 
 def slowdowns(problem: Problem, used: Iterable[int]) -> dict[int, float]:

@@ -11,7 +11,7 @@ from math import ceil
 
 from planner.errors import OptionError
 from planner.graph import Graph, Parameter, Tensor
-from planner.profiles import OperatorCost, Profile, Source
+from planner.profiles import LossCost, OperatorCost, Profile, Source
 from planner.support.derived import derived
 
 # The fields in which two profiles must agree for a third one to lie between them.
@@ -170,6 +170,7 @@ class _Gap:
             repetitions=min(low.repetitions, high.repetitions),
             spread=max(low.spread, high.spread),
             whole_step=None,
+            loss_costs=self._loss_costs(),
             versions={k: v for k, v in high.versions.items() if low.versions.get(k) == v},
             warnings=(
                 f"times are interpolated between microbatches of {sizes}, {low.source.value}",
@@ -193,6 +194,18 @@ class _Gap:
 
     def _shape(self, low: Tensor | Parameter, high: Tensor | Parameter) -> tuple[int, ...]:
         return tuple(int(self.at(*sizes)) for sizes in _pairs(low, high))
+
+    def _loss_costs(self) -> tuple[LossCost, ...]:
+        lower = {one.output: one for one in self.low.loss_costs}
+        return tuple(
+            replace(
+                high,
+                forward_s=self.time_s(lower[high.output].forward_s, high.forward_s),
+                backward_s=self.time_s(lower[high.output].backward_s, high.backward_s),
+            )
+            for high in self.high.loss_costs
+            if high.output in lower
+        )
 
     def _cost(self, low: OperatorCost, high: OperatorCost) -> OperatorCost:
         private = self.up(low.stash_private_bytes, high.stash_private_bytes)

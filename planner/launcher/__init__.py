@@ -7,7 +7,6 @@
     runtime.py    the loop over the actions
     gradients.py  flat gradient buffers, optimizers
     feed.py       synthetic data and the user's own
-    criteria.py   losses as functions of an output and its target
     clocks.py     times of all ranks on rank 0's clock
     report.py     predicted beside measured
     probe.py      measured transfers and all-reduces of the cluster itself

@@ -19,7 +19,6 @@ from planner.errors import FileError, LaunchError, OptionError, PlannerError
 from planner.files import read_plan
 from planner.graph import Graph, losses_of, main_dtype, parameters_by_name, retyped
 from planner.launcher.clocks import Clock
-from planner.launcher.criteria import Criterion, criterion
 from planner.launcher.feed import (
     BatchNeeds,
     Copies,
@@ -35,6 +34,7 @@ from planner.launcher.world import ProcessRank, World, choose_device, process_ra
 from planner.model import Model, load
 from planner.model.losses import NO_OPTIONS, Loss, LossOptions, chosen, losses
 from planner.operators import parameters, to_torch
+from planner.operators.criteria import Criterion, criterion
 from planner.operators.precision import autocast
 from planner.partition import check_agreement
 from planner.plan import Plan

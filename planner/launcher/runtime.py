@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
 from planner.launcher import clocks
-from planner.launcher.criteria import Criterion
 from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
+from planner.operators.criteria import Criterion
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing
 from planner.profilers.storages import MemoryWatch

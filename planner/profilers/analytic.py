@@ -62,6 +62,7 @@ def analytic(
         OperatorError: if an operator has no conversion, or cannot run without numbers.
     """
     from planner.profilers.facts import facts
+    from planner.profilers.losses import computed_losses
 
     shorter = autocast_dtype(model.graph, dtype)
     dtype = shorter or main_dtype(model.graph)
@@ -69,8 +70,13 @@ def analytic(
     graph = retyped(model.graph, {n: d for one in known_facts for n, d in one.dtypes.items()})
     assumed = device_family(kind, dtype)
     rates = kind.peak_flops(dtype), kind.memory_bandwidth_bytes_per_s
-    forward_s = _Passes([one.kernels for one in known_facts], assumed).seconds(*rates)
-    backward_s = _Passes([one.backward_kernels for one in known_facts], assumed).seconds(*rates)
+
+    def seconds(passes: Sequence[Sequence[Kernel]]) -> Floats:
+        return _Passes(passes, assumed).seconds(*rates)
+
+    forward_s = seconds([one.kernels for one in known_facts])
+    backward_s = seconds([one.backward_kernels for one in known_facts])
+    loss_costs, unknown = computed_losses(graph, seconds)
     parts = zip(graph.operators, known_facts, forward_s, backward_s, strict=True)
     return Profile(
         graph=graph,
@@ -87,7 +93,8 @@ def analytic(
         whole_step=None,
         versions=versions(),
         engine=ENGINE,
-        warnings=_warnings(kind, dtype),
+        warnings=(*_warnings(kind, dtype), *unknown),
+        loss_costs=loss_costs,
     )
 
 
@@ -181,6 +188,7 @@ def rescale(profile: Profile, kind: DeviceType, measured_on: DeviceType | None) 
         whole_step=None,
         warnings=(*profile.warnings, how),
         contention=None,
+        loss_costs=(),  # in the times of the operators that make the outputs
     )
 
 

@@ -46,7 +46,7 @@ def calibrate_lines(result: "CheckedCalibration") -> tuple[str, ...]:
         f"operators take {known.forward:.2f} (forward) and {known.backward:.2f} (backward) of their"
         f" times{' in the whole step' if known.whole else ''}"
         + (f"; added for single types: {', '.join(special)}" if special else ""),
-        f"the loss takes {format_seconds(known.loss_forward_s_per_byte * 1e6)} forward and"
+        f"a loss takes {format_seconds(known.loss_forward_s_per_byte * 1e6)} forward and"
         f" {format_seconds(known.loss_backward_s_per_byte * 1e6)} backward per"
         f" {format_bytes(1e6)} of its input; each computation takes"
         f" {format_seconds(known.launch_s)} more",

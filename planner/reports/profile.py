@@ -70,9 +70,21 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
             f" {count(profile.repetitions, 'repetition')} per operator, which differ by"
             f" {percent(profile.spread)}"
         )
+    if profile.loss_costs:
+        forward_s, backward_s = _loss_times_s(profile)
+        lines.append(
+            f"losses take {format_seconds(forward_s)} forward and {format_seconds(backward_s)}"
+            " backward more, in the stage that makes their outputs"
+        )
     if profile.contention is not None:
         lines.append(_contention_line(profile.contention))
     return tuple(lines)
+
+
+def _loss_times_s(profile: "Profile") -> tuple[float, float]:
+    """Forward and backward time of all losses, in s."""
+    known = profile.loss_costs
+    return sum(one.forward_s for one in known), sum(one.backward_s for one in known)
 
 
 def _contention_line(contention: "Contention") -> str:
@@ -146,6 +158,8 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "device_type": profile.device_type,
         "forward_s": sum(o.forward_s for o in profile.operators),
         "backward_s": sum(o.backward_s for o in profile.operators),
+        "loss_forward_s": _loss_times_s(profile)[0],
+        "loss_backward_s": _loss_times_s(profile)[1],
         "whole_s": times.whole_s,
         "drift": times.drift,
         "spread": profile.spread,

@@ -12,12 +12,12 @@ import torch
 from planner.errors import FileError, LaunchError, OptionError
 from planner.files import write_plan
 from planner.launcher import run, torchrun, world
-from planner.launcher.criteria import criterion
 from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
 from planner.model.losses import LossOptions, losses
 from planner.operators import to_torch
+from planner.operators.criteria import criterion
 from planner.problem import Optimizer
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.actions import Compute, Direction

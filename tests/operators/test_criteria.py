@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from planner.errors import LaunchError
 from planner.graph import LossChoice
-from planner.launcher.criteria import criterion
 from planner.model.losses import losses
+from planner.operators.criteria import criterion
 from tests.model.test_losses import one_output, with_loss
 
 SHAPE = (3, 5, 4)
