@@ -7,13 +7,16 @@
 3. Time the whole model again: a drift means that the machine was busy.
 4. If the machine was quiet and figures of the cache do not agree with the whole model of today, do
    all of that once more without them.
+5. On a CPU, time the forward of every operator once more within passes of the whole model. Scale
+   the operators' times to the whole model, forward and backward apart.
 """
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -169,7 +172,50 @@ def measure(
         if measured.new and (ratio := summary(profile).sum_per_whole) is not None:
             store.put_ratio(_name(model), ratio)
     effort(replace(measured.effort, kept=quiet_enough and cached, cache_problem=store.problem))
-    return replace(profile, warnings=warnings(profile, measured.conditions))
+    reasons = warnings(profile, measured.conditions)
+    if measured.in_step is not None:
+        profile = _in_step(profile, measured.in_step)
+    return replace(profile, warnings=reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class _InStep:
+    """Times within steps of the whole model.
+
+    Attributes:
+        forward_s, backward_s: of the whole step, means of before and after.
+        forwards_s: forward times of the operators, equal for those of one class; None where they
+            are only known alone.
+    """
+
+    forward_s: float
+    backward_s: float
+    forwards_s: list[float] | None
+
+
+def _in_step(profile: Profile, known: _InStep) -> Profile:
+    """The profile with the times of its operators in a step instead of alone: their sums are those
+    of the whole step, forward and backward apart.
+    """
+    assert profile.whole_step is not None
+    alone_s = [[one.forward_s, one.backward_s] for one in profile.operators]
+    sides = [list(side) for side in zip(*alone_s, strict=True)]
+    scaled = [
+        _scaled(known.forwards_s or sides[0], known.forward_s),
+        _scaled(sides[1], known.backward_s),
+    ]
+    times = zip(profile.operators, *scaled, strict=True)
+    return replace(
+        profile,
+        operators=tuple(replace(cost, forward_s=f, backward_s=b) for cost, f, b in times),
+        whole_step=replace(profile.whole_step, alone_s=round(sum(map(sum, alone_s)), 9)),
+    )
+
+
+def _scaled(parts_s: list[float], whole_s: float) -> list[float]:
+    """Times in the same proportions, with another sum; zeros as they are."""
+    factor = whole_s / sum(parts_s) if any(parts_s) else 1.0
+    return [round(factor * part_s, 9) for part_s in parts_s]
 
 
 def _name(model: Model) -> str:
@@ -199,6 +245,7 @@ class _MeasuredModel:
         gradient_views: as `Profile.gradient_views`.
         new: the classes that the cache did not have, by name.
         whole_step: times of the whole model; None if it was too large to be timed.
+        in_step: times within it.
         conditions: the state of the machine meanwhile.
         effort: the time that measuring took.
     """
@@ -208,6 +255,7 @@ class _MeasuredModel:
     gradient_views: tuple[View, ...]
     new: dict[str, MeasuredClass]
     whole_step: WholeStep | None
+    in_step: _InStep | None
     conditions: Conditions
     effort: Effort
 
@@ -253,15 +301,22 @@ class _ModelTimer:
 
         begin = perf_counter()
         with quiet(threads):
-            time_whole, whole_s = self._whole(), []
+            time_whole = self._whole()
+            whole_s: list[tuple[float, float]] = []
             if time_whole:
                 whole_s.append(time_whole())
             operators_begin = perf_counter()
             known = self._facts()
             operators, new, num_classes = self._operators(known, progress)
             operators_s = perf_counter() - operators_begin
+            in_step = None
             if time_whole:
                 whole_s.append(time_whole())
+                in_step = _InStep(
+                    forward_s=fmean(forward_s for forward_s, _ in whole_s),
+                    backward_s=fmean(backward_s for _, backward_s in whole_s),
+                    forwards_s=self._forwards_s(operators) if self.device == "cpu" else None,
+                )
         all_s = perf_counter() - begin
         dtypes = {
             name: layout.dtype
@@ -274,7 +329,8 @@ class _ModelTimer:
             operators=operators,
             gradient_views=tuple(view for one in known for view in one.gradient_views),
             new=new,
-            whole_step=WholeStep(*(round(s, 9) for s in whole_s)) if whole_s else None,
+            whole_step=WholeStep(*(round(sum(s), 9) for s in whole_s)) if whole_s else None,
+            in_step=in_step,
             conditions=Conditions(threads, self.watch.wall_s, self.watch.cpu_s, time_whole is None),
             effort=Effort(
                 whole_s=all_s - operators_s,
@@ -287,8 +343,10 @@ class _ModelTimer:
             ),
         )
 
-    def _whole(self) -> Callable[[], float] | None:
-        """A function that times the whole model in one piece, in s; None if it does not fit."""
+    def _whole(self) -> Callable[[], tuple[float, float]] | None:
+        """A function that times forward and backward of the whole model in one piece, in s; None if
+        it does not fit.
+        """
         import torch
 
         from planner.operators import (
@@ -320,11 +378,28 @@ class _ModelTimer:
                 outputs = module(*inputs)
             return [outputs[position] for position in positions]
 
-        def whole() -> float:
+        def whole() -> tuple[float, float]:
             shorter = getattr(torch, self.dtype) if self.dtype else None
             return whole_step_s(forward, [one.to(shorter) for one in gradients], self.watch)
 
         return whole
+
+    def _forwards_s(self, operators: list[MeasuredClass]) -> list[float]:
+        """Forward times of the operators within passes of the whole model, each the mean of those
+        of its class.
+        """
+        from planner.operators import synthetic
+        from planner.profilers.timing import forwards_s
+        from planner.profilers.unit import unit
+
+        units = [unit(self.model, i, self.device, self.held) for i in range(len(operators))]
+        inputs = synthetic.inputs(self.model, seed=self.seed, microbatch=0, device=self.device)
+        each_s = forwards_s(units, inputs, self.dtype, self.watch)
+        of_class = defaultdict(list)
+        for one, time_s in zip(operators, each_s, strict=True):
+            of_class[id(one)].append(time_s)
+        mean_s = {key: fmean(some) for key, some in of_class.items()}
+        return [mean_s[id(one)] for one in operators]
 
     def _facts(self) -> tuple["Facts", ...]:
         """The facts about the operators; none if the shapes of one depend on numbers."""

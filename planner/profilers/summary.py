@@ -46,7 +46,7 @@ class Summary:
 
     Attributes:
         rows: one per type, longest time first, ties by name.
-        sum_s: forward and backward time of all operators.
+        sum_s: forward and backward time of all operators, one by one.
         whole_s: time of the whole step in one piece, mean of before and after; None if it was not
             measured.
         drift: time of the whole step after the operators were timed over that before, less 1; None
@@ -107,7 +107,7 @@ def summary(profile: Profile) -> Summary:
     whole = profile.whole_step
     return Summary(
         rows=tuple(sorted(rows, key=lambda row: (-row.time_s, row.type))),
-        sum_s=forward_s + backward_s,
+        sum_s=forward_s + backward_s if whole is None or whole.alone_s is None else whole.alone_s,
         whole_s=(whole.before_s + whole.after_s) / 2 if whole else None,
         drift=whole.after_s / whole.before_s - 1 if whole else None,
     )

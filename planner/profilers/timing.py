@@ -12,9 +12,10 @@ also copy gradients into the inputs, which are leaves here but not in a real ste
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from statistics import median
 from time import perf_counter, process_time
@@ -95,25 +96,54 @@ class Stopwatch:
 
 def whole_step_s(
     run: Callable[[], Sequence[Tensor]], gradients: Sequence[Tensor], watch: Stopwatch
-) -> float:
-    """Median time of forward and backward of a whole model, after one warm-up.
+) -> tuple[float, float]:
+    """Median times of forward and of backward of a whole model, after one warm-up.
 
     Args:
         run: the forward pass; returns the outputs that losses are computed from.
         gradients: the gradients of these outputs.
         watch: the stopwatch of the device.
     """
-    times_s: list[float] = []
+    times_s: list[tuple[float, float]] = []
 
-    def step() -> None:
-        pairs = [p for p in zip(run(), gradients, strict=True) if p[0].requires_grad]
-        if pairs:
-            torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
+    def step() -> tuple[float, float]:
+        forward_s, outputs = watch.seconds(run)
+        pairs = [p for p in zip(outputs, gradients, strict=True) if p[0].requires_grad]
+        if not pairs:
+            return forward_s, 0.0
+        roots, given = zip(*pairs, strict=True)
+        return forward_s, watch.seconds(lambda: torch.autograd.backward(roots, given))[0]
 
-    watch.seconds(step)
-    while len(times_s) < WHOLE_STEPS and (len(times_s) < 2 or sum(times_s) < WHOLE_S):
-        times_s.append(watch.seconds(step)[0])
-    return median(times_s)
+    step()
+    while len(times_s) < WHOLE_STEPS and (len(times_s) < 2 or sum(map(sum, times_s)) < WHOLE_S):
+        times_s.append(step())
+    forward_s, backward_s = map(median, zip(*times_s, strict=True))
+    return forward_s, backward_s
+
+
+def forwards_s(
+    units: Sequence[Unit], inputs: Mapping[str, Tensor], dtype: str | None, watch: Stopwatch
+) -> list[float]:
+    """Median forward time of each operator within forward passes of the whole model, in s. All that
+    autograd keeps of a pass is alive, so an operator writes to memory that is in no cache.
+
+    Args:
+        units: the model's operators, in an order in which they can run.
+        inputs: of the model.
+        dtype: the type of autocast.
+        watch: the stopwatch of the device.
+    """
+    passes: list[list[float]] = []
+    for _ in range(WHOLE_STEPS + 1):
+        values, times_s = dict(inputs), []
+        for one in units:
+            read = [values[name] for name in one.inputs]
+            with autocast(watch.device, dtype):
+                time_s, made = watch.seconds(partial(one.forward, *read))
+            times_s.append(time_s)
+            values.update(zip(one.outputs, made, strict=True))
+        passes.append(times_s)
+    return [median(some) for some in zip(*passes[1:], strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

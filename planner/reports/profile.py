@@ -63,9 +63,11 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
         }[profile.batch_norm]
         lines.append(f"{count(norms, 'batch normalization')}: {kind}")
     if times.whole_s is not None and times.sum_per_whole and times.drift is not None:
+        whole = profile.whole_step
+        scaled = ", to which they are scaled" if whole and whole.alone_s is not None else ""
         lines.append(
             f"operators one by one take {format_seconds(times.sum_s)}, the whole step"
-            f" {format_seconds(times.whole_s)}: ratio {times.sum_per_whole:.3f};"
+            f" {format_seconds(times.whole_s)}: ratio {times.sum_per_whole:.3f}{scaled};"
             f" drift of the whole step from before to after {100 * times.drift:+.1f} %;"
             f" {count(profile.repetitions, 'repetition')} per operator, which differ by"
             f" {percent(profile.spread)}"
