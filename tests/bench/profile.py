@@ -25,6 +25,7 @@ import torch
 from planner.costs.memory import memory_of
 from planner.files import read_profile
 from planner.profilers.cache import processor
+from planner.profilers.summary import summary
 from tests.support.models import MODELS, cached, gpt2
 
 ROOT = Path(__file__).parents[2]
@@ -123,11 +124,12 @@ def sums(names: Sequence[str], folder: Path) -> tuple[list[str], dict[str, dict[
             one = profiled(cached(name, BUILT), SIZES[name], folder, Path(cache))
         objects[name] = one
         profile = read_profile(one["path"])
-        total_s = one["forward_s"] + one["backward_s"]
+        known = summary(profile)
+        total_s = sum(o.forward_s + o.backward_s for o in profile.operators)
         unsure_s = sum(o.forward_s + o.backward_s for o in profile.operators if o.interval > 0.03)
         lines.append(
             f"| {name} | {' '.join(SIZES[name]).replace('--batch ', '').replace('--dim ', '')} |"
-            f" {total_s:.3f} s | {one['whole_s']:.3f} s | {total_s / one['whole_s']:.3f} |"
+            f" {known.sum_s:.3f} s | {known.whole_s:.3f} s | {known.sum_per_whole:.3f} |"
             f" {one['drift']:+.1%} | {unsure_s / total_s:.0%} |"
         )
         print(lines[-1], flush=True)
