@@ -448,21 +448,29 @@ def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
     files.write_profiles(profiles, Path(path))
 
 
-def check_outputs(written: Mapping[str, Path], read: Mapping[str, Path | None]) -> None:
+def check_outputs(
+    written: Mapping[str, Path], read: Mapping[str, Path | None], strategy: Path | None = None
+) -> None:
     """Refuses to overwrite files that are read, and such as the planner did not write.
 
     Args:
         written: paths of the outputs by their kinds: "profile", "strategy", "annotated model",
             "trace", "picture", "topology", "table", "calibration" or "exported model".
         read: the files that are read, by what they are; None for those that were not given.
+        strategy: is read, too, and so are the model and the profile that it names.
 
     Raises:
         OptionError: if a file would be overwritten that must not be.
-        FileError: if a path cannot be written.
+        FileError: if a path cannot be written, or the strategy cannot be read.
     """
+    from planner.judging.origins import files_named
     from planner.reports.outputs import kind_called
     from planner.support import outputs
 
+    if strategy is not None:
+        outputs.check_inputs(tuple(written.values()), {"strategy": strategy, **read})
+        named = files_named(read_strategy(strategy), strategy)
+        read = {**read, **{f"strategy's {what}": path for what, path in named.items()}}
     outputs.check_outputs([(path, kind_called(kind)) for kind, path in written.items()], read)
 
 
@@ -652,17 +660,6 @@ def write_strategy(
     check_outputs([(partition, ANNOTATED_FILE)], {"model": model.path})
     write_partition(model, plan, partition, {target: plan_bytes(plan)})
     return target, partition
-
-
-def files_of_strategy(path: File) -> dict[str, Path]:
-    """The files that a strategy names, there or not, by what they are: its model and profile.
-
-    Raises:
-        FileError: if the strategy is missing or malformed.
-    """
-    from planner.judging.origins import files_named
-
-    return files_named(read_strategy(path), Path(path))
 
 
 def find_model(

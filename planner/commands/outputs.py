@@ -27,11 +27,8 @@ def check_output(
         strategy: is read, too, and so are the files that it names.
     """
     outputs = {kind: path for kind, path in written.items() if path is not None}
-    if not outputs:
-        return
-    api.check_outputs(outputs, {"strategy": strategy, **read})
-    if strategy is not None:
-        api.check_outputs(outputs, api.files_of_strategy(strategy))
+    if outputs:
+        api.check_outputs(outputs, read, strategy)
 
 
 def check_strategy_output(output: Path, read: Mapping[str, Path | None]) -> None:

@@ -42,13 +42,18 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(stderr=stderr, width=None if stream.isatty() else PIPED_WIDTH, highlight=False)
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Prints lines for people, with control codes escaped; on a terminal they are broken between
-    words, so that none is cut.
+def say(line: str, *, err: bool = False) -> None:
+    """Prints a line for people, with control codes and line breaks escaped; on a terminal it is
+    broken between words, so that none is cut.
 
     Args:
-        err: whether they go to standard error.
+        err: whether it goes to standard error.
     """
+    say_lines(printable(line), err=err)
+
+
+def say_lines(text: str, *, err: bool = False) -> None:
+    """The same for a text whose line breaks are meant."""
     stream = sys.stderr if err else sys.stdout
     text = printable_lines(text)
     if stream.isatty():
@@ -163,7 +168,7 @@ def show_chart(lines: "Callable[[int], Sequence[Sequence[Piece]]]") -> None:
     for pieces in lines(screen.width):
         line = Text()
         for text, kind in pieces:
-            line.append(printable(text), style=STYLES.get(kind, ""))
+            line.append(text, style=STYLES.get(kind, ""))
         screen.print(line, overflow="crop", no_wrap=True)
 
 
@@ -173,11 +178,14 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from rich.markup import escape
-    from rich.progress import Progress
+    from rich.progress import Progress, TextColumn
 
-    with Progress(console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(escape(printable(title)), total=None)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        *Progress.get_default_columns()[1:],
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task(printable(title), total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
@@ -212,7 +220,7 @@ def spinner() -> Iterator[Callable[[str], None]]:
 
         def begin(name: str) -> None:
             at_work[0] = name
-            status.update(Text(f"Solving: {name}"))
+            status.update(Text(printable(f"Solving: {name}")))
 
         def state_of(state: str) -> None:
             status.update(Text(printable(f"Solving: {at_work[0]}: {state}")))

@@ -16,7 +16,6 @@ from planner.commands.option_types import RATE, SIZE
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, say, show
 from planner.errors import OptionError
-from planner.reports.tables import printable_lines
 
 if TYPE_CHECKING:
     from planner.api import Probed, Topology
@@ -141,7 +140,7 @@ def print_cluster(cluster: "Topology") -> None:
     from planner.reports.charts import cluster_tree
 
     show(report.devices_table(cluster))
-    click.echo(f"{printable_lines(cluster_tree(cluster))}\n")
+    click.echo(f"{cluster_tree(cluster)}\n")
     if len(cluster.devices) > 1:
         for table in (
             report.bandwidth_table(cluster),

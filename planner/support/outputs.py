@@ -45,12 +45,8 @@ def check_outputs(
         OptionError: if a file would be overwritten that must not be.
         FileError: if a path cannot be written.
     """
+    check_inputs([path for path, _ in written], read)
     for path, kind in written:
-        for name, other in read.items():
-            if other is not None and same_file(path, other):
-                raise OptionError(
-                    f"{path} is the {name} itself, and would be overwritten; choose another name"
-                )
         if path.is_dir():
             raise OptionError(f"{path} is a folder; name a file in it")
         destination(path)
@@ -60,6 +56,20 @@ def check_outputs(
             raise OptionError(
                 f"{other}: {first.name} and {second.name} would be one file; choose two names"
             )
+
+
+def check_inputs(written: Sequence[Path], read: Mapping[str, Path | None]) -> None:
+    """Refuses to overwrite what is read; arguments are those of `check_outputs`.
+
+    Raises:
+        OptionError: if one file is both.
+    """
+    for path in written:
+        for name, other in read.items():
+            if other is not None and same_file(path, other):
+                raise OptionError(
+                    f"{path} is the {name} itself, and would be overwritten; choose another name"
+                )
 
 
 def head_of(path: Path) -> str:

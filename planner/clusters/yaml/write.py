@@ -17,7 +17,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from planner import units
 from planner.clusters.yaml.read import TOPOLOGY_FORMAT, device_table
 from planner.support.outputs import Kind, head_of
-from planner.support.printable import printable
+from planner.support.printable import printable, printable_lines
 from planner.support.writing import write_atomically
 from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Sharing, Topology
 
@@ -39,7 +39,8 @@ def write_topology(topology: Topology, path: Path, comments: Sequence[str] = ())
 
 
 def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
-    """The text of the file.
+    """The text of the file. Characters that cannot be seen are escaped; with them, for want of a
+    finer switch, all that are not ASCII.
 
     Args:
         topology: sound; its levels are written out as devices and links.
@@ -58,8 +59,15 @@ def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
     file.update((name, section) for name, section in sections.items() if section)
     if comments:
         file.yaml_set_start_comment("\n".join(map(printable, comments)))
+    text = _dumped(file, allow_unicode=True)
+    if printable_lines(text) == text:
+        return text
+    return _dumped(file, allow_unicode=False)
+
+
+def _dumped(file: CommentedMap, *, allow_unicode: bool) -> str:
     yaml = YAML()
-    yaml.width = _WIDTH
+    yaml.width, yaml.allow_unicode = _WIDTH, allow_unicode
     yaml.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
     yaml.dump(file, text)
