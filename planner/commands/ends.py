@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import click
 
-from planner.commands.printing import say
+from planner.commands.printing import say_lines
 from planner.errors import PlannerError, Stopped
 
 NO_PLAN = 3
@@ -23,7 +23,7 @@ class Mistake(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Prints it on standard error, or into a file."""
         if file is None:
-            say(f"Error: {self.format_message()}", err=True)
+            say_lines(f"Error: {self.format_message()}", err=True)
         else:
             super().show(file)
 

@@ -73,8 +73,7 @@ def launch(
     inputs maps the name of each input of the model to its shape and dtype. Every rank calls it
     for its own microbatches. With several losses, the target is a dict by output.
     """
-    if trace is not None:
-        check_output([trace], {"strategy": strategy, "model": model_path})
+    check_output({"trace": trace}, {"model": model_path}, strategy)
     if nproc is not None and "RANK" not in os.environ:
         ctx.exit(api.start_launch(strategy, nproc, forwarded()))
     with one_of_several(), bar("Training") as tick:

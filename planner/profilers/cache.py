@@ -15,9 +15,9 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from planner.errors import FileError
-from planner.files import write_atomically
 from planner.model.definitions import FOREIGN
 from planner.profilers.classes import TensorLayout
+from planner.support.writing import write_atomically
 
 METHOD = 3
 """Number of the way to measure; a new one makes all entries unused."""

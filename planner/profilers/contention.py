@@ -28,10 +28,10 @@ from platformdirs import user_cache_path
 
 from planner.clusters.yaml.schema import available_cores
 from planner.errors import FileError
-from planner.files import write_atomically
 from planner.profilers.cache import processor
 from planner.profilers.trust import MAX_WALL_PER_CPU
 from planner.profiles import Contention, OperatorCost, Profile
+from planner.support.writing import write_atomically
 
 METHOD = 1
 """Number of the way to measure; a new one makes all entries of the cache unused."""
