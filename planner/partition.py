@@ -22,6 +22,7 @@ from planner.files import artefact_hash, write_atomically
 from planner.model import Model, content_hash, first_consumers
 from planner.plan import Plan
 from planner.support.module_paths import from_to
+from planner.support.reading import MAX_MODEL_BYTES, check_mapped, read_bytes
 
 CONFIGURATION = "planner"
 MODEL_HASH, STRATEGY_HASH = "planner.model_hash", "planner.strategy_hash"
@@ -129,6 +130,7 @@ def _copy(source: Path, target: Path, model: Path) -> None:
             f"{target}: is not the data of {model}, and would be overwritten; write the plan into"
             " another folder with -o, or delete the file"
         )
+    check_mapped(source)
     part = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +225,7 @@ def _describe(proto: ModelProto, properties: Mapping[str, str]) -> None:
 
 def _read(path: Path) -> ModelProto:
     try:
-        proto: ModelProto = ModelProto.FromString(path.read_bytes())
+        proto: ModelProto = ModelProto.FromString(read_bytes(path, MAX_MODEL_BYTES))
     except FileNotFoundError:
         raise FileError(f"{path}: there is no such file; run: planner solve") from None
     except (OSError, DecodeError) as error:

@@ -9,11 +9,13 @@ from planner.files import (
     STRATEGY_FORMAT,
     newest_profile,
     read_plan,
+    read_text,
     write_atomically,
     write_profiles,
 )
 from planner.formats import detect, read_any_profiles
 from planner.formats.graph_txt import (
+    ADVICE,
     GRAPH_TXT,
     annotate,
     from_profile,
@@ -62,7 +64,8 @@ def convert(
     if form == PLANNER:
         write_profiles(profiles, target)
     elif detect(source) == GRAPH_TXT:  # what a profile has no place for stays: lists, stages
-        write_atomically(target, to_text(parse(source.read_text(), source)).encode())
+        text = read_text(source, GRAPH_TXT, ADVICE)
+        write_atomically(target, to_text(parse(text, source)).encode())
     else:
         write_atomically(target, to_text(from_profile(profiles[-1])).encode())
     return (target,)
@@ -83,7 +86,7 @@ def _convert_strategy(
             f"{target} is the profile itself, and would be overwritten; choose another name"
         )
     profile = profile_of(plan, str(source), read_any_profiles(path), str(path))
-    text = _with_stages(profile, path.read_text() if is_text else None, plan)
+    text = _with_stages(profile, read_text(path, GRAPH_TXT, ADVICE) if is_text else None, plan)
     write_atomically(target, text.encode())
     write_atomically(dot, to_dot(parse(text, target)).encode())
     return target, dot

@@ -15,8 +15,11 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from planner import units
 from planner.clusters.yaml.read import TOPOLOGY_FORMAT, device_table
+from planner.errors import FileError
 from planner.files import write_atomically
+from planner.support.reading import MAX_CLUSTER_BYTES
 from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Sharing, Topology
+from planner.units import format_bytes
 
 _RATES = {k: v for k, v in units.BYTES_PER_S.items() if k.endswith("B/s") and "i" not in k}
 # An entry stays on one line, however long.
@@ -29,7 +32,13 @@ def write_topology(topology: Topology, path: Path, comments: Sequence[str] = ())
     Raises:
         FileError: if it cannot be written.
     """
-    write_atomically(path, topology_yaml(topology, comments).encode())
+    content = topology_yaml(topology, comments).encode()
+    if len(content) > MAX_CLUSTER_BYTES:
+        raise FileError(
+            f"{path}: cannot be written: expected at most {format_bytes(MAX_CLUSTER_BYTES)}, which"
+            f" is the most that is read, got {format_bytes(len(content))}; give shorter names"
+        )
+    write_atomically(path, content)
 
 
 def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
@@ -51,13 +60,22 @@ def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
     file = CommentedMap(format=TOPOLOGY_FORMAT, name=topology.name)
     file.update((name, section) for name, section in sections.items() if section)
     if comments:
-        file.yaml_set_start_comment("\n".join(comments))
+        file.yaml_set_start_comment("\n".join(map(printable, comments)))
     yaml = YAML()
     yaml.width = _WIDTH
     yaml.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
     yaml.dump(file, text)
     return text.getvalue()
+
+
+def printable(text: str) -> str:
+    r"""A text on one line of characters that can be seen and written as UTF-8; ? for others.
+
+    >>> printable("a\nb\x1b\udcff")
+    'a?b??'
+    """
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _line(**entries: Any) -> CommentedMap:
