@@ -221,7 +221,7 @@ def _shortest_paths(topology: Topology, core: Mapping[str, int], start: str) -> 
                 width[d] = min(width[c], links[i].bandwidth_bytes_per_s)
                 before[d] = i
                 heappush(ahead, (time[d], d))
-    return _CorePaths(*map(np.array, (latency, width, time)), np.array(before, dtype=np.int64))
+    return _CorePaths(np.array(latency), np.array(width), np.array(time), np.array(before))
 
 
 @derived
