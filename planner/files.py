@@ -26,6 +26,7 @@ from planner.sharding import Sharding, rule_lines, rule_of
 from planner.strategy import Stage, not_runnable
 from planner.support.derived import derived
 from planner.support.outputs import Kind
+from planner.support.reading import MAX_TEXT_BYTES, read_bytes
 from planner.support.writing import write_atomically
 
 PROFILE_FORMAT = "planner-profile/1"
@@ -314,6 +315,8 @@ _OWN_FIELD = re.compile(r"[a-z_]+[\w.\[\]-]*: ")
 
 def said(value: object) -> str:
     """A value as messages show it."""
+    if isinstance(value, int) and abs(value) >= 10**60:
+        return "a number of more than 60 digits"  # Python writes out no number of 4,300 digits
     kinds = ((dict, "a mapping"), ((list, tuple), "a list"), (type(None), "nothing"))
     return next((kind for of, kind in kinds if isinstance(value, of)), f"{value!r:.60}")
 
@@ -331,14 +334,17 @@ def complaint(path: Path, error: ValidationError) -> FileError:
     return FileError("\n".join(lines))
 
 
-def read_text(path: Path, form: str, advice: str) -> str:
+def read_text(path: Path, form: str, advice: str, limit_bytes: int = MAX_TEXT_BYTES) -> str:
     """The text of a file that should have a format.
 
+    Args:
+        limit_bytes: see `planner.support.reading`.
+
     Raises:
-        FileError: if it is missing, a folder, or no text; with the advice.
+        FileError: if it is missing, a folder, too large, or no text; with the advice.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, limit_bytes)
     except (FileNotFoundError, ValueError):  # no file has a name with a zero byte
         raise FileError(f"{path}: there is no such file") from None
     except IsADirectoryError:
@@ -561,8 +567,8 @@ def _profile_paths(folder: Path) -> list[Path]:
 def _model_hash_in(path: Path) -> str | None:
     """The hash of the model in a profile; None where the file is no profile of a model."""
     try:
-        plain = json_of(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        plain = json_of(read_bytes(path, MAX_TEXT_BYTES).decode())
+    except (FileError, OSError, ValueError, RecursionError):
         return None
     if isinstance(plain, dict) and isinstance(plain.get("profiles"), list) and plain["profiles"]:
         plain = plain["profiles"][0]

@@ -27,6 +27,7 @@ from planner.model.record import ANNOTATION_KEY
 from planner.plan import Plan
 from planner.support.module_paths import from_to
 from planner.support.outputs import Kind
+from planner.support.reading import MAX_MODEL_BYTES, check_mapped, read_bytes
 from planner.support.writing import explained, writing
 
 CONFIGURATION = "planner"
@@ -157,6 +158,7 @@ def _is_to_copy(source: Path, target: Path, model: Path) -> bool:
 
 def _copy(source: Path, file: BinaryIO, target: Path, model: Path) -> None:
     """Copies a file of weights with its time, by which `_same` knows it again."""
+    check_mapped(source)
     try:
         with source.open("rb") as weights:
             shutil.copyfileobj(weights, file)
@@ -249,7 +251,7 @@ def _describe(proto: ModelProto, properties: Mapping[str, str]) -> None:
 
 def _read(path: Path) -> ModelProto:
     try:
-        proto: ModelProto = ModelProto.FromString(path.read_bytes())
+        proto: ModelProto = ModelProto.FromString(read_bytes(path, MAX_MODEL_BYTES))
     except FileNotFoundError:
         raise FileError(f"{path}: there is no such file; run: planner solve") from None
     except (OSError, DecodeError) as error:

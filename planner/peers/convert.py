@@ -10,10 +10,12 @@ from planner.files import (
     STRATEGY_FORMAT,
     newest_profile,
     read_plan,
+    read_text,
     write_profiles,
 )
 from planner.formats import detect, read_any_profiles
 from planner.formats.graph_txt import (
+    ADVICE,
     DOT_FILE,
     GRAPH_FILE,
     GRAPH_TXT,
@@ -68,7 +70,8 @@ def convert(
     if form == PLANNER:
         write_profiles(profiles, target)
     elif detect(source) == GRAPH_TXT:  # what a profile has no place for stays: lists, stages
-        write_atomically(target, to_text(parse(source.read_text(), source)).encode())
+        text = read_text(source, GRAPH_TXT, ADVICE)
+        write_atomically(target, to_text(parse(text, source)).encode())
     else:
         write_atomically(target, to_text(from_profile(profiles[-1])).encode())
     return (target,)
@@ -90,7 +93,7 @@ def _convert_strategy(
         check_outputs([(target, GRAPH_FILE)], read)
     check_outputs([(dot, DOT_FILE)], {**read, "graph": target})
     profile = profile_of(plan, str(source), read_any_profiles(path), str(path))
-    text = _with_stages(profile, path.read_text() if is_text else None, plan)
+    text = _with_stages(profile, read_text(path, GRAPH_TXT, ADVICE) if is_text else None, plan)
     write_together({target: text.encode(), dot: to_dot(parse(text, target)).encode()})
     return target, dot
 

@@ -16,10 +16,13 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from planner import units
 from planner.clusters.yaml.read import TOPOLOGY_FORMAT, device_table
+from planner.errors import FileError
 from planner.support.outputs import Kind, head_of
 from planner.support.printable import printable, printable_lines
+from planner.support.reading import MAX_CLUSTER_BYTES
 from planner.support.writing import write_atomically
 from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Sharing, Topology
+from planner.units import format_bytes
 
 _RATES = {k: v for k, v in units.BYTES_PER_S.items() if k.endswith("B/s") and "i" not in k}
 # An entry stays on one line, however long.
@@ -35,7 +38,13 @@ def write_topology(topology: Topology, path: Path, comments: Sequence[str] = ())
     Raises:
         FileError: if it cannot be written.
     """
-    write_atomically(path, topology_yaml(topology, comments).encode())
+    content = topology_yaml(topology, comments).encode()
+    if len(content) > MAX_CLUSTER_BYTES:
+        raise FileError(
+            f"{path}: cannot be written: expected at most {format_bytes(MAX_CLUSTER_BYTES)}, which"
+            f" is the most that is read, got {format_bytes(len(content))}; give shorter names"
+        )
+    write_atomically(path, content)
 
 
 def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
