@@ -1,6 +1,7 @@
 """How commands end: exit codes, and the library's and the system's errors as click's."""
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ import click
 
 from planner.commands.printing import say
 from planner.errors import PlannerError, Stopped
+from planner.support.caches import LOGGER
+from planner.support.signals import STOPPED, TERMINATED, WORDS, Terminated
 
 NO_PLAN = 3
 FAILED = 1
-STOPPED = 130  # 128 + SIGINT, as shells have it
 
 
 class Mistake(click.ClickException):
@@ -34,18 +36,41 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command."""
         try:
-            return super().invoke(ctx)
+            with warnings_of_caches():
+                return super().invoke(ctx)
         except PlannerError as error:
             raise Mistake(str(error)) from error
-        except (KeyboardInterrupt, click.Abort):
-            click.echo("stopped", err=True)
-            ctx.exit(STOPPED)
+        except (KeyboardInterrupt, click.Abort) as end:
+            code = TERMINATED if isinstance(end, Terminated) else STOPPED
+            click.echo(WORDS[code], err=True)
+            ctx.exit(code)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of our output has closed it, which click handles
             abandon_output()
             where = "" if error.filename is None else f"{error.filename}: "
             raise Mistake(f"{where}{error.strerror or error}") from error
+
+
+class Warnings(logging.Handler):
+    """Warnings as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows one."""
+        say(f"warning: {record.getMessage()}", err=True)
+
+
+@contextmanager
+def warnings_of_caches() -> Iterator[None]:
+    """Shows meanwhile what is wrong with caches, once for all ranks."""
+    handler = Warnings(logging.WARNING if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
+    before, LOGGER.propagate = LOGGER.propagate, False
+    LOGGER.addHandler(handler)
+    try:
+        yield
+    finally:
+        LOGGER.removeHandler(handler)
+        LOGGER.propagate = before
 
 
 def abandon_output() -> None:
