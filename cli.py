@@ -1,6 +1,6 @@
 """The command line: its commands are in `planner/commands`."""
 
-from planner.support.signals import ended_at_once, ended_by_signals
+from planner.commands.signals import ended_at_once, ended_by_signals
 
 with ended_at_once():
     import click

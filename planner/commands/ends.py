@@ -11,9 +11,8 @@ from typing import IO, Any
 import click
 
 from planner.commands.printing import say
+from planner.commands.signals import STOPPED, TERMINATED, WORDS, Terminated, tidying_up
 from planner.errors import PlannerError, Stopped
-from planner.support.caches import LOGGER
-from planner.support.signals import STOPPED, TERMINATED, WORDS, Terminated
 
 NO_PLAN = 3
 FAILED = 1
@@ -36,7 +35,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command."""
         try:
-            with warnings_of_caches():
+            with warnings_of_caches(), tidying_up():
                 return super().invoke(ctx)
         except PlannerError as error:
             raise Mistake(str(error)) from error
@@ -63,14 +62,15 @@ class Warnings(logging.Handler):
 @contextmanager
 def warnings_of_caches() -> Iterator[None]:
     """Shows meanwhile what is wrong with caches, once for all ranks."""
+    logger = logging.getLogger("planner.support.caches")
     handler = Warnings(logging.WARNING if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
-    before, LOGGER.propagate = LOGGER.propagate, False
-    LOGGER.addHandler(handler)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        LOGGER.removeHandler(handler)
-        LOGGER.propagate = before
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 def abandon_output() -> None:

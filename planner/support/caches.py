@@ -12,10 +12,9 @@ import json
 import logging
 import os
 import stat
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from platformdirs import user_cache_path
@@ -154,15 +153,25 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Puts a file in the place of an earlier one at once, or raises OSError."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".entry.")
+    """Puts a file in the place of an earlier one at once, or raises OSError. Where files can be
+    without a name, a process that is killed meanwhile leaves nothing behind.
+    """
+    name = path.with_name(f".{token_hex(8)}.part")
+    try:
+        handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o600)
+        named = False
+    except (AttributeError, OSError):
+        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        named = True
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        Path(name).replace(path)
+            file.flush()
+            if not named:  # with a folder given, Python lets the system follow the link in /proc
+                os.link(f"/proc/self/fd/{handle}", name, src_dir_fd=handle)
+        name.replace(path)
     except BaseException:
-        with suppress(FileNotFoundError):
-            Path(name).unlink()
+        name.unlink(missing_ok=True)
         raise
 
 

@@ -1,7 +1,7 @@
 """How SIGINT (Ctrl-C) and SIGTERM end the program: with one line, and exit code 128 + the signal.
 
-While Python imports, they end it at once. Once a command runs they are exceptions, so that what was
-begun can be tidied up. Ranks are told by their launcher how to end, and only the first applies.
+While Python imports, they end it at once. While a command runs they are exceptions, so that what
+was begun can be tidied up. Ranks of a launcher have handlers of their own.
 
 This module is imported before all others, so it imports nothing that takes time.
 """
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum, auto
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -49,16 +50,39 @@ def ended_at_once() -> Iterator[None]:
             signal.signal(number, usual[number])
 
 
+class _State(Enum):
+    """What a signal meets."""
+
+    LOADING = auto()
+    RUNNING = auto()
+    OVER = auto()
+
+
+_state = _State.LOADING
+
+
+@contextmanager
+def tidying_up() -> Iterator[None]:
+    """A command runs meanwhile: a signal is an exception. Once it is over, its result stands."""
+    global _state
+    _state = _State.RUNNING
+    try:
+        yield
+    finally:
+        _state = _State.OVER
+
+
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM is the exception `Terminated` meanwhile, as SIGINT is KeyboardInterrupt. A program
-    that either of them ends does not wait for its threads: engines end late. Once a command is
-    over, its result stands, and a signal only ends Python's own clean-up.
+    """Signals end the program meanwhile. If one of them ends it, it does not wait for its threads:
+    engines end late. When the program ends by itself, a signal cuts Python's own clean-up short.
     """
-    if not _ours() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if not _ours():
         yield
         return
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _handle)
     _watch()
     try:
         yield
@@ -67,12 +91,20 @@ def ended_by_signals() -> Iterator[None]:
             raise
         code = end.code
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if signal.getsignal(number) is _handle:
                 signal.signal(number, lambda number, frame: os._exit(code))
         if code in WORDS:
             _flush()
             os._exit(code)
         raise
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    """Acts on a signal."""
+    if _state is _State.LOADING:
+        _say_and_exit(128 + number)
+    if _state is _State.RUNNING:
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def _ours() -> bool:
@@ -97,10 +129,6 @@ def _flush() -> None:
             stream.flush()
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
-
-
 def _watch() -> None:
     """Starts a thread that ends a program which does not end by itself after SIGTERM."""
     reader, writer = os.pipe()
@@ -114,6 +142,6 @@ def _wait(reader: int) -> None:
     while True:
         numbers = os.read(reader, 64)
         # A launcher has a handler of its own, and waits for its ranks.
-        if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is _terminate:
+        if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is _handle:
             time.sleep(GRACE_S)
             _say_and_exit(TERMINATED)
