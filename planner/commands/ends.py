@@ -1,6 +1,7 @@
 """How commands end: exit codes, and the library's and the system's errors as click's."""
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -9,12 +10,12 @@ from typing import IO, Any
 
 import click
 
-from planner.commands.printing import say_lines
+from planner.commands.printing import say, say_lines
+from planner.commands.signals import STOPPED, TERMINATED, WORDS, Terminated, tidying_up
 from planner.errors import PlannerError, Stopped
 
 NO_PLAN = 3
 FAILED = 1
-STOPPED = 130  # 128 + SIGINT, as shells have it
 
 
 class Mistake(click.ClickException):
@@ -34,18 +35,42 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command."""
         try:
-            return super().invoke(ctx)
+            with warnings_of_caches(), tidying_up():
+                return super().invoke(ctx)
         except PlannerError as error:
             raise Mistake(str(error)) from error
-        except (KeyboardInterrupt, click.Abort):
-            click.echo("stopped", err=True)
-            ctx.exit(STOPPED)
+        except (KeyboardInterrupt, click.Abort) as end:
+            code = TERMINATED if isinstance(end, Terminated) else STOPPED
+            click.echo(WORDS[code], err=True)
+            ctx.exit(code)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of our output has closed it, which click handles
             abandon_output()
             where = "" if error.filename is None else f"{error.filename}: "
             raise Mistake(f"{where}{error.strerror or error}") from error
+
+
+class Warnings(logging.Handler):
+    """Warnings as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows one."""
+        say(f"warning: {record.getMessage()}", err=True)
+
+
+@contextmanager
+def warnings_of_caches() -> Iterator[None]:
+    """Shows meanwhile what is wrong with caches, once for all ranks."""
+    logger = logging.getLogger("planner.support.caches")
+    handler = Warnings(logging.WARNING if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 def abandon_output() -> None:

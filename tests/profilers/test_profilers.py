@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from planner import model as models
-from planner.errors import FileError, OptionError
+from planner.errors import OptionError
 from planner.graph import LossChoice, tensors_by_name
 from planner.model.losses import losses
 from planner.operators import input_names, parameters, synthetic, to_torch
@@ -24,6 +25,7 @@ from planner.profilers.timing import Stopwatch, Trial
 from planner.profilers.trust import Conditions, agrees, interval, warnings
 from planner.profilers.unit import unit
 from planner.profiles import Source, View, WholeStep, stash_bytes
+from planner.support.caches import sealed, unsealed
 from tests.support.models import MODELS, cached
 
 FLOAT = 4  # bytes
@@ -426,10 +428,12 @@ def test_what_does_not_agree_with_the_step_of_today_is_measured_again(tmp_path, 
     monkeypatch.setattr("planner.profilers.trust.AGREEMENT", (0.1, 10.0))
     once, _ = measured(tmp_path)
     assert measured(tmp_path)[1].num_timed == 0
-    for entry in (tmp_path / "cache").rglob("*.json"):
-        plain = json.loads(entry.read_text())
+    for entry in (tmp_path / "cache").rglob("*.entry"):
+        name = f"{entry.parent.name}/{entry.name}"
+        plain = json.loads(unsealed(name, entry.read_bytes()))
         if isinstance(plain, dict):
-            entry.write_text(json.dumps({**plain, "forward_s": 1000 * plain["forward_s"]}))
+            slower = {**plain, "forward_s": 1000 * plain["forward_s"]}
+            entry.write_bytes(sealed(name, json.dumps(slower).encode()))
     again, second = measured(tmp_path)
     assert (second.num_timed, second.num_cached) == (4, 0)
     assert sum(o.forward_s for o in again.operators) < 50 * sum(o.forward_s for o in once.operators)
@@ -513,13 +517,39 @@ def test_a_folder_that_cannot_be_written_is_said_and_harms_nothing(tmp_path, mon
     assert "cannot be written" in effort.cache_problem
 
 
-def test_a_damaged_entry_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", ["empty", "cut", "other JSON", "another entry", "a folder"])
+def test_a_damaged_entry_is_measured_anew_and_said(tmp_path, monkeypatch, caplog, damage):
     quiet_machine(monkeypatch)
     measured(tmp_path)
-    for entry in (tmp_path / "cache").rglob("*.json"):
-        entry.write_text("{")
-    with pytest.raises(FileError, match=r"\.json: expected JSON.*; delete the file"):
-        measured(tmp_path)
+    entries = sorted((tmp_path / "cache").rglob("*.entry"))
+    operators = [one for one in entries if "ratio" not in one.name]
+    other = operators[0].read_bytes()
+    for entry in entries:
+        kept = entry.read_bytes()
+        if damage == "a folder":
+            entry.unlink()
+            entry.mkdir()
+            continue
+        damaged = {"empty": b"", "cut": kept[:-5], "other JSON": b"{}", "another entry": other}
+        entry.write_bytes(damaged[damage])
+    _, again = measured(tmp_path)
+    assert again.num_timed == (3 if damage == "another entry" else 4)
+    (record,) = caplog.records  # one for all
+    assert re.search(r"\.entry: expected an entry of the cache, but .+ made anew", record.message)
+    if damage == "a folder":
+        assert "cannot be written: Is a directory" in again.cache_problem
+    else:
+        assert measured(tmp_path)[1].num_timed == 0
+
+
+def test_an_entry_of_another_user_is_not_used(tmp_path, monkeypatch, caplog):
+    quiet_machine(monkeypatch)
+    measured(tmp_path)
+    user = os.geteuid()
+    for entry in (tmp_path / "cache").rglob("*.entry"):
+        os.chown(entry, 12345, -1) if user == 0 else pytest.skip("needs root")
+    assert measured(tmp_path)[1].num_timed == 4
+    assert "it belongs to user 12345" in caplog.text
 
 
 def names_of(model):
