@@ -600,11 +600,11 @@ def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
         arguments: options of the command, as on the command line.
 
     Returns:
-        The exit code: 0, 1 if a rank failed and said why, or 128 + the signal that ended them.
+        The exit code: 0, or 1 if a rank failed and said why.
     """
-    from planner.launcher import torchrun
+    from planner.launcher import processes
 
-    return torchrun.start_ranks(["topology", "probe", *arguments], nproc)
+    return processes.start_ranks(["topology", "probe", *arguments], nproc)
 
 
 # ------------------------------------------------------------------------------ plans
@@ -1256,15 +1256,15 @@ def start_launch(strategy: File, nproc: int, arguments: Sequence[str] = ()) -> i
         arguments: options of the command, as on the command line.
 
     Returns:
-        The exit code: 0, 1 if a rank failed and said why, or 128 + the signal that ended them.
+        The exit code: 0, or 1 if a rank failed and said why.
 
     Raises:
         FileError: if the strategy cannot be read.
         LaunchError: if there are too few processes, or a rank was killed.
     """
-    from planner.launcher import torchrun
+    from planner.launcher import processes
 
-    return torchrun.start_torchrun(Path(strategy), nproc, arguments)
+    return processes.start_launch(Path(strategy), nproc, arguments)
 
 
 def read_trace(path: File) -> "Trace":

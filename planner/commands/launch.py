@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("strategy", type=click.Path(path_type=Path))
 @click.option("--nproc", type=click.IntRange(1), metavar="N",
-              help="Start N processes on this host with torchrun.")  # fmt: skip
+              help="Start N processes on this host.")  # fmt: skip
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the strategy says.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True)

@@ -54,7 +54,7 @@ def list_topologies(as_json: bool) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("cluster.yaml"),
               show_default=True, help="Topology to write.")  # fmt: skip
 @click.option("--nproc", type=click.IntRange(1), metavar="N",
-              help="Start N processes on this host with torchrun.")  # fmt: skip
+              help="Start N processes on this host.")  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
               show_default=True, help="cpu measures with gloo, cuda with nccl.")  # fmt: skip
 @click.option("--largest", metavar="SIZE", default="256 MiB", show_default=True,
