@@ -33,7 +33,7 @@ from planner.launcher.world import ProcessRank, World, choose_device, process_ra
 from planner.model import Model, load
 from planner.model.losses import NO_OPTIONS, Loss, LossOptions, chosen, losses
 from planner.operators import parameters, to_torch
-from planner.operators.criteria import Criterion, criterion
+from planner.operators.losses import Criterion, criterion
 from planner.operators.precision import autocast
 from planner.partition import check_agreement
 from planner.plan import Plan

@@ -19,7 +19,7 @@ from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
-from planner.operators.criteria import Criterion
+from planner.operators.losses import Criterion
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing
 from planner.profilers.storages import MemoryWatch

@@ -1,7 +1,7 @@
 """The losses of a training step: of which outputs, by which functions, over which classes.
 
 A `LossChoice` is what was chosen; a `Loss` is what follows from it for one graph. Nothing here
-computes: `operators/criteria.py` does. The training loss is the sum of all losses.
+computes: `operators/losses.py` does. The training loss is the sum of all losses.
 
 The rules of "auto", which every output without a chosen function has:
 

@@ -1,10 +1,108 @@
-"""Losses that a model computes itself. Classes lie on dimension 1."""
+"""Losses: of an output and its target, and those that a model computes itself.
+
+In the latter, classes lie on dimension 1.
+"""
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
+from planner.errors import LaunchError, OperatorError
+from planner.model.losses import Loss, LossName
+from planner.support.named import function_named
+
+Criterion = Callable[[Tensor, Tensor | None], Tensor]
+"""(output, target) -> loss, a scalar. An output that is the loss itself has no target."""
+
+_OF_VALUES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    LossName.MSE: functional.mse_loss,
+    LossName.L1: functional.l1_loss,
+    LossName.SMOOTH_L1: functional.smooth_l1_loss,
+    LossName.HUBER: functional.huber_loss,
+}
+
+
+def criterion(loss: Loss) -> Criterion:
+    """The function that computes a loss; in float32 if the output has a shorter type.
+
+    Raises:
+        LaunchError: if the user's function is not there; later, if it fails, or does not give a
+            scalar that depends differentiably on the output.
+    """
+    if loss.function == LossName.OWN:
+        return lambda output, target: _long(output).reshape(())
+    compute = _users(loss.function) if loss.is_users else _known(loss)
+
+    def compared(output: Tensor, target: Tensor | None) -> Tensor:
+        assert target is not None, "only an output that is the loss itself has no target"
+        return compute(_long(output), target)
+
+    return compared
+
+
+def _long(output: Tensor) -> Tensor:
+    return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+
+
+def _known(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+    if loss.class_dim is not None:
+        return lambda output, target: _of_classes(loss, loss.class_dim or 0, output, target)
+    if loss.function == LossName.BCE:
+        return lambda output, target: _binary(loss, output, target.to(output.dtype))
+    function = _OF_VALUES[loss.function]
+    return lambda output, target: function(output, target.to(output.dtype))
+
+
+def _of_classes(loss: Loss, class_dim: int, output: Tensor, target: Tensor) -> Tensor:
+    scores, classes = output.movedim(class_dim, -1).flatten(0, -2), target.flatten()
+    if loss.function == LossName.NLL or loss.operator == "LogSoftmax":
+        return functional.nll_loss(scores, classes)
+    if loss.operator == "Softmax":
+        smallest = torch.finfo(scores.dtype).tiny
+        return functional.nll_loss(scores.clamp_min(smallest).log(), classes)
+    return functional.cross_entropy(scores, classes)
+
+
+def _binary(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
+    if loss.operator == "Sigmoid":
+        return functional.binary_cross_entropy(output, target)
+    return functional.binary_cross_entropy_with_logits(output, target)
+
+
+def _users(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """The user's function, its results checked."""
+    function = function_named(name, "--loss", LaunchError)
+
+    def checked(output: Tensor, target: Tensor) -> Tensor:
+        try:
+            value: object = function(output, target)
+        except Exception as error:
+            raise LaunchError(f"--loss {name}: {type(error).__name__}: {error}") from error
+        if not isinstance(value, Tensor) or value.shape or not value.is_floating_point():
+            raise LaunchError(
+                f"--loss {name}: expected a scalar float tensor, got {_described(value)};"
+                " reduce it, for example by .mean()"
+            )
+        if output.requires_grad and torch.is_grad_enabled() and not value.requires_grad:
+            raise LaunchError(
+                f"--loss {name}: expected a loss that depends differentiably on the output, got"
+                " one without a gradient; compute it by torch functions, without .detach(),"
+                " .item() or argmax"
+            )
+        return value
+
+    return checked
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"shape {list(value.shape)} and {value.dtype}"
+    return type(value).__name__
+
+
+# ---- operators
 
 _NO_CLASS = -100  # torch's default for the class that is ignored
 

@@ -15,7 +15,7 @@ from planner.errors import LaunchError
 from planner.graph import Graph
 from planner.model.losses import Loss, losses
 from planner.operators import synthetic
-from planner.operators.criteria import Criterion, criterion
+from planner.operators.losses import Criterion, criterion
 from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import listed
 from planner.profilers.timing import CACHES_BYTES, Stopwatch, quiet

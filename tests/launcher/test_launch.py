@@ -17,7 +17,7 @@ from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
 from planner.model.losses import LossOptions, losses
 from planner.operators import to_torch
-from planner.operators.criteria import criterion
+from planner.operators.losses import criterion
 from planner.problem import Optimizer
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.actions import Compute, Direction

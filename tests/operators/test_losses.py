@@ -9,7 +9,7 @@ from torch.nn import functional
 from planner.errors import LaunchError
 from planner.graph import LossChoice
 from planner.model.losses import losses
-from planner.operators.criteria import criterion
+from planner.operators.losses import criterion
 from tests.model.test_losses import one_output, with_loss
 
 SHAPE = (3, 5, 4)
