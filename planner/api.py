@@ -449,7 +449,9 @@ def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
 
 
 def check_outputs(
-    written: Mapping[str, Path], read: Mapping[str, Path | None], strategy: Path | None = None
+    written: Mapping[str, File],
+    read: Mapping[str, File | None],
+    strategy: File | None = None,
 ) -> None:
     """Refuses to overwrite files that are read, and such as the planner did not write.
 
@@ -467,11 +469,15 @@ def check_outputs(
     from planner.reports.outputs import kind_called
     from planner.support import outputs
 
+    inputs = {what: Path(path) for what, path in read.items() if path is not None}
     if strategy is not None:
-        outputs.check_inputs(tuple(written.values()), {"strategy": strategy, **read})
-        named = files_named(read_strategy(strategy), strategy)
-        read = {**read, **{f"strategy's {what}": path for what, path in named.items()}}
-    outputs.check_outputs([(path, kind_called(kind)) for kind, path in written.items()], read)
+        inputs["strategy"] = Path(strategy)
+        outputs.check_inputs([Path(path) for path in written.values()], inputs)
+        named = files_named(read_strategy(strategy), Path(strategy))
+        inputs |= {f"strategy's {what}": path for what, path in named.items()}
+    outputs.check_outputs(
+        [(Path(path), kind_called(kind)) for kind, path in written.items()], inputs
+    )
 
 
 def other_question(path: File, artefacts: "Sequence[Profile] | Plan") -> str | None:

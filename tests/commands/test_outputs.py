@@ -25,12 +25,6 @@ name: pair
 device: T4
 levels: [{name: gpu, count: 2, bandwidth: 1 GB/s, latency: 50 us}]
 """
-NETS = """
-import torch
-
-def net():
-    return torch.nn.Linear(4, 4), torch.zeros(2, 4)
-"""
 SOLVE = ("solve", "--topology", "pair.yaml", "--solver", "single", "--profile", "p.json")
 PROFILE = ("profile", "model.onnx", "--device", "T4")
 SIMULATE = ("simulate", "s.json", "--topology", "pair.yaml", "--profile", "p.json")
@@ -69,7 +63,6 @@ def made(tmp_path_factory):
         mlp(folder / "model.onnx")
         Path("pair.yaml").write_text(PAIR)
         Path("hostfile").write_text("a slots=2\n")
-        Path("nets.py").write_text(NETS)
         for command, name in OUTPUTS.values():
             run(*command, name)
     return folder
