@@ -19,9 +19,7 @@ best one by that time, with a bound that needs no search.
 """
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +29,6 @@ from planner.graphs.downsets import (
     Downsets,
     csr,
     downsets,
-    downsets_within,
     members,
     sums_behind,
     windowed,
@@ -46,8 +43,9 @@ from planner.peers.dnn_partitioning.kernels import (
     open_cost,
     walk,
 )
+from planner.peers.windows import enumerated
 from planner.problem import Status
-from planner.support.jit import compile_clock
+from planner.support.clock import clock
 
 # Seconds, mostly.
 DEFAULT_MAX_DOWNSETS = 200_000
@@ -58,12 +56,6 @@ MAX_STATES = 30_000_000
 PARTS, FEW_DOWNSETS = (64, 8), 500
 # Stages that are walked between two looks at the clock: a tenth of a second.
 STAGES_AT_ONCE = 1_000_000
-# The first enumeration gives up at FIRST_DOWNSETS, each other one at MORE_DOWNSETS times the last
-# number: only if PATIENCE times the last one's time is left, because to choose a window takes about
-# a dozen enumerations.
-FIRST_DOWNSETS, MORE_DOWNSETS, PATIENCE = 4_000, 4, 20
-# Instead of no limit, so that differences are numbers.
-ENDLESS_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +135,11 @@ def split(
     if max_downsets is not None:
         states_each = (limits.cpus + 1) * (limits.devices + 1)
         max_downsets = min(max_downsets, max(MAX_STATES // states_each, count + 1))
-    with _clock(time_limit_s) as left_s:
+    with clock(time_limit_s) as left_s:
         best = _walked(_chain(count), loads, limits, _Best(), lambda: math.inf)
-        subsets, everything, in_time = _enumerated(items, max_downsets, left_s)
+        subsets, everything, in_time = enumerated(
+            items.predecessors, range(count), max_downsets, left_s
+        )
         for part in PARTS:
             few = len(subsets.masks) // part
             if few > max(FEW_DOWNSETS, count):
@@ -161,38 +155,6 @@ def split(
     bound_ms = best.load if exact else _least_load(items, limits)
     in_time = in_time and best.whole
     return DnnSplit(status, stages, len(subsets.masks), MILLI * bound_ms, in_time)
-
-
-@contextmanager
-def _clock(time_limit_s: float) -> Iterator[Callable[[], float]]:
-    """Gives a function that tells the seconds that are left; compiling does not count."""
-    with compile_clock() as compiling_s:
-        end_s = time.monotonic() + min(time_limit_s, ENDLESS_S)
-        yield lambda: end_s + compiling_s() - time.monotonic()
-
-
-def _enumerated(
-    items: _Items, limit: int | None, left_s: Callable[[], float]
-) -> tuple[Downsets, bool, bool]:
-    """The downsets to search; whether they are all; and whether there was time for as many as asked
-    for.
-
-    Args:
-        limit: see `split`.
-    """
-    feeds, order = items.predecessors, range(len(items.members))
-    size, fewer = FIRST_DOWNSETS, len(order) + 1
-    while True:
-        size = size if limit is None else min(size, limit)
-        before_s = left_s()
-        subsets = downsets_within(feeds, size)
-        if subsets is not None:
-            return subsets, True, True
-        if left_s() < PATIENCE * (before_s - left_s()):
-            return *windowed(feeds, order, fewer), False
-        if size == limit:
-            return *windowed(feeds, order, size), True
-        fewer, size = size, MORE_DOWNSETS * size
 
 
 def _chain(count: int) -> Downsets:
