@@ -6,9 +6,11 @@ import time
 import pytest
 
 from planner.errors import OptionError
-from planner.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode
+from planner.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode, colocated
 from planner.formats.piper import VANILLA, PiperEdge, PiperGraph, PiperNode, Tmpc
 from planner.peers.compare import ForeignOptions, solve_foreign
+from planner.peers.dnn_partitioning.joining import joined
+from planner.peers.dnn_partitioning.solve import _items
 from planner.peers.piper.solve import PiperOptions, plan
 from planner.problem import Status
 
@@ -42,7 +44,7 @@ def compiled():
     plan(wide_graph(4, 1), PiperOptions(4, 1e15, 1e10, 4))
 
 
-@pytest.mark.parametrize(("layers", "branches"), [(60, 1), (60, 4)])
+@pytest.mark.parametrize(("layers", "branches"), [(120, 4), (60, 4)])
 def test_piper_keeps_the_time_limit_and_has_a_plan(compiled, layers, branches):
     graph = wide_graph(layers, branches)
     begin = time.monotonic()
@@ -72,10 +74,8 @@ def test_the_clock_changes_nothing_where_there_is_time(compiled):
 
 def chain_of_nothing(count):
     """A chain whose nodes weigh nothing but each tenth."""
-    nodes = (
-        DnnNode(v, float(v % 10 == 0), float(v % 10 == 0), False, True, size_bytes=float(v % 10))
-        for v in range(count)
-    )
+    weights = [float(v % 10 == 0) for v in range(count)]
+    nodes = (DnnNode(v, one, one, False, True, size_bytes=one) for v, one in enumerate(weights))
     edges = tuple(DnnEdge(v, v + 1, 1.0) for v in range(count - 1))
     return DnnGraph(4, 0, 1e9, tuple(nodes), edges)
 
@@ -85,9 +85,7 @@ def test_numbers_of_devices_are_limited(field):
     graph = chain_of_nothing(3)
     fields = {"num_devices": 4, "num_cpus": 0, field: 50_000}
     graph = DnnGraph(**fields, memory_bytes=1e9, nodes=graph.nodes, edges=graph.edges)
-    with pytest.raises(
-        OptionError, match="expected at most 4096 devices, got 5000"
-    ):
+    with pytest.raises(OptionError, match="expected at most 4096 devices, got 5000"):
         solve_foreign(graph, ForeignOptions())
 
 
@@ -95,3 +93,17 @@ def test_gpus_are_limited_under_every_foreign_model():
     for graph in (chain_of_nothing(3), wide_graph(3, 1)):
         with pytest.raises(OptionError, match="expected at most 4096 devices, got 1000000000"):
             solve_foreign(graph, ForeignOptions(num_devices=10**9))
+
+
+def test_items_without_weight_are_joined_in_little_time():
+    graph = chain_of_nothing(2000)
+    begin = time.monotonic()
+    items = joined(_items(graph, colocated(graph)), lambda: math.inf)
+    assert time.monotonic() - begin < 2
+    assert len(items.members) == 200
+
+
+def test_items_are_joined_as_long_as_there_is_time():
+    graph = chain_of_nothing(100)
+    items = _items(graph, colocated(graph))
+    assert joined(items, lambda: 0.0) == items
