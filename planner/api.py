@@ -879,7 +879,7 @@ def solve_under(
         training: `device_memory`, `global_batch` and `recompute` override the file's.
         search: how plans are searched for; without pins and own stages.
         bandwidth: between devices, instead of a Piper file's, in bytes per s or as text.
-        time_limit_s: for the search among placements that are not contiguous.
+        time_limit_s: for all searches together.
 
     Raises:
         FileError: if a file is missing or malformed.

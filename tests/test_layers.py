@@ -33,7 +33,7 @@ HEAVY = {
     "onnxruntime": (),
     "ortools": (),
     "gurobipy": (),
-    "numba": ("planner/support/jit.py",),
+    "numba": ("planner/support/jit.py", "planner/support/clock.py"),
     "scipy": (),
     "rich": (),
     "click": ("cli.py", "planner/commands"),

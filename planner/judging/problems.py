@@ -21,6 +21,9 @@ from planner.units import parse_bytes
 
 # Microbatches per device and iteration, where nothing is said.
 MICROBATCHES_PER_DEVICE = 4
+# Per iteration: four times as many as the largest topology has where nothing is said. Action lists
+# have two entries for each microbatch and stage.
+MAX_MICROBATCHES = 2**16
 # Maximum number of hosts that a message names.
 MAX_NAMED_HOSTS = 8
 
@@ -144,7 +147,22 @@ def nums_microbatches(
             f" {' or '.join(map(str, sizes))}; take one, --microbatch-size for a size between, or"
             " profile with another --batch"
         )
-    return [None if samples % size else samples // size for size in sizes]
+    return [None if samples % size else checked_count(samples // size) for size in sizes]
+
+
+def checked_count(num_microbatches: int) -> int:
+    """The number of microbatches of an iteration, if there may be so many.
+
+    Raises:
+        OptionError: if there may not.
+    """
+    if num_microbatches > MAX_MICROBATCHES:
+        raise OptionError(
+            f"expected at most {MAX_MICROBATCHES} microbatches per iteration, got"
+            f" {num_microbatches}; give a smaller --microbatches or --global-batch, or profile with"
+            " a larger --batch"
+        )
+    return num_microbatches
 
 
 def changed_cluster(topology: Topology, changes: WhatIf) -> Changed:
@@ -183,7 +201,7 @@ def replayed(
         training: its microbatches (None takes the plan's) and memory; the rest is the plan's.
     """
     strategy, certificate = plan.strategy, plan.certificate
-    count = training.microbatches or strategy.num_microbatches
+    count = checked_count(training.microbatches or strategy.num_microbatches)
     own = replace(
         training,
         objective=certificate.objective,

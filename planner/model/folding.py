@@ -15,6 +15,7 @@ Shapes that the file declares for its intermediate tensors are ignored. Control 
 functions never get here: `expansion/` replaces them by plain nodes.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
@@ -47,8 +48,21 @@ from planner.model.values import (
     size_bytes,
     tensor_type,
 )
+from planner.units import format_bytes
 
 MAX_FOLDED_BYTES = 64 * 2**20
+MAX_COMPUTED_BYTES = 2**30
+"""Of all constants that are computed, together: some seconds. Masks and tables of positions of
+the largest language models take a fifth of it."""
+MAX_PRODUCTS = 10**10
+"""Of the numbers of elements of a costly operator's inputs: onnx.reference has no fast products of
+integers."""
+MAX_SETTLED_BYTES = 2 * 2**30
+"""Of the outputs of a node that no input of the model leads to, where its inputs are smaller."""
+_COSTLY = re.compile(".*(MatMul|Conv|Gemm|Einsum|Attention|LSTM|GRU|RNN).*")
+# Operators whose outputs' sizes depend on the content of their inputs, and are no larger than these
+# but for their rank.
+_NO_LARGER = frozenset({"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
 _REFUSED = (InferenceError, onnx.checker.ValidationError)
 RANDOM_OPERATORS = frozenset({
@@ -145,6 +159,7 @@ class Pass:
         self.kept: list[NodeProto] = []
         self.constants: set[str] = set()
         self.decisive: dict[str, str] = {}
+        self._computed_bytes = 0
         self._settled: set[str] = set()  # no constants, but no input of the model leads to them
         for tensor in model.graph.initializer:
             self.hold(tensor, tensor.name)
@@ -182,10 +197,29 @@ class Pass:
             if not settled or not self.compute(node):
                 raise
             return
+        if settled:
+            self._check_settled(node, types)
+            self._settled.update(node.output)
         self.types |= types
         self.kept.append(node)
-        if settled:
-            self._settled.update(node.output)
+
+    def _check_settled(self, node: NodeProto, types: Mapping[str, TypeProto]) -> None:
+        """Refuses a large constant that comes of small ones, which every step would make anew.
+
+        Args:
+            types: of its outputs.
+
+        Raises:
+            ModelError: if it is one.
+        """
+        made = sum(size_bytes(type_) for type_ in types.values())
+        given = sum(size_bytes(self.types[name]) for name in set(node.input) if name)
+        if made > max(MAX_SETTLED_BYTES, given):
+            raise ModelError(
+                f"{node.name}: expected constants of at most {format_bytes(MAX_SETTLED_BYTES)}, got"
+                f" {format_bytes(made)} from {operator_type(node)}; the model may hold a wrong size"
+                " in its constants"
+            )
 
     def compute(self, node: NodeProto) -> bool:
         """Whether the outputs that are read are constants now; no input of the model leads to
@@ -278,7 +312,13 @@ class Pass:
         """The value of a Shape or Size."""
         shape = shape_of(self.types[node.input[0]])
         if node.op_type == "Size":
-            return np.array(prod(shape), dtype=np.int64)
+            size = prod(shape)
+            if size > np.iinfo(np.int64).max:
+                raise ModelError(
+                    f"{node.name}: expected a tensor that can be, got {list(shape)}; give smaller"
+                    " dimensions"
+                )
+            return np.array(size, dtype=np.int64)
         ends = {attribute.name: attribute.i for attribute in node.attribute}
         return np.array(shape[ends.get("start") : ends.get("end")], dtype=np.int64)
 
@@ -295,8 +335,7 @@ class Pass:
         """
         if node.op_type in RANDOM_OPERATORS:
             return []
-        # Before it is computed, as far as the shapes are known: it might not fit the memory.
-        if any(size_bytes(type_) > MAX_FOLDED_BYTES for type_ in self.guess(node).values()):
+        if not self.is_small(node, more):
             return []
         inputs = {n: more[n] if n in more else self.values[n] for n in node.input if n}
         try:
@@ -304,9 +343,37 @@ class Pass:
         except Exception:  # it raises whatever numpy raises; then the node stays an operator
             return []
         arrays = [np.asarray(one) for one in results if isinstance(one, np.ndarray | np.generic)]
+        self._charge(node, sum(array.nbytes for array in arrays))
         small = all(array.nbytes <= MAX_FOLDED_BYTES for array in arrays)
         numbers = all(array.dtype.kind not in "OSU" for array in arrays)
         return arrays if small and numbers and len(arrays) == len(results) else []
+
+    def is_small(self, node: NodeProto, more: Mapping[str, np.ndarray]) -> bool:
+        """Whether a node is surely computed in little memory and time, before it is; arguments as
+        of `evaluated`.
+        """
+        if _COSTLY.fullmatch(node.op_type):
+            products = prod(prod(shape_of(self.types[name])) for name in node.input if name)
+            if products > MAX_PRODUCTS:
+                return False
+        types = self.guess(node, more)
+        known = all(name in types for name in node.output if name)
+        small = all(size_bytes(type_) <= MAX_FOLDED_BYTES for type_ in types.values())
+        return small and (known or node.op_type in _NO_LARGER)
+
+    def _charge(self, node: NodeProto, computed_bytes: int) -> None:
+        """Counts what is computed.
+
+        Raises:
+            ModelError: if it is too much.
+        """
+        self._computed_bytes += computed_bytes
+        if self._computed_bytes > MAX_COMPUTED_BYTES:
+            raise ModelError(
+                f"{node.name}: expected constants of at most {format_bytes(MAX_COMPUTED_BYTES)} in"
+                " all, got more that follow from each other; export the model with fewer or"
+                " smaller ones"
+            )
 
     def evaluator(self, node: NodeProto) -> ReferenceEvaluator:
         """ONNX's reference for a model of this node alone."""
@@ -318,10 +385,10 @@ class Pass:
         )
         return ReferenceEvaluator(model, new_ops=[GatherElements])
 
-    def guess(self, node: NodeProto) -> dict[str, TypeProto]:
-        """Types of the outputs as far as they are static; an error gives none."""
+    def guess(self, node: NodeProto, more: Mapping[str, np.ndarray]) -> dict[str, TypeProto]:
+        """Types of the outputs that are static with these inputs; an error gives none."""
         try:
-            types = self.inferred(node, floats=False)
+            types = self.inferred(node, floats=True, more=more)
         except (*_REFUSED, OperatorError):
             return {}
         return {name: type_ for name, type_ in types.items() if _is_static(type_)}
@@ -383,8 +450,12 @@ class Pass:
                 "it with symbolic dimensions"
             )
 
-    def inferred(self, node: NodeProto, floats: bool) -> dict[str, TypeProto]:
-        """ONNX's inference, given small constants and, if `floats`, small float initializers."""
+    def inferred(
+        self, node: NodeProto, floats: bool, more: Mapping[str, np.ndarray] = {}
+    ) -> dict[str, TypeProto]:
+        """ONNX's inference, given constants, those of `more` and, if `floats`, float initializers,
+        all of them only where they are small.
+        """
         if operator_type(node) in SHAPE_KEEPING_OPERATORS:
             return {node.output[0]: self.types[node.input[0]]}
         kind = operator_type(node)
@@ -395,9 +466,9 @@ class Pass:
             node = _one_sided(node)
         names = [name for name in dict.fromkeys(node.input) if name]
         data = {
-            name: numpy_helper.from_array(self.values[name], name)
+            name: numpy_helper.from_array(more[name] if name in more else self.values[name], name)
             for name in names
-            if (name in self.constants or (floats and name in self.values))
+            if (name in more or name in self.constants or (floats and name in self.values))
             and prod(shape_of(self.types[name])) <= MAX_INFERENCE_ELEMENTS
             and self.types[name].tensor_type.elem_type != TensorProto.STRING
         }

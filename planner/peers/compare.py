@@ -23,10 +23,13 @@ from planner.peers.piper.equal import equal_stages
 from planner.peers.piper.solve import PiperOptions, PiperPlan, plan
 from planner.problem import Problem, Recompute, Status
 from planner.solvers.engines.engine import Engine
+from planner.topology import too_many
 from planner.units import format_bytes, format_seconds
 
 # Of the time, for the contiguous split from which a search for other placements starts.
 SPLIT_SHARE = 0.2
+# Of the time, for Piper's own search; the rest is for equal stages.
+PIPER_SHARE = 0.8
 # Piper's files have one time for both passes; this share of it is shown as the forward pass.
 PIPER_FORWARD_SHARE = 1 / 3
 
@@ -51,7 +54,7 @@ class ForeignOptions:
         max_downsets: the most to look at; None leaves it to the solver.
         exact: whether to look at all.
         contiguous: whether stages must be differences of downsets; dnn-partitioning's.
-        time_limit_s: of all searches under dnn-partitioning's model together.
+        time_limit_s: of all searches together.
         seed: of that search; engine: who solves its programs, gurobi or else HiGHS.
     """
 
@@ -150,7 +153,14 @@ class ForeignComparison:
 def solve_foreign(graph: DnnGraph | PiperGraph, options: ForeignOptions) -> ForeignComparison:
     """Solves a foreign graph under its own cost model, exactly and by what its authors compare
     with.
+
+    Raises:
+        OptionError: if there are more devices than there may be.
     """
+    cpus = graph.num_cpus if isinstance(graph, DnnGraph) else 0
+    size = too_many((options.num_devices or graph.num_devices) + cpus, 0, 0)
+    if size is not None:
+        raise OptionError(f"{size}; give fewer with --gpus")
     match graph:
         case DnnGraph():
             return _solve_dnn(graph, options)
@@ -247,7 +257,7 @@ def _solve_dnn(graph: DnnGraph, options: ForeignOptions) -> ForeignComparison:
 
 def _late(options: ForeignOptions) -> str:
     return (
-        f"no split by the end of {format_seconds(options.time_limit_s)}; give a larger"
+        f"no plan by the end of {format_seconds(options.time_limit_s)}; give a larger"
         " --time-limit, or fewer --max-downsets"
     )
 
@@ -350,16 +360,19 @@ def _solve_piper(graph: PiperGraph, options: ForeignOptions) -> ForeignCompariso
     if options.exact or options.max_downsets:
         asked = replace(asked, max_downsets=None if options.exact else options.max_downsets)
 
-    def row(name: str, solver: Callable[[PiperGraph, PiperOptions], PiperPlan]) -> ForeignRow:
-        piper_plan = solver(graph, asked)
-        stages = _piper_stages(graph, asked, piper_plan)
-        return ForeignRow(
-            name, piper_plan.status, stages, None if stages else _piper_reason(graph, asked)
-        )
+    def row(
+        name: str, solver: Callable[[PiperGraph, PiperOptions, float], PiperPlan], share: float
+    ) -> ForeignRow:
+        piper_plan = solver(graph, asked, share * options.time_limit_s)
+        stages, reason = _piper_stages(graph, asked, piper_plan), None
+        if not stages:
+            reason = _piper_reason(graph, asked) if piper_plan.in_time else _late(options)
+        in_time = piper_plan.in_time
+        return ForeignRow(name, piper_plan.status, stages, reason, reproducible=in_time)
 
     rows = (
-        _timed(lambda: row("piper", plan)),
-        _timed(lambda: row("2bw", equal_stages)),
+        _timed(lambda: row("piper", plan, PIPER_SHARE)),
+        _timed(lambda: row("2bw", equal_stages, 1 - PIPER_SHARE)),
     )
     note = "the file has one time for both passes; a third of it is shown as the forward pass"
     return ForeignComparison(ForeignModel.PIPER, rows, asked.num_devices, (note,))

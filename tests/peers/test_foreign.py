@@ -36,9 +36,9 @@ from planner.formats.piper import (
     read_piper,
 )
 from planner.graphs.downsets import windowed
+from planner.peers import windows
 from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
 from planner.peers.dnn_partitioning import costs as dnn_partitioning
-from planner.peers.dnn_partitioning import solve as dnn_partitioning_solve
 from planner.peers.dnn_partitioning.solve import split
 from planner.peers.piper import costs as piper
 from planner.peers.piper.equal import equal_stages
@@ -301,7 +301,7 @@ def test_where_the_clock_came_first_the_reason_is_the_clock():
 
 
 def test_all_downsets_are_enumerated_as_long_as_there_is_time(monkeypatch):
-    monkeypatch.setattr(dnn_partitioning_solve, "FIRST_DOWNSETS", 300)
+    monkeypatch.setattr(windows, "FIRST_DOWNSETS", 300)
     feeds = grid(6, 6)
     graph = dnn_graph(feeds, [1.0] * len(feeds))
     whole = split(graph, 2, 1e9, max_downsets=None)

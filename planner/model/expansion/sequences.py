@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.model.expansion.nested import (
+    MAX_UNROLLED_NODES,
     Call,
     Element,
     Expander,
@@ -96,6 +97,7 @@ def _split_to_sequence(x: Expander, call: Call) -> Sequence[Value]:
 
 def _sizes(call: Call, length: int, given: np.ndarray | None) -> tuple[int, ...]:
     """Sizes of the parts along the axis."""
+    _check_number(call, length, given)
     if given is None:
         return (1,) * length
     if given.ndim:
@@ -109,6 +111,17 @@ def _sizes(call: Call, length: int, given: np.ndarray | None) -> tuple[int, ...]
             "may hold another batch size or length in its constants"
         )
     return sizes
+
+
+def _check_number(call: Call, length: int, given: np.ndarray | None) -> None:
+    """Refuses more parts than there may be nodes."""
+    step = 1 if given is None or given.ndim else max(int(given), 1)
+    number = given.size if given is not None and given.ndim else -(-length // step)
+    if number > MAX_UNROLLED_NODES:
+        raise ModelError(
+            f"{call}: expected a sequence of at most {MAX_UNROLLED_NODES} tensors, got {number};"
+            " export the model with a shorter one"
+        )
 
 
 def _constants(x: Expander, call: Call, arrays: Sequence[np.ndarray]) -> TensorSequence:

@@ -8,7 +8,7 @@ device (`formats.dnn_partitioning.colocated`); stage s is D_s minus D_{s-1}, on 
                (2) what a device holds fits its memory
                (3) a device runs only what it supports
 
-    (a) blocks that no better split parts become one                          `_joined`
+    (a) blocks that no better split parts become one                   `joining.joined`
     (b) the best split of one linear order is the first load to beat, then
         the best ones of a few of the downsets                                `split`
     (c) all pairs of downsets that may lead to a smaller load                 `kernels.walk`
@@ -19,9 +19,7 @@ best one by that time, with a bound that needs no search.
 """
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,12 +29,12 @@ from planner.graphs.downsets import (
     Downsets,
     csr,
     downsets,
-    downsets_within,
     members,
     sums_behind,
     windowed,
 )
 from planner.peers.dnn_partitioning.costs import outputs
+from planner.peers.dnn_partitioning.joining import Items, joined
 from planner.peers.dnn_partitioning.kernels import (
     DeviceLimits,
     Loads,
@@ -46,8 +44,9 @@ from planner.peers.dnn_partitioning.kernels import (
     open_cost,
     walk,
 )
+from planner.peers.windows import enumerated
 from planner.problem import Status
-from planner.support.jit import compile_clock
+from planner.support.clock import clock
 
 # Seconds, mostly.
 DEFAULT_MAX_DOWNSETS = 200_000
@@ -58,12 +57,6 @@ MAX_STATES = 30_000_000
 PARTS, FEW_DOWNSETS = (64, 8), 500
 # Stages that are walked between two looks at the clock: a tenth of a second.
 STAGES_AT_ONCE = 1_000_000
-# The first enumeration gives up at FIRST_DOWNSETS, each other one at MORE_DOWNSETS times the last
-# number: only if PATIENCE times the last one's time is left, because to choose a window takes about
-# a dozen enumerations.
-FIRST_DOWNSETS, MORE_DOWNSETS, PATIENCE = 4_000, 4, 20
-# Instead of no limit, so that differences are numbers.
-ENDLESS_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +93,6 @@ class DnnSplit:
     reproducible: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Items:
-    """The blocks that the search may part, in topological order, in ms and bytes.
-
-    Attributes:
-        members: per item, the positions of its nodes in the file.
-        predecessors: per item, those that feed it.
-        time: per item, on a device; inf where it cannot run there.
-        cpu_time: per item, on a CPU.
-        size: per item, bytes.
-        crossing: the cost of the outputs that several items touch, by these items, ascending.
-    """
-
-    members: tuple[tuple[int, ...], ...]
-    predecessors: tuple[tuple[int, ...], ...]
-    time: tuple[float, ...]
-    cpu_time: tuple[float, ...]
-    size: tuple[float, ...]
-    crossing: dict[tuple[int, ...], float]
-
-
 def split(
     graph: DnnGraph,
     num_devices: int,
@@ -136,16 +108,18 @@ def split(
         max_downsets: the most to look at, fewer with very many devices; None for no limit.
         time_limit_s: of the wall clock; compiling does not count.
     """
-    items = _joined(_items(graph, colocated(graph)))
-    count = len(items.members)
-    loads = _loads(items)
-    limits = _limits(items, min(graph.num_cpus, count), min(num_devices, count), memory_bytes)
-    if max_downsets is not None:
-        states_each = (limits.cpus + 1) * (limits.devices + 1)
-        max_downsets = min(max_downsets, max(MAX_STATES // states_each, count + 1))
-    with _clock(time_limit_s) as left_s:
+    with clock(time_limit_s) as left_s:
+        items = joined(_items(graph, colocated(graph)), left_s)
+        count = len(items.members)
+        loads = _loads(items)
+        limits = _limits(items, min(graph.num_cpus, count), min(num_devices, count), memory_bytes)
+        if max_downsets is not None:
+            states_each = (limits.cpus + 1) * (limits.devices + 1)
+            max_downsets = min(max_downsets, max(MAX_STATES // states_each, count + 1))
         best = _walked(_chain(count), loads, limits, _Best(), lambda: math.inf)
-        subsets, everything, in_time = _enumerated(items, max_downsets, left_s)
+        subsets, everything, in_time = enumerated(
+            items.predecessors, range(count), max_downsets, left_s
+        )
         for part in PARTS:
             few = len(subsets.masks) // part
             if few > max(FEW_DOWNSETS, count):
@@ -161,38 +135,6 @@ def split(
     bound_ms = best.load if exact else _least_load(items, limits)
     in_time = in_time and best.whole
     return DnnSplit(status, stages, len(subsets.masks), MILLI * bound_ms, in_time)
-
-
-@contextmanager
-def _clock(time_limit_s: float) -> Iterator[Callable[[], float]]:
-    """Gives a function that tells the seconds that are left; compiling does not count."""
-    with compile_clock() as compiling_s:
-        end_s = time.monotonic() + min(time_limit_s, ENDLESS_S)
-        yield lambda: end_s + compiling_s() - time.monotonic()
-
-
-def _enumerated(
-    items: _Items, limit: int | None, left_s: Callable[[], float]
-) -> tuple[Downsets, bool, bool]:
-    """The downsets to search; whether they are all; and whether there was time for as many as asked
-    for.
-
-    Args:
-        limit: see `split`.
-    """
-    feeds, order = items.predecessors, range(len(items.members))
-    size, fewer = FIRST_DOWNSETS, len(order) + 1
-    while True:
-        size = size if limit is None else min(size, limit)
-        before_s = left_s()
-        subsets = downsets_within(feeds, size)
-        if subsets is not None:
-            return subsets, True, True
-        if left_s() < PATIENCE * (before_s - left_s()):
-            return *windowed(feeds, order, fewer), False
-        if size == limit:
-            return *windowed(feeds, order, size), True
-        fewer, size = size, MORE_DOWNSETS * size
 
 
 def _chain(count: int) -> Downsets:
@@ -266,14 +208,14 @@ def _stages(subsets: Downsets, splits: Splits) -> tuple[tuple[tuple[int, ...], b
     return tuple(reversed(stages))
 
 
-def _stage(items: _Items, inside: Sequence[int], cpu: bool) -> DnnStage:
+def _stage(items: Items, inside: Sequence[int], cpu: bool) -> DnnStage:
     return DnnStage(tuple(sorted(v for b in inside for v in items.members[b])), cpu)
 
 
 # -------------------------------------------------------------------------------- the blocks
 
 
-def _items(graph: DnnGraph, blocks: ColorBlocks) -> _Items:
+def _items(graph: DnnGraph, blocks: ColorBlocks) -> Items:
     """The costs of blocks."""
     block_of = {v: b for b, nodes in enumerate(blocks.members) for v in nodes}
     crossing: dict[tuple[int, ...], float] = {}
@@ -282,7 +224,7 @@ def _items(graph: DnnGraph, blocks: ColorBlocks) -> _Items:
         if len(where) > 1 and cost > 0:
             crossing[where] = crossing.get(where, 0.0) + cost
     nodes = [[graph.nodes[v] for v in inside] for inside in blocks.members]
-    return _Items(
+    return Items(
         members=blocks.members,
         predecessors=blocks.predecessors,
         time=tuple(sum(n.time_ms if n.supported else math.inf for n in one) for one in nodes),
@@ -292,69 +234,7 @@ def _items(graph: DnnGraph, blocks: ColorBlocks) -> _Items:
     )
 
 
-def _joined(items: _Items) -> _Items:
-    """(a) The items, with those that weigh nothing in one with their only neighbour on one side.
-
-    Let u be the only predecessor of v, and v take no time and no memory. In any split that parts
-    them, v can move to the stage of u, which is an earlier one: its successors stay behind it. Let
-    a be the cost of the outputs that u and v alone touch, and b of those that v touches and u does
-    not. The device of u no longer pays a, and pays b at the most; so does the device of v, where
-    the outputs of b may cross now. Nobody else pays more. So where b <= a, no split is worse for
-    it, and u and v may be one. The same holds, the other way round, for an only successor.
-    """
-    while (pair := _weightless(items)) is not None:
-        items = _with_one(items, *pair)
-    return items
-
-
-def _weightless(items: _Items) -> tuple[int, int] | None:
-    """An item as v in `_joined`, and its u; None if there is none."""
-    fed: list[list[int]] = [[] for _ in items.members]
-    for v, feeds in enumerate(items.predecessors):
-        for u in feeds:
-            fed[u].append(v)
-    for v, feeds in enumerate(items.predecessors):
-        if items.time[v] > 0 or items.cpu_time[v] > 0 or items.size[v] > 0:
-            continue
-        for near in (feeds, fed[v]):
-            if len(near) == 1:
-                u = near[0]
-                alone = items.crossing.get((min(u, v), max(u, v)), 0.0)
-                others = sum(
-                    c for where, c in items.crossing.items() if v in where and u not in where
-                )
-                if others <= alone:
-                    return v, u
-    return None
-
-
-def _with_one(items: _Items, v: int, u: int) -> _Items:
-    """The items with v in u. The others keep their order, which stays topological: all that comes
-    before or after v comes before or after u too.
-    """
-    kept = [w for w in range(len(items.members)) if w != v]
-    place = {w: p for p, w in enumerate(kept)}
-    place[v] = place[u]
-    crossing: dict[tuple[int, ...], float] = {}
-    for where, cost in items.crossing.items():
-        new = tuple(sorted({place[w] for w in where}))
-        if len(new) > 1:
-            crossing[new] = crossing.get(new, 0.0) + cost
-    joined = {u: (*items.members[u], *items.members[v])}
-    feeds = {u: {*items.predecessors[u], *items.predecessors[v]} - {u, v}}
-    return _Items(
-        members=tuple(joined.get(w, items.members[w]) for w in kept),
-        predecessors=tuple(
-            tuple(sorted({place[x] for x in feeds.get(w, items.predecessors[w])})) for w in kept
-        ),
-        time=tuple(items.time[w] for w in kept),
-        cpu_time=tuple(items.cpu_time[w] for w in kept),
-        size=tuple(items.size[w] for w in kept),
-        crossing=crossing,
-    )
-
-
-def _limits(items: _Items, cpus: int, devices: int, memory_bytes: float) -> DeviceLimits:
+def _limits(items: Items, cpus: int, devices: int, memory_bytes: float) -> DeviceLimits:
     pairs = zip(items.time, items.cpu_time, strict=True)
     shares = [min(time, cpu) / cpu for time, cpu in pairs if min(time, cpu) > 0]
     return DeviceLimits(
@@ -362,7 +242,7 @@ def _limits(items: _Items, cpus: int, devices: int, memory_bytes: float) -> Devi
     )
 
 
-def _least_load(items: _Items, limits: DeviceLimits) -> float:
+def _least_load(items: Items, limits: DeviceLimits) -> float:
     """A bound on the largest load, in ms: the largest item, and all work spread evenly."""
     pairs = zip(items.time, items.cpu_time, strict=True)
     work = [min(time, cpu) if limits.cpus else time for time, cpu in pairs]
@@ -370,7 +250,7 @@ def _least_load(items: _Items, limits: DeviceLimits) -> float:
     return max(max(work), sum(work) / units) if units > 0 else max(work)
 
 
-def _loads(items: _Items) -> Loads:
+def _loads(items: Items) -> Loads:
     """The costs of items, as arrays."""
     touching: list[list[int]] = [[] for _ in items.members]
     for e, where in enumerate(items.crossing):

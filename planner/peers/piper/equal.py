@@ -8,8 +8,11 @@ and all layers recompute their activations, or none does. The fastest that fits 
 Source: Narayanan et al., ICML 2021, section 3.3, as Piper's authors compare with it.
 """
 
+import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
@@ -21,14 +24,23 @@ from planner.problem import Status
 Cut = list[list[int]]
 
 
-def equal_stages(graph: PiperGraph, options: PiperOptions) -> PiperPlan:
-    """The fastest plan with equal stages that fits; infeasible if there is none."""
+def equal_stages(
+    graph: PiperGraph, options: PiperOptions, time_limit_s: float = math.inf
+) -> PiperPlan:
+    """The fastest plan with equal stages that fits; infeasible if there is none.
+
+    Args:
+        time_limit_s: of the wall clock; the plan is the best one by then.
+    """
+    end_s = time.monotonic() + time_limit_s
     best, chosen = float("inf"), PiperPlan(Status.INFEASIBLE, ())
     most = min(options.num_devices, options.batch)
     degrees = sorted({int(t) for node in graph.nodes for t in node.tmpcs})
     for cut in _cuts(graph, options.num_devices):
         for t in (t for t in degrees if len(cut) * t <= options.num_devices):
             for place in range(max(len(node.tmpcs.get(str(t), ())) for node in graph.nodes)):
+                if time.monotonic() > end_s:
+                    return replace(chosen, status=_late(chosen), in_time=False)
                 figures = _figures(graph, cut, t, place, options)
                 if figures is None:
                     continue
@@ -38,6 +50,10 @@ def equal_stages(graph: PiperGraph, options: PiperOptions) -> PiperPlan:
                         best = time_s
                         chosen = _plan(cut, t, d, place)
     return chosen
+
+
+def _late(chosen: PiperPlan) -> Status:
+    return Status.FEASIBLE if chosen.stages else Status.UNKNOWN
 
 
 def _plan(cut: Cut, t: int, d: int, place: int) -> PiperPlan:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from planner.graphs.downsets import Downsets
 from planner.peers.piper import costs as piper
 from planner.support.arrays import Bools, Floats, Ints
+from planner.support.clock import is_over
 from planner.support.jit import inner, njit
 
 Picks = npt.NDArray[np.int32]
@@ -37,6 +38,10 @@ TO, FROM, ADDED = 0, 1, 2
 # Of two sums in another order, neither is the better one.
 ROUNDING = 1e-13
 NEVER = 1 << 30
+# The clock is looked at once for so many stages.
+LOOK_EVERY = 64
+# More stages times degrees, or choices, are not listed: some GB.
+MAX_ROWS = 1 << 26
 # Instead of no time at all, to divide by.
 TINY = 1e-300
 
@@ -362,8 +367,9 @@ def _samples_that_fit(figures: Floats, memory: float, most: int) -> Ints:
 
 @njit
 def stages(
-    subsets: Downsets, layers: Layers, num_degrees: int, memory: float, room: int, most: int
-) -> tuple[Stages, bool]:
+    subsets: Downsets, layers: Layers, num_degrees: int, memory: float, room: int, most: int,
+    end_s: float,
+) -> tuple[Stages, bool, bool]:  # fmt: skip
     """All stages D_j minus D_i that fit, with their choices of one configuration per layer. A
     stage's choices are those of a stage that has one layer less, with each of the layer's: the
     downset that D_j was reached from stands before it in the list of those that hold D_i, so the
@@ -375,9 +381,11 @@ def stages(
         memory: of a device, in bytes.
         room: for choices while they are being made; an eighth is kept.
         most: cap of samples in flight.
+        end_s: by the monotonic clock; the stages are no use where it is over.
 
     Returns:
-        The stages, and whether all choices that are worth it were kept.
+        The stages, whether all choices that are worth it were kept, and whether all stages were
+        listed in time and memory.
     """
     n, num_layers = subsets.masks.shape[0], layers.near_start.shape[0] - 1
     start = np.zeros(n + 1, np.int64)
@@ -388,10 +396,17 @@ def stages(
     choices = np.zeros((2, room, 4))
     no_picks = np.zeros((2, room, 0), np.int32)
     before = _most_bytes(subsets, layers, num_degrees, most)
-    pairs, points, complete = 0, 0, True
+    pairs, points, complete, in_time = 0, 0, True, True
     for i in range(n):
         start[i] = pairs
+        if not in_time:
+            continue
         for place in range(1, _reach(subsets, i, seen, reached)):
+            if pairs % LOOK_EVERY == 0 and (
+                max(pairs * num_degrees, points) > MAX_ROWS or is_over(end_s)
+            ):
+                in_time = False
+                break
             j, smaller = reached[place, TO], reached[place, FROM]
             size = _list_layers(subsets, i, j, inside, members)
             if pairs == end.shape[0]:
@@ -430,13 +445,13 @@ def stages(
         start, end[:pairs], point_start[: pairs * num_degrees + 1], outside[: pairs * num_degrees],
         figures, _samples_that_fit(figures, memory, most),
     )  # fmt: skip
-    return every, complete
+    return every, complete, in_time
 
 
 @njit
 def fewest_in_flight(
-    stages: Stages, degrees: Degrees, work: Floats, target_s: float
-) -> npt.NDArray[np.int32]:
+    stages: Stages, degrees: Degrees, work: Floats, target_s: float, end_s: float
+) -> tuple[npt.NDArray[np.int32], bool]:
     """For everything behind a downset, with at most k devices and no stage slower than the target,
     the smallest sum of degrees of data parallelism. That is what matters to the stages in front:
     the fewer, the less memory they need.
@@ -448,15 +463,18 @@ def fewest_in_flight(
 
     Args:
         work: (n,) devices times s, at least, of the layers of D_i.
+        end_s: by the monotonic clock.
 
     Returns:
-        (n, K + 1); NEVER where it cannot be done.
+        (n, K + 1), NEVER where it cannot be done; and whether it was all done in time.
     """
     n, num_degrees = work.shape[0], degrees.tensor.shape[0]
     least = np.full((n, degrees.num_devices + 1), NEVER, np.int32)
     least[n - 1] = 0
     # Each row falls with k, because leaving devices unused is allowed.
     for i in range(n - 2, -1, -1):
+        if is_over(end_s):
+            return least, False
         room = degrees.num_devices - np.int64(np.ceil(work[i] * (1 - 1e-9) / max(target_s, TINY)))
         own = least[i]
         for p in range(stages.start[i], stages.start[i + 1]):
@@ -501,7 +519,7 @@ def fewest_in_flight(
                     for k in range(begin + t * d, room + 1):
                         own[k] = min(own[k], behind[k - t * d] + np.int32(d))
         own[room + 1 :] = own[room] if room >= 0 else NEVER
-    return least
+    return least, True
 
 
 @njit

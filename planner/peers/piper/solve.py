@@ -17,22 +17,28 @@ finds out whether there is a plan: a dynamic program over downsets and devices w
 sum of the d. The target is bisected, at the end over the times that stages can have.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
 import numpy as np
 
 from planner.formats.piper import RECOMPUTED, VANILLA, PiperGraph, Tmpc, layer_predecessors
-from planner.graphs.downsets import Downsets, csr, members, windowed
+from planner.graphs.downsets import Downsets, csr, members
 from planner.peers.piper import costs, kernels
 from planner.peers.piper.kernels import Degrees, Layers, Stages
+from planner.peers.windows import enumerated
 from planner.problem import Recompute, Status
 from planner.support.arrays import Floats, Ints
+from planner.support.clock import clock
 
 # More would be some millions of stages.
 DEFAULT_MAX_DOWNSETS = 2_000
+# The number to begin with: a second or less.
+FEW_DOWNSETS = 200
 # For the choices of a stage while they are made; an eighth is kept.
 ROOM = 2_048
 # The bisection ends with the list of what is left when the bounds are so close.
@@ -92,10 +98,30 @@ class PiperPlan:
         status: optimal over all plans; feasible if only some downsets or choices were looked at;
             infeasible if there is no plan; unknown if only some were looked at and none was found.
         stages: in topological order; empty if there are none.
+        in_time: False where the clock cut the search: the plan is the best one by then.
     """
 
     status: Status
     stages: tuple[PiperStage, ...]
+    in_time: bool = True
+
+
+LATE = PiperPlan(Status.UNKNOWN, (), in_time=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The best plan so far of a search.
+
+    Attributes:
+        time_s: its largest stage time; inf without one.
+        rows: of `kernels.walk`; None without one.
+        in_time: False where the clock cut the search.
+    """
+
+    time_s: float
+    rows: Ints | None
+    in_time: bool = True
 
 
 def allowed(tmpcs: Sequence[Tmpc], recompute: Recompute) -> list[int]:
@@ -105,35 +131,83 @@ def allowed(tmpcs: Sequence[Tmpc], recompute: Recompute) -> list[int]:
     return choices if choices or recompute is Recompute.NONE else list(range(len(tmpcs)))
 
 
-def plan(graph: PiperGraph, options: PiperOptions) -> PiperPlan:
-    """The plan with the smallest largest stage time."""
+def plan(graph: PiperGraph, options: PiperOptions, time_limit_s: float = math.inf) -> PiperPlan:
+    """The plan with the smallest largest stage time. A few downsets are looked at first, to have a
+    plan when the time is over.
+
+    Args:
+        time_limit_s: of the wall clock; compiling does not count.
+    """
+    asked, best, best_s = options.max_downsets, LATE, math.inf
+    few = max(FEW_DOWNSETS, len(graph.nodes) + 1)
+    with clock(time_limit_s) as left_s:
+        for most in [few, asked] if asked is None or few < asked else [asked]:
+            answer, time_s = _plan_within(graph, options, most, left_s)
+            if not answer.in_time and time_s >= best_s:
+                return replace(best, in_time=False)
+            best, best_s = answer, time_s
+            if not best.in_time or best.status in (Status.OPTIMAL, Status.INFEASIBLE):
+                break
+    return best
+
+
+def _plan_within(
+    graph: PiperGraph,
+    options: PiperOptions,
+    max_downsets: int | None,
+    left_s: Callable[[], float],
+) -> tuple[PiperPlan, float]:
+    """The best plan over some downsets, and its largest stage time in s."""
     feeds = layer_predecessors(graph)
     order = list(TopologicalSorter(dict(enumerate(feeds))).static_order())
-    subsets, whole = windowed(feeds, order, options.max_downsets)
     tensor = sorted({int(t) for node in graph.nodes for t in node.tmpcs})
     tensor = [t for t in tensor if t <= (options.max_tensor_parallel or options.num_devices)]
     if not tensor:
-        return PiperPlan(Status.INFEASIBLE, ())
+        return PiperPlan(Status.INFEASIBLE, ()), math.inf
+    subsets, whole, in_time = enumerated(feeds, order, max_downsets, left_s)
     most = min(options.batch, options.num_devices)
     widest = min(most, options.max_data_parallel or most)
     data = [d for d in range(1, widest + 1) if options.batch % d == 0]
     degrees = Degrees(np.array(tensor), np.array(data), options.num_devices, most)
     layers, tmpcs = _layers(graph, tensor, options)
-    stages, complete = kernels.stages(
-        subsets, layers, len(tensor), float(options.memory_bytes), ROOM, most
-    )
-    rows = _search(stages, degrees, _work(subsets, layers, tensor))
-    exact = complete and whole
-    if rows is None:
-        return PiperPlan(Status.INFEASIBLE if exact else Status.UNKNOWN, ())
+    limits = len(tensor), float(options.memory_bytes), most
+    stages, complete, listed = _listed(subsets, layers, limits, left_s)
+    if not listed:
+        return LATE, math.inf
+    found = _search(stages, degrees, _work(subsets, layers, tensor), left_s)
+    in_time = in_time and found.in_time
+    exact = complete and whole and in_time
+    if found.rows is None:
+        status = Status.INFEASIBLE if exact else Status.UNKNOWN
+        return PiperPlan(status, (), in_time), math.inf
     chosen, i = [], 0
-    for j, t, d, total in rows.tolist():
+    for j, t, d, total in found.rows.tolist():
         stage = members(subsets.masks[j] & ~subsets.masks[i])
         x = tensor.index(t)
         picks = _picks(layers, len(tensor), x, stage, d, total, options)
         chosen.append(PiperStage(tuple(stage), t, d, total, tuple(tmpcs[o] for o in picks)))
         i = j
-    return PiperPlan(Status.OPTIMAL if exact else Status.FEASIBLE, tuple(chosen))
+    status = Status.OPTIMAL if exact else Status.FEASIBLE
+    return PiperPlan(status, tuple(chosen), in_time), found.time_s
+
+
+def _listed(
+    subsets: Downsets,
+    layers: Layers,
+    limits: tuple[int, float, int],
+    left_s: Callable[[], float],
+) -> tuple[Stages, bool, bool]:
+    """`kernels.stages`, once more where compiling it took the time.
+
+    Args:
+        limits: number of degrees, bytes of a device, most samples in flight.
+    """
+    num_degrees, memory_bytes, most = limits
+    while True:
+        end_s = time.monotonic() + left_s()
+        listed = kernels.stages(subsets, layers, num_degrees, memory_bytes, ROOM, most, end_s)
+        if listed[2] or time.monotonic() <= end_s or left_s() <= 0:
+            return listed
 
 
 def _layers(
@@ -195,45 +269,52 @@ def _work(subsets: Downsets, layers: Layers, tensor: Sequence[int]) -> Floats:
     return np.asarray(np.where(bits[:, :num_layers], work, 0.0).sum(axis=1), dtype=np.float64)
 
 
-def _search(stages: Stages, degrees: Degrees, work: Floats) -> Ints | None:
-    """The rows of `kernels.walk` of the best answer; None if there is none."""
+def _search(stages: Stages, degrees: Degrees, work: Floats, left_s: Callable[[], float]) -> _Found:
+    """The best answer; the best one by the end of the time."""
 
-    def attempt(target_s: float) -> tuple[float, Ints] | None:
-        least = kernels.fewest_in_flight(stages, degrees, work, target_s)
+    def attempt(target_s: float) -> _Found:
+        """An answer that keeps a target; once more where compiling took the time."""
+        done = False
+        while not done:
+            end_s = time.monotonic() + left_s()
+            least, done = kernels.fewest_in_flight(stages, degrees, work, target_s, end_s)
+            if not done and left_s() <= 0:
+                return _Found(math.inf, None, in_time=False)
         if least[0, -1] >= kernels.NEVER:
-            return None
-        return kernels.walk(stages, degrees, least, target_s)
+            return _Found(math.inf, None)
+        return _Found(*kernels.walk(stages, degrees, least, target_s))
 
+    best = _Found(math.inf, None)
     if not np.isfinite(work[-1]):
-        return None
+        return best
     # Stages may take exactly what the bound says, but for rounding.
     low = high = float(work[-1]) / degrees.num_devices * (1 - 1e-9)
     slowest = float(stages.figures[:, :2].sum(axis=1).max(initial=low))
     slowest += float(stages.outside.max(initial=0.0))
-    step, answer = 1 + 1 / 64, None
-    while answer is None:
+    step = 1 + 1 / 64
+    while best.rows is None:
         low, high = high, min(slowest, max(high * step, slowest * 1e-9))
-        answer, step = attempt(high), step * step
-        if answer is None and high >= slowest:
-            return None
-    high, rows = answer
-    while high > low * (1 + CLOSE):
-        middle = (low + high) / 2
+        best, step = attempt(high), step * step
+        if best.rows is None and (high >= slowest or not best.in_time):
+            return best
+    while best.time_s > low * (1 + CLOSE):
+        middle = (low + best.time_s) / 2
         answer = attempt(middle)
-        if answer:
-            high, rows = answer
-        else:
-            low = middle
-    times = np.sort(kernels.times_between(stages, degrees, low, high))
+        if not answer.in_time:
+            return replace(best, in_time=False)
+        low, best = (middle, best) if answer.rows is None else (low, answer)
+    times = np.sort(kernels.times_between(stages, degrees, low, best.time_s))
     first, last = 0, len(times)
     while first < last:
         middle = (first + last) // 2
         answer = attempt(float(times[middle]))
-        if answer:
-            last, rows = middle, answer[1]
-        else:
+        if not answer.in_time:
+            return replace(best, in_time=False)
+        if answer.rows is None:
             first = middle + 1
-    return rows
+        else:
+            last, best = middle, answer
+    return best
 
 
 def _picks(
