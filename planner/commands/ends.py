@@ -109,6 +109,7 @@ def one_of_several() -> Iterator[None]:
             with rank.speaking() as has_the_word:
                 if has_the_word:
                     Mistake(rank.loss()).show()
+            rank.end_children_of_missing()
         ctx.exit(ending.LEFT)
     except KeyboardInterrupt:
         if rank is None or (rank.rank == 0 and not rank.launched):
