@@ -89,9 +89,7 @@ def ranks_leave_at_once() -> Iterator[None]:
             raise
         abandon_output()
         sys.stderr.flush()
-        if end.code == 0:
-            rank.leave()
-        os._exit(end.code)
+        rank.leave(end.code)
 
 
 @contextmanager

@@ -108,10 +108,16 @@ class Rank:
         except OSError:  # a file system without locks, or a process that a rank has started
             self._lock_file = None
 
-    def leave(self) -> None:
-        """Keeps the other ranks from missing this one, which has done its work."""
-        if self._lock_file is not None:
+    def leave(self, code: int) -> NoReturn:
+        """Ends this process at once, and what it has started; the other ranks do not miss one that
+        has done its work. The main thread calls it.
+        """
+        if code == 0 and self._lock_file is not None:
             self._file(self.rank).unlink(missing_ok=True)
+        if self.parent is not None and os.getpgrp() == os.getpid():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.killpg(os.getpid(), signal.SIGTERM)
+        os._exit(code)
 
     def missing(self) -> list[int]:
         """The ranks of this host that have ended without leaving, as far as can be seen."""

@@ -10,6 +10,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ class Launch:
         limit_s = time.monotonic() + within_s
         while self.living() and time.monotonic() < limit_s:
             time.sleep(0.05)
-        assert self.living() == []
+        assert [(n, (Path("/proc") / str(n) / "cmdline").read_bytes()) for n in self.living()] == []
         return [line for line in self.said() if line.startswith("Error: ")]
 
 
@@ -118,13 +119,32 @@ def launch(tmp_path):
         one.end()
 
 
+def addresses(process):
+    """The addresses that a process listens on."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            sockets.add(descriptor.readlink().name)
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, number = line.split()[:10]
+            if state == "0A" and f"socket:[{number}]" in sockets:
+                raw = bytes.fromhex(local.partition(":")[0])
+                words = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
+                found.add(ip_address(b"".join(words)))
+    return found
+
+
 # ----------------------------------------------------------------------- in the default suite
 
 
-def test_a_killed_launcher_takes_its_ranks_and_their_children_along(launch):
+def test_a_launch_listens_on_loopback_and_ends_with_its_launcher(launch):
     one = launch()
-    one.rank(0)
+    ranks = one.rank(0), one.rank(1)
     assert len(one.living()) == 5  # the launcher, two ranks, and a child of each
+    assert addresses(one.process.pid) == set()
+    assert {*addresses(ranks[0]), *addresses(ranks[1])} == {ip_address("127.0.0.1")}
     one.process.kill()
     (message,) = one.ends()
     assert re.fullmatch(
@@ -154,6 +174,7 @@ def test_a_killed_rank_ends_all_with_one_message(launch, seed):
     ]
     one = launch(TORCHRUN if is_torchrun else None)
     target = one.rank(number)
+    assert addresses(target) == {ip_address("127.0.0.1")}
     time.sleep(random.Random(seed).uniform(0, 1))
     os.kill(target, death)
     (message,) = one.ends()
