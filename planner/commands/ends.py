@@ -11,9 +11,9 @@ from typing import IO, Any, NoReturn
 
 import click
 
+from planner import api
 from planner.commands.printing import say
 from planner.errors import PlannerError, Stopped
-from planner.launcher import ending
 
 NO_PLAN = 3
 FAILED = 1
@@ -55,7 +55,7 @@ class Commands(click.Group):
 
 def _fail(ctx: click.Context, error: click.ClickException, cause: BaseException | None) -> NoReturn:
     """Shows an error: click does, but of several ranks only the first one."""
-    rank = ending.here()
+    rank = api.ending.here()
     if rank is None:
         raise error from cause
     with rank.speaking() as has_the_word:
@@ -81,7 +81,7 @@ def ranks_leave_at_once() -> Iterator[None]:
     release tensors, for which they need Python. If Python is ending by then, the process is aborted
     (https://github.com/pytorch/pytorch/issues/38228), and torchrun calls the run failed.
     """
-    rank = ending.enter()
+    rank = api.ending.enter()
     try:
         yield
     except SystemExit as end:
@@ -97,7 +97,7 @@ def one_of_several() -> Iterator[None]:
     """Ends a rank quietly if another one says why: the one that failed, the launcher, or the first
     one after Ctrl-C. A rank that was killed cannot say why; under torchrun another one does.
     """
-    ctx, rank = click.get_current_context(), ending.here()
+    ctx, rank = click.get_current_context(), api.ending.here()
     try:
         yield
     except Stopped:
@@ -108,7 +108,7 @@ def one_of_several() -> Iterator[None]:
                 if has_the_word:
                     Mistake(rank.loss()).show()
             rank.end_children_of_missing()
-        ctx.exit(ending.LEFT)
+        ctx.exit(api.ending.LEFT)
     except KeyboardInterrupt:
         if rank is None or (rank.rank == 0 and not rank.launched):
             raise
