@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import FileError, ModelError, OptionError
+from planner.launcher import ending as ending
 from planner.request import Search as Search
 from planner.request import Training as Training
 from planner.request import WhatIf as WhatIf

@@ -12,10 +12,10 @@ from typing import IO, Any, NoReturn
 
 import click
 
+from planner import api
 from planner.commands.printing import say, say_lines
 from planner.commands.signals import STOPPED, TERMINATED, WORDS, Terminated, tidying_up
 from planner.errors import PlannerError, Stopped
-from planner.launcher import ending
 
 NO_PLAN = 3
 FAILED = 1
@@ -58,7 +58,7 @@ class Commands(click.Group):
 
 def _fail(ctx: click.Context, error: click.ClickException, cause: BaseException | None) -> NoReturn:
     """Shows an error: click does, but of several ranks only the first one."""
-    rank = ending.here()
+    rank = api.ending.here()
     if rank is None:
         raise error from cause
     with rank.speaking() as has_the_word:
@@ -106,7 +106,7 @@ def ranks_leave_at_once() -> Iterator[None]:
     Python is ending by then, the process is aborted
     (https://github.com/pytorch/pytorch/issues/38228), and torchrun calls the run failed.
     """
-    rank = ending.enter()
+    rank = api.ending.enter()
     try:
         yield
     except SystemExit as end:
@@ -114,9 +114,7 @@ def ranks_leave_at_once() -> Iterator[None]:
             raise
         abandon_output()
         sys.stderr.flush()
-        if end.code == 0:
-            rank.leave()
-        os._exit(end.code)
+        rank.leave(end.code)
 
 
 @contextmanager
@@ -124,7 +122,7 @@ def one_of_several() -> Iterator[None]:
     """Ends a rank quietly if another one says why: the one that failed, the launcher, or the first
     one after Ctrl-C. A rank that was killed cannot say why; under torchrun another one does.
     """
-    ctx, rank = click.get_current_context(), ending.here()
+    ctx, rank = click.get_current_context(), api.ending.here()
     try:
         yield
     except Stopped:
@@ -134,7 +132,8 @@ def one_of_several() -> Iterator[None]:
             with rank.speaking() as has_the_word:
                 if has_the_word:
                     Mistake(rank.loss()).show()
-        ctx.exit(ending.LEFT)
+            rank.end_children_of_missing()
+        ctx.exit(api.ending.LEFT)
     except KeyboardInterrupt:
         if rank is None or (rank.rank == 0 and not rank.launched):
             raise

@@ -103,13 +103,21 @@ class Rank:
         try:
             self._lock_file = os.open(self._file(self.rank), os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.lockf(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.getpgrp() == os.getpid():
+                os.write(self._lock_file, str(os.getpid()).encode())
         except OSError:  # a file system without locks, or a process that a rank has started
             self._lock_file = None
 
-    def leave(self) -> None:
-        """Keeps the other ranks from missing this one, which has done its work."""
-        if self._lock_file is not None:
+    def leave(self, code: int) -> NoReturn:
+        """Ends this process at once, and what it has started; the other ranks do not miss one that
+        has done its work. The main thread calls it.
+        """
+        if code == 0 and self._lock_file is not None:
             self._file(self.rank).unlink(missing_ok=True)
+        if self.parent is not None and os.getpgrp() == os.getpid():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.killpg(os.getpid(), signal.SIGTERM)
+        os._exit(code)
 
     def missing(self) -> list[int]:
         """The ranks of this host that have ended without leaving, as far as can be seen."""
@@ -117,6 +125,14 @@ class Rank:
             return []
         ranks = {int(path.name.removeprefix(_NAME)) for path in self.folder.glob(f"{_NAME}*")}
         return [rank for rank in sorted(ranks - {self.rank}) if _is_free(self._file(rank))]
+
+    def end_children_of_missing(self) -> None:
+        """Ends what the missing ranks have started: torchrun ends the groups of living ones only.
+        Their groups keep the numbers of their leaders from being given to other processes.
+        """
+        for rank in self.missing():
+            with suppress(OSError, ValueError):  # no group of its own, or nobody is left in it
+                os.killpg(int(self._file(rank).read_bytes()), signal.SIGKILL)
 
     def _file(self, rank: int) -> Path:
         assert self.folder is not None
@@ -249,6 +265,7 @@ def _terminated(rank: Rank) -> NoReturn:
     if not rank.launched:
         ended = f"rank {rank.rank} was ended by SIGTERM"
         rank.say_last(rank.loss() if rank.missing() else ended)
+        rank.end_children_of_missing()
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGTERM)
     os._exit(TERMINATED)

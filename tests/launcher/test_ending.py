@@ -1,13 +1,16 @@
 """Ranks and launchers that are killed: nothing stays, and one line says why."""
 
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from tests.support.launch_worker import Case
 ROOT = Path(__file__).resolve().parents[2]
 CLI = str(ROOT / "cli.py")
 GONE_S = 10.0
+START_S = 60.0  # on a busy machine
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
@@ -60,27 +64,33 @@ class Launch:
                 continue
         return found
 
-    def rank(self, number, limit_s=60):
+    def rank(self, number, limit_s=START_S):
         """The process of a rank, once all train."""
         files = [self.folder / f"trains-{rank}" for rank in (0, 1)]
         limit_s += time.monotonic()
         while not all(file.exists() and file.read_text() for file in files):
-            assert self.process.poll() is None and time.monotonic() < limit_s, self.said()
+            assert self.process.poll() is None and time.monotonic() < limit_s
             time.sleep(0.02)
         return int(files[number].read_text())
 
+    def end(self):
+        """Ends what is left."""
+        for number in self.living():
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        self.process.wait()
+        self.process.stderr.close()
+
     def said(self):
         """The lines on standard error, once nothing can write to it any more."""
-        if self.living():
-            self.process.kill()
         return self.process.communicate(timeout=30)[1].splitlines()
 
-    def ends(self):
+    def ends(self, within_s=GONE_S):
         """Asserts that all processes end in time; gives the messages."""
-        limit_s = time.monotonic() + GONE_S
+        limit_s = time.monotonic() + within_s
         while self.living() and time.monotonic() < limit_s:
             time.sleep(0.05)
-        assert self.living() == []
+        assert [(n, (Path("/proc") / str(n) / "cmdline").read_bytes()) for n in self.living()] == []
         return [line for line in self.said() if line.startswith("Error: ")]
 
 
@@ -106,17 +116,35 @@ def launch(tmp_path):
 
     yield start
     for one in launches:
-        for number in one.living():
-            os.kill(number, signal.SIGKILL)
+        one.end()
+
+
+def addresses(process):
+    """The addresses that a process listens on."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            sockets.add(descriptor.readlink().name)
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, number = line.split()[:10]
+            if state == "0A" and f"socket:[{number}]" in sockets:
+                raw = bytes.fromhex(local.partition(":")[0])
+                words = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
+                found.add(ip_address(b"".join(words)))
+    return found
 
 
 # ----------------------------------------------------------------------- in the default suite
 
 
-def test_a_killed_launcher_takes_its_ranks_and_their_children_along(launch):
+def test_a_launch_listens_on_loopback_and_ends_with_its_launcher(launch):
     one = launch()
-    one.rank(0)
+    ranks = one.rank(0), one.rank(1)
     assert len(one.living()) == 5  # the launcher, two ranks, and a child of each
+    assert addresses(one.process.pid) == set()
+    assert {*addresses(ranks[0]), *addresses(ranks[1])} == {ip_address("127.0.0.1")}
     one.process.kill()
     (message,) = one.ends()
     assert re.fullmatch(
@@ -129,3 +157,78 @@ def test_a_terminated_rank_is_named(launch):
     os.kill(one.rank(1), signal.SIGTERM)
     assert one.ends() == ["Error: rank 1 was ended by SIGTERM"]
     assert one.process.returncode == 1
+
+
+# ------------------------------------------------------------------------------- the slow ones
+
+KILLED = "it may have been out of memory"
+LOST = "has ended without a word: killed by a signal, or out of memory"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_a_killed_rank_ends_all_with_one_message(launch, seed):
+    is_torchrun, number = bool(seed % 2), seed // 2 % 2
+    death = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGTERM, signal.SIGSEGV][
+        seed // 2
+    ]
+    one = launch(TORCHRUN if is_torchrun else None)
+    target = one.rank(number)
+    assert addresses(target) == {ip_address("127.0.0.1")}
+    time.sleep(random.Random(seed).uniform(0, 1))
+    os.kill(target, death)
+    (message,) = one.ends()
+    if death == signal.SIGTERM or not is_torchrun:
+        why = f"; {KILLED}" if death == signal.SIGKILL else ""
+        assert message == f"Error: rank {number} was ended by {death.name}{why}"
+    else:
+        assert message == f"Error: rank {number} {LOST}"
+    assert one.process.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_killed_launcher_leaves_nothing(launch, seed):
+    moment = random.Random(seed)
+    death = [signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP][seed]
+    is_torchrun = seed == 0
+    one = launch(TORCHRUN if is_torchrun else None)
+    if seed == 1:
+        time.sleep(moment.uniform(0, 3))  # while the ranks start
+    else:
+        one.rank(0)
+        time.sleep(moment.uniform(0, 1))
+    one.process.send_signal(death)
+    messages = one.ends()
+    if seed != 1:
+        (message,) = messages
+        assert re.fullmatch(r"Error: rank [01] ends because the process .* has ended", message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [None, TORCHRUN], ids=["nproc", "torchrun"])
+def test_a_mistake_that_all_ranks_find_is_said_once(launch, before):
+    one = launch(before)
+    (one.folder / "mine.py").write_text("def data(step, microbatch, inputs): return 5\n")
+    (message,) = one.ends(START_S + GONE_S)
+    assert message.startswith("Error: --data mine:data: step 0, microbatch ")
+    assert one.process.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [None, TORCHRUN], ids=["nproc", "torchrun"])
+def test_a_wrong_strategy_is_said_once(launch, before):
+    one = launch(before, strategy="none.json")
+    (message,) = one.ends(START_S + GONE_S)
+    assert message.startswith("Error: none.json")
+
+
+@pytest.mark.slow
+def test_control_c_ends_all_ranks_with_one_word(launch):
+    one = launch()
+    one.rank(0)
+    one.process.send_signal(signal.SIGINT)
+    limit_s = time.monotonic() + GONE_S
+    assert one.said() == ["stopped"]
+    assert one.process.returncode == 130 and time.monotonic() < limit_s
+    assert one.living() == []

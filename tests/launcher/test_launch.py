@@ -44,7 +44,8 @@ import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from planner.errors import PlannerError
-from planner.launcher import clocks
+from planner.launcher import clocks, ending
+ending.enter()
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
 from planner.operators import to_torch
