@@ -39,6 +39,7 @@ from planner.model.definitions import (
     without_activation,
 )
 from planner.model.foreign import ForeignNode
+from planner.model.formals import check_nodes
 from planner.model.values import (
     Values,
     dtype_of,
@@ -50,7 +51,11 @@ from planner.model.values import (
 
 MAX_FOLDED_BYTES = 64 * 2**20
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
-_REFUSED = (InferenceError, onnx.checker.ValidationError)
+# What ONNX's inference raises, in C++ for a part, of a node that does not fit its inputs.
+_REFUSED = (
+    InferenceError, onnx.checker.ValidationError, ArithmeticError, LookupError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
 RANDOM_OPERATORS = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
@@ -89,7 +94,8 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
     problems = [
         _unknown(users[kind], opsets.get(domain_of(users[kind][0])))
         for kind, schema in known.items()
-        if schema is None and kind not in FOREIGN and kind not in FUSED
+        if (schema is None and kind not in FOREIGN and kind not in FUSED)
+        or domain_of(users[kind][0]) not in opsets
     ]
     if problems:
         raise OperatorError("\n".join(problems))
@@ -149,13 +155,16 @@ class Pass:
         for tensor in model.graph.initializer:
             self.hold(tensor, tensor.name)
 
-    def learn(self, nodes: Iterable[NodeProto]) -> None:
+    def learn(self, nodes: Sequence[NodeProto]) -> None:
         """Looks up the operators of nodes that follow.
 
         Raises:
             OperatorError: if ONNX defines none of that name, naming all of them.
+            ModelError: if a node has not the inputs, outputs and attributes of its operator.
         """
         self.schemas |= schemas(nodes, self.opsets)
+        known = ((node, self.schemas.get(operator_type(node))) for node in nodes)
+        check_nodes((node, schema) for node, schema in known if schema is not None)
 
     def hold(self, tensor: TensorProto, name: str) -> None:
         """An initializer, whose value `values` has."""
@@ -358,6 +367,12 @@ class Pass:
                     f"{operator_type(node)} makes of {self.described(node.input)}, got {got}; "
                     "its shape depends on data, so the model cannot be planned"
                 )
+            if min(shape_of(types[name]), default=0) < 0:
+                raise ModelError(
+                    f"{node.name}: {operator_type(node)} makes {name!r} {self.text(types[name])} of"
+                    f" {self.described(node.input)}; expected sizes of at least 0: its input is too"
+                    " small, or its attributes are wrong"
+                )
         self.check_reshape(node, types)
         return {name: types[name] for name in names}
 
@@ -474,5 +489,6 @@ def _is_static(type_: TypeProto) -> bool:
     return (
         type_.HasField("tensor_type")
         and tensor.HasField("shape")
+        and tensor.elem_type != TensorProto.UNDEFINED
         and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
     )

@@ -357,6 +357,7 @@ class _ModelTimer:
             to_torch,
         )
         from planner.operators.precision import autocast
+        from planner.operators.refusals import told_whole
         from planner.profilers.timing import whole_step_s
 
         graph, device = self.model.graph, self.device
@@ -375,12 +376,14 @@ class _ModelTimer:
 
         def forward() -> "list[Tensor]":
             with autocast(device, self.dtype):
-                outputs = module(*inputs)
+                outputs = module.forward(*inputs)
             return [outputs[position] for position in positions]
 
         def whole() -> tuple[float, float]:
             shorter = getattr(torch, self.dtype) if self.dtype else None
-            return whole_step_s(forward, [one.to(shorter) for one in gradients], self.watch)
+            arriving = [one.to(shorter) for one in gradients]
+            with told_whole(self.model, module):
+                return whole_step_s(forward, arriving, self.watch)
 
         return whole
 
@@ -448,6 +451,7 @@ class _ModelTimer:
     def _measured(self, operator: int, around: Surroundings) -> MeasuredClass:
         """Observes and times an operator, with the values that it reads."""
         from planner.operators.precision import autocast
+        from planner.operators.refusals import told
         from planner.profilers.stash import observe
         from planner.profilers.timing import Trial
         from planner.profilers.unit import unit
@@ -455,12 +459,13 @@ class _ModelTimer:
         self._advance(operator)
         one = unit(self.model, operator, self.device, self.held)
         leaves = one.leaves(self.alive)
-        with autocast(self.device, self.dtype):
-            flops = _flops(lambda: one.forward(*leaves))
-            outputs, stash = observe(one, self.alive)
-        trial = Trial(one, leaves, around, self.watch, self.dtype, self.scratch)
-        samples = _samples(trial, self.repetitions, self.budget_s)
-        workspace_bytes = trial.workspace_bytes()
+        with told(self.model, operator):
+            with autocast(self.device, self.dtype):
+                flops = _flops(lambda: one.forward(*leaves))
+                outputs, stash = observe(one, self.alive)
+            trial = Trial(one, leaves, around, self.watch, self.dtype, self.scratch)
+            samples = _samples(trial, self.repetitions, self.budget_s)
+            workspace_bytes = trial.workspace_bytes()
         del trial
         made = dict(zip(one.outputs, outputs, strict=True))
         self._leave(operator, made)
@@ -485,11 +490,12 @@ class _ModelTimer:
     def _advance(self, operator: int) -> None:
         """Runs the operators before this one that have not run yet, forward only."""
         from planner.operators.precision import autocast
+        from planner.operators.refusals import told
         from planner.profilers.unit import unit
 
         while self.next < operator:
             one = unit(self.model, self.next, self.device, self.held)
-            with autocast(self.device, self.dtype):
+            with told(self.model, self.next), autocast(self.device, self.dtype):
                 outputs = one.forward(*one.leaves(self.alive))
             self._leave(self.next, dict(zip(one.outputs, outputs, strict=True)))
 
