@@ -22,7 +22,7 @@ from planner.launcher.world import PostedTransfer, World
 from planner.operators.criteria import Criterion
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing
-from planner.operators.refusals import REFUSALS
+from planner.operators.running import REFUSALS
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import (
     Action,

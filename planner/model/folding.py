@@ -109,6 +109,11 @@ def _unknown(users: Sequence[NodeProto], version: int | None) -> str:
     mend = "export the model with ONNX's own operators"
     if domain:
         mend = REFUSED_DOMAINS.get(domain, f"{mend}, or give it a function with {REGISTER}")
+    if domain and version is None:
+        return (
+            f"opset_import: expected a version of the domain {domain!r}, whose operators"
+            f" {some([one.name for one in users])} are{where}, got none; export the model again"
+        )
     return (
         f"{operator_type(users[0])} version {version or 'unknown'} is no operator that"
         f" ONNX {onnx.__version__} or the planner defines, used by"
@@ -438,9 +443,13 @@ class Pass:
             attributes=attributes_of(node),
             outputs=tuple(name in self.read for name in node.output),
         )
+        try:
+            made = [*FOREIGN[kind].shapes(given)]
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise OperatorError(f"its inputs and attributes do not fit: {error}") from error
         return {
             name: helper.make_tensor_type_proto(tensor_type(dtype), shape)
-            for name, (dtype, shape) in zip(node.output, FOREIGN[kind].shapes(given), strict=False)
+            for name, (dtype, shape) in zip(node.output, made, strict=False)
             if name
         }
 

@@ -13,6 +13,8 @@ from planner.errors import ModelError
 
 MAX_LINES = 5
 """Problems of one graph that are listed."""
+MAX_NAMED = 1000
+"""An operator with more inputs or outputs takes any number of them."""
 
 
 class _Formals(NamedTuple):
@@ -40,7 +42,7 @@ def _formals(schema: OpSchema) -> _Formals:
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         tuple(i for i, one in enumerate(schema.inputs) if one.option is single),
-        {name: one.type.name for name, one in schema.attributes.items()},
+        {name: str(one.type).rpartition(".")[2] for name, one in schema.attributes.items()},
         tuple(name for name, one in schema.attributes.items() if one.required),
     )
 
@@ -71,6 +73,7 @@ def _misfits(node: NodeProto, formals: _Formals) -> Iterator[str]:
     ):
         if not least <= len(names) <= most:
             limit = str(least) if least == most else f"{least} to {most}"
+            limit = f"at least {least}" if most > MAX_NAMED else limit
             yield f"expected {limit} {what}, got {len(names)}"
     absent = [i for i in formals.required if i < len(node.input) and not node.input[i]]
     if absent:

@@ -21,7 +21,7 @@ from planner.graph import ITEM_BYTES, Graph, consumers, parameters_by_name, tens
 from planner.model import Model, Node
 from planner.model.definitions import REGISTER, modules_of
 from planner.operators.binding import Call, bind
-from planner.operators.refusals import REFUSALS, words_of
+from planner.operators.running import REFUSALS, words_of
 from planner.operators.table import OPERATORS, UNSUPPORTED
 from planner.support.derived import derived
 

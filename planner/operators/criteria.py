@@ -1,4 +1,6 @@
-"""Losses as torch functions of an output and its target."""
+"""Losses as torch functions: of an output and its target, and those that a model computes itself,
+with classes on dimension 1.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -6,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import LaunchError
+from planner.errors import LaunchError, OperatorError
 from planner.model.losses import Loss, LossName
 from planner.support.named import function_named
 
@@ -97,3 +99,39 @@ def _described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"shape {list(value.shape)} and {value.dtype}"
     return type(value).__name__
+
+
+# ----------------------------------------------------------------- losses of ONNX
+
+_NO_CLASS = -100  # torch's default for the class that is ignored
+
+
+def negative_log_likelihood_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Minus the target's input, weighted by class; the mean is divided by the sum of weights."""
+    if reduction not in ("none", "mean", "sum"):
+        raise OperatorError(f"reduction: expected none, mean or sum, got {reduction!r}")
+    ignored = _NO_CLASS if ignore_index is None else ignore_index
+    return functional.nll_loss(
+        input, target.long(), weight, ignore_index=ignored, reduction=reduction
+    )
+
+
+def softmax_cross_entropy_loss(
+    scores: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+    *,
+    num_outputs: int,
+) -> Tensor | tuple[Tensor, ...]:
+    """The negative log likelihood of the softmax, and then the logarithm of the softmax."""
+    log_prob = torch.log_softmax(scores, 1)
+    loss = negative_log_likelihood_loss(log_prob, labels, weights, ignore_index, reduction)
+    return (loss, log_prob) if num_outputs > 1 else loss

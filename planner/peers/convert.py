@@ -21,7 +21,7 @@ from planner.formats.graph_txt import (
     to_dot,
     to_text,
 )
-from planner.judging.origins import profile_of
+from planner.judging.origins import check_fits, profile_of
 from planner.plan import Plan
 from planner.profiles import Profile
 
@@ -83,6 +83,7 @@ def _convert_strategy(
             f"{target} is the profile itself, and would be overwritten; choose another name"
         )
     profile = profile_of(plan, str(source), read_any_profiles(path), str(path))
+    check_fits(plan, str(source), profile.graph)
     text = _with_stages(profile, path.read_text() if is_text else None, plan)
     write_atomically(target, text.encode())
     write_atomically(dot, to_dot(parse(text, target)).encode())

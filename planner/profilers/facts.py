@@ -19,8 +19,7 @@ from planner.graph import loss_outputs, parameters_by_name, tensors_by_name
 from planner.model import Model
 from planner.operators import input_names, output_names, to_torch
 from planner.operators.binding import Call, Read, bind
-from planner.operators.precision import autocast
-from planner.operators.refusals import REFUSALS, words_of
+from planner.operators.running import REFUSALS, autocast, words_of
 from planner.operators.table import OPERATORS
 from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import Kernels, listed

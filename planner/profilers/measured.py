@@ -356,8 +356,7 @@ class _ModelTimer:
             synthetic,
             to_torch,
         )
-        from planner.operators.precision import autocast
-        from planner.operators.refusals import told_whole
+        from planner.operators.running import autocast, told_whole
         from planner.profilers.timing import whole_step_s
 
         graph, device = self.model.graph, self.device
@@ -450,8 +449,7 @@ class _ModelTimer:
 
     def _measured(self, operator: int, around: Surroundings) -> MeasuredClass:
         """Observes and times an operator, with the values that it reads."""
-        from planner.operators.precision import autocast
-        from planner.operators.refusals import told
+        from planner.operators.running import autocast, told
         from planner.profilers.stash import observe
         from planner.profilers.timing import Trial
         from planner.profilers.unit import unit
@@ -489,8 +487,7 @@ class _ModelTimer:
 
     def _advance(self, operator: int) -> None:
         """Runs the operators before this one that have not run yet, forward only."""
-        from planner.operators.precision import autocast
-        from planner.operators.refusals import told
+        from planner.operators.running import autocast, told
         from planner.profilers.unit import unit
 
         while self.next < operator:

@@ -1,4 +1,4 @@
-"""What torch says of an operator that it does not run -> one `OperatorError` that names it.
+"""Running operators: the type that they compute in, and what is said where torch does not run one.
 
 The operators of a file are anybody's: torch, and the functions here that call it, meet attributes
 and sizes that nobody foresaw, and raise whatever they raise.
@@ -7,9 +7,10 @@ and sizes that nobody foresaw, and raise whatever they raise.
 import linecache
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 
+import torch
 from torch import fx
 
 from planner.errors import OperatorError
@@ -24,6 +25,21 @@ REFUSALS = (
 
 # A line of the code that torch.fx generates: "conv_0 = planner_operators_convolution_conv(x, w)".
 _ASSIGNED = re.compile(r"\s*(\w+)(?: : [^=]*)? = ")
+
+
+def autocast(device: str, dtype: str | None) -> AbstractContextManager[object]:
+    """Products and convolutions in another type, sums and norms in float32, chosen operator by
+    operator, as torch.autocast has it; None changes nothing. Weights are converted anew for every
+    operator that reads them.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+        dtype: "bfloat16" or "float16".
+    """
+    if dtype is None:
+        return nullcontext()
+    kind = device.partition(":")[0]
+    return torch.autocast(kind, getattr(torch, dtype), cache_enabled=False)
 
 
 def words_of(error: BaseException) -> str:
