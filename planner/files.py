@@ -36,8 +36,6 @@ STRATEGY_FORMAT = "planner-strategy/2"
 STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
-MAX_DIGITS = 40
-"""Of an integer in a file; a float has a place for it, and no quantity has more."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # The latest files, which are parsed once even if several steps read them.
 MAX_FILES = 8
@@ -384,19 +382,12 @@ def parsed_json(text: str) -> Any:
     show it again.
 
     Raises:
-        ValueError, RecursionError: if it is no JSON, or has halves of a character, or integers with
-            more digits than any quantity has.
+        ValueError, RecursionError: if it is no JSON, or has halves of a character.
     """
-    value = json.loads(text, parse_int=_integer)
+    value = json.loads(text)
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # raises where it is half a character
     return value
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"an integer of {len(digits)} digits")
-    return int(digits)
 
 
 @lru_cache(maxsize=MAX_FILES)

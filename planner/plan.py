@@ -16,6 +16,8 @@ from planner.problem import Objective, Optimizer, Status
 from planner.profiles import MAX_THREADS, BatchNorm, Source
 from planner.strategy import Crossing, Strategy, used_devices
 
+MAX_MICROBATCHES = 10**6
+"""In an iteration; a device has a list with two actions for each."""
 MAX_SEED = 2**63 - 1
 """Of torch's and numpy's generators."""
 
@@ -226,6 +228,7 @@ class Plan:
     def _numbers(self) -> Iterator[str]:
         own: list[tuple[str, int, int, int]] = [
             ("microbatch_size", self.microbatch_size, 1, MAX_BYTES),
+            ("strategy.num_microbatches", self.strategy.num_microbatches, 1, MAX_MICROBATCHES),
             ("seed", self.seed, 0, MAX_SEED),
             *((f"dimensions.{name}", n, 1, MAX_BYTES) for name, n in self.dimensions.items()),
             *((f"crossings[{i}].bytes", c.bytes, 0, MAX_BYTES)

@@ -193,8 +193,9 @@ def _expected_size(tensor: TensorProto) -> int:
     count = int(prod(tensor.dims))
     if tensor.data_type == TensorProto.STRING:
         return count
-    # Numbers of less than a byte share an entry, complex ones have two.
-    share = min(1.0, _item_bytes(tensor))
+    # Numbers of half or a quarter of a byte share an entry, complex ones have two.
+    item = _item_bytes(tensor)
+    share = item if item in (0.5, 0.25) else 1
     entries: int = ceil(count * share) * (2 if tensor.data_type in _COMPLEX else 1)
     return entries
 

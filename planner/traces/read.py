@@ -166,7 +166,9 @@ def _span(record: _Record) -> tuple[float, float]:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if isinstance(value, float):
+        return isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_count(word: str) -> bool:

@@ -98,7 +98,9 @@ def _check_complete(path: Path, trace: Trace, profile: Profile) -> None:
                     pass
                 case _:
                     due[device, text(action)] += 1
-    made = Counter((e.device, text(e.action)) for e in timeline.events)
+    posting = (Send, Receive)
+    events = (e for e in timeline.events if not isinstance(e.action, posting))
+    made = Counter((e.device, text(e.action)) for e in events)
     made += Counter(
         (one.target, f"{one.tensor} ({one.direction}{one.microbatch}) from {one.source}")
         for one in timeline.transfers
