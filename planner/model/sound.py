@@ -50,12 +50,9 @@ def check(proto: ModelProto) -> None:
     Raises:
         ModelError: a line for each of the first problems.
     """
-    problems = [*_texts(proto)] or [
-        *_versions(proto),
-        *_functions(proto),
-        *_messages(proto),
-        *_names(proto.graph),
-    ]
+    problems = _problems(proto)
+    if not problems:
+        problems = [*_versions(proto), *_functions(proto), *_names(proto.graph)]
     if problems:
         more = len(problems) - MAX_LINES
         lines = [f"{line}; {_ADVICE}" for line in problems[:MAX_LINES]]
@@ -86,31 +83,41 @@ def _fields(kind: Descriptor) -> _Fields:
                    named(message, True))  # fmt: skip
 
 
-def _parts(message: Message) -> Iterator[tuple[str, Message]]:
-    """The messages inside a message, with the fields that hold them."""
+def _problems(message: Message) -> list[str]:
+    """What is wrong with a message and those in it, each with its place in the message.
+
+    A large model has 100,000 messages, so places are only written where there is a problem.
+    """
     fields = _fields(message.DESCRIPTOR)
+    problems = [
+        f"{name}: expected text in UTF-8, got other bytes"
+        for name in fields.texts
+        if not _is_text(message, name)
+    ]
+    problems += [
+        f"{name}: expected texts in UTF-8, got other bytes"
+        for name in fields.lists_of_texts
+        if not _are_texts(message, name)
+    ]
     for name in fields.messages:
         if message.HasField(name):
-            yield name, getattr(message, name)
+            problems += [f"{name}{_joined(one)}" for one in _problems(getattr(message, name))]
     for name in fields.lists_of_messages:
         for i, part in enumerate(getattr(message, name)):
-            yield f"{name}[{i}]", part
+            if found := _problems(part):
+                problems += [f"{name}[{i}]{_joined(one)}" for one in found]
+    if not problems:
+        problems += _own_problems(message)
+    return problems
 
 
-def _texts(message: Message, place: str = "") -> Iterator[str]:
-    """Texts that are no UTF-8. protobuf gives them as bytes, or refuses to give them."""
-    fields = _fields(message.DESCRIPTOR)
-    for name in fields.texts:
-        if not _is_text(message, name):
-            yield f"{place}{name}: expected text in UTF-8, got other bytes"
-    for name in fields.lists_of_texts:
-        if not _are_texts(message, name):
-            yield f"{place}{name}: expected texts in UTF-8, got other bytes"
-    for name, part in _parts(message):
-        yield from _texts(part, f"{place}{name}.")
+def _joined(problem: str) -> str:
+    """A problem behind the place that it is in: a field of it, or the whole."""
+    return problem if problem.startswith((" ", ":")) else f".{problem}"
 
 
 def _is_text(message: Message, name: str) -> bool:
+    """Whether a field is UTF-8. protobuf gives another one as bytes, or refuses to give it."""
     try:
         return isinstance(getattr(message, name), str)
     except UnicodeDecodeError:
@@ -124,41 +131,37 @@ def _are_texts(message: Message, name: str) -> bool:
         return False
 
 
-def _messages(message: Message, place: str = "") -> Iterator[str]:
+def _own_problems(message: Message) -> Iterator[str]:
     """Tensors, types and attributes that are none."""
     match message:
         case TensorProto():
-            yield from _tensor(message, place)
-            return
+            yield from _tensor(message)
         case TypeProto.Tensor():
-            yield from _element(message, place)
+            yield from _element(message)
         case AttributeProto():
             sparse = (message.sparse_tensor, *message.sparse_tensors)
             parts = (part for one in sparse for part in (one.values, one.indices))
             for tensor in (message.t, *message.tensors, *parts):
                 if tensor.data_location == TensorProto.EXTERNAL:
                     yield (
-                        f"{place}t: expected the values of an attribute in the model's file, got"
-                        f" them in {_location(tensor)!r}"
+                        f": expected the values of {message.name!r} in the model's file, got them"
+                        f" in {_location(tensor)!r}"
                     )
-    for name, part in _parts(message):
-        yield from _messages(part, f"{place}{name}.")
 
 
-def _element(type_: TypeProto.Tensor, place: str) -> Iterator[str]:
+def _element(type_: TypeProto.Tensor) -> Iterator[str]:
     if type_.elem_type not in _KINDS | {TensorProto.UNDEFINED}:
         yield (
-            f"{place}elem_type: expected an element type of ONNX {onnx.__version__}, got"
-            f" {type_.elem_type}"
+            f"elem_type: expected an element type of ONNX {onnx.__version__}, got {type_.elem_type}"
         )
 
 
 # ----------------------------------------------------------------------------------- tensors
 
 
-def _tensor(tensor: TensorProto, place: str) -> Iterator[str]:
+def _tensor(tensor: TensorProto) -> Iterator[str]:
     """What is wrong with a tensor; at most one problem."""
-    where = f"{place.removesuffix('.')} {tensor.name!r}" if tensor.name else place.removesuffix(".")
+    where = f" {tensor.name!r}" if tensor.name else ""
     shape, kind = list(tensor.dims), tensor.data_type
     if kind not in _KINDS:
         known = f"an element type of ONNX {onnx.__version__}"

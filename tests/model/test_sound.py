@@ -160,7 +160,7 @@ def test_values_of_attributes_are_in_the_model_itself(tmp_path):
     outside = TensorProto(dims=[4], data_type=1, data_location=TensorProto.EXTERNAL)
     outside.external_data.add(key="location", value="/etc/passwd")
     proto.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=outside))
-    said = "expected the values of an attribute in the model's file, got them in '/etc/passwd'"
+    said = "expected the values of 'value' in the model's file, got them in '/etc/passwd'"
     assert said in complaint(tmp_path, proto)
 
 
