@@ -1070,7 +1070,7 @@ def simulate(
             strategy's.
         OptionError: if a change of the topology makes no sense.
     """
-    from planner.judging.origins import find_profiles, profile_of, topology_of
+    from planner.judging.origins import check_fits, find_profiles, profile_of, topology_of
     from planner.judging.problems import replayed
 
     if isinstance(strategy, str | os.PathLike):
@@ -1086,6 +1086,7 @@ def simulate(
 
         profiles, path = _profiles(files.newest_profile(Path("profiles"), plan.model_hash))
     own = profile_of(plan, name, profiles, "the profile given" if path is None else str(path))
+    check_fits(plan, name, own.graph)
     given = os.fspath(topology) if isinstance(topology, str | os.PathLike) else topology
     place, is_own = topology_of(plan, name, given)
     training = Training(microbatches=microbatches, device_memory=device_memory, reserve=reserve)

@@ -15,14 +15,16 @@ models that were not run.
 """
 
 from dataclasses import dataclass
-from math import inf
 from statistics import fmean
 
 import numpy as np
 
 from planner.graph import loss_outputs, tensors_by_name
-from planner.profiles import Profile
+from planner.profiles import MAX_SECONDS, Profile
 from planner.support.arrays import Floats
+
+MAX_FACTOR = 1e6
+"""No correction is larger; times with it stay far from the largest floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Calibration:
         sums, steps: factors of their times.
 
     Raises:
-        ValueError: if a figure is not finite or has the wrong sign.
+        ValueError: if a figure is too large or has the wrong sign.
     """
 
     device_type: str = ""
@@ -78,19 +80,23 @@ class Calibration:
         others = ("loss_forward_s_per_byte", "loss_backward_s_per_byte", "launch_s", "post_s",
                   "copy_s_per_byte", "wire")  # fmt: skip
         wrong = [
-            f"{name}: expected a finite number above 0, got {getattr(self, name)}"
+            f"{name}: expected a number above 0 and at most {MAX_FACTOR:.0e}, got"
+            f" {getattr(self, name)}"
             for name in factors
-            if not 0 < getattr(self, name) < inf
+            if not 0 < getattr(self, name) <= MAX_FACTOR
         ]
         wrong += [
-            f"{name}: expected a finite number of at least 0, got {getattr(self, name)}"
+            f"{name}: expected a number of at least 0 and at most {MAX_SECONDS:.0e}, got"
+            f" {getattr(self, name)}"
             for name in others
-            if not 0 <= getattr(self, name) < inf
+            if not 0 <= getattr(self, name) <= MAX_SECONDS
         ]
         wrong += [
-            f"deviations[{i}]: expected factors above 0, got those of {one.type!r}"
+            f"deviations[{i}]: expected factors above 0 and at most {MAX_FACTOR:.0e}, got those of"
+            f" {one.type!r}"
             for i, one in enumerate(self.deviations)
-            if not min(self.forward + one.forward, self.backward + one.backward) > 0
+            for factors_of in [(self.forward + one.forward, self.backward + one.backward)]
+            if not 0 < min(factors_of) <= max(factors_of) <= MAX_FACTOR
         ]
         if wrong:
             raise ValueError("\n".join(wrong))

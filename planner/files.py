@@ -36,6 +36,7 @@ STRATEGY_FORMAT = "planner-strategy/2"
 STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
 CALIBRATION_FORMAT = "planner-calibration/1"
 CALIBRATION_ENDING = ".calibration.json"
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # The latest files, which are parsed once even if several steps read them.
 MAX_FILES = 8
 
@@ -382,7 +383,20 @@ def json_of(text: str) -> Any:
     Raises:
         ValueError, RecursionError: if it is no JSON.
     """
-    return json.loads(text)
+    return parsed_json(text)
+
+
+def parsed_json(text: str) -> Any:
+    """The value that a text in JSON stands for, refused where no other JSON and no terminal could
+    show it again.
+
+    Raises:
+        ValueError, RecursionError: if it is no JSON, or has halves of a character.
+    """
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # raises where it is half a character
+    return value
 
 
 @lru_cache(maxsize=MAX_FILES)

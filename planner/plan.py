@@ -2,11 +2,24 @@
 `Certificate` (how far from the best it can be).
 """
 
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
-from planner.graph import LEFT_OUT_AS_DEFAULT, LossChoice
-from planner.profiles import BatchNorm, Source
-from planner.strategy import Crossing, Strategy
+from planner.graph import (
+    FLOAT_DTYPES,
+    ITEM_BYTES,
+    LEFT_OUT_AS_DEFAULT,
+    MAX_BYTES,
+    LossChoice,
+)
+from planner.problem import Objective, Optimizer, Status
+from planner.profiles import MAX_THREADS, BatchNorm, Source
+from planner.strategy import Crossing, Strategy, used_devices
+
+MAX_MICROBATCHES = 10**6
+"""In an iteration; a device has a list with two actions for each."""
+MAX_SEED = 2**63 - 1
+"""Of torch's and numpy's generators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +170,9 @@ class Plan:
             leave out `FROZEN`.
         losses: the losses that it was made for; empty for one of a model's only output, chosen
             automatically.
+
+    Raises:
+        ValueError: if a field is out of range, unknown, or contradicts another one; all of them.
     """
 
     strategy: Strategy
@@ -190,6 +206,74 @@ class Plan:
     untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
     losses: tuple[LossChoice, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+
+    def __post_init__(self) -> None:
+        if text := "\n".join((*self._words(), *self._numbers(), *self._stages())):
+            raise ValueError(text)
+
+    def _words(self) -> Iterator[str]:
+        """Names of closed sets. Nothing behind this may look up any other one."""
+        own = (
+            ("status", self.status, (Status.OPTIMAL, Status.FEASIBLE)),
+            ("optimizer", self.optimizer, tuple(Optimizer)),
+            ("certificate.objective", self.certificate.objective, tuple(Objective)),
+            ("dtype", self.dtype, sorted(FLOAT_DTYPES)),
+        )
+        yield from _unknown(own)
+        yield from _unknown(
+            (f"crossings[{i}].dtype", one.dtype, tuple(ITEM_BYTES))
+            for i, one in enumerate(self.crossings)
+        )
+
+    def _numbers(self) -> Iterator[str]:
+        own: list[tuple[str, int, int, int]] = [
+            ("microbatch_size", self.microbatch_size, 1, MAX_BYTES),
+            ("strategy.num_microbatches", self.strategy.num_microbatches, 1, MAX_MICROBATCHES),
+            ("seed", self.seed, 0, MAX_SEED),
+            *((f"dimensions.{name}", n, 1, MAX_BYTES) for name, n in self.dimensions.items()),
+            *((f"crossings[{i}].bytes", c.bytes, 0, MAX_BYTES)
+              for i, c in enumerate(self.crossings)),
+        ]  # fmt: skip
+        for i, one in enumerate(self.prediction.devices):
+            own += [
+                (f"prediction.devices[{i}].memory.{part.name}", getattr(one.memory, part.name), 0,
+                 MAX_BYTES)
+                for part in fields(one.memory)
+            ]  # fmt: skip
+        own += [] if self.threads is None else [("threads", self.threads, 1, MAX_THREADS)]
+        for name, number, least, most in own:
+            if not least <= number <= most:
+                yield f"{name}: expected {least} to {most}, got {number!r:.30}"
+        if not self.prediction.iteration_s > 0:
+            yield (
+                "prediction.iteration_s: expected a time above 0, got"
+                f" {self.prediction.iteration_s!r}"
+            )
+
+    def _stages(self) -> Iterator[str]:
+        """Whether the parts speak of the same stages and devices."""
+        used = used_devices(self.strategy)
+        if not used or used[0] < 0:
+            yield "strategy.stages: expected stages on devices from 0 on, got others"
+            return
+        if tuple(sorted(self.ranks)) != used:
+            yield f"ranks: expected each of the devices {used} once, got {self.ranks}"
+        known = tuple(sorted(one.device for one in self.prediction.devices))
+        if known != used:
+            yield f"prediction.devices: expected each of the devices {used} once, got {known}"
+        num_stages = len(self.strategy.stages)
+        for name, count in (
+            ("prediction.stages", len(self.prediction.stages)),
+            ("modules", len(self.modules) or num_stages),
+        ):
+            if count != num_stages:
+                yield f"{name}: expected one per stage ({num_stages}), got {count}"
+
+
+def _unknown(words: Iterable[tuple[str, str, Collection[str]]]) -> Iterator[str]:
+    for name, word, known in words:
+        if word not in known:
+            yield f"{name}: expected one of {', '.join(known)}, got {word!r:.60}"
 
 
 def said_times(plan: Plan) -> str:

@@ -18,6 +18,8 @@ from planner.support.derived import derived
 
 MAX_SECONDS = 1e9
 MAX_FLOPS = 10**30
+MAX_THREADS = 4096
+"""More than any machine has cores; a runtime that is asked for a million threads aborts."""
 
 
 class Source(StrEnum):
@@ -311,7 +313,7 @@ class Profile:
         yield from _outside((("microbatch_size", self.microbatch_size),), 1)
         yield from _outside(((f"dimensions.{k}", v) for k, v in self.dimensions.items()), 1)
         if self.threads is not None:
-            yield from _outside((("threads", self.threads),), 1)
+            yield from _outside((("threads", self.threads),), 1, MAX_THREADS)
         yield from _outside((("repetitions", self.repetitions), ("spread", self.spread)), 0)
 
     def _loss_costs(self) -> Iterator[str]:

@@ -222,7 +222,7 @@ def test_a_profile_of_the_wrong_kind(tmp_path, content, said):
 def test_text_that_is_no_unicode(tmp_path):
     path = tmp_path / "s.json"
     path.write_text('{"format": "planner-strategy/2", "solver": "\\ud800"}')
-    with pytest.raises(FileError, match=r"s\.json: Invalid JSON"):
+    with pytest.raises(FileError, match=r"s\.json: .* this is no JSON: .* surrogates not allowed"):
         read_plan(path)
 
 
@@ -368,3 +368,50 @@ def test_the_field_of_a_wrong_mesh_is_named(tmp_path, change, said):
     found = complaint(tmp_path, split_plan(**change), read_plan, "s.json")
     joint = ": " if said.startswith("splits") else "."
     assert found == f"strategy.stages[0]{joint}{said}"
+
+
+# What strategies say that nothing behind the reader may look up
+
+
+def strategy(folder, at, value):
+    """A strategy file of the tests with one field replaced."""
+    plain = json.loads((Path(__file__).parent / "golden" / "skip-1f1b.json").read_text())
+    part = plain
+    for key in at[:-1]:
+        part = part[key]
+    part[at[-1]] = value
+    return json.dumps(plain)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (["optimizer"], "__class__", "optimizer: expected one of sgd, momentum, adam, adamw, got"),
+        (["status"], "unknown", "status: expected one of optimal, feasible, got 'unknown'"),
+        (["certificate", "objective"], "speed",
+         "certificate.objective: expected one of iteration, bottleneck, latency, got 'speed'"),
+        (["dtype"], "nn", "dtype: expected one of bfloat16, float16, float32, float64, got 'nn'"),
+        (["crossings", 0, "dtype"], "load", "crossings[0].dtype: expected one of bool, int8"),
+        (["threads"], -1, "threads: expected 1 to 4096, got -1"),
+        (["threads"], 10**9, "threads: expected 1 to 4096, got 1000000000"),
+        (["seed"], 2**64, "seed: expected 0 to 9223372036854775807, got 18446744073709551616"),
+        (["microbatch_size"], 0, "microbatch_size: expected 1 to"),
+        (["ranks"], [], "ranks: expected each of the devices (0, 1, 2) once, got ()"),
+        (["prediction", "devices"], [], "prediction.devices: expected each of the devices"),
+        (["prediction", "stages"], [], "prediction.stages: expected one per stage (4), got 0"),
+        (["prediction", "iteration_s"], 0.0, "prediction.iteration_s: expected a time above 0"),
+        (["strategy", "stages"], [], "strategy.stages: expected stages on devices from 0 on"),
+        (["notes"], ["\ud800"], "expected planner-strategy/2, this is no JSON: 'utf-8' codec"),
+        (["seed"], 10**400, "seed: expected 0 to 9223372036854775807, got 100000000000000000"),
+        (["strategy", "num_microbatches"], 10**9, "strategy.num_microbatches: expected 1 to"),
+    ],
+)  # fmt: skip
+def test_a_strategy_with_an_unknown_or_absurd_field_is_refused(tmp_path, at, value, said):
+    content = strategy(tmp_path, at, value)
+    assert complaint(tmp_path, content, read_plan, "s.json").startswith(said)
+
+
+def test_all_wrong_fields_of_a_strategy_are_said_at_once(tmp_path):
+    content = json.loads(strategy(tmp_path, ["optimizer"], "x"))
+    lines = complaint(tmp_path, json.dumps({**content, "threads": 0}), read_plan, "s.json")
+    assert [line.partition(":")[0] for line in lines.splitlines()] == ["optimizer", "threads"]

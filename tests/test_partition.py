@@ -10,7 +10,14 @@ from onnx import TensorProto, helper, numpy_helper
 from planner.errors import FileError, ModelError
 from planner.model import content_hash, load
 from planner.partition import check_agreement, write_partition
-from planner.plan import Certificate, DevicePrediction, MemoryParts, Plan, Prediction
+from planner.plan import (
+    Certificate,
+    DevicePrediction,
+    MemoryParts,
+    Plan,
+    Prediction,
+    StagePrediction,
+)
 from planner.strategy import ScheduleName, Stage, Strategy
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
@@ -67,9 +74,10 @@ def plan_for(model, num_stages=2):
         DevicePrediction(d, f"gpu{d}", "any", 1.0, 0.0, 0.0, MemoryParts())
         for d in range(num_stages)
     )
+    times = (StagePrediction(0.1, 0.2),) * num_stages
     return Plan(
         strategy=Strategy(stages, ScheduleName.ONE_F_ONE_B, 4),
-        prediction=Prediction(1.0, 1.0, 1.0, 1.0, 0.0, 1.0, (), devices),
+        prediction=Prediction(1.0, 1.0, 1.0, 1.0, 0.0, 1.0, times, devices),
         certificate=Certificate("iteration", 1.0, 0.0, None, ""),
         solver="manual",
         status="feasible",

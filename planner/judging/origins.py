@@ -11,9 +11,11 @@ from planner.clusters.yaml.read import find_topology, read_topology
 from planner.errors import FileError, OptionError
 from planner.files import artefact_hash, newest_profile
 from planner.formats import read_any_profiles
+from planner.graph import Graph
 from planner.judging.interpolate import interpolated
 from planner.plan import Plan
 from planner.profiles import Profile
+from planner.strategy import violations
 from planner.support.paths import relative
 from planner.topology import Topology, take
 
@@ -80,6 +82,24 @@ def profile_of(
             f" {digests}; give the one it was made for with --profile"
         )
     return by_hash[plan.profile_hash]
+
+
+def check_fits(plan: Plan, strategy_name: str, graph: Graph) -> None:
+    """Whether the strategy of a plan is one of the operators of a graph.
+
+    Args:
+        strategy_name: the plan's, for messages.
+        graph: of its profile.
+
+    Raises:
+        FileError: if it is not.
+    """
+    wrong = violations(plan.strategy, graph, max(plan.ranks) + 1)
+    if wrong:
+        raise FileError(
+            f"{strategy_name}: the strategy does not fit its profile: {'; '.join(wrong)}; run:"
+            " planner solve"
+        )
 
 
 def topology_of(

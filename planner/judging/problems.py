@@ -199,6 +199,9 @@ def replayed(
     Args:
         is_own: whether the topology is the one that the plan was made for.
         training: its microbatches (None takes the plan's) and memory; the rest is the plan's.
+
+    Raises:
+        OptionError: if a stage has more replicas than there are microbatches.
     """
     strategy, certificate = plan.strategy, plan.certificate
     count = checked_count(training.microbatches or strategy.num_microbatches)
@@ -220,5 +223,11 @@ def replayed(
             certificate.space,
             reproducible=plan.reproducible,
         )
+    for s, stage in enumerate(strategy.stages):
+        if stage.num_replicas > count:
+            raise OptionError(
+                f"--microbatches {count}: stage {s} has {stage.num_replicas} replicas and needs at"
+                f" least {stage.num_replicas} microbatches"
+            )
     space = "another topology or number of microbatches than was planned for"
     return problem, Result(Status.FEASIBLE, with_microbatches(strategy, count), space=space)

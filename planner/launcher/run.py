@@ -34,7 +34,7 @@ from planner.model import Model, load
 from planner.model.losses import NO_OPTIONS, Loss, LossOptions, chosen, losses
 from planner.operators import parameters, to_torch
 from planner.operators.losses import Criterion, criterion
-from planner.operators.precision import autocast
+from planner.operators.running import autocast
 from planner.partition import check_agreement
 from planner.plan import Plan
 from planner.problem import Optimizer as OptimizerName

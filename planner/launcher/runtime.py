@@ -22,6 +22,7 @@ from planner.launcher.world import PostedTransfer, World
 from planner.operators.losses import Criterion
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing
+from planner.operators.running import REFUSALS
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import (
     Action,
@@ -45,7 +46,7 @@ def _reporting_errors(action: Compute) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, IndexError, MemoryError) as error:
+    except REFUSALS as error:
         raise LaunchError(f"at {text(action)}: {type(error).__name__}: {error}") from error
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from onnx import TypeProto, ValueInfoProto, helper
+from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 
 from planner.errors import ModelError
 
@@ -31,6 +31,11 @@ def bind(
         f"{value.type.WhichOneof('value') or 'no type'}; export the model with shapes"
         for value in inputs
         if not value.type.tensor_type.HasField("shape")
+    ]
+    problems += [
+        f"{value.name}: expected an input with an element type, got none; export the model again"
+        for value in inputs
+        if value.type.tensor_type.elem_type == TensorProto.UNDEFINED
     ]
     if problems:
         raise ModelError("\n".join(problems))

@@ -12,6 +12,7 @@ from functools import lru_cache
 import onnx
 from onnx import AttributeProto, NodeProto, defs, helper
 
+from planner.errors import ModelError
 from planner.model.foreign import ShapeFunction
 from planner.model.microsoft import SHAPES
 
@@ -111,12 +112,29 @@ def without_activation(node: NodeProto, kind: str) -> NodeProto:
 
 
 def attributes_of(node: NodeProto) -> dict[str, object]:
-    """The attributes of a node as int, float, str, tuples of these, or arrays."""
-    return {one.name: _attribute(one) for one in node.attribute}
+    """The attributes of a node as int, float, str, tuples of these, or arrays.
+
+    Raises:
+        ModelError: if one has no value, or a text that is no UTF-8.
+    """
+    known = {}
+    for one in node.attribute:
+        try:
+            known[one.name] = _attribute(one)
+        except ValueError as error:
+            raise ModelError(
+                f"{node.name}: {node.op_type}: attribute {one.name!r}: expected a value, got"
+                f" {str(error).splitlines()[0]}; export the model again"
+            ) from None
+    return known
 
 
 def _attribute(attribute: AttributeProto) -> object:
+    if attribute.ref_attr_name:
+        raise ValueError(f"that of {attribute.ref_attr_name!r}, which is around no function")
     value = helper.get_attribute_value(attribute)
+    if value is None:
+        raise ValueError("none")
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return tuple(_plain(one) for one in value)
     return _plain(value)

@@ -40,6 +40,7 @@ from planner.model.definitions import (
     without_activation,
 )
 from planner.model.foreign import ForeignNode
+from planner.model.formals import check_nodes
 from planner.model.values import (
     Values,
     dtype_of,
@@ -64,7 +65,11 @@ _COSTLY = re.compile(".*(MatMul|Conv|Gemm|Einsum|Attention|LSTM|GRU|RNN).*")
 # but for their rank.
 _NO_LARGER = frozenset({"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
 MAX_INFERENCE_ELEMENTS = 1024  # of a constant whose value is given to shape inference
-_REFUSED = (InferenceError, onnx.checker.ValidationError)
+# What ONNX's inference raises, in C++ for a part, of a node that does not fit its inputs.
+_REFUSED = (
+    InferenceError, onnx.checker.ValidationError, ArithmeticError, LookupError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
 RANDOM_OPERATORS = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
@@ -103,7 +108,8 @@ def schemas(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> dict[str, 
     problems = [
         _unknown(users[kind], opsets.get(domain_of(users[kind][0])))
         for kind, schema in known.items()
-        if schema is None and kind not in FOREIGN and kind not in FUSED
+        if (schema is None and kind not in FOREIGN and kind not in FUSED)
+        or domain_of(users[kind][0]) not in opsets
     ]
     if problems:
         raise OperatorError("\n".join(problems))
@@ -117,6 +123,11 @@ def _unknown(users: Sequence[NodeProto], version: int | None) -> str:
     mend = "export the model with ONNX's own operators"
     if domain:
         mend = REFUSED_DOMAINS.get(domain, f"{mend}, or give it a function with {REGISTER}")
+    if domain and version is None:
+        return (
+            f"opset_import: expected a version of the domain {domain!r}, whose operators"
+            f" {some([one.name for one in users])} are{where}, got none; export the model again"
+        )
     return (
         f"{operator_type(users[0])} version {version or 'unknown'} is no operator that"
         f" ONNX {onnx.__version__} or the planner defines, used by"
@@ -164,13 +175,16 @@ class Pass:
         for tensor in model.graph.initializer:
             self.hold(tensor, tensor.name)
 
-    def learn(self, nodes: Iterable[NodeProto]) -> None:
+    def learn(self, nodes: Sequence[NodeProto]) -> None:
         """Looks up the operators of nodes that follow.
 
         Raises:
             OperatorError: if ONNX defines none of that name, naming all of them.
+            ModelError: if a node has not the inputs, outputs and attributes of its operator.
         """
         self.schemas |= schemas(nodes, self.opsets)
+        known = ((node, self.schemas.get(operator_type(node))) for node in nodes)
+        check_nodes((node, schema) for node, schema in known if schema is not None)
 
     def hold(self, tensor: TensorProto, name: str) -> None:
         """An initializer, whose value `values` has."""
@@ -425,6 +439,12 @@ class Pass:
                     f"{operator_type(node)} makes of {self.described(node.input)}, got {got}; "
                     "its shape depends on data, so the model cannot be planned"
                 )
+            if min(shape_of(types[name]), default=0) < 0:
+                raise ModelError(
+                    f"{node.name}: {operator_type(node)} makes {name!r} {self.text(types[name])} of"
+                    f" {self.described(node.input)}; expected sizes of at least 0: its input is too"
+                    " small, or its attributes are wrong"
+                )
         self.check_reshape(node, types)
         return {name: types[name] for name in names}
 
@@ -494,9 +514,13 @@ class Pass:
             attributes=attributes_of(node),
             outputs=tuple(name in self.read for name in node.output),
         )
+        try:
+            made = [*FOREIGN[kind].shapes(given)]
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise OperatorError(f"its inputs and attributes do not fit: {error}") from error
         return {
             name: helper.make_tensor_type_proto(tensor_type(dtype), shape)
-            for name, (dtype, shape) in zip(node.output, FOREIGN[kind].shapes(given), strict=False)
+            for name, (dtype, shape) in zip(node.output, made, strict=False)
             if name
         }
 
@@ -545,5 +569,6 @@ def _is_static(type_: TypeProto) -> bool:
     return (
         type_.HasField("tensor_type")
         and tensor.HasField("shape")
+        and tensor.elem_type != TensorProto.UNDEFINED
         and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
     )

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from planner.errors import FileError, ModelError
-from planner.graph import ITEM_BYTES, MAX_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
+from planner.graph import ITEM_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
 from planner.model import losses, trainable
 from planner.model.binding import bind
 from planner.model.canonical import (
@@ -39,6 +39,7 @@ from planner.model.origins import Kind, Origin
 from planner.model.record import ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.scopes import scope_of
+from planner.model.sound import check
 from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of
 from planner.profiles import BatchNorm
@@ -47,6 +48,9 @@ from planner.support.reading import MAX_MODEL_BYTES, read_bytes
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]
 
 MAX_STATIC_ELEMENTS = 64
+MAX_TENSOR_BYTES = 10**12
+"""No device has as much. An operator moves some of them several times, and no sum of a profile may
+be larger than `graph.MAX_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +161,12 @@ def load(
         model = replace(model, tie=tuple(tie), untie=tuple(untie))
         return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:
-        lines = [f"{path}: {line}" for line in str(error).splitlines()]
-        raise type(error)("\n".join(lines)) from None
+        raise _of_file(path, error) from None
+
+
+def _of_file(path: Path, error: ModelError) -> ModelError:
+    """The same mistake with the path in front of each line."""
+    return type(error)("\n".join(f"{path}: {line}" for line in str(error).splitlines()))
 
 
 def hash_of(path: Path) -> str:
@@ -166,6 +174,7 @@ def hash_of(path: Path) -> str:
 
     Raises:
         FileError: if the file is missing or no ONNX model.
+        ModelError: if it holds fields that stand for nothing.
     """
     return content_hash(read_proto(path))
 
@@ -175,6 +184,7 @@ def read_proto(path: Path) -> ModelProto:
 
     Raises:
         FileError: if the file is missing or no ONNX model.
+        ModelError: if it holds fields that stand for nothing.
     """
     try:
         content = read_bytes(path, MAX_MODEL_BYTES)
@@ -200,7 +210,11 @@ def read_proto(path: Path) -> ModelProto:
         raise FileError(
             f"{path}: expected an ONNX model, got one without operators; export the model again"
         )
-    proto = inlined(proto)
+    try:
+        check(proto)
+        proto = inlined(proto)
+    except ModelError as error:
+        raise _of_file(path, error) from None
     for node, name in zip(proto.graph.node, unique_names(proto.graph.node), strict=True):
         node.name = name
     return proto
@@ -464,9 +478,9 @@ class _Dataflow:
                 "convert the model"
             )
         shape = shape_of(self.types[name])
-        if prod(shape) > MAX_BYTES:
+        if prod(shape) * ITEM_BYTES[dtype] > MAX_TENSOR_BYTES:
             raise ModelError(
-                f"{name}: expected at most {MAX_BYTES:.0e} elements, got {list(shape)};"
+                f"{name}: expected at most {MAX_TENSOR_BYTES:.0e} bytes, got {dtype}{list(shape)};"
                 " give smaller dimensions"
             )
         return shape, dtype

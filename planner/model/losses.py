@@ -264,6 +264,12 @@ def _loss(graph: Graph, choice: LossChoice) -> Loss:
             f"output {output.name!r} is {output.dtype}, a loss needs floats; choose another output"
             " with planner profile --output NAME"
         )
+    if not prod(output.shape):
+        raise OptionError(
+            f"output {output.name!r} is empty, {list(output.shape)}, and a loss is a mean over its"
+            " elements; choose another output with planner profile --output NAME, or give larger"
+            " dimensions"
+        )
     usual, usual_dim = _automatic(output.shape, operator)
     function: str = choice.function
     if function == AUTO:

@@ -21,6 +21,7 @@ from planner.graph import ITEM_BYTES, Graph, consumers, parameters_by_name, tens
 from planner.model import Model, Node
 from planner.model.definitions import REGISTER, modules_of
 from planner.operators.binding import Call, bind
+from planner.operators.running import REFUSALS, words_of
 from planner.operators.table import OPERATORS, UNSUPPORTED
 from planner.support.derived import derived
 
@@ -239,6 +240,11 @@ def _calls(model: Model, operators: Iterable[int], device: str) -> dict[int, Cal
             _try(model, node, calls[i])
         except OperatorError as error:
             problems.append(f"{node.type} {node.name!r} (version {node.version}): {error}")
+        except REFUSALS as error:
+            problems.append(
+                f"{node.type} {node.name!r} (version {node.version}): torch refuses it:"
+                f" {words_of(error)}"
+            )
     lines = [
         _unsupported(model, operator, domain, version, names)
         for (operator, domain, version), names in sorted(unknown.items())
@@ -277,10 +283,7 @@ def _try(model: Model, node: Node, call: Call) -> None:
     args, kwargs = call.fill(tensors.__getitem__)
     if "device" in kwargs:
         kwargs["device"] = "meta"
-    try:
-        result = call.function(*args, **kwargs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise OperatorError(f"torch refuses it: {str(error).splitlines()[0]}") from error
+    result = call.function(*args, **kwargs)
     made = result if len(node.outputs) > 1 else (result,)
     for name, tensor in zip(node.outputs, made, strict=True):
         if not name:

@@ -25,7 +25,7 @@ from planner.formats.graph_txt import (
     to_dot,
     to_text,
 )
-from planner.judging.origins import profile_of
+from planner.judging.origins import check_fits, profile_of
 from planner.plan import Plan
 from planner.profiles import Profile
 from planner.support.outputs import check_outputs, same_file
@@ -93,6 +93,7 @@ def _convert_strategy(
         check_outputs([(target, GRAPH_FILE)], read)
     check_outputs([(dot, DOT_FILE)], {**read, "graph": target})
     profile = profile_of(plan, str(source), read_any_profiles(path), str(path))
+    check_fits(plan, str(source), profile.graph)
     text = _with_stages(profile, read_text(path, GRAPH_TXT, ADVICE) if is_text else None, plan)
     write_together({target: text.encode(), dot: to_dot(parse(text, target)).encode()})
     return target, dot

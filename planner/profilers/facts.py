@@ -19,7 +19,7 @@ from planner.graph import loss_outputs, parameters_by_name, tensors_by_name
 from planner.model import Model
 from planner.operators import input_names, output_names, to_torch
 from planner.operators.binding import Call, Read, bind
-from planner.operators.precision import autocast
+from planner.operators.running import REFUSALS, autocast, words_of
 from planner.operators.table import OPERATORS
 from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import Kernels, listed
@@ -230,7 +230,11 @@ class _FakeStep:
         node, kind = self.model.nodes[operator], self.model.graph.operators[operator].type
         if kind not in OPERATORS:
             to_torch(self.model, [operator])  # raises, and names what is missing
-        return bind(self.model, node, OPERATORS[kind], "cpu")
+        try:
+            return bind(self.model, node, OPERATORS[kind], "cpu")
+        except (OperatorError, *REFUSALS):
+            to_torch(self.model, [operator])  # raises, and names the operator
+            raise
 
     def run(self, operator: int, key: object, values: Mapping[str, Tensor]) -> _Forward:
         """The forward pass of the first operator of a class."""
@@ -245,7 +249,7 @@ class _FakeStep:
         try:
             with self.fake:
                 outputs, stash = observe(replace(unit, forward=forward), values)
-        except RuntimeError as error:
+        except REFUSALS as error:
             raise self.needs_numbers(operator, error) from error
         # Without their graph: backward runs the unit again, once for each way gradients may lie.
         outputs = tuple(one.detach().requires_grad_(one.requires_grad) for one in outputs)
@@ -332,17 +336,17 @@ class _FakeStep:
             try:
                 with self.fake:
                     self.backward_of[key] = _differentiated(forward, gradients)
-            except RuntimeError as error:
+            except REFUSALS as error:
                 raise self.needs_numbers(operator, error) from error
         return self.backward_of[key]
 
-    def needs_numbers(self, operator: int, error: RuntimeError) -> OperatorError:
+    def needs_numbers(self, operator: int, error: Exception) -> OperatorError:
         """The error for an operator that torch cannot run on fake tensors."""
         node = self.model.nodes[operator]
         return OperatorError(
             f"{self.model.path}: {node.type} {node.name!r} (version {node.version}): expected an"
             " operator whose shapes do not depend on numbers, but torch cannot run it without"
-            f" them: {str(error).splitlines()[0]}; measure the model on a device of this machine"
+            f" them: {words_of(error)}; measure the model on a device of this machine"
         )
 
 

@@ -360,7 +360,7 @@ class _ModelTimer:
             parameters,
             to_torch,
         )
-        from planner.operators.precision import autocast
+        from planner.operators.running import autocast, told_whole
         from planner.profilers.losses import runnable_losses
         from planner.profilers.timing import whole_step_s
 
@@ -380,10 +380,14 @@ class _ModelTimer:
 
         def forward() -> "list[Tensor]":
             with autocast(device, self.dtype):
-                outputs = module(*inputs)
+                outputs = module.forward(*inputs)
             return [outputs[position] for position in positions]
 
-        return lambda: whole_step_s(forward, [one.run for one in self.losses], self.watch)
+        def whole() -> StepTimes:
+            with told_whole(self.model, module):
+                return whole_step_s(forward, [one.run for one in self.losses], self.watch)
+
+        return whole
 
     def _in_step(self, steps: "Sequence[StepTimes]", operators: list[MeasuredClass]) -> _InStep:
         """What steps of the whole model say of its parts."""
@@ -466,7 +470,7 @@ class _ModelTimer:
 
     def _measured(self, operator: int, around: Surroundings) -> MeasuredClass:
         """Observes and times an operator, with the values that it reads."""
-        from planner.operators.precision import autocast
+        from planner.operators.running import autocast, told
         from planner.profilers.stash import observe
         from planner.profilers.timing import Trial
         from planner.profilers.unit import unit
@@ -474,12 +478,13 @@ class _ModelTimer:
         self._advance(operator)
         one = unit(self.model, operator, self.device, self.held)
         leaves = one.leaves(self.alive)
-        with autocast(self.device, self.dtype):
-            flops = _flops(lambda: one.forward(*leaves))
-            outputs, stash = observe(one, self.alive)
-        trial = Trial(one, leaves, around, self.watch, self.dtype, self.scratch)
-        samples = _samples(trial, self.repetitions, self.budget_s)
-        workspace_bytes = trial.workspace_bytes()
+        with told(self.model, operator):
+            with autocast(self.device, self.dtype):
+                flops = _flops(lambda: one.forward(*leaves))
+                outputs, stash = observe(one, self.alive)
+            trial = Trial(one, leaves, around, self.watch, self.dtype, self.scratch)
+            samples = _samples(trial, self.repetitions, self.budget_s)
+            workspace_bytes = trial.workspace_bytes()
         del trial
         made = dict(zip(one.outputs, outputs, strict=True))
         self._leave(operator, made)
@@ -503,12 +508,12 @@ class _ModelTimer:
 
     def _advance(self, operator: int) -> None:
         """Runs the operators before this one that have not run yet, forward only."""
-        from planner.operators.precision import autocast
+        from planner.operators.running import autocast, told
         from planner.profilers.unit import unit
 
         while self.next < operator:
             one = unit(self.model, self.next, self.device, self.held)
-            with autocast(self.device, self.dtype):
+            with told(self.model, self.next), autocast(self.device, self.dtype):
                 outputs = one.forward(*one.leaves(self.alive))
             self._leave(self.next, dict(zip(one.outputs, outputs, strict=True)))
 

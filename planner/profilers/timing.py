@@ -24,7 +24,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from planner.operators.precision import autocast
+from planner.operators.running import autocast
 from planner.profilers.classes import Surroundings
 from planner.profilers.storages import watching
 from planner.profilers.unit import Unit

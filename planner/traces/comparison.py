@@ -1,6 +1,6 @@
 """Two traces of one strategy, predicted and measured: their mean times, and one overlaid trace."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -68,7 +68,13 @@ def compare_traces(predicted: Trace, measured: Trace) -> TraceComparison:
         OptionError: if the traces do not hold the same actions and transfers.
     """
     before, after = both = predicted.timeline, measured.timeline
-    _check_alike(before, after, {**measured.names, **predicted.names})
+    if dict(predicted.names) != dict(measured.names):
+        own, other = (sorted(one.names.values()) for one in (predicted, measured))
+        raise OptionError(
+            f"the traces are not of one strategy: the predicted one is of {_some(own)}, the"
+            f" measured one of {_some(other)}; simulate the strategy that was launched"
+        )
+    _check_alike(before, after, measured.names)
     return TraceComparison(
         iteration=ComparedTime("iteration", 1, before.iteration_s, after.iteration_s),
         stages=_compared(
@@ -121,24 +127,29 @@ def overlay(predicted: Trace, measured: Trace) -> tuple[Timeline, Mapping[int, s
     return both, names
 
 
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
 def _check_alike(predicted: Timeline, measured: Timeline, names: Mapping[int, str]) -> None:
     """Refuses timelines that do not hold the same actions and transfers."""
 
-    def contents(timeline: Timeline) -> set[tuple[str, str]]:
+    def contents(timeline: Timeline) -> Counter[tuple[str, str]]:
         # Sends and receives are events only in simulated timelines: there posting takes time.
-        events = {
+        events = Counter(
             (names[e.device], text(e.action))
             for e in timeline.events
             if not isinstance(e.action, Send | Receive)
-        }
-        return events | {
+        )
+        return events + Counter(
             (names[f.source], f"{f.tensor} ({f.direction}{f.microbatch}) to {names[f.target]}")
             for f in timeline.transfers
-        }
+        )
 
     ours, theirs = contents(predicted), contents(measured)
     for these, others, which in ((ours, theirs, "predicted"), (theirs, ours, "measured")):
-        if alone := sorted(these - others):
+        if alone := sorted((these - others).elements()):
             device, what = alone[0]
             raise OptionError(
                 f"the traces are not of one strategy: only the {which} one has {what} on {device},"

@@ -4,15 +4,18 @@ They have the format that `write.py` writes. Slices of other categories are skip
 more for people to look at.
 """
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from planner.errors import FileError
-from planner.files import plan_from_plain, read_text, said, to_plain
+from planner.files import parsed_json, plan_from_plain, read_text, said, to_plain
+from planner.graph import MAX_BYTES
 from planner.plan import Plan
+from planner.profiles import MAX_SECONDS
 from planner.schedules.actions import AllReduce, Direction, parse
 from planner.simulator.timeline import Event, Timeline, Transfer
 from planner.support.reading import MAX_TRACE_BYTES
@@ -23,6 +26,8 @@ ADVICE = (
     " planner simulate strategy.json --trace trace.json"
 )
 _Record = Mapping[str, Any]
+MAX_NUMBER = 2**31 - 1
+"""Of devices, tracks, stages, microbatches and all-reduces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def read_trace(path: Path) -> Trace:
     """
     form = f"a trace of the planner, {TRACE_FORMAT}"
     try:
-        plain = json.loads(read_text(path, form, ADVICE, MAX_TRACE_BYTES))
+        plain = parsed_json(read_text(path, form, ADVICE, MAX_TRACE_BYTES))
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: expected {form}, this is no JSON: {error}; {ADVICE}") from None
     about = plain.get("otherData") if isinstance(plain, dict) else None
@@ -62,7 +67,7 @@ def read_trace(path: Path) -> Trace:
     records, iteration_s = plain.get("traceEvents"), about.get("iteration_s")
     if not isinstance(records, list):
         raise FileError(f"{path}: traceEvents: expected a list, got {said(records)}")
-    if not isinstance(iteration_s, int | float) or iteration_s <= 0:
+    if not _is_number(iteration_s) or not 0 < iteration_s <= MAX_SECONDS:
         raise FileError(f"{path}: otherData.iteration_s: expected a time, got {said(iteration_s)}")
     reader = _Reader(path, records)
     plan = about.get("plan")
@@ -100,9 +105,13 @@ class _Reader:
 
     def _header(self, record: _Record) -> None:
         if record["ph"] == "M" and record["name"] == "process_name":
-            self.names[record["pid"] - 1] = str(record["args"]["name"])
+            name, device = str(record["args"]["name"]), _integer(record, "pid") - 1
+            if name in self.names.values():
+                raise ValueError(f"expected one process {name!r}, got another one")
+            self.names[device] = name
         elif record["ph"] == "M" and record["name"] == "thread_name":
-            self._tracks[record["pid"], record["tid"]] = str(record["args"]["name"])
+            track = _integer(record, "pid"), _integer(record, "tid")
+            self._tracks[track] = str(record["args"]["name"])
 
     def _record(self, record: _Record) -> None:
         if record["ph"] == "X" and record.get("cat") in (COMPUTE, SUMS):
@@ -110,16 +119,18 @@ class _Reader:
         elif record["ph"] == "X" and record.get("cat") == TRANSFER:
             self._flow(record, record["name"])
         elif record["ph"] == "C" and record["name"] == "memory":
-            point = float(record["ts"]) / 1e6, int(record["args"]["bytes"])
+            point = _time_us(record, "ts") / 1e6, _integer(record["args"], "bytes", MAX_BYTES)
             self.memory.setdefault(self._device(record), []).append(point)
 
     def _device(self, record: _Record) -> int:
-        device = int(record["pid"]) - 1
+        device = _integer(record, "pid") - 1
         if device not in self.names:
             raise ValueError(f"process {device + 1} has no name")
         return device
 
     def _event(self, record: _Record, word: str) -> None:
+        if any(len(digits) > 9 for digits in re.findall(r"\d+", word.partition(":")[0])):
+            raise ValueError(f"{word!r:.60} is no action")
         action = parse(word)
         if isinstance(action, AllReduce) != (record["cat"] == SUMS):
             raise ValueError(f"{word!r} is in a track of {record['cat']}")
@@ -127,13 +138,16 @@ class _Reader:
 
     def _flow(self, record: _Record, name: str) -> None:
         """Reads a transfer. The file has it at both its ends; the one at the receiver counts."""
-        track = self._tracks[record["pid"], record["tid"]]
+        number = _integer(record, "pid"), _integer(record, "tid")
+        if number not in self._tracks:
+            raise ValueError(f"track {number[1]} of process {number[0]} has no name")
+        track = self._tracks[number]
         if not track.startswith("from "):
             return
         sender = track.removeprefix("from ")
         source = next((d for d, known in self.names.items() if known == sender), None)
         microbatch, _, tensor = name.partition(":")
-        if source is None or not tensor:
+        if source is None or not tensor or not _is_count(microbatch):
             raise ValueError(f"{name!r} from {sender!r} is no transfer between devices of the file")
         direction = Direction.BACKWARD if tensor.startswith("d/") else Direction.FORWARD
         start_s, end_s = _span(record)
@@ -141,12 +155,38 @@ class _Reader:
             Transfer(
                 source, self._device(record), direction, int(microbatch),
                 tensor.removeprefix("d/") if direction is Direction.BACKWARD else tensor,
-                start_s, end_s, int(record["args"]["bytes"]),
+                start_s, end_s, _integer(record["args"], "bytes", MAX_BYTES),
             )
         )  # fmt: skip
 
 
 def _span(record: _Record) -> tuple[float, float]:
     """Start and end, in s."""
-    start_us, length_us = float(record["ts"]), float(record["dur"])
+    start_us, length_us = _time_us(record, "ts"), _time_us(record, "dur")
     return start_us / 1e6, (start_us + length_us) / 1e6
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    if isinstance(value, float):
+        return isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_count(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 10
+
+
+def _time_us(record: _Record, name: str) -> float:
+    """A time in us."""
+    value = record[name]
+    if not _is_number(value) or not abs(value) <= 1e6 * MAX_SECONDS:
+        raise ValueError(f"{name}: expected a time in us, got {said(value)}")
+    return float(value)
+
+
+def _integer(record: _Record, name: str, most: int = MAX_NUMBER) -> int:
+    """A number of things, from 0 on."""
+    value = record[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f"{name}: expected 0 to {most}, got {said(value)}")
+    return value

@@ -1,16 +1,20 @@
 """Trace files -> the measured runs that a calibration is fitted to, with profile and topology."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from planner.errors import FileError, OptionError
 from planner.files import artefact_hash
+from planner.judging.origins import check_fits
 from planner.plan import Plan
 from planner.problem import Optimizer, Options, Problem
 from planner.profiles import Profile
+from planner.schedules.actions import Compute, Receive, Send, text
+from planner.schedules.program import program
 from planner.topology import DeviceType, Topology, take
 from planner.traces.calibrate import MeasuredRun
-from planner.traces.read import read_trace
+from planner.traces.read import Trace, read_trace
 
 
 def read_runs(
@@ -28,7 +32,7 @@ def read_runs(
         device_types: device types by name, to rescale profiles that were made on another type.
 
     Raises:
-        FileError: if a trace is malformed or was not measured.
+        FileError: if a trace is malformed, incomplete, or was not measured.
         OptionError: if the profile or topology of a run is not among those given, or runs were on
             devices of different types.
     """
@@ -62,6 +66,8 @@ def read_runs(
                 f"{path}: the run used the topology {plan.topology}, {plan.topology_hash[:12]},"
                 " which is not among the given ones; add it with --topology"
             )
+        check_fits(plan, str(path), profile.graph)
+        _check_complete(path, trace, profile)
         runs.append(MeasuredRun(path.name, _problem(plan, profile, topology, device_types), plan,
                         trace.timeline))  # fmt: skip
     types = {one.problem.topology.devices[d].type for one in runs for d in one.plan.ranks}
@@ -70,6 +76,49 @@ def read_runs(
             f"the runs are on {' and '.join(sorted(types))}; calibrate one type of device at a time"
         )
     return tuple(runs)
+
+
+def _check_complete(path: Path, trace: Trace, profile: Profile) -> None:
+    """Whether a measured trace has every action and transfer of its plan once, and each computation
+    takes time.
+
+    Raises:
+        FileError: if not.
+    """
+    plan, timeline = trace.plan, trace.timeline
+    assert plan is not None, "a measured trace has a plan"
+    due: Counter[tuple[int, str]] = Counter()
+    lists = program(plan.strategy, profile.graph, plan.prediction.stages).lists
+    for device, actions in lists.items():
+        for action in actions:
+            match action:
+                case Receive(way, _, microbatch, tensor, source):
+                    due[device, f"{tensor} ({way}{microbatch}) from {source}"] += 1
+                case Send():
+                    pass
+                case _:
+                    due[device, text(action)] += 1
+    posting = (Send, Receive)
+    events = (e for e in timeline.events if not isinstance(e.action, posting))
+    made = Counter((e.device, text(e.action)) for e in events)
+    made += Counter(
+        (one.target, f"{one.tensor} ({one.direction}{one.microbatch}) from {one.source}")
+        for one in timeline.transfers
+    )
+    for what, some in (("missing", due - made), ("too many", made - due)):
+        if some:
+            device, name = min(some)
+            raise FileError(
+                f"{path}: expected each action of its plan once, got {some.total()} {what}: {name}"
+                f" on {trace.names.get(device, f'device {device}')}; measure it again with: planner"
+                " launch strategy.json --trace trace.json"
+            )
+    empty = [e for e in timeline.events if isinstance(e.action, Compute) and e.end_s <= e.start_s]
+    if empty:
+        raise FileError(
+            f"{path}: expected computations that take time, got {text(empty[0].action)} of"
+            f" {empty[0].end_s - empty[0].start_s:g} s; measure it again"
+        )
 
 
 def _problem(

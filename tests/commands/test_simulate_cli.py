@@ -103,6 +103,26 @@ def test_more_microbatches_and_other_links_are_what_if(folder):
     assert slower["iteration_s"] > planned["iteration_s"]
 
 
+def test_every_replica_needs_a_microbatch(folder):
+    given = ["solve", "--topology", "pair.yaml", "--gpus", "3", "--cuts", "op2", "--replicas"]
+    run(*given, "2,1", "--solver", "manual")
+    longer = ["simulate", "strategy.json", "--topology", "pair.yaml", "--microbatches"]
+    said = run(*longer, "1", code=1).output
+    assert "--microbatches 1: stage 0 has 2 replicas and needs at least 2 microbatches" in said
+    run(*longer, "2")
+
+
+def test_a_strategy_of_other_operators_does_not_fit_its_profile(folder):
+    solved("--gpus", "3")
+    plain = json.loads(Path("strategy.json").read_text())
+    plain["strategy"]["stages"][0]["operators"][0] = "other"
+    Path("strategy.json").write_text(json.dumps(plain))
+    for command in (["simulate", "strategy.json", "--topology", "pair.yaml"],
+                    ["convert", "strategy.json", "graph.txt"]):  # fmt: skip
+        said = " ".join(run(*command, code=1).output.split())
+        assert "does not fit its profile: operators missing or unknown: ['op0', 'other']" in said
+
+
 def test_ones_own_cuts_need_no_strategy(folder):
     given = ["--topology", "pair.yaml", "--gpus", "3", "--cuts", "op2", "--replicas", "2,1"]
     names = [

@@ -19,7 +19,5 @@ def test_the_usual_number_of_microbatches_is_allowed_on_the_most_devices():
     "training", [Training(microbatches=10**9), Training(global_batch=MAX_MICROBATCHES + 1)]
 )
 def test_more_microbatches_than_could_be_simulated_are_refused(training):
-    with pytest.raises(
-        OptionError, match="expected at most 65536 microbatches per"
-    ):
+    with pytest.raises(OptionError, match="expected at most 65536 microbatches per"):
         nums_microbatches(PROFILES, 2, training)

@@ -28,7 +28,7 @@ from planner.launcher.world import World
 from planner.model import load
 from planner.model.losses import losses
 from planner.operators import parameters, synthetic, to_torch
-from planner.operators.precision import autocast
+from planner.operators.running import autocast
 from planner.plan import (
     Certificate,
     DevicePrediction,

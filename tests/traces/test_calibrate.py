@@ -216,7 +216,7 @@ def test_operator_times_by_hand():
 
 
 def test_a_calibration_with_impossible_figures_is_refused():
-    with pytest.raises(ValueError, match="forward: expected a finite number above 0") as error:
+    with pytest.raises(ValueError, match="forward: expected a number above 0") as error:
         Calibration(forward=0.0, post_s=-1.0, deviations=(Deviation("Conv", -2.0, 0.0),))
     assert "post_s" in str(error.value) and "'Conv'" in str(error.value)
 
@@ -257,6 +257,28 @@ def test_runs_are_read_from_traces_with_their_profile_and_topology(folder):
     write_trace(found[0].timeline, {0: "a", 1: "b"}, path / "predicted.json")
     with pytest.raises(FileError, match="this one was simulated"):
         read_runs([path / "predicted.json"], [problem.profile], [problem.topology], kinds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("compute", list.pop, "got 1 missing: O on gpu1"),
+        ("compute", lambda slices: slices.append(slices[0]), "got 1 too many: 0F0 on gpu0"),
+        ("compute", lambda slices: slices[0].update(dur=0.0), "take time, got 0F0 of 0 s"),
+    ],
+)
+def test_a_measured_trace_has_every_action_of_its_plan_once(folder, kind, change, said):
+    path, problem = folder
+    kinds = {one.name: one for one in problem.topology.device_types}
+    plain = json.loads((path / "run2.json").read_text())
+    is_slice = [one["ph"] == "X" and one["cat"] == kind for one in plain["traceEvents"]]
+    slices = [one for one, own in zip(plain["traceEvents"], is_slice, strict=True) if own]
+    others = [one for one, own in zip(plain["traceEvents"], is_slice, strict=True) if not own]
+    slices.sort(key=lambda one: (one["name"] == "O", one["pid"], one["ts"]))
+    change(slices)
+    (path / "run2.json").write_text(json.dumps({**plain, "traceEvents": [*others, *slices]}))
+    with pytest.raises(FileError, match=said):
+        read_runs([path / "run2.json"], [problem.profile], [problem.topology], kinds)
 
 
 def test_a_calibration_is_for_the_profile_beside_it(tmp_path):

@@ -63,6 +63,11 @@ def test_a_written_trace_reads_back(tmp_path):
         assert [(one.start_s, one.end_s) for one in after] == [v[-2:] for v in approx(before)]
 
 
+def slice_of(plain, kind="compute"):
+    """The last slice of a kind in a trace."""
+    return [one for one in plain["traceEvents"] if one.get("cat") == kind and one["ph"] == "X"][-1]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -90,6 +95,21 @@ def test_a_written_trace_reads_back(tmp_path):
             ),
             "process 9 has no name",
         ),
+        (lambda plain: plain["otherData"].update(iteration_s=float("nan")), "iteration_s: .* nan"),
+        (lambda plain: plain["otherData"].update(iteration_s=10**400), "iteration_s: .* got 1000"),
+        (lambda plain: slice_of(plain).update(ts=10**400), "ts: expected a time in us, got 1000"),
+        (lambda plain: slice_of(plain).update(dur=float("inf")), "dur: expected a time in us"),
+        (lambda plain: slice_of(plain).update(pid=10**400), "pid: expected 0 to 2147483647, got 1"),
+        (lambda plain: slice_of(plain).update(pid="1"), "pid: expected 0 to 2147483647, got '1'"),
+        (lambda plain: slice_of(plain).update(name="9" * 400 + "F0"), "is no action"),
+        (lambda plain: slice_of(plain, "transfer").update(args={"bytes": -1}), "bytes: expected"),
+        (lambda plain: slice_of(plain, "transfer").update(name="9999999999:x"), "is no transfer"),
+        (lambda plain: slice_of(plain, "transfer").update(tid=77), "track 77 of process 1 has no"),
+        (
+            lambda plain: plain["traceEvents"].append(plain["traceEvents"][0]),
+            "expected one process",
+        ),
+        (lambda plain: plain["otherData"].update(note="\ud800"), "surrogates not allowed"),
     ],
 )
 def test_a_wrong_trace_is_one_message(tmp_path, change, message):
@@ -133,6 +153,19 @@ def test_traces_of_different_strategies_are_refused():
     other = replace(other, events=(*other.events, Event(0, Compute(FORWARD, 0, 1), 1.0, 2.0)))
     with pytest.raises(OptionError, match="only the predicted one has 0F1 on gpu0"):
         compare_traces(Trace(other, NAMES, None), Trace(timeline(), NAMES, None))
+
+
+def test_a_trace_with_a_missing_or_second_slice_is_refused():
+    whole = timeline()
+    for part, said in (
+        (replace(whole, events=whole.events[1:]), "only the predicted one has 0F0 on gpu0"),
+        (replace(whole, events=(*whole.events, whole.events[0])), "only the measured one has 0F0"),
+        (replace(whole, transfers=whole.transfers[:1]), "only the predicted one has x:1/d"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            compare_traces(Trace(whole, NAMES, None), Trace(part, NAMES, None))
+    with pytest.raises(OptionError, match="the predicted one is of gpu0, gpu2, the measured one"):
+        compare_traces(Trace(whole, NAMES, None), Trace(whole, {0: "gpu0", 2: "gpu3"}, None))
 
 
 def test_an_overlay_has_each_device_twice():

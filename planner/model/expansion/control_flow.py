@@ -18,13 +18,13 @@ from onnx import helper
 from planner.errors import ModelError
 from planner.model.expansion.inlining import INLINED_OPERATORS, function_graph
 from planner.model.expansion.nested import Body, Call, Expander, Handler, TensorSequence, Value
-from planner.model.expansion.sequences import known, sequence
+from planner.model.expansion.sequences import known_number, sequence
 
 
 def _if(x: Expander, call: Call) -> Sequence[Value]:
-    condition = known(x, call, 0, "condition")
+    condition = known_number(x, call, 0, "condition")
     assert condition is not None, "ONNX requires the condition"
-    branch = "then" if condition.reshape(()) else "else"
+    branch = "then" if condition else "else"
     graph = call.graph(f"{branch}_branch")
     body = x.body(graph)
     return x.walk(body, x.open(call, body, branch), wanted=x.wanted(call, graph.output))
@@ -33,8 +33,9 @@ def _if(x: Expander, call: Call) -> Sequence[Value]:
 def _loop(x: Expander, call: Call) -> Sequence[Value | None]:
     body = x.body(call.graph("body"))
     scope = x.open(call, body)
-    number, going, *names = (value.name for value in body.graph.input)
     carried = list(call.inputs[2:])
+    _check_body(call, body, 2 + len(carried), 1 + len(carried))
+    number, going, *names = (value.name for value in body.graph.input)
     outputs = body.graph.output[1 : 1 + len(carried)]
     rows: list[list[Value | None]] = []
     conditional = len(call.inputs) > 1 and call.inputs[1] is not None
@@ -55,16 +56,30 @@ def _loop(x: Expander, call: Call) -> Sequence[Value | None]:
     return [*carried, *stacked]
 
 
+def _check_body(call: Call, body: Body, num_inputs: int, least_outputs: int) -> None:
+    """Refuses a graph that does not take and return what the node around it gives and carries on.
+
+    Raises:
+        ModelError: if it does not.
+    """
+    inputs, outputs = len(body.graph.input), len(body.graph.output)
+    if inputs != num_inputs or outputs < least_outputs:
+        raise ModelError(
+            f"{call}: expected a graph with {num_inputs} inputs and at least {least_outputs}"
+            f" outputs, got {inputs} and {outputs}; export the model again"
+        )
+
+
 def _iterations(x: Expander, call: Call, body: Body) -> Iterator[tuple[int, bool]]:
     """Numbers of the iterations of a Loop, and whether the number says that it is the last."""
-    limit = known(x, call, 0, "number of iterations")
-    start = known(x, call, 1, "condition")
-    most = None if limit is None else int(limit.reshape(()))
+    limit = known_number(x, call, 0, "number of iterations")
+    start = known_number(x, call, 1, "condition")
+    most = None if limit is None else int(limit)
     if start is None:
         if most is None:
             raise ModelError(f"{call}: expected a number of iterations or a condition, got neither")
         x.charge(call, body, most)
-    elif not start.reshape(()):
+    elif not start:
         return
     for i in count() if most is None else range(most):
         if start is not None:
@@ -81,7 +96,11 @@ def _goes_on(x: Expander, call: Call, condition: Value, iteration: int) -> bool:
             f" depends on data after iteration {iteration}, so the model cannot be planned; export"
             " it with a fixed number of iterations"
         )
-    return bool(value.reshape(()))
+    if value.size != 1:
+        raise ModelError(
+            f"{call}: expected one condition, got {value.size}; export the model again"
+        )
+    return bool(value.item())
 
 
 def _stacked(
@@ -129,17 +148,24 @@ def _scan(x: Expander, call: Call) -> Sequence[Value | None]:
     scope = x.open(call, body)
     num_scanned = call.integer("num_scan_inputs")
     num_carried = len(call.inputs) - num_scanned
+    if not 0 < num_scanned <= len(call.inputs):
+        raise ModelError(
+            f"{call}: num_scan_inputs: expected 1 to {len(call.inputs)}, got {num_scanned}; export"
+            " the model again"
+        )
+    _check_body(call, body, len(call.inputs), num_carried)
+    num_outputs = len(body.graph.output) - num_carried
     names = [value.name for value in body.graph.input]
     tensors = [call.tensor(num_carried + k) for k in range(num_scanned)]
-    axes = call.integers("scan_input_axes", [0] * num_scanned)
-    axes = [axis % len(x.shape(name)) for name, axis in zip(tensors, axes, strict=True)]
+    axes = _each(call, "scan_input_axes", num_scanned)
+    axes = [_axis(x, call, name, axis) for name, axis in zip(tensors, axes, strict=True)]
     lengths = {x.shape(name)[axis] for name, axis in zip(tensors, axes, strict=True)}
     if len(lengths) != 1:
         raise ModelError(f"{call}: expected inputs of one length, got {sorted(lengths)}")
     (length,) = lengths
     x.charge(call, body, length)
     parts = [_split(x, call, *one, k) for k, one in enumerate(zip(tensors, axes, strict=True))]
-    backwards = call.integers("scan_input_directions", [0] * num_scanned)
+    backwards = _each(call, "scan_input_directions", num_scanned)
     carried = list(call.inputs[:num_carried])
     rows: list[list[Value]] = []
     for i in range(length):
@@ -154,14 +180,34 @@ def _scan(x: Expander, call: Call) -> Sequence[Value | None]:
         results = x.walk(body, scope, values, wanted, i)
         carried = list(results[:num_carried])
         rows.append(results[num_carried:])
-    num_outputs = len(body.graph.output) - num_carried
-    axes = call.integers("scan_output_axes", [0] * num_outputs)
-    backwards = call.integers("scan_output_directions", [0] * num_outputs)
+    axes = _each(call, "scan_output_axes", num_outputs)
+    backwards = _each(call, "scan_output_directions", num_outputs)
     stacked = []
     for k in range(num_outputs):
         column = [row[k] for row in (reversed(rows) if backwards[k] else rows)]
         stacked.append(_stacked(x, call, column, num_carried + k, num_carried + k, axes[k]))
     return [*carried, *stacked]
+
+
+def _each(call: Call, name: str, count: int) -> Sequence[int]:
+    """An attribute with an integer for each scanned tensor, zeros by default."""
+    given = call.integers(name, [0] * count)
+    if len(given) != count:
+        raise ModelError(
+            f"{call}: {name}: expected {count} integers, got {len(given)}; export the model again"
+        )
+    return given
+
+
+def _axis(x: Expander, call: Call, name: str, axis: int) -> int:
+    """The axis of a tensor, counted from the front."""
+    rank = len(x.shape(name))
+    if not -rank <= axis < rank:
+        raise ModelError(
+            f"{call}: expected {name!r} with an axis {axis}, got the shape {list(x.shape(name))};"
+            " export the model again"
+        )
+    return axis % rank
 
 
 def _split(x: Expander, call: Call, name: str, axis: int, k: int) -> list[str]:
@@ -179,6 +225,7 @@ def _sequence_map(x: Expander, call: Call) -> Sequence[Value]:
     scope = x.open(call, body)
     length = len(sequence(call))
     x.charge(call, body, length)
+    _check_body(call, body, len(call.inputs), 1)
     columns: list[Sequence[Value | None]] = []
     for k, value in enumerate(call.inputs):
         listed = isinstance(value, TensorSequence)

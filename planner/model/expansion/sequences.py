@@ -64,12 +64,28 @@ def known(x: Expander, call: Call, position: int, meaning: str) -> np.ndarray | 
     return value
 
 
+def known_number(x: Expander, call: Call, position: int, meaning: str) -> int | float | bool | None:
+    """The same of an input that is one number.
+
+    Raises:
+        ModelError: if it depends on data, or has several elements.
+    """
+    value = known(x, call, position, meaning)
+    if value is not None and value.size != 1:
+        raise ModelError(
+            f"{call}: expected one {meaning} for {call.node.op_type}, got {value.size}; export the"
+            " model again"
+        )
+    number: int | float | bool | None = None if value is None else value.item()
+    return number
+
+
 def _position(x: Expander, call: Call, at: int, length: int, inserting: bool = False) -> int | None:
     """A position in a sequence, from the front; None if the input is absent."""
-    value = known(x, call, at, "position")
+    value = known_number(x, call, at, "position")
     if value is None:
         return None
-    position = int(value.reshape(()))
+    position = int(value)
     if not -length <= position < length + inserting:
         raise ModelError(
             f"{call}: expected a position within the {length} tensors of"
@@ -82,6 +98,8 @@ def _split_to_sequence(x: Expander, call: Call) -> Sequence[Value]:
     source = call.tensor(0)
     given = known(x, call, 1, "sizes")
     shape = x.shape(source)
+    if not shape:
+        raise ModelError(f"{call}: expected a tensor of rank 1 or more, got a number")
     axis = call.integer("axis") % len(shape)
     loses_axis = given is None and call.integer("keepdims", 1) == 0
     sizes = _sizes(call, shape[axis], given)
@@ -105,7 +123,7 @@ def _sizes(call: Call, length: int, given: np.ndarray | None) -> tuple[int, ...]
     else:
         step = max(int(given), 1)
         sizes = tuple(min(step, length - at) for at in range(0, length, step))
-    if sum(sizes) != length or given.min() < 1:
+    if sum(sizes) != length or given.min(initial=1) < 1:
         raise ModelError(
             f"{call}: expected sizes that add up to {length}, got {given.tolist()}; the model "
             "may hold another batch size or length in its constants"

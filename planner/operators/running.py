@@ -1,0 +1,108 @@
+"""Running operators: the type that they compute in, and what is said where torch does not run one.
+
+The operators of a file are anybody's: torch, and the functions here that call it, meet attributes
+and sizes that nobody foresaw, and raise whatever they raise.
+"""
+
+import linecache
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
+
+import torch
+from torch import fx
+
+from planner.errors import OperatorError
+from planner.model import Model, Node
+
+REFUSALS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""What torch, numpy and Python raise of arguments that do not fit or of numbers that are too large.
+`OperatorError` and the other errors of the planner are none of them."""
+
+# A line of the code that torch.fx generates: "conv_0 = planner_operators_convolution_conv(x, w)".
+_ASSIGNED = re.compile(r"\s*(\w+)(?: : [^=]*)? = ")
+
+
+def autocast(device: str, dtype: str | None) -> AbstractContextManager[object]:
+    """Products and convolutions in another type, sums and norms in float32, chosen operator by
+    operator, as torch.autocast has it; None changes nothing. Weights are converted anew for every
+    operator that reads them.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+        dtype: "bfloat16" or "float16".
+    """
+    if dtype is None:
+        return nullcontext()
+    kind = device.partition(":")[0]
+    return torch.autocast(kind, getattr(torch, dtype), cache_enabled=False)
+
+
+def words_of(error: BaseException) -> str:
+    """The first line that an error says; the name of its type where it says nothing.
+
+    >>> words_of(ZeroDivisionError("division by zero")), words_of(MemoryError())
+    ('division by zero', 'MemoryError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def told(model: Model, operator: int) -> Iterator[None]:
+    """Turns what torch raises while an operator runs into an error that names the operator.
+
+    Args:
+        operator: index of the operator.
+
+    Raises:
+        OperatorError: instead of `REFUSALS`.
+    """
+    try:
+        yield
+    except REFUSALS as error:
+        raise OperatorError(_refused(model, model.nodes[operator], error)) from error
+
+
+@contextmanager
+def told_whole(model: Model, module: fx.GraphModule) -> Iterator[None]:
+    """The same while all operators of a module run.
+
+    Raises:
+        OperatorError: instead of `REFUSALS`.
+    """
+    try:
+        yield
+    except REFUSALS as error:
+        name = failing_operator(module, error)
+        node = next((one for one in model.nodes if one.name == name), None)
+        raise OperatorError(_refused(model, node, error)) from error
+
+
+def _refused(model: Model, node: Node | None, error: BaseException) -> str:
+    what = f"{node.type} {node.name!r} (version {node.version})" if node else "the whole model"
+    return f"{model.path}: {what}: torch does not run it: {words_of(error)}"
+
+
+def failing_operator(module: fx.GraphModule, error: BaseException) -> str | None:
+    """The ONNX name of the operator of a module in whose call an error was raised; None where it
+    was raised elsewhere, such as in a backward pass.
+    """
+    names = {node.name: node.meta.get("onnx_name") for node in module.graph.nodes}
+    for filename, line in _places(error.__traceback__):
+        if filename.startswith("<eval_with_key>"):
+            match = _ASSIGNED.match(linecache.getline(filename, line))
+            if match is not None and names.get(match[1]) is not None:
+                return str(names[match[1]])
+    return None
+
+
+def _places(traceback: TracebackType | None) -> Iterator[tuple[str, int]]:
+    """File and line of each frame of a traceback, from the outermost on."""
+    while traceback is not None:
+        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next
