@@ -22,6 +22,8 @@ CONTROL = re.compile(
     "\ud800-\udfff]"
 )
 NOT_A_NUMBER = re.compile(r"(?<![\w.'\"/-])-?(?:nan|NaN|inf|Infinity)(?![\w.'\"/-])")
+ERROR = re.compile(r"[\w.]+(?:Error|Exception|Interrupt|Exit|Warning)\b")
+FRAME = re.compile(r'File "[^"]*?((?:planner/|cli\.py)[^"]*)", line \d+,? in (\S+)')
 MOST_LINES, MOST_CHARACTERS = 30, 6000
 Snapshot = Mapping[str, tuple[int, int, int]]
 
@@ -63,7 +65,7 @@ def problems(
 
 def _end(outcome: Outcome, out: str, err: str) -> Iterator[str]:
     if outcome.timed_out:
-        yield "hangs"
+        yield f"hangs{_place(err)}"
     elif outcome.signal is not None:
         yield f"ended by signal {outcome.signal}"
     elif TRACEBACK in err or TRACEBACK in out:
@@ -76,14 +78,16 @@ def _end(outcome: Outcome, out: str, err: str) -> Iterator[str]:
 
 def _cause(err: str) -> str:
     """The error of a traceback, and the last place in the package that it came through."""
-    last = [line for line in err.splitlines() if line.strip()][-1]
-    kind = next(
-        (line for line in reversed(err.splitlines()) if re.match(r"[\w.]+(Error|Exit|Interrupt|Exception|Warning|Group)\b", line)),
-        last,
-    )
-    places = re.findall(r'File "[^"]*?((?:planner/|cli\.py)[^"]*)", line \d+, in (\S+)', err)
-    where = f" in {places[-1][0]} {places[-1][1]}" if places else ""
-    return f"{kind[:100]}{where}"
+    lines = [line for line in err.splitlines() if line.strip()]
+    kind = next((line for line in reversed(lines) if ERROR.match(line)), lines[-1])
+    places = FRAME.findall(err)
+    return f"{kind[:100]}{f' in {places[-1][0]} {places[-1][1]}' if places else ''}"
+
+
+def _place(err: str) -> str:
+    """Where a command that hangs was: the innermost place in the package."""
+    places = FRAME.findall(err)
+    return f" in {places[0][0]} {places[0][1]}" if places else ""
 
 
 def _printed(outcome: Outcome) -> Iterator[str]:

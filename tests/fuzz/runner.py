@@ -4,6 +4,7 @@ The process that forks has imported everything and has run every command once, s
 not pay for it.
 """
 
+import faulthandler
 import os
 import resource
 import select
@@ -115,6 +116,8 @@ def _be_the_command(
         os.chdir(folder)
         os.environ["XDG_CACHE_HOME"] = str(aside / "cache")
         _limit(limits)
+        # Where it was, if it is killed.
+        faulthandler.dump_traceback_later(max(0.5, limits.seconds - 1), file=2)
         if before is not None:
             before()
         code = _invoke(arguments)

@@ -31,11 +31,14 @@ class Tree:
         plain: lists, dicts, texts, numbers.
         raw: texts that stand for themselves in the file.
         words: on what was done.
+        gentle: whether changed values keep their type and mostly their size, so that readers let
+            them pass.
     """
 
     plain: Any
     raw: tuple[str, ...] = RAW_JSON
     words: list[str] = field(default_factory=list)
+    gentle: bool = False
 
     def mutate(self, random: Random) -> None:
         """One change."""
@@ -45,6 +48,10 @@ class Tree:
             self.words.append("replace all")
             return
         parent, key, path = place
+        if self.gentle:
+            self.words.append(f"nudge {path}")
+            self.nudge(random, parent, key)
+            return
         kind = random.choice(("value", "value", "value", "drop", "add", "copy", "near", "long"))
         if kind == "near" and not isinstance(parent[key], int | float | str):
             kind = "value"
@@ -76,6 +83,24 @@ class Tree:
             parent[key] = random.choice((text(random, others), quantity(random)))
         else:
             parent[key] = number(random, old)
+
+    def nudge(self, random: Random, parent: Any, key: Any) -> None:
+        """A value of the same type and mostly of the same size; of a list, one element twice or
+        none.
+        """
+        old = parent[key]
+        if isinstance(old, bool):
+            parent[key] = not old
+        elif isinstance(old, int | float):
+            factor = random.choice((0, 0.5, 2, 3, 10, 1000, 10**6, 1e-6))
+            parent[key] = int(old * factor) if isinstance(old, int) else old * factor
+        elif isinstance(old, str):
+            parent[key] = random.choice(_texts(self.plain) or ["x"])
+        elif isinstance(old, list) and old:
+            at = random.randrange(len(old))
+            parent[key] = old[:at] + [old[at]] * random.choice((0, 2)) + old[at + 1 :]
+        else:
+            self.near(random, parent, key)
 
     def drop(self, random: Random, parent: Any, key: Any) -> None:
         del parent[key]
@@ -122,14 +147,18 @@ _CHANGES: dict[str, Callable[[Tree, Random, Any, Any], None]] = {
 }  # fmt: skip
 
 
-def tree_of(content: bytes, raw: tuple[str, ...] = RAW_JSON) -> Tree:
-    """The tree of a JSON file."""
-    return Tree(json.loads(content), raw)
-
-
 def mutated_json(random: Random, content: bytes) -> tuple[bytes, str]:
     """A JSON file with one to three changes."""
-    tree = tree_of(content)
+    return _mutated(random, Tree(json.loads(content)))
+
+
+def mutated_yaml(random: Random, content: bytes) -> tuple[bytes, str]:
+    """A YAML file with one to three changes, written as JSON."""
+    return _mutated(random, Tree(YAML(typ="safe", pure=True).load(content.decode()), RAW_YAML))
+
+
+def _mutated(random: Random, tree: Tree) -> tuple[bytes, str]:
+    tree.gentle = random.random() < 0.4
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         tree.mutate(random)
     return tree.text().encode("utf-8", "surrogatepass"), ", ".join(tree.words)
@@ -188,10 +217,3 @@ def _without_raws(plain: Any, raws: dict[str, str]) -> Any:
         return {key: _without_raws(value, raws) for key, value in plain.items()}
     return [_without_raws(one, raws) for one in plain] if isinstance(plain, list) else plain
 
-
-def mutated_yaml(random: Random, content: bytes) -> tuple[bytes, str]:
-    """A YAML file with one to three changes, written as JSON."""
-    tree = Tree(YAML(typ="safe", pure=True).load(content.decode()), RAW_YAML)
-    for _ in range(random.choice((1, 1, 1, 2, 3))):
-        tree.mutate(random)
-    return tree.text().encode("utf-8", "surrogatepass"), ", ".join(tree.words)
