@@ -169,7 +169,9 @@ def grow(random: Random, model: ModelProto) -> None:
     if target.input:
         target.input[random.randrange(len(target.input))] = "huge"
     nodes = [*many, *graph.node]
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [NodeProto() for _ in nodes]
+    for copy, node in zip(copies, nodes, strict=True):
+        copy.CopyFrom(node)
     del graph.node[:]
     graph.node.extend(copies)
     for node in graph.node:
@@ -196,15 +198,17 @@ def call(random: Random, model: ModelProto) -> None:
 
 
 def nest(random: Random, model: ModelProto) -> None:
-    """Graphs in graphs, to any depth."""
-    depth = random.choice((1, 3, 30, 90))
+    """Graphs in graphs; protobuf reads no more than a hundred messages in each other."""
+    if any(node.name == "deeper" for node in model.graph.node):
+        return
+    depth = random.choice((1, 3, 25))
     graph = onnx.GraphProto()
     graph.CopyFrom(model.graph)
     del graph.initializer[:]
     for _ in range(depth):
         outer = onnx.GraphProto(name="deeper")
         outer.output.extend(graph.output)
-        node = outer.node.add(op_type="If", input=["c"], output=[graph.output[0].name])
+        node = outer.node.add(name="deeper", op_type="If", input=["c"], output=[graph.output[0].name])
         for branch in ("then_branch", "else_branch")[: 1 if depth > 3 else 2]:
             node.attribute.add(name=branch, type=AttributeProto.GRAPH).g.CopyFrom(graph)
         graph = outer

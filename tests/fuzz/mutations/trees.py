@@ -100,7 +100,7 @@ class Tree:
             at = random.randrange(len(old))
             parent[key] = old[:at] + [old[at]] * random.choice((0, 2)) + old[at + 1 :]
         else:
-            self.near(random, parent, key)
+            self.replace(random, parent, key)
 
     def drop(self, random: Random, parent: Any, key: Any) -> None:
         del parent[key]
@@ -122,8 +122,8 @@ class Tree:
 
     def lengthen(self, random: Random, parent: Any, key: Any) -> None:
         """A list of many, or an empty one."""
-        count = random.choice((0, 2, 100, 10_000))
         old = parent[key]
+        count = random.choice((0, 2, 100, 30 if isinstance(old, list | dict) else 10_000))
         parent[key] = (old if isinstance(old, list) and old else [old]) * count
 
     def text(self) -> str:
