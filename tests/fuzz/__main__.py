@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.fuzz.bugs import BUGS
 from tests.fuzz.pool import Job, Report, run_all
 from tests.fuzz.runner import Limits
 from tests.fuzz.suites import SUITES, suite_of
@@ -55,7 +56,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the inputs in a folder")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60.0, help="limit of a command")
-    parser.add_argument("--bug", help="put a mistake of tests/fuzz/bugs.py into the package")
+    parser.add_argument("--bug", choices=BUGS, help="put a mistake of bugs.py into the package")
     parser.add_argument("--verbose", action="store_true", help="show cases without problems")
     return parser.parse_args()
 

@@ -7,7 +7,6 @@ forked later have it.
 import contextlib
 import io
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,14 +21,14 @@ from tests.fuzz import models, texts
 def bases() -> Mapping[str, bytes]:
     """All files."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        cache_folder = os.environ.get("XDG_CACHE_HOME")
         _inputs(Path())
         _profiles()
         _strategies()
         _traces()
         _warm_up()
-        del cache_folder
-        return {str(path): path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}
+        return {
+            str(path): path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()
+        }
 
 
 def run(*arguments: str) -> None:

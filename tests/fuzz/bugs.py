@@ -1,48 +1,101 @@
-"""Mistakes to put into the package, one in each suite and of each kind: the checks have to find them.
-
-Each is called in the process of a case, before its command.
+"""Mistakes to put into the package, one for each suite and each of another kind: the checks have to
+find them. Each is called in the process of a case, before its command.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 
-def _around(module: Any, name: str, change: Callable[..., Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A mistake.
+
+    Attributes:
+        suite: that has to find it.
+        found: how the problem begins that the checks have to report.
+        put_in: puts it into the package, in this process.
+    """
+
+    suite: str
+    found: str
+    put_in: Callable[[], None]
+
+
+def _wrap(module: Any, name: str, around: Callable[..., Any]) -> None:
     """Replaces a function by one that gets it as its first argument."""
     original = getattr(module, name)
-    setattr(module, name, lambda *args, **kwargs: change(original, *args, **kwargs))
+    setattr(module, name, lambda *args, **kwargs: around(original, *args, **kwargs))
 
 
-def an_unknown_type_is_a_key_error() -> None:
-    """onnx: an operator that the table lacks ends with a traceback."""
+def _unknown_tensors_are_key_errors() -> None:
+    """As of a reader that looks names up without asking whether they are there."""
     import planner.model.load as target
 
-    def change(original: Any, path: Path) -> Any:
-        proto = original(path)
-        known = {"Relu": 1, "MatMul": 1, "Gemm": 1, "Add": 1, "Constant": 1}
-        if len(proto.graph.node) > 40:
-            known[proto.graph.node[-1].op_type + "?"]
+    def around(read: Any, path: Path) -> Any:
+        proto = read(path)
+        graph = proto.graph
+        made = [name for node in graph.node for name in node.output]
+        held = [value.name for value in (*graph.input, *graph.initializer)]
+        index = {name: i for i, name in enumerate([*made, *held, ""])}
+        _ = [index[name] for node in graph.node for name in node.input]
         return proto
 
-    _around(target, "read_proto", change)
+    _wrap(target, "read_proto", around)
 
 
-def a_slow_topology_hangs() -> None:
-    """topology: bandwidths that are never reached make a search endless."""
-    import planner.clusters.yaml.read as target
+def _many_devices_never_end() -> None:
+    """As of a search whose time grows exponentially with the number of devices."""
+    import planner.api as target
 
-    def change(original: Any, *args: Any, **kwargs: Any) -> Any:
-        topology = original(*args, **kwargs)
-        while any(link.bandwidth_bytes_per_s > 1e14 for link in topology.links):
+    def around(read: Any, *args: Any, **kwargs: Any) -> Any:
+        topology = read(*args, **kwargs)
+        while len(topology.devices) > 8:
             time.sleep(0.1)
         return topology
 
-    _around(target, "build", change)
+    _wrap(target, "read_topology", around)
 
 
-BUGS: Mapping[str, Callable[[], None]] = {}
-__all__ = ["BUGS", "math", "replace"]
+def _nothing_over_nothing_is_written() -> None:
+    """As of a share that is computed of a time of 0."""
+    import planner.files as target
+
+    def around(write: Any, path: Path, content: bytes) -> None:
+        write(path, content.replace(b'"forward_s": 0.0,', b'"forward_s": NaN,'))
+
+    _wrap(target, "write_atomically", around)
+
+
+def _targets_are_opened_first() -> None:
+    """As of a writer that opens its file before it has anything to write."""
+    import planner.api as target
+
+    def around(convert: Any, source: Path, written: Path, **options: Any) -> Any:
+        written.touch()
+        return convert(source, written, **options)
+
+    _wrap(target, "convert", around)
+
+
+def _long_iterations_take_memory() -> None:
+    """As of a table with a row for every microsecond."""
+    import planner.api as target
+
+    def around(read: Any, path: Path) -> Any:
+        trace = read(path)
+        bytearray(min(round(trace.timeline.iteration_s * 1e6), 10**11))
+        return trace
+
+    _wrap(target, "read_trace", around)
+
+
+BUGS: Mapping[str, Bug] = {
+    "key-error": Bug("onnx", "traceback: KeyError", _unknown_tensors_are_key_errors),
+    "endless": Bug("topology", "hangs", _many_devices_never_end),
+    "not-a-number": Bug("json", "q.json: NaN", _nothing_over_nothing_is_written),
+    "left-over": Bug("text", "left ", _targets_are_opened_first),
+    "memory": Bug("trace", "no memory", _long_iterations_take_memory),
+}

@@ -107,9 +107,7 @@ def _message(out: str, err: str, outcome: Outcome) -> Iterator[str]:
         return
     if not (err.strip() or (outcome.code == 3 and out.strip())):
         yield "no message"
-    if TRACEBACK not in err and (
-        len(err.splitlines()) > MOST_LINES or len(err) > MOST_CHARACTERS
-    ):
+    if TRACEBACK not in err and (len(err.splitlines()) > MOST_LINES or len(err) > MOST_CHARACTERS):
         yield f"a message of {len(err.splitlines())} lines, {len(err)} characters"
 
 

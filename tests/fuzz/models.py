@@ -1,5 +1,5 @@
-"""Small ONNX models of every kind that the planner reads, in ONNX's text form. Inputs that are called
-w.. become weights; tensors and weights are small enough for a case to take milliseconds.
+"""Small ONNX models of every kind that the planner reads, in ONNX's text form. Inputs called w..
+become weights; all tensors are small enough for a case to take milliseconds.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,8 @@ TEXTS: Mapping[str, str] = {
         y, all = Loop(three, go, x) <body = b (int64 i, bool c, float[2,4] s)
             => (bool d, float[2,4] t, float[2,4] u) {
             d = Identity(c)  m = MatMul(s, w1)  t = Relu(m)  u = Identity(t) }> }""",
-    "scans": """g (float[2,4] x, float[3,2,4] rows, float[4,4] w1) => (float[2,4] y, float[3,2,4] z) {
+    "scans": """g (float[2,4] x, float[3,2,4] rows, float[4,4] w1)
+        => (float[2,4] y, float[3,2,4] z) {
         a = MatMul(x, w1)
         y, z = Scan(a, rows) <num_scan_inputs=1, body = b (float[2,4] s, float[2,4] r)
             => (float[2,4] t, float[2,4] u) { t = Add(s, r)  u = Tanh(t) }> }""",
@@ -90,7 +91,8 @@ TEXTS: Mapping[str, str] = {
         s = Squeeze(a, axes)
         z, k = GRU<hidden_size=4>(s, w3, w4)
         y = Identity(a) }""",
-    "images": """g (float[1,2,6,6] x, float[2,2,3,3] w1, float[1,5,5,2] grid) => (float[?,?,?,?] y) {
+    "images": """g (float[1,2,6,6] x, float[2,2,3,3] w1, float[1,5,5,2] grid)
+        => (float[?,?,?,?] y) {
         a = Conv<group=1, dilations=[1,1], auto_pad="SAME_UPPER">(x, w1)
         pads = Constant<value_ints=[0,0,1,1,0,0,1,1]>()
         b = Pad<mode="reflect">(a, pads)

@@ -10,10 +10,11 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz import bugs, checks
+from tests.fuzz import checks
 from tests.fuzz.bases import bases
+from tests.fuzz.bugs import BUGS
 from tests.fuzz.cases import lay_out
-from tests.fuzz.runner import Limits, run
+from tests.fuzz.runner import LIMITS, Limits, run
 from tests.fuzz.suites import case, suite_of
 
 
@@ -31,7 +32,7 @@ class Job:
 
     seed: int
     number: int
-    limits: Limits = Limits()
+    limits: Limits = LIMITS
     bug: str | None = None
     keep: Path | None = None
 
@@ -69,6 +70,7 @@ def make_ready() -> None:
 def run_case(job: Job) -> Report:
     """Runs the commands of a case until one fails."""
     one = case(job.seed, job.number)
+    put_in = None if job.bug is None else BUGS[job.bug].put_in
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         folder, aside = Path(name) / "case", Path(name) / "aside"
         folder.mkdir()
@@ -81,7 +83,7 @@ def run_case(job: Job) -> Report:
         seconds = 0.0
         for arguments in one.commands:
             before = checks.snapshot(folder)
-            outcome = run(arguments, folder, aside, job.limits, bugs.BUGS.get(job.bug or ""))
+            outcome = run(arguments, folder, aside, job.limits, put_in)
             after = checks.snapshot(folder)
             found += checks.problems(outcome, arguments, before, after, folder)
             codes.append(outcome.code)

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ class Limits:
 
     seconds: float = 60.0
     data_bytes: int = 6 * 2**30
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,10 @@ def run(
     started = time.monotonic()
     # The writing end is open until the process and all that it started have ended.
     reading, writing = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Python warns of threads, which do not exist in the new process; those here are idle.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         os.close(reading)
         _be_the_command(arguments, folder, aside, (out, err), limits, before)

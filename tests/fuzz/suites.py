@@ -22,9 +22,7 @@ SOLVERS = ("single", "data-parallel", "even", "antichain", "antichain", "pipedre
 LIMIT = ("--time-limit", "1s")
 
 
-def changed(
-    random: Random, name: str, content: bytes, *mutations: Mutation
-) -> tuple[Content, str]:
+def changed(random: Random, name: str, content: bytes, *mutations: Mutation) -> tuple[Content, str]:
     """A file after a mutation; seldom its bytes are changed, or it is no file at all."""
     kind = random.random()
     if kind < 0.02:

@@ -16,10 +16,7 @@ def mutated_lines(random: Random, content: bytes) -> tuple[bytes, str]:
     for _ in range(random.choice((1, 1, 2, 3))):
         kind = random.choice(("line", "number", "number", "word", "mark", "rename", "indent"))
         change = {"line": _line, "rename": _rename, "indent": _indent}.get(kind)
-        if change is not None:
-            whole = change(random, whole)
-        else:
-            whole = _part(random, whole, kind)
+        whole = change(random, whole) if change else _part(random, whole, kind)
         words.append(kind)
     return whole.encode("utf-8", "surrogatepass"), ", ".join(words)
 

@@ -4,7 +4,16 @@ from random import Random
 
 from tests.fuzz.cases import Content, Folder, Link, Pipe
 
-MARKS = (b"\0", b"\xff", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1b[2J", b"\r\n", b"\xed\xa0\x80", b"\x80")
+MARKS = (
+    b"\0",
+    b"\xff",
+    b"\xff\xfe",
+    b"\xef\xbb\xbf",
+    b"\x1b[2J",
+    b"\r\n",
+    b"\xed\xa0\x80",
+    b"\x80",
+)
 
 
 def octets(random: Random, content: bytes, other: bytes = b"") -> tuple[bytes, str]:

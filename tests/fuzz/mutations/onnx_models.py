@@ -96,7 +96,9 @@ def resize(random: Random, model: ModelProto) -> None:
     elif random.random() < 0.7:
         dims[random.randrange(len(dims))].dim_value = random.choice(SIZES)
     else:
-        dims[random.randrange(len(dims))].dim_param = text(random).encode("utf-8", "replace").decode()
+        dims[random.randrange(len(dims))].dim_param = (
+            text(random).encode("utf-8", "replace").decode()
+        )
 
 
 def reweight(random: Random, model: ModelProto) -> None:
@@ -137,7 +139,7 @@ def put_outside(random: Random, model: ModelProto) -> None:
     tensor.ClearField("raw_data")
     entries = {entry.key: entry.value for entry in tensor.external_data}
     entries.setdefault("location", "m.data")
-    wrong = ("-1", "3", str(2**62), str(2**64), "x", "", "0x10", "1e3", "١", " 8", "9" * 5000)
+    wrong = ("-1", "3", str(2**62), str(2**64), "x", "", "0x10", "1e3", "\u0661", " 8", "9" * 5000)
     key = random.choice(("location", "offset", "length", "checksum"))
     entries[key] = random.choice(LOCATIONS if key == "location" else wrong)
     del tensor.external_data[:]
@@ -208,7 +210,9 @@ def nest(random: Random, model: ModelProto) -> None:
     for _ in range(depth):
         outer = onnx.GraphProto(name="deeper")
         outer.output.extend(graph.output)
-        node = outer.node.add(name="deeper", op_type="If", input=["c"], output=[graph.output[0].name])
+        node = outer.node.add(
+            name="deeper", op_type="If", input=["c"], output=[graph.output[0].name]
+        )
         for branch in ("then_branch", "else_branch")[: 1 if depth > 3 else 2]:
             node.attribute.add(name=branch, type=AttributeProto.GRAPH).g.CopyFrom(graph)
         graph = outer
@@ -223,7 +227,9 @@ def lengthen(random: Random, model: ModelProto) -> None:
     name = last.output[0]
     for i in range(random.choice((50, 2000))):
         model.graph.node.append(
-            helper.make_node(random.choice(("Relu", "Identity", "Add")), [name, name][: 2], [f"c{i}"])
+            helper.make_node(
+                random.choice(("Relu", "Identity", "Add")), [name, name][:2], [f"c{i}"]
+            )
         )
         name = f"c{i}"
 
@@ -243,7 +249,9 @@ def note(random: Random, model: ModelProto) -> None:
     """Metadata such as exporters write, with anything in it."""
     keys = ("planner.module", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.fx_node", "namespace",
             "planner.stages", "source")  # fmt: skip
-    words = text(random, ("['', 'h.0', 'y']", "%p_h_0 : [num_users=1]", '{"parameters": {}}', "[[[["))
+    words = text(
+        random, ("['', 'h.0', 'y']", "%p_h_0 : [num_users=1]", '{"parameters": {}}', "[[[[")
+    )
     target = random.choice([model, model.graph, *model.graph.node])
     value = words.encode("utf-8", "replace").decode()
     target.metadata_props.add(key=random.choice(keys), value=value)

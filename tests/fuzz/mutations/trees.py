@@ -17,8 +17,9 @@ RAW_JSON = (
     '"\\ud800"', '"\\u0000"', '1, "format": 1',
 )  # fmt: skip
 RAW_YAML = (
-    ".nan", ".inf", "-.inf", "9" * 400, "9" * 5000, "[" * 3000 + "]" * 3000, "!!python/object:os.x []",
-    "!!binary x", "!!set {a, b}", "!!timestamp 2001-01-01", "2001-01-01", "0x1F", "0o17", "1_0", "yes",
+    ".nan", ".inf", "-.inf", "9" * 400, "9" * 5000, "[" * 3000 + "]" * 3000, "!!set {a, b}",
+    "!!python/object:os.x []", "!!binary x", "!!timestamp 2001-01-01", "2001-01-01", "0x1F", "0o17",
+    "1_0", "yes",
     "~", "*a", "&a [*a]", "<<", "!a b", "{? [a]: b}", "? a", "|", "@", "%", "\t",
 )  # fmt: skip
 
@@ -216,4 +217,3 @@ def _without_raws(plain: Any, raws: dict[str, str]) -> Any:
     if isinstance(plain, dict):
         return {key: _without_raws(value, raws) for key, value in plain.items()}
     return [_without_raws(one, raws) for one in plain] if isinstance(plain, list) else plain
-

@@ -1,5 +1,5 @@
-"""Values that a reader may not expect. None of the texts is a number in words, so that an output with
-such a number was computed.
+"""Values that a reader may not expect. None of the texts reads "nan" or "inf", so that an output
+with such a number has computed it.
 """
 
 from random import Random
@@ -19,7 +19,7 @@ TEXTS = (
 )  # fmt: skip
 UNITS = ("B", "GB", "GiB", "TiB", "GB/s", "Gbps", "us", "s", "ms", "TFLOP/s", "XB", "", "%")
 FIGURES = ("0", "-1", "1e999", "1e308", "1e-320", "0.0000001", "99999999999999999999", "1", "0x10",
-           "1_000", "١", "+1", "1.", ".5", "1e", "", "9" * 400)  # fmt: skip
+           "1_000", "\u0661", "+1", "1.", ".5", "1e", "", "9" * 400)  # fmt: skip
 
 
 def text(random: Random, known: tuple[str, ...] = ()) -> str:
