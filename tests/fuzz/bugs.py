@@ -5,6 +5,7 @@ find them. Each is called in the process of a case, before its command.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,15 @@ class Bug:
     put_in: Callable[[], None]
 
 
-def _wrap(module: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replaces a function by one that gets it as its first argument."""
+def _wrap(where: str, name: str, around: Callable[..., Any]) -> None:
+    """Replaces a function of a module by one that gets it as its first argument."""
+    module = import_module(where)
     original = getattr(module, name)
     setattr(module, name, lambda *args, **kwargs: around(original, *args, **kwargs))
 
 
 def _unknown_tensors_are_key_errors() -> None:
     """As of a reader that looks names up without asking whether they are there."""
-    import planner.model.load as target
 
     def around(read: Any, path: Path) -> Any:
         proto = read(path)
@@ -43,12 +44,11 @@ def _unknown_tensors_are_key_errors() -> None:
         _ = [index[name] for node in graph.node for name in node.input]
         return proto
 
-    _wrap(target, "read_proto", around)
+    _wrap("planner.model.load", "read_proto", around)
 
 
 def _many_devices_never_end() -> None:
     """As of a search whose time grows exponentially with the number of devices."""
-    import planner.api as target
 
     def around(read: Any, *args: Any, **kwargs: Any) -> Any:
         topology = read(*args, **kwargs)
@@ -56,40 +56,37 @@ def _many_devices_never_end() -> None:
             time.sleep(0.1)
         return topology
 
-    _wrap(target, "read_topology", around)
+    _wrap("planner.api", "read_topology", around)
 
 
 def _nothing_over_nothing_is_written() -> None:
     """As of a share that is computed of a time of 0."""
-    import planner.files as target
 
     def around(write: Any, path: Path, content: bytes) -> None:
         write(path, content.replace(b'"forward_s": 0.0,', b'"forward_s": NaN,'))
 
-    _wrap(target, "write_atomically", around)
+    _wrap("planner.files", "write_atomically", around)
 
 
 def _targets_are_opened_first() -> None:
     """As of a writer that opens its file before it has anything to write."""
-    import planner.api as target
 
     def around(convert: Any, source: Path, written: Path, **options: Any) -> Any:
         written.touch()
         return convert(source, written, **options)
 
-    _wrap(target, "convert", around)
+    _wrap("planner.api", "convert", around)
 
 
 def _long_iterations_take_memory() -> None:
     """As of a table with a row for every microsecond."""
-    import planner.api as target
 
     def around(read: Any, path: Path) -> Any:
         trace = read(path)
         bytearray(min(round(trace.timeline.iteration_s * 1e6), 10**11))
         return trace
 
-    _wrap(target, "read_trace", around)
+    _wrap("planner.api", "read_trace", around)
 
 
 BUGS: Mapping[str, Bug] = {

@@ -74,7 +74,9 @@ def mutated_onnx(random: Random, content: bytes) -> tuple[bytes, str]:
 def topology_case(random: Random) -> Case:
     """A topology, shown and planned for."""
     base = random.choice(tuple(texts.TOPOLOGIES))
-    content, what = changed(random, "c.yaml", bases()[f"{base}.yaml"], mutated_yaml, mutated_lines)
+    content, what = changed(
+        random, "c.yaml", bases()[f"{base}.yaml"], mutated_yaml, mutated_yaml, mutated_lines
+    )
     files: dict[str, Content] = {"c.yaml": content, "p.json": bases()["mlp.json"]}
     more = (*maybe(random, "--json"), *maybe(random, "--gpus", "2"))
     show = ("topology", "show", "c.yaml", *maybe(random, "--svg", "c.svg"), *more)

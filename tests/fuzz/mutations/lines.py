@@ -47,7 +47,9 @@ def _part(random: Random, whole: str, kind: str) -> str:
         return whole + text(random)
     place = random.choice(places)
     if kind == "number":
-        new = random.choice((random.choice(FIGURES), quantity(random), "999999999", "-1", "nan"))
+        new = random.choice((random.choice(FIGURES), quantity(random), "999999999", "-1"))
+        if whole[: place.start()].endswith("="):  # elsewhere it may be part of a name
+            new = random.choice((new, "nan", "inf"))
     else:
         new = text(random, (random.choice(places)[0],))
     return whole[: place.start()] + new + whole[place.end() :]

@@ -1,6 +1,7 @@
 """Mutations of JSON, and of YAML, which JSON is a part of."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -22,6 +23,7 @@ RAW_YAML = (
     "1_0", "yes",
     "~", "*a", "&a [*a]", "<<", "!a b", "{? [a]: b}", "? a", "|", "@", "%", "\t",
 )  # fmt: skip
+QUANTITY = re.compile(r"\d+(\.\d*)?")
 
 
 @dataclass
@@ -44,6 +46,10 @@ class Tree:
     def mutate(self, random: Random) -> None:
         """One change."""
         place = _place(random, self.plain)
+        for _ in range(8 if self.gentle else 0):  # figures are what readers let pass most often
+            if place is None or _is_figure(place[0][place[1]]):
+                break
+            place = _place(random, self.plain, chance=0.95)
         if place is None:
             self.plain = self._value(random, self.plain)
             self.words.append("replace all")
@@ -92,11 +98,13 @@ class Tree:
         old = parent[key]
         if isinstance(old, bool):
             parent[key] = not old
-        elif isinstance(old, int | float):
-            factor = random.choice((0, 0.5, 2, 3, 10, 1000, 10**6, 1e-6))
-            parent[key] = int(old * factor) if isinstance(old, int) else old * factor
+        elif isinstance(old, int):
+            factor = random.choice((0, 2, 3, 10, 1000, 10**6))
+            parent[key] = random.choice((old + 1, old - 1, old * factor))
+        elif isinstance(old, float):
+            parent[key] = old * random.choice((0, 0.5, 2, 3, 10, 1000, 1e6, 1e-6))
         elif isinstance(old, str):
-            parent[key] = random.choice(_texts(self.plain) or ["x"])
+            parent[key] = _nudged(random, old, _texts(self.plain))
         elif isinstance(old, list) and old:
             at = random.randrange(len(old))
             parent[key] = old[:at] + [old[at]] * random.choice((0, 2)) + old[at + 1 :]
@@ -159,19 +167,39 @@ def mutated_yaml(random: Random, content: bytes) -> tuple[bytes, str]:
 
 
 def _mutated(random: Random, tree: Tree) -> tuple[bytes, str]:
-    tree.gentle = random.random() < 0.4
+    tree.gentle = random.random() < 0.5
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         tree.mutate(random)
     return tree.text().encode("utf-8", "surrogatepass"), ", ".join(tree.words)
 
 
-def _place(random: Random, plain: Any, path: str = "") -> tuple[Any, Any, str] | None:
-    """A list or dict, an index or key in it, and the way there; all depths are drawn."""
+def _is_figure(value: Any) -> bool:
+    is_quantity = isinstance(value, str) and QUANTITY.match(value) is not None
+    return is_quantity or isinstance(value, int | float)
+
+
+def _nudged(random: Random, old: str, known: list[str]) -> str:
+    """A quantity that is larger or smaller, another text of the file, or a longer one."""
+    quantity = QUANTITY.match(old)
+    if quantity is not None:
+        factor = random.choice(("0", "0.5", "3", "1000", "1e6", "1e-6", "1e12"))
+        return f"{float(factor) * float(quantity[0]):g}{old[quantity.end() :]}"
+    return random.choice((random.choice(known or ["x"]), old + random.choice("0x*-.")))
+
+
+def _place(
+    random: Random, plain: Any, path: str = "", chance: float = 0.8
+) -> tuple[Any, Any, str] | None:
+    """A list or dict, an index or key in it, and the way there.
+
+    Args:
+        chance: to go deeper, at every depth.
+    """
     if not isinstance(plain, list | dict) or not plain:
         return None
     key = random.choice(list(plain) if isinstance(plain, dict) else range(len(plain)))
     here = f"{path}.{key!s:.40}".encode("ascii", "backslashreplace").decode()
-    deeper = _place(random, plain[key], here) if random.random() < 0.8 else None
+    deeper = _place(random, plain[key], here, chance) if random.random() < chance else None
     return deeper or (plain, key, here.lstrip("."))
 
 
