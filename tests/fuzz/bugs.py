@@ -16,7 +16,7 @@ class Bug:
 
     Attributes:
         suite: that has to find it.
-        found: how the problem begins that the checks have to report.
+        found: part of the problem that the checks have to report.
         put_in: puts it into the package, in this process.
     """
 
@@ -60,10 +60,10 @@ def _many_devices_never_end() -> None:
 
 
 def _nothing_over_nothing_is_written() -> None:
-    """As of a share that is computed of a time of 0."""
+    """As of a share of 0 s in 0 s, in any file."""
 
     def around(write: Any, path: Path, content: bytes) -> None:
-        write(path, content.replace(b'"forward_s": 0.0,', b'"forward_s": NaN,'))
+        write(path, content.replace(b": 0.0", b": NaN"))
 
     _wrap("planner.files", "write_atomically", around)
 
@@ -92,7 +92,7 @@ def _long_iterations_take_memory() -> None:
 BUGS: Mapping[str, Bug] = {
     "key-error": Bug("onnx", "traceback: KeyError", _unknown_tensors_are_key_errors),
     "endless": Bug("topology", "hangs", _many_devices_never_end),
-    "not-a-number": Bug("json", "q.json: NaN", _nothing_over_nothing_is_written),
+    "not-a-number": Bug("json", "NaN is no JSON", _nothing_over_nothing_is_written),
     "left-over": Bug("text", "left ", _targets_are_opened_first),
     "memory": Bug("trace", "no memory", _long_iterations_take_memory),
 }
