@@ -1,20 +1,23 @@
 """The command line: its commands are in `planner/commands`."""
 
-import click
+from planner.commands.signals import ended_at_once, ended_by_signals
 
-from planner import __version__
-from planner.commands.calibrate import calibrate
-from planner.commands.compare import compare
-from planner.commands.compare_trace import compare_trace
-from planner.commands.convert import convert
-from planner.commands.ends import Commands, ranks_leave_at_once
-from planner.commands.export import export
-from planner.commands.inspect import inspect
-from planner.commands.launch import launch
-from planner.commands.profile import profile
-from planner.commands.simulate import simulate
-from planner.commands.solve import solve
-from planner.commands.topology import topology
+with ended_at_once():
+    import click
+
+    from planner import __version__
+    from planner.commands.calibrate import calibrate
+    from planner.commands.compare import compare
+    from planner.commands.compare_trace import compare_trace
+    from planner.commands.convert import convert
+    from planner.commands.ends import Commands, ranks_leave_at_once
+    from planner.commands.export import export
+    from planner.commands.inspect import inspect
+    from planner.commands.launch import launch
+    from planner.commands.profile import profile
+    from planner.commands.simulate import simulate
+    from planner.commands.solve import solve
+    from planner.commands.topology import topology
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,7 +42,7 @@ for command in (
 
 def start() -> None:
     """The program."""
-    with ranks_leave_at_once():
+    with ended_by_signals(), ranks_leave_at_once():
         main()
 
 

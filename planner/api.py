@@ -448,6 +448,32 @@ def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
     files.write_profiles(profiles, Path(path))
 
 
+def check_outputs(
+    written: Mapping[str, Path], read: Mapping[str, Path | None], strategy: Path | None = None
+) -> None:
+    """Refuses to overwrite files that are read, and such as the planner did not write.
+
+    Args:
+        written: paths of the outputs by their kinds: "profile", "strategy", "annotated model",
+            "trace", "picture", "topology", "table", "calibration" or "exported model".
+        read: the files that are read, by what they are; None for those that were not given.
+        strategy: is read, too, and so are the model and the profile that it names.
+
+    Raises:
+        OptionError: if a file would be overwritten that must not be.
+        FileError: if a path cannot be written, or the strategy cannot be read.
+    """
+    from planner.judging.origins import files_named
+    from planner.reports.outputs import kind_called
+    from planner.support import outputs
+
+    if strategy is not None:
+        outputs.check_inputs(tuple(written.values()), {"strategy": strategy, **read})
+        named = files_named(read_strategy(strategy), strategy)
+        read = {**read, **{f"strategy's {what}": path for what, path in named.items()}}
+    outputs.check_outputs([(path, kind_called(kind)) for kind, path in written.items()], read)
+
+
 def other_question(path: File, artefacts: "Sequence[Profile] | Plan") -> str | None:
     """A line for people about a file that is to be overwritten: in what its profile or strategy
     differs from the new one, such as another microbatch size; None where there is nothing to say.
@@ -574,11 +600,11 @@ def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
         arguments: options of the command, as on the command line.
 
     Returns:
-        The exit code: 0, 1 if a rank failed and said why, or 128 + the signal that ended them.
+        The exit code: 0, or 1 if a rank failed and said why.
     """
-    from planner.launcher import torchrun
+    from planner.launcher import processes
 
-    return torchrun.start_ranks(["topology", "probe", *arguments], nproc)
+    return processes.start_ranks(["topology", "probe", *arguments], nproc)
 
 
 # ------------------------------------------------------------------------------ plans
@@ -610,8 +636,9 @@ def write_strategy(
 
     Raises:
         FileError: if a file cannot be written, or the model is not the plan's.
+        OptionError: if the annotated model would replace a file that is none.
     """
-    from planner.files import write_plan
+    from planner.files import plan_bytes, write_plan
     from planner.judging.origins import with_paths
 
     target = Path(path)
@@ -619,7 +646,8 @@ def write_strategy(
     if model is None:
         write_plan(plan, target)
         return (target,)
-    from planner.partition import write_partition
+    from planner.partition import ANNOTATED_FILE, write_partition
+    from planner.support.outputs import check_outputs
 
     if isinstance(model, str | os.PathLike):
         model = read_model(model, dims=plan.dimensions)
@@ -628,8 +656,9 @@ def write_strategy(
     _check_model(model, plan.model_hash, str(target))
     plan = with_paths(plan, target.parent, None, model.path)
     partition = target.with_suffix(".onnx")
-    write_partition(model, plan, partition)
-    write_plan(plan, target)
+    # Its name is not the caller's, so it may be that of another file.
+    check_outputs([(partition, ANNOTATED_FILE)], {"model": model.path})
+    write_partition(model, plan, partition, {target: plan_bytes(plan)})
     return target, partition
 
 
@@ -1147,7 +1176,7 @@ def write_svg(artefact: "Simulation | Topology", path: File) -> None:
 
 def write_text(text: str, path: File) -> None:
     """Writes text so that nobody ever sees half of it."""
-    from planner.files import write_atomically
+    from planner.support.writing import write_atomically
 
     write_atomically(Path(path), text.encode())
 
@@ -1227,15 +1256,15 @@ def start_launch(strategy: File, nproc: int, arguments: Sequence[str] = ()) -> i
         arguments: options of the command, as on the command line.
 
     Returns:
-        The exit code: 0, 1 if a rank failed and said why, or 128 + the signal that ended them.
+        The exit code: 0, or 1 if a rank failed and said why.
 
     Raises:
         FileError: if the strategy cannot be read.
         LaunchError: if there are too few processes, or a rank was killed.
     """
-    from planner.launcher import torchrun
+    from planner.launcher import processes
 
-    return torchrun.start_torchrun(Path(strategy), nproc, arguments)
+    return processes.start_launch(Path(strategy), nproc, arguments)
 
 
 def read_trace(path: File) -> "Trace":
@@ -1310,6 +1339,17 @@ def read_calibration(profile: File, profiles: "Sequence[Profile]") -> "Calibrati
 
     known = files.read_calibration(Path(profile), profiles)
     return Calibration() if known is None else known.calibration
+
+
+def calibration_path(profile: File) -> Path:
+    """Where corrections of a profile stand.
+
+    Args:
+        profile: the profile's file.
+    """
+    from planner import files
+
+    return files.calibration_path(Path(profile))
 
 
 def write_calibration(

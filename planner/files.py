@@ -1,14 +1,11 @@
 """Artefacts on disk: strict, versioned JSON. Topologies, in YAML, are read by `clusters/yaml`.
 
-Every problem of a file is reported at once, with the path of the field. A file is written under
-another name first and then renamed.
+Every problem of a file is reported at once, with the path of the field.
 """
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from dataclasses import fields as dataclass_fields
@@ -28,6 +25,9 @@ from planner.profiles import Profile, ProfileSet
 from planner.sharding import Sharding, rule_lines, rule_of
 from planner.strategy import Stage, not_runnable
 from planner.support.derived import derived
+from planner.support.outputs import Kind
+from planner.support.reading import MAX_TEXT_BYTES, read_bytes
+from planner.support.writing import write_atomically
 
 PROFILE_FORMAT = "planner-profile/1"
 PROFILE_SET_FORMAT = "planner-profile-set/1"
@@ -41,35 +41,6 @@ MAX_FILES = 8
 
 
 # -------------------------------------------------------------------------------- writing
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that nobody ever sees half of it.
-
-    Raises:
-        FileError: if it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(name).chmod(0o666 & ~umask)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except IsADirectoryError:
-        raise FileError(f"{path}: cannot be written: it is a folder; name a file") from None
-    except (FileExistsError, NotADirectoryError):
-        raise FileError(
-            f"{path}: cannot be written: {path.parent} is no folder; name another one"
-        ) from None
-    except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 @cache
@@ -211,14 +182,14 @@ def _depth(plain: object) -> int:
     return 0 if parts is None else 1 + max(map(_depth, parts), default=0)
 
 
-def _write(artefact: object, form: str, path: Path, text: Callable[[object], str]) -> None:
+def _content(artefact: object, form: str, text: Callable[[object], str]) -> bytes:
     plain = {"format": form, **to_plain(artefact)}
-    write_atomically(path, (text(plain) + "\n").encode())
+    return (text(plain) + "\n").encode()
 
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Writes a profile as JSON."""
-    _write(profile, PROFILE_FORMAT, path, _dense)
+    write_atomically(path, _content(profile, PROFILE_FORMAT, _dense))
 
 
 def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
@@ -226,17 +197,23 @@ def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
     if len(profiles) == 1:
         write_profile(profiles[0], path)
     else:
-        _write(ProfileSet(tuple(profiles)), PROFILE_SET_FORMAT, path, _dense)
+        content = _content(ProfileSet(tuple(profiles)), PROFILE_SET_FORMAT, _dense)
+        write_atomically(path, content)
 
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Writes a plan as strategy JSON."""
-    _write(plan, STRATEGY_FORMAT, path, _spread)
+    write_atomically(path, plan_bytes(plan))
+
+
+def plan_bytes(plan: Plan) -> bytes:
+    """The content of a plan's strategy JSON."""
+    return _content(plan, STRATEGY_FORMAT, _spread)
 
 
 def write_calibration(calibration: CalibrationFile, path: Path) -> None:
     """Writes a calibration as JSON."""
-    _write(calibration, CALIBRATION_FORMAT, path, _dense)
+    write_atomically(path, _content(calibration, CALIBRATION_FORMAT, _dense))
 
 
 # What a profile or a plan answers, by field, in words.
@@ -253,23 +230,22 @@ _PLAN_QUESTION = {
 
 def other_question(path: Path, artefacts: Sequence[Profile] | Plan) -> str | None:
     """A line that says what a file answers that is about to be overwritten, if it answers another
-    question than the new one; None if there is no such file.
+    question than the new one; None if there is no such file, or one of another kind.
 
     Args:
         path: of the file.
         artefacts: to be written there.
     """
-    try:
-        old = json_of(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
+    old = _json_in(path)
     is_plan = isinstance(artefacts, Plan)
-    forms = STRATEGY_FORMATS if is_plan else (PROFILE_FORMAT, PROFILE_SET_FORMAT)
-    if not isinstance(old, dict) or old.get("format") not in forms:
-        return f"{path} is no {'strategy' if is_plan else 'profile'}, and is overwritten"
+    kind = STRATEGY_FILE if is_plan else PROFILE_FILE
+    if old is None or not kind.is_own(path):
+        return None
     fields = _PLAN_QUESTION if is_plan else _PROFILE_QUESTION
     new = [artefacts] if isinstance(artefacts, Plan) else artefacts
-    before = [old] if is_plan else old.get("profiles", [old])
+    before = old.get("profiles", [old])
+    if not isinstance(before, list) or not all(isinstance(one, dict) for one in before):
+        return f"{path} was {kind.name} that is damaged, and is overwritten"
     absent = {one.name: one.default for one in dataclass_fields(new[0]) if one.metadata}
     differing = [
         word
@@ -279,8 +255,36 @@ def other_question(path: Path, artefacts: Sequence[Profile] | Plan) -> str | Non
     ]
     if not differing:
         return None
-    kind = "strategy" if is_plan else "profile"
-    return f"{path} was a {kind} of another {' and '.join(differing)}, and is overwritten"
+    return f"{path} was {kind.name} of another {' and '.join(differing)}, and is overwritten"
+
+
+def format_in(path: Path) -> str:
+    """The format that a JSON file gives itself, a trace in `otherData`; empty where there is none,
+    or no JSON.
+    """
+    plain = _json_in(path)
+    if plain is None:
+        return ""
+    about = plain.get("otherData")
+    form = (about if isinstance(about, dict) else plain).get("format")
+    return form if isinstance(form, str) else ""
+
+
+def _json_in(path: Path) -> dict[str, Any] | None:
+    """The mapping in a JSON file; None where it has none."""
+    try:
+        plain = json_of(read_text(path, "JSON", ""))
+    except (FileError, ValueError, RecursionError):
+        return None
+    return plain if isinstance(plain, dict) else None
+
+
+# Files of any version are the planner's own.
+PROFILE_FILE = Kind("a profile", lambda path: format_in(path).startswith("planner-profile"))
+STRATEGY_FILE = Kind("a strategy", lambda path: format_in(path).startswith("planner-strategy"))
+CALIBRATION_FILE = Kind(
+    "a calibration", lambda path: format_in(path).startswith("planner-calibration")
+)
 
 
 # -------------------------------------------------------------------------------- reading
@@ -311,6 +315,8 @@ _OWN_FIELD = re.compile(r"[a-z_]+[\w.\[\]-]*: ")
 
 def said(value: object) -> str:
     """A value as messages show it."""
+    if isinstance(value, int) and abs(value) >= 10**60:
+        return "a number of more than 60 digits"  # Python writes out no number of 4,300 digits
     kinds = ((dict, "a mapping"), ((list, tuple), "a list"), (type(None), "nothing"))
     return next((kind for of, kind in kinds if isinstance(value, of)), f"{value!r:.60}")
 
@@ -328,14 +334,17 @@ def complaint(path: Path, error: ValidationError) -> FileError:
     return FileError("\n".join(lines))
 
 
-def read_text(path: Path, form: str, advice: str) -> str:
+def read_text(path: Path, form: str, advice: str, limit_bytes: int = MAX_TEXT_BYTES) -> str:
     """The text of a file that should have a format.
 
+    Args:
+        limit_bytes: see `planner.support.reading`.
+
     Raises:
-        FileError: if it is missing, a folder, or no text; with the advice.
+        FileError: if it is missing, a folder, too large, or no text; with the advice.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, limit_bytes)
     except (FileNotFoundError, ValueError):  # no file has a name with a zero byte
         raise FileError(f"{path}: there is no such file") from None
     except IsADirectoryError:
@@ -558,8 +567,8 @@ def _profile_paths(folder: Path) -> list[Path]:
 def _model_hash_in(path: Path) -> str | None:
     """The hash of the model in a profile; None where the file is no profile of a model."""
     try:
-        plain = json_of(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        plain = json_of(read_bytes(path, MAX_TEXT_BYTES).decode())
+    except (FileError, OSError, ValueError, RecursionError):
         return None
     if isinstance(plain, dict) and isinstance(plain.get("profiles"), list) and plain["profiles"]:
         plain = plain["profiles"][0]

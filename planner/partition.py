@@ -10,21 +10,28 @@ Replicas, schedule and warm-up exist only in strategy.json, which is the authori
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from planner.errors import FileError, ModelError
-from planner.files import artefact_hash, write_atomically
+from planner.files import artefact_hash
 from planner.model import Model, content_hash, first_consumers
+from planner.model.metadata import metadata_of
+from planner.model.record import ANNOTATION_KEY
 from planner.plan import Plan
 from planner.support.module_paths import from_to
+from planner.support.outputs import Kind
+from planner.support.reading import MAX_MODEL_BYTES, check_mapped, read_bytes
+from planner.support.writing import explained, writing
 
 CONFIGURATION = "planner"
-MODEL_HASH, STRATEGY_HASH = "planner.model_hash", "planner.strategy_hash"
+MODEL_HASH, STRATEGY_HASH = "planner.model_hash", ANNOTATION_KEY
 STAGE_MODULES = "planner.stage_modules"  # the first and last module of each stage, as a JSON list
 # JSON in a node's metadata: stages of operators that came out of it.
 INNER_STAGES = "planner.stages"
@@ -33,8 +40,14 @@ INNER_STAGES = "planner.stages"
 MIN_IR_VERSION, MAX_IR_VERSION, MAX_OPSET = 11, 13, 26
 MAX_DIFFERENCES = 5
 
+ANNOTATED_FILE = Kind(
+    "an annotated model", lambda path: STRATEGY_HASH in metadata_of(path), is_model=True
+)
 
-def write_partition(model: Model, plan: Plan, path: Path) -> None:
+
+def write_partition(
+    model: Model, plan: Plan, path: Path, also: Mapping[Path, bytes] | None = None
+) -> None:
     """Writes the model with the stages and devices of a plan.
 
     Nodes that were folded away take the stage of the operator that needs them first, nodes from
@@ -43,6 +56,7 @@ def write_partition(model: Model, plan: Plan, path: Path) -> None:
 
     Args:
         path: of the new file. Files with the model's external data are copied beside it.
+        also: files that are written with it, or not at all: their contents.
 
     Raises:
         FileError: if the plan was made for another model, or a file cannot be written.
@@ -78,8 +92,14 @@ def write_partition(model: Model, plan: Plan, path: Path) -> None:
     if plan.modules:
         notes[STAGE_MODULES] = json.dumps([from_to(paths) for paths in plan.modules])
     _describe(proto, notes)
-    _copy_external_data(model, path)
-    write_atomically(path, proto.SerializeToString(deterministic=True))
+    contents = {path: proto.SerializeToString(deterministic=True), **(also or {})}
+    copies = _copies(model, path)
+    with writing(*copies, *contents) as files:
+        for file, (target, source) in zip(files, copies.items(), strict=False):
+            _copy(source, file, target, model.path)
+        for file, (target, content) in zip(files[len(copies) :], contents.items(), strict=True):
+            with explained(target):
+                file.write(content)
 
 
 def check_agreement(plan: Plan, path: Path) -> None:
@@ -100,43 +120,51 @@ def _short(content: str | None) -> str:
     return content[:6] if content else "(unknown)"
 
 
-def _copy_external_data(model: Model, path: Path) -> None:
-    """Copies the files that hold the model's weights beside an annotated model in another folder.
-    ONNX lets no location lead out of the model's folder, not even by a link.
+def _copies(model: Model, path: Path) -> dict[Path, Path]:
+    """The files with the model's weights that are to be copied beside an annotated model in another
+    folder: the copies, and what they are copied from. ONNX lets no location lead out of the model's
+    folder, not even by a link.
 
     Raises:
-        FileError: if other data lies there, or it cannot be written.
+        FileError: if other data lies there.
     """
     source, target = model.path.absolute().parent, path.absolute().parent
     if source.resolve() == target.resolve():
-        return
+        return {}
     locations = {
         entry.value
         for tensor in _external(model.proto.graph)
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    for location in sorted(locations):
-        _copy(source / location, target / location, model.path)
+    return {
+        target / location: source / location
+        for location in sorted(locations)
+        if _is_to_copy(source / location, target / location, model.path)
+    }
 
 
-def _copy(source: Path, target: Path, model: Path) -> None:
-    """Copies a file of weights, unless it has been copied before."""
-    if target.exists():
-        if target.samefile(source) or _same(source, target):
-            return
+def _is_to_copy(source: Path, target: Path, model: Path) -> bool:
+    """Whether a file of weights has not been copied before."""
+    if not os.path.lexists(target):
+        return True
+    if not target.exists() or not (target.samefile(source) or _same(source, target)):
         raise FileError(
             f"{target}: is not the data of {model}, and would be overwritten; write the plan into"
             " another folder with -o, or delete the file"
         )
-    part = target.with_name(f".{target.name}.part")
+    return False
+
+
+def _copy(source: Path, file: BinaryIO, target: Path, model: Path) -> None:
+    """Copies a file of weights with its time, by which `_same` knows it again."""
+    check_mapped(source)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copy2(source, part)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        with source.open("rb") as weights:
+            shutil.copyfileobj(weights, file)
+            file.flush()
+            status = os.fstat(weights.fileno())
+        os.utime(file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
     except OSError as error:
         raise FileError(
             f"{target}: cannot copy {source}, the weights of {model}: {error.strerror or error}"
@@ -223,7 +251,7 @@ def _describe(proto: ModelProto, properties: Mapping[str, str]) -> None:
 
 def _read(path: Path) -> ModelProto:
     try:
-        proto: ModelProto = ModelProto.FromString(path.read_bytes())
+        proto: ModelProto = ModelProto.FromString(read_bytes(path, MAX_MODEL_BYTES))
     except FileNotFoundError:
         raise FileError(f"{path}: there is no such file; run: planner solve") from None
     except (OSError, DecodeError) as error:

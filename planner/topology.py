@@ -13,6 +13,14 @@ import numpy as np
 from planner.errors import TopologyError
 from planner.support.derived import derived
 
+MAX_DEVICES, MAX_SWITCHES, MAX_LINKS = 4096, 2048, 2**15
+"""Of a topology: devices; hosts and switches together; links, each direction counted. Tables of
+pairs of devices grow with the square of the devices, and paths with the product of switches and
+links: the largest take about 1.2 GiB and half a minute (`tests/clusters/test_sizes.py`)."""
+
+
+_PATTERN = frozenset("*?[")
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
@@ -167,6 +175,49 @@ def hosts_by_name(topology: Topology) -> Mapping[str, Host]:
     return {host.name: host for host in topology.hosts}
 
 
+def too_many(num_devices: int, num_switches: int, num_links: int) -> str | None:
+    """Why no topology may have so many parts; None if one may.
+
+    Args:
+        num_switches: hosts and switches together.
+        num_links: each direction counted.
+    """
+    for what, count, most in (
+        ("devices", num_devices, MAX_DEVICES),
+        ("hosts and switches", num_switches, MAX_SWITCHES),
+        ("links", num_links, MAX_LINKS),
+    ):
+        if count > most:
+            # Python writes out no number of 4,300 digits.
+            got = f"{count}" if count < 10**30 else "far more"
+            return f"expected at most {most} {what}, got {got}"
+    return None
+
+
+def is_name(name: str) -> bool:
+    r"""Whether a device, host or switch may be called so: all of its characters can be seen, and
+    none makes a pattern of it where a file names it.
+
+    >>> is_name("gpu 0"), is_name("gpu[0]"), is_name("gpu\x1b0"), is_name("")
+    (True, False, False, False)
+    """
+    return bool(name) and name.isprintable() and _PATTERN.isdisjoint(name)
+
+
+def wrong_name(name: str) -> str:
+    """The message on a name that nothing may have."""
+    return f"expected a name of printable characters without any of * ? [, got {name!a:.60}"
+
+
+def parts_of(topology: Topology) -> tuple[int, int, int]:
+    """The numbers of devices, of hosts and switches together, and of links."""
+    return (
+        len(topology.devices),
+        len(topology.hosts) + len(topology.switches),
+        len(topology.links),
+    )
+
+
 def _width_of(part: Link | Level) -> Iterator[str]:
     if not part.bandwidth_bytes_per_s > 0:
         yield f"bandwidth: expected more than 0 B/s, got {part.bandwidth_bytes_per_s:g}"
@@ -176,9 +227,14 @@ def _width_of(part: Link | Level) -> Iterator[str]:
 
 def problems(topology: Topology) -> tuple[str, ...]:
     """Everything that is wrong with a topology; empty if it is sound."""
-    complaints = []
+    size = too_many(*parts_of(topology))
+    complaints = [] if size is None else [size]
     names = [d.name for d in topology.devices] + list(topology.switches)
     names += [h.name for h in topology.hosts]
+    unfit = [name for name in names if not is_name(name)]
+    if unfit:
+        more = f"; {len(unfit) - 1} more are like it" if len(unfit) > 1 else ""
+        complaints.append(f"{wrong_name(unfit[0])}{more}")
     complaints += [
         f"{n}: the name is used twice" for n, k in sorted(Counter(names).items()) if k > 1
     ]

@@ -33,14 +33,19 @@ FLOPS: Mapping[str, float] = {
 
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(\S.*?)?\s*")
 
+# Of a quantity: the pattern takes more than the square of the length of what it does not match.
+_MAX_LENGTH = 500
+
 
 def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> float:
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None or match[2] not in units:
-        raise UnitError(f"expected {what} such as {example!r}, got {text!r}")
+        raise UnitError(f"expected {what} such as {example!r}, got {text!r:.60}")
     value = float(match[1]) * units[match[2]]
     if value == inf:
-        raise UnitError(f"expected {what} such as {example!r}, got {text!r}, which is too large")
+        raise UnitError(
+            f"expected {what} such as {example!r}, got {text!r:.60}, which is too large"
+        )
     return value
 
 

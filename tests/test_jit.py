@@ -1,11 +1,17 @@
 """Compiled functions."""
 
+import errno
+import grp
+import os
+import pwd
+import re
 import sys
 
 import numba
 import pytest
 
-from planner.support import jit
+from planner.support import caches, jit
+from planner.support.caches import private_folder
 from planner.support.jit import compile_clock, compiled_before
 
 
@@ -19,13 +25,124 @@ def test_the_clock_counts_what_is_compiled_and_nothing_else():
         assert compiling_s() == first_s
 
 
-def test_a_folder_without_compiled_kernels_is_told_from_one_with_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "none"))
+def test_a_folder_without_compiled_kernels_is_told_from_one_with_them(own_folder):
     assert not compiled_before()
-    (tmp_path / "none" / "kernels").mkdir(parents=True)
+    (own_folder / "search.other").touch()
     assert not compiled_before()
-    (tmp_path / "none" / "kernels" / "search.nbi").touch()
+    (own_folder / "search.kernel").touch()
     assert compiled_before()
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """A folder for compiled kernels that nobody has used."""
+    folder = tmp_path / "kernels"
+    monkeypatch.setattr(jit, "FOLDER", folder)
+    jit._shelf.cache_clear()
+    yield folder
+    jit._shelf.cache_clear()
+
+
+def add(x, y):
+    return x + y
+
+
+def fresh(x=1, y=2):
+    """Whether a function had to be compiled in a new process, after checking its result."""
+    jit._shelf.cache_clear()
+    compiled = jit.njit(add)
+    assert compiled(x, y) == x + y
+    return not compiled.stats.cache_hits
+
+
+def test_a_kernel_is_compiled_once_for_each_signature(own_folder):
+    assert fresh()
+    assert not fresh()
+    assert fresh(0.5)
+    assert not fresh(0.5)
+    assert not fresh()
+    assert len(list(own_folder.glob("*.kernel"))) == 2
+    assert own_folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "one bit", "another kernel", "no content"])
+def test_a_damaged_kernel_is_compiled_anew_and_said(own_folder, caplog, damage):
+    assert fresh(0.5)
+    other = next(own_folder.glob("*.kernel"))
+    assert fresh()
+    (path,) = set(own_folder.glob("*.kernel")) - {other}
+    kept = path.read_bytes()
+    damaged = {
+        "empty": b"",
+        "cut": kept[: len(kept) // 2],
+        "one bit": kept[:-9] + bytes([kept[-9] ^ 1]) + kept[-8:],
+        "another kernel": other.read_bytes(),
+        "no content": kept[: kept.index(b"\n") + 1],
+    }
+    path.write_bytes(damaged[damage])
+    assert fresh()
+    assert not fresh()
+    (record,) = caplog.records
+    assert f"{path}: expected an entry of the cache, but the entry is" in record.message
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="other systems have other access rights")
+@pytest.mark.parametrize("where", ["kernels", "."])
+def test_a_folder_that_others_can_write_to_is_not_read_or_written(
+    own_folder, tmp_path, caplog, where
+):
+    assert fresh()
+    path = tmp_path if where == "." else own_folder
+    path.chmod(0o777)
+    before = sorted(own_folder.iterdir())
+    for entry in before:
+        entry.write_bytes(b"not to be read")
+    assert fresh()
+    assert fresh()
+    assert [one.read_bytes() for one in before] == [b"not to be read"]
+    assert sorted(own_folder.iterdir()) == before
+    assert f"{path}: expected a folder that only you can write to, got mode 777" in caplog.text
+    assert f"run: chmod go-w {path}; compiled kernels are not kept" in caplog.text
+    assert "others like it" not in caplog.text
+    assert not compiled_before()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="other systems have other access rights")
+def test_a_sticky_folder_above_is_no_danger_and_a_folder_of_another_user_is(tmp_path, own_folder):
+    tmp_path.chmod(0o1777)
+    assert private_folder(own_folder) == ""
+    if os.geteuid() == 0:
+        os.chown(own_folder, 12345, -1)
+        assert "got one of user 12345" in private_folder(own_folder)
+
+
+def test_a_group_of_the_user_alone_may_write(tmp_path):
+    me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(os.getgid())
+    alone = me.pw_gid == group.gr_gid and me.pw_name == group.gr_name and not group.gr_mem
+    tmp_path.chmod(0o775)
+    assert (private_folder(tmp_path) == "") is alone
+
+
+def test_a_folder_that_cannot_be_made_costs_the_cache_only(own_folder, tmp_path, caplog):
+    own_folder.write_text("in the way")
+    assert fresh()
+    assert fresh()
+    assert f"{own_folder}: cannot be made: Not a directory; compiled kernels" in caplog.text
+
+
+def test_a_full_disk_costs_the_cache_only(own_folder, caplog, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caches, "_write", full)
+    assert fresh()
+    assert fresh()
+    assert not list(own_folder.iterdir())
+    assert re.search(
+        r"\.kernel: cannot be written: No space left on device; free some space, or set"
+        r" NUMBA_CACHE_DIR to another folder; the next run compiles this again",
+        caplog.text,
+    )
 
 
 def test_compiled_code_in_any_folder_and_what_it_imports_name_the_cache():

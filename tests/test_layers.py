@@ -138,7 +138,7 @@ def test_heavy_packages_load_only_where_they_are_needed(path):
 def test_planning_loads_no_torch():
     code = (
         "import sys, planner.judging.portfolio, planner.reports.solve, planner.partition\n"
-        "import planner.solvers.antichain.solve, planner.launcher.torchrun, planner.model\n"
+        "import planner.solvers.antichain.solve, planner.launcher.processes, planner.model\n"
         "import planner.files\n"
         "print('torch' in sys.modules)"
     )

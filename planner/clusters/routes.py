@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from itertools import permutations
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,8 @@ class Routes(Mapping[tuple[int, int], tuple[int, ...]]):
     # (K, K) the link that enters the target, and the one that leaves the source.
     _last: Ints
     _first: Ints
-    # Per vertex of the core that a path starts at, the link before each vertex of the core.
-    _before: tuple[Mapping[str, int], ...]
+    # Per vertex of the core that a path starts at, (C,) the link before each vertex of the core.
+    _before: Mapping[str, Ints]
     # Position in the core by name, and where each link leads from and to.
     _core: Mapping[str, int]
     _links: tuple[Link, ...]
@@ -55,7 +56,7 @@ class Routes(Mapping[tuple[int, int], tuple[int, ...]]):
         path = [last]
         # From the target back to the vertex where the path enters the core.
         while vertex != start:
-            path.append(self._before[self._core[start]][vertex])
+            path.append(int(self._before[start][self._core[vertex]]))
             vertex = self._links[path[-1]].source
         return (first, *reversed(path))
 
@@ -78,17 +79,17 @@ def routes(topology: Topology) -> Routes:
         TopologyError: if two devices are not connected.
     """
     names = {device.name: p for p, device in enumerate(topology.devices)}
-    vertices = dict.fromkeys(v for link in topology.links for v in (link.source, link.target))
-    core = {v: c for c, v in enumerate(v for v in vertices if v not in names)}
+    core = _core(topology)
     out, into, direct = _links_of_devices(topology, names)
-    trees = [_shortest_paths(topology, core, start) for start in core]
     count = len(names)
+    entered = dict.fromkeys(topology.links[i].target for _, i in out)
+    trees = {start: _shortest_paths(topology, core, start) for start in entered}
     # A path between devices is a link into the core, a shortest path there, and a link out of it;
     # so offering every link out of a device, then every link into one, tries all of them. Later
     # offers win only if they are faster, so ties go to the first links.
     to_core = _BestPaths.empty((count, len(core)))
     for p, i in out:
-        link, tree = topology.links[i], trees[core[topology.links[i].target]]
+        link, tree = topology.links[i], trees[topology.links[i].target]
         to_core.offer(
             p, link.latency_s + tree.latency_s, np.minimum(link.bandwidth_bytes_per_s, tree.width),
             _time_s(link) + tree.time_s, i, i,
@@ -118,7 +119,7 @@ def routes(topology: Topology) -> Routes:
         table.setflags(write=False)
     return Routes(
         best.latency_s, best.width, best.last, best.first,
-        tuple(tree.before for tree in trees), core, topology.links,
+        {start: tree.before for start, tree in trees.items()}, core, topology.links,
     )  # fmt: skip
 
 
@@ -190,48 +191,59 @@ class _CorePaths:
         latency_s: (C,) of the path; inf where there is none.
         width: (C,) its least bandwidth in bytes/s; inf at the start itself.
         time_s: (C,) by which paths are compared.
-        before: the last link of the path to each vertex that is reached, by name.
+        before: (C,) the last link of the path; -1 where there is none, and at the start.
     """
 
     latency_s: Floats
     width: Floats
     time_s: Floats
-    before: Mapping[str, int]
+    before: Ints
 
 
 def _shortest_paths(topology: Topology, core: Mapping[str, int], start: str) -> _CorePaths:
-    """Dijkstra's algorithm over hosts and switches."""
-    leaving = _core_links(topology)
-    latency, width, time = (np.full(len(core), np.inf) for _ in range(3))
+    """Dijkstra's algorithm over hosts and switches. On lists, because it takes numbers one by one,
+    up to `MAX_SWITCHES` x `MAX_LINKS` times in all.
+    """
+    links, leaving = topology.links, _core_links(topology)
+    latency, width, time = ([inf] * len(core) for _ in range(3))
+    before, done = [-1] * len(core), [False] * len(core)
     latency[core[start]] = time[core[start]] = 0.0
-    before: dict[str, int] = {}
-    ahead, done = [(0.0, core[start], start)], set[str]()
+    ahead = [(0.0, core[start])]
     while ahead:
-        time_s, c, vertex = heappop(ahead)
-        if vertex in done:
+        time_s, c = heappop(ahead)
+        if done[c]:
             continue
-        done.add(vertex)
-        for i in leaving.get(vertex, ()):
-            link = topology.links[i]
-            d = core[link.target]
-            if time_s + _time_s(link) < time[d]:
-                time[d] = time_s + _time_s(link)
-                latency[d] = latency[c] + link.latency_s
-                width[d] = min(width[c], link.bandwidth_bytes_per_s)
-                before[link.target] = i
-                heappush(ahead, (time[d], d, link.target))
-    return _CorePaths(latency, width, time, before)
+        done[c] = True
+        for i, d, link_s in leaving.get(c, ()):
+            if time_s + link_s < time[d]:
+                time[d] = time_s + link_s
+                latency[d] = latency[c] + links[i].latency_s
+                width[d] = min(width[c], links[i].bandwidth_bytes_per_s)
+                before[d] = i
+                heappush(ahead, (time[d], d))
+    return _CorePaths(np.array(latency), np.array(width), np.array(time), np.array(before))
 
 
 @derived
-def _core_links(topology: Topology) -> Mapping[str, list[int]]:
-    """The links from each host and switch to others."""
-    names = {device.name for device in topology.devices}
-    leaving: dict[str, list[int]] = {}
+def _core_links(topology: Topology) -> Mapping[int, list[tuple[int, int, float]]]:
+    """The links from each host and switch to others, by positions in the core: the link, where it
+    leads, and the time by which paths are compared.
+    """
+    core = _core(topology)
+    leaving: dict[int, list[tuple[int, int, float]]] = {}
     for i, link in enumerate(topology.links):
-        if link.source not in names and link.target not in names:
-            leaving.setdefault(link.source, []).append(i)
+        if link.source in core and link.target in core:
+            entry = i, core[link.target], _time_s(link)
+            leaving.setdefault(core[link.source], []).append(entry)
     return leaving
+
+
+@derived
+def _core(topology: Topology) -> Mapping[str, int]:
+    """The position of each host and switch that is linked, by its name."""
+    names = {device.name for device in topology.devices}
+    vertices = dict.fromkeys(v for link in topology.links for v in (link.source, link.target))
+    return {v: c for c, v in enumerate(v for v in vertices if v not in names)}
 
 
 def pair_widths(topology: Topology) -> tuple[Floats, Floats]:
@@ -266,13 +278,14 @@ def unlike_pairs(topology: Topology, table: AllReduceTable) -> str | None:
         return "they are of several types"
     if len({ends[name] for name in table.devices}) == 1:
         return None
-    pairs = np.array(list(permutations(among, 2)))
+    apart = ~np.eye(len(among), dtype=np.bool_)
     for known, what in zip(pair_widths(topology), ("latency", "bandwidth"), strict=True):
-        of_pairs = known[tuple(pairs.T)]
-        unlike = np.flatnonzero(~np.isclose(of_pairs, of_pairs[0], rtol=1e-9, atol=0.0))
+        of_pairs = known[np.ix_(among, among)]
+        alike = np.isclose(of_pairs, of_pairs[0, 1], rtol=1e-9, atol=0.0)
+        unlike = np.argwhere(apart & ~alike)
         if len(unlike):
-            two = (pairs[0], pairs[unlike[0]])
-            a, b = (" -> ".join(topology.devices[d].name for d in pair) for pair in two)
+            two = ((0, 1), unlike[0])
+            a, b = (" -> ".join(topology.devices[among[d]].name for d in pair) for pair in two)
             return f"{a} and {b} differ in {what}"
     return None
 

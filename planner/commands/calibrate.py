@@ -7,6 +7,7 @@ import click
 
 from planner import api
 from planner.commands.option_types import ProfileFile
+from planner.commands.outputs import check_output
 from planner.commands.printing import say, show
 
 
@@ -41,6 +42,9 @@ def calibrate(
     from planner.reports.calibrate import calibrate_json, calibrate_lines, calibrate_table
 
     profiles = {path: api.read_profiles(path) for path in profile_paths or (api.newest_profile(),)}
+    read = {f"trace {trace}": trace for trace in traces}
+    for path in profiles:
+        check_output({"calibration": api.calibration_path(path)}, read)
     fitted = api.calibrate(
         traces,
         profiles=[profile for several in profiles.values() for profile in several],

@@ -72,7 +72,8 @@ def compare(
 
     inputs = names.read(calibrated=calibrated, quiet=as_json)
     if csv_path is not None:
-        check_output([csv_path], {"profile": inputs.profile_path, "topology": inputs.topology_path})
+        read = {"profile": inputs.profile_path, "topology": inputs.topology_path}
+        check_output({"table": csv_path}, read)
     ask = partial(
         api.compare, training=training, search=search, solvers=solvers, what_if=what_if,
         time_limit_s=time_limit_s,

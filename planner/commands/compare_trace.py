@@ -29,8 +29,7 @@ def compare_trace(predicted: Path, measured: Path, output: Path | None, as_json:
     """
     from planner.reports.traces import trace_json, trace_tables
 
-    if output is not None:
-        check_output([output], {"predicted trace": predicted, "measured trace": measured})
+    check_output({"trace": output}, {"predicted trace": predicted, "measured trace": measured})
     before, after = api.read_trace(predicted), api.read_trace(measured)
     comparison = api.compare_traces(before, after)
     if output is not None:

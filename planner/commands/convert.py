@@ -7,7 +7,6 @@ import click
 
 from planner import api
 from planner.commands.option_types import ProfileFile
-from planner.commands.outputs import check_output
 from planner.commands.printing import say
 
 
@@ -35,7 +34,6 @@ def convert(
     IN may be a profile of the planner, PipeDream's graph.txt, or the JSON of dnn-partitioning or
     Piper. Its content decides, not its name.
     """
-    check_output([target], {})
     written = [str(path) for path in api.convert(source, target, to=form, profile=profile_path)]
     if as_json:
         click.echo(json.dumps({"written": written}))

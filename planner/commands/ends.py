@@ -1,20 +1,24 @@
-"""How commands end: exit codes, and the library's and the system's errors as click's."""
+"""How commands end: exit codes, and the library's and the system's errors as click's. Of several
+ranks, one shows its error.
+"""
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import click
 
-from planner.commands.printing import say
+from planner.commands.printing import say, say_lines
+from planner.commands.signals import STOPPED, TERMINATED, WORDS, Terminated, tidying_up
 from planner.errors import PlannerError, Stopped
+from planner.launcher import ending
 
 NO_PLAN = 3
 FAILED = 1
-STOPPED = 130  # 128 + SIGINT, as shells have it
 
 
 class Mistake(click.ClickException):
@@ -23,7 +27,7 @@ class Mistake(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Prints it on standard error, or into a file."""
         if file is None:
-            say(f"Error: {self.format_message()}", err=True)
+            say_lines(f"Error: {self.format_message()}", err=True)
         else:
             super().show(file)
 
@@ -34,18 +38,55 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command."""
         try:
-            return super().invoke(ctx)
+            with warnings_of_caches(), tidying_up():
+                return super().invoke(ctx)
         except PlannerError as error:
-            raise Mistake(str(error)) from error
-        except (KeyboardInterrupt, click.Abort):
-            click.echo("stopped", err=True)
-            ctx.exit(STOPPED)
+            _fail(ctx, Mistake(str(error)), error)
+        except click.ClickException as error:
+            _fail(ctx, error, error.__cause__)
+        except (KeyboardInterrupt, click.Abort) as end:
+            code = TERMINATED if isinstance(end, Terminated) else STOPPED
+            click.echo(WORDS[code], err=True)
+            ctx.exit(code)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of our output has closed it, which click handles
             abandon_output()
             where = "" if error.filename is None else f"{error.filename}: "
-            raise Mistake(f"{where}{error.strerror or error}") from error
+            _fail(ctx, Mistake(f"{where}{error.strerror or error}"), error)
+
+
+def _fail(ctx: click.Context, error: click.ClickException, cause: BaseException | None) -> NoReturn:
+    """Shows an error: click does, but of several ranks only the first one."""
+    rank = ending.here()
+    if rank is None:
+        raise error from cause
+    with rank.speaking() as has_the_word:
+        if has_the_word:
+            error.show()
+    ctx.exit(error.exit_code)
+
+
+class Warnings(logging.Handler):
+    """Warnings as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows one."""
+        say(f"warning: {record.getMessage()}", err=True)
+
+
+@contextmanager
+def warnings_of_caches() -> Iterator[None]:
+    """Shows meanwhile what is wrong with caches, once for all ranks."""
+    logger = logging.getLogger("planner.support.caches")
+    handler = Warnings(logging.WARNING if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 def abandon_output() -> None:
@@ -60,31 +101,41 @@ def abandon_output() -> None:
 
 @contextmanager
 def ranks_leave_at_once() -> Iterator[None]:
-    """Ends a rank of torchrun without Python's own clean-up. Gloo's threads may still be about to
-    release tensors, for which they need Python. If Python is ending by then, the process is aborted
+    """Makes a process that was started as a rank one of several, and ends it without Python's own
+    clean-up. Gloo's threads may still be about to release tensors, for which they need Python. If
+    Python is ending by then, the process is aborted
     (https://github.com/pytorch/pytorch/issues/38228), and torchrun calls the run failed.
     """
+    rank = ending.enter()
     try:
         yield
     except SystemExit as end:
-        if "RANK" not in os.environ or not isinstance(end.code, int):
+        if rank is None or not isinstance(end.code, int):
             raise
         abandon_output()
         sys.stderr.flush()
+        if end.code == 0:
+            rank.leave()
         os._exit(end.code)
 
 
 @contextmanager
 def one_of_several() -> Iterator[None]:
-    """Ends a rank quietly if another one says why: the one that failed, or the first one after
-    Ctrl-C.
+    """Ends a rank quietly if another one says why: the one that failed, the launcher, or the first
+    one after Ctrl-C. A rank that was killed cannot say why; under torchrun another one does.
     """
-    ctx = click.get_current_context()
+    ctx, rank = click.get_current_context(), ending.here()
     try:
         yield
     except Stopped:
-        ctx.exit(FAILED)
+        if rank is None:
+            raise
+        if not rank.launched:
+            with rank.speaking() as has_the_word:
+                if has_the_word:
+                    Mistake(rank.loss()).show()
+        ctx.exit(ending.LEFT)
     except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":
+        if rank is None or (rank.rank == 0 and not rank.launched):
             raise
         ctx.exit(STOPPED)

@@ -8,6 +8,7 @@ import click
 from planner import api
 from planner.commands.option_types import Dynamic
 from planner.commands.outputs import check_output
+from planner.commands.printing import say
 from planner.errors import OptionError
 
 
@@ -45,7 +46,7 @@ def export(
     """
     from planner.reports.export import export_json, export_lines
 
-    check_output([output], {})
+    check_output({"exported model": output}, {})
     module, inputs = api.call_factory(factory)
     shapes = symbolic(dynamic)
     done = api.export(module, inputs, output, shapes, check=check, verbose=verbose)
@@ -53,7 +54,7 @@ def export(
         click.echo(json.dumps(export_json(done)))
     else:
         for line in export_lines(done):
-            click.echo(line)
+            say(line)
 
 
 def symbolic(dynamic: tuple[tuple[str, int, str], ...]) -> dict[str, dict[int, str]] | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("strategy", type=click.Path(path_type=Path))
 @click.option("--nproc", type=click.IntRange(1), metavar="N",
-              help="Start N processes on this host with torchrun.")  # fmt: skip
+              help="Start N processes on this host.")  # fmt: skip
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the strategy says.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True)
@@ -73,8 +73,7 @@ def launch(
     inputs maps the name of each input of the model to its shape and dtype. Every rank calls it
     for its own microbatches. With several losses, the target is a dict by output.
     """
-    if trace is not None:
-        check_output([trace], {"strategy": strategy, "model": model_path})
+    check_output({"trace": trace}, {"model": model_path}, strategy)
     if nproc is not None and "RANK" not in os.environ:
         ctx.exit(api.start_launch(strategy, nproc, forwarded()))
     with one_of_several(), bar("Training") as tick:

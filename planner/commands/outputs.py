@@ -1,8 +1,7 @@
-"""The paths of what is written: nothing that is read may be overwritten, and what cannot be written
-is refused before the work.
+"""The paths of what is written: nothing that is read or foreign may be overwritten, and what cannot
+be written is refused before the work.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,34 +14,21 @@ if TYPE_CHECKING:
     from planner.api import Plan, Profile
 
 
-def check_output(written: Sequence[Path], read: Mapping[str, Path | None]) -> None:
-    """Refuses to overwrite a file that is read, and paths that cannot be written.
+def check_output(
+    written: Mapping[str, Path | None],
+    read: Mapping[str, Path | None],
+    strategy: Path | None = None,
+) -> None:
+    """Refuses to overwrite a file that is read or foreign, and paths that cannot be written.
 
     Args:
-        written: the files that will be written.
-        read: the files that are read, by what they are.
+        written: the files that will be written, by their kinds; None for those not asked for.
+        read: the files that are read, by what they are; None for those not given.
+        strategy: is read, too, and so are the files that it names.
     """
-    for path in written:
-        if path.is_dir():
-            raise OptionError(f"{path} is a folder; name a file in it")
-        _check_writable(path)
-        for name, other in read.items():
-            if other is not None and path.resolve() == other.resolve():
-                raise OptionError(
-                    f"{path} is the {name} itself, and would be overwritten; choose another name"
-                )
-
-
-def _check_writable(path: Path) -> None:
-    """Refuses a path in a folder that neither exists nor can be made, or that takes no files."""
-    folder = next(one for one in path.absolute().parents if one.exists())
-    if not folder.is_dir():
-        raise OptionError(f"{path}: cannot be written: {folder} is no folder; choose another name")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OptionError(
-            f"{path}: cannot be written: the folder {folder} takes no files of yours;"
-            " choose another one"
-        )
+    outputs = {kind: path for kind, path in written.items() if path is not None}
+    if outputs:
+        api.check_outputs(outputs, read, strategy)
 
 
 def check_strategy_output(output: Path, read: Mapping[str, Path | None]) -> None:
@@ -52,8 +38,8 @@ def check_strategy_output(output: Path, read: Mapping[str, Path | None]) -> None
             f"-o {output}: expected a name such as {output.with_suffix('.json')}; the annotated"
             " model is written beside the strategy and has the ending .onnx"
         )
-    check_output([output], read)
-    check_output([output.with_suffix(".onnx")], read)
+    check_output({"strategy": output}, read)
+    check_output({"annotated model": output.with_suffix(".onnx")}, read)
 
 
 def say_overwritten(path: Path, artefacts: "Sequence[Profile] | Plan") -> None:

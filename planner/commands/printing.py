@@ -1,4 +1,8 @@
-"""Lines, tables, charts, progress: with colour and as wide as the terminal, or plain in a pipe."""
+"""Lines, tables, charts, progress: with colour and as wide as the terminal, or plain in a pipe.
+
+Names come from files and may hold anything. So all text passes `printable`, and none of it is
+markup to rich.
+"""
 
 import logging
 import shutil
@@ -9,6 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
+
+from planner.reports.tables import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,13 +42,20 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(stderr=stderr, width=None if stream.isatty() else PIPED_WIDTH, highlight=False)
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Prints lines for people; on a terminal they are broken between words, so that none is cut.
+def say(line: str, *, err: bool = False) -> None:
+    """Prints a line for people, with control codes and line breaks escaped; on a terminal it is
+    broken between words, so that none is cut.
 
     Args:
-        err: whether they go to standard error.
+        err: whether it goes to standard error.
     """
+    say_lines(printable(line), err=err)
+
+
+def say_lines(text: str, *, err: bool = False) -> None:
+    """The same for a text whose line breaks are meant."""
     stream = sys.stderr if err else sys.stdout
+    text = printable_lines(text)
     if stream.isatty():
         width = shutil.get_terminal_size().columns
         text = "\n".join(wrapped(line, width) for line in text.splitlines())
@@ -95,7 +108,7 @@ def show(table: "Table") -> None:
     """Prints a table; where it is too wide, with heads of several lines, then with fewer columns,
     so that no number and no name is broken. Columns that are left out are named below it.
     """
-    screen = console()
+    screen, table = console(), table.printable
     roomy = screen.options.update(width=10 * PIPED_WIDTH)
     drawn, missing = draw(table, tall=False), []
     for head in (None, *table.optional):
@@ -117,10 +130,11 @@ def draw(table: "Table", *, tall: bool) -> "RichTable":
         tall: whether heads are no wider than the cells below them, as far as words allow.
     """
     from rich import box
-    from rich.markup import escape
     from rich.table import Table as RichTable
+    from rich.text import Text
 
-    drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    title = Text(table.title, style="table.title") if table.title else None
+    drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for index, column in enumerate(table.columns):
         is_number, head = column.startswith(">"), column.lstrip(">")
         width = max((len(row[index]) for row in table.rows), default=0)
@@ -131,14 +145,14 @@ def draw(table: "Table", *, tall: bool) -> "RichTable":
         words = [word for row in table.rows for word in row[index].split()]
         least = width if whole else min(MAX_WORD, max(map(len, words), default=0))
         drawn.add_column(
-            escape(head),
+            Text(head),
             justify="right" if is_number else "left",
             no_wrap=whole,
             min_width=max(least, *map(len, head.splitlines() if whole else head.split()), 1),
             overflow="ellipsis" if is_number else "fold",
         )
     for index, row in enumerate(table.rows):
-        drawn.add_row(*map(escape, row), style="bold green" if index == table.marked else None)
+        drawn.add_row(*map(Text, row), style="bold green" if index == table.marked else None)
     return drawn
 
 
@@ -164,10 +178,14 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from rich.progress import Progress
+    from rich.progress import Progress, TextColumn
 
-    with Progress(console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=None)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        *Progress.get_default_columns()[1:],
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task(printable(title), total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
@@ -195,16 +213,19 @@ def spinner() -> Iterator[Callable[[str], None]]:
         with listening(lambda state: None, logging.WARNING):
             yield lambda name: None
         return
+    from rich.text import Text
+
     with console(stderr=True).status("Solving") as status:
         at_work = [""]
 
         def begin(name: str) -> None:
             at_work[0] = name
-            status.update(f"Solving: {name}")
+            status.update(Text(printable(f"Solving: {name}")))
 
-        with listening(
-            lambda state: status.update(f"Solving: {at_work[0]}: {state}"), logging.INFO
-        ):
+        def state_of(state: str) -> None:
+            status.update(Text(printable(f"Solving: {at_work[0]}: {state}")))
+
+        with listening(state_of, logging.INFO):
             yield begin
 
 

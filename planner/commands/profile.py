@@ -138,7 +138,7 @@ def profile(
     planner profile profiles/gpt2.json --device V100-SXM2-16GB -o profiles/gpt2-v100.json
     """
     path = path or api.profile_path(model, device=device, engine=engine, dtype=dtype)
-    check_output([path], {"model": model})
+    check_output({"profile": path}, {"model": model})
     efforts: list[Effort] = []
     comparison, last = None, None
     if model.suffix.lower() in (".json", ".txt"):
@@ -259,7 +259,7 @@ def print_notes(model: "Model") -> None:
     for warning in model.warnings:
         say(f"warning: {warning}", err=True)
     for note in model.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
 
 
 def print_warnings(profiles: "Sequence[Profile]") -> None:

@@ -66,8 +66,8 @@ def simulate(
     The profile of a strategy is the file that it was made from, else the newest in ./profiles;
     --profile gives another file. Its topology is found by its name; --topology gives another one.
     """
-    outputs = [path for path in (trace_path, svg_path) if path is not None]
-    check_output(outputs, {"strategy": strategy, "profile": names.profile})
+    read = {"profile": names.profile, "topology": Path(names.topology)}
+    check_output({"trace": trace_path, "picture": svg_path}, read, strategy)
     if strategy is None:
         simulation = simulated_stages(names, calibrated, training, cuts, replicas, what_if, as_json)
     else:
@@ -75,7 +75,7 @@ def simulate(
     if simulation.plan is None:
         say(f"the cuts given do not fit: {simulation.reason}", err=True)
         ctx.exit(NO_PLAN)
-    if drawn or outputs:
+    if drawn or trace_path or svg_path:
         simulation.described()  # which says why there is nothing to draw
     if trace_path is not None:
         api.write_trace(simulation, trace_path)

@@ -54,7 +54,7 @@ def list_topologies(as_json: bool) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("cluster.yaml"),
               show_default=True, help="Topology to write.")  # fmt: skip
 @click.option("--nproc", type=click.IntRange(1), metavar="N",
-              help="Start N processes on this host with torchrun.")  # fmt: skip
+              help="Start N processes on this host.")  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
               show_default=True, help="cpu measures with gloo, cuda with nccl.")  # fmt: skip
 @click.option("--largest", metavar="SIZE", default="256 MiB", show_default=True,
@@ -77,7 +77,7 @@ def probe(
     from planner.reports.probe import probe_comments
 
     largest_bytes = SIZE.convert(largest, None, ctx)
-    check_output([output], {})
+    check_output({"topology": output}, {})
     if nproc is not None and "RANK" not in os.environ:
         options = ["--output", str(output), "--device", device, "--largest", largest]
         ctx.exit(api.start_probe(nproc, [*options, *(["--json"] if as_json else [])]))
@@ -123,7 +123,7 @@ def show_topology(name: str, gpus: int | None, picture: Path | None, as_json: bo
     path = api.find_topology(name)
     cluster = api.read_topology(path, gpus, pruned=True)
     if picture is not None:
-        check_output([picture], {"topology": path})
+        check_output({"picture": picture}, {"topology": path})
         api.write_svg(cluster, picture)
     if as_json:
         plain = topology_json(cluster)
@@ -194,11 +194,11 @@ def import_cluster(
     sheets. The file that is written names them: look through it.
     """
     named = types_by_name(types)
-    check_output([output], {"file": source})
+    check_output({"topology": output}, {"file": source})
     cluster = api.import_topology(
         source, form=form, device=device, types=named, inside=inside, between=between
     )
-    api.write_topology(cluster, output, [f"Imported from {source.name}.", *cluster.notes])
+    api.write_topology(cluster, output, imported_comments(source, cluster))
     if as_json:
         plain = {"written": str(output), "num_devices": len(cluster.devices)}
         click.echo(json.dumps({**plain, "notes": list(cluster.notes)}))
@@ -206,6 +206,11 @@ def import_cluster(
     for note in cluster.notes:
         say(f"note: {note}")
     say(f"wrote {output}; look at it: planner topology show {shlex.quote(str(output))}")
+
+
+def imported_comments(source: Path, cluster: "Topology") -> list[str]:
+    """The head of an imported file."""
+    return [f"Imported from {source.name} by planner topology import.", *cluster.notes]
 
 
 def types_by_name(types: tuple[str, ...]) -> dict[str, str]:

@@ -1,12 +1,33 @@
 """The elements of the pictures: rectangles, text and the file around them, as SVG."""
 
+import re
 from collections.abc import Iterable
-from html import escape
+from html import escape as escaped
+
+from planner.support.outputs import Kind, head_of
+from planner.support.printable import printable
 
 # Colours that all pictures share.
 INK, PAPER, PLAIN = "#1a1a1a", "#ffffff", "#c9cfd6"
 # Width of a letter, as a share of the size of the font: somewhat more than most letters have.
 LETTER = 0.62
+
+
+# How `document` begins, with any size of the picture.
+_HEAD = re.compile(
+    r"<svg xmlns='http://www\.w3\.org/2000/svg' width='\d+' height='\d+' viewBox='[\d ]+'"
+    r" role='img' font-family='Helvetica, Arial, sans-serif'>\n<title>"
+)
+PICTURE_FILE = Kind("a picture", lambda path: _HEAD.match(head_of(path)) is not None)
+
+
+def escape(text: str) -> str:
+    r"""Text as SVG holds it. XML has no control characters, not even escaped ones.
+
+    >>> escape("a < b\x1b")
+    'a &lt; b\\x1b'
+    """
+    return escaped(printable(text))
 
 
 def text_width(text: str, size: float) -> float:

@@ -9,11 +9,10 @@ legend has all kinds, and labels stand where there is room.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 
 from planner.clusters.places import homes
-from planner.drawing.svg import PLAIN, document, element, rectangle, text_width, words
+from planner.drawing.svg import PLAIN, document, element, escape, rectangle, text_width, words
 from planner.drawing.topology_layout import GAP, Box, Layout, layout
 from planner.drawing.tree import Connection, connections, heights, upward
 from planner.topology import Topology

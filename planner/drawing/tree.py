@@ -6,6 +6,7 @@ from itertools import groupby
 
 from planner.clusters.places import homes, neighbours
 from planner.support.derived import derived
+from planner.support.printable import printable
 from planner.topology import Link, Topology
 from planner.units import format_bytes, format_rate, format_seconds
 
@@ -107,7 +108,7 @@ class _TreeLine:
 def tree(topology: Topology) -> str:
     """Hosts, switches, devices and links as a tree of text. Switches that join hosts are at the
     top; the further links of a vertex stand behind it. Runs of neighbours that are alike are drawn
-    once.
+    once. Control codes in names are escaped.
     """
     up = upward(topology)
     below: dict[str | None, list[str]] = {}
@@ -136,7 +137,7 @@ def tree(topology: Topology) -> str:
         return _TreeLine(vertex, tuple(words), ends, tuple(map(node, below.get(vertex, ()))))
 
     count = len(topology.devices)
-    lines = [f"{topology.name}: {count} device{'s' * (count > 1)}"]
+    lines = [f"{printable(topology.name)}: {count} device{'s' * (count > 1)}"]
     lines += _drawn([node(vertex) for vertex in below[None]], "")
     return "\n".join(lines)
 
@@ -210,7 +211,7 @@ def _drawn(nodes: Sequence[_TreeLine], indent: str) -> list[str]:
         branch, further = ("└─ ", "   ") if last else ("├─ ", "│  ")
         names = run[0].name if len(run) == 1 else f"{run[0].name} .. {run[-1].name} ({len(run)})"
         text = f"  {run[0].text}" if run[0].text else ""
-        lines.append(f"{indent}{branch}{names}{text}")
+        lines.append(f"{indent}{branch}{printable(names + text)}")
         if len(run) > 1 and run[0].below:
             lines.append(f"{indent}{further}each:")
         lines += _drawn(run[0].below, indent + further)

@@ -6,7 +6,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from planner.errors import FileError
-from planner.files import write_atomically
+from planner.model.record import EXPORTED_FILE
+from planner.support.writing import destination, write_atomically
 
 MAX_FILE_BYTES = 1_800_000_000
 """Weights beyond this are written beside the model: protobuf ends at 2 GiB."""
@@ -27,6 +28,7 @@ def write_model(model: ir.Model, path: Path) -> tuple[Path, ...]:
         write_atomically(path, ir.to_proto(model).SerializeToString(deterministic=True))
         return (path,)
     data = path.with_name(f"{path.name}.data")
+    _check_data(path, data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -36,3 +38,23 @@ def write_model(model: ir.Model, path: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path, data
+
+
+def _check_data(path: Path, data: Path) -> None:
+    """Refuses to write the weights over a file that is not those of an earlier export, and where
+    ONNX would not find them: beside a link.
+
+    Raises:
+        FileError: if one of them is refused.
+    """
+    for one in (path, data):
+        if destination(one) != one.parent.resolve() / one.name:
+            raise FileError(
+                f"{one}: is a link, and weights beyond {MAX_FILE_BYTES} bytes are written beside"
+                " the model, where links are not followed; name a file"
+            )
+    if data.exists() and not (path.is_file() and EXPORTED_FILE.is_own(path)):
+        raise FileError(
+            f"{data}: is not the data of an exported {path.name}, and would be overwritten; choose"
+            " another name for the model, or delete the file"
+        )

@@ -39,6 +39,8 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.profiles import OperatorCost, Profile
+from planner.support.outputs import Kind, head_of
+from planner.support.printable import printable
 
 GRAPH_TXT = "PipeDream's graph.txt"
 ADVICE = "a line is NODE -- DESCRIPTION -- forward_compute_time=..., or <tab>NODE -- NODE"
@@ -442,18 +444,37 @@ def annotate(text: str, stages: Mapping[str, int]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def is_written_here(path: Path) -> bool:
+    """Whether a file is a graph.txt as `to_text` writes it: with at least three digits behind every
+    point, which PipeDream's profiler does not write for activations.
+    """
+    try:
+        text = read_text(path, GRAPH_TXT, ADVICE)
+        return is_graph_txt(text) and to_text(parse(text, path)) == text
+    except FileError:
+        return False
+
+
+GRAPH_FILE = Kind("a graph.txt", is_written_here)
+
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#9c755f")
+
+
+_DOT_HEAD = ("digraph stages {", "  node [shape=box, style=filled, fillcolor=white];")
+DOT_FILE = Kind(
+    "a picture for Graphviz", lambda path: head_of(path).startswith("\n".join(_DOT_HEAD))
+)
 
 
 def to_dot(graph: GraphText) -> str:
     """The graph for Graphviz, one colour per stage; colours come again after 8 stages."""
-    lines = ["digraph stages {", "  node [shape=box, style=filled, fillcolor=white];"]
+    lines = list(_DOT_HEAD)
     for node in graph.nodes:
-        label = _quoted(f"{node.name}: {node.description}")
+        label = _quoted(f"{node.name}: {printable(node.description)}")
         if node.stage is None:
             lines.append(f"  {_quoted(node.name)} [label={label}];")
         else:
-            label = _quoted(f"{node.name}: {node.description}\nstage {node.stage}")
+            label = _quoted(f"{node.name}: {printable(node.description)}\nstage {node.stage}")
             colour = _COLOURS[node.stage % len(_COLOURS)]
             lines.append(f'  {_quoted(node.name)} [label={label}, fillcolor="{colour}"];')
     lines += [f"  {_quoted(source)} -> {_quoted(target)};" for source, target in graph.edges]

@@ -52,6 +52,12 @@ def find_profiles(plan: Plan, strategy_path: Path) -> tuple[Path, tuple[Profile,
     return path, tuple(read_any_profiles(path))
 
 
+def files_named(plan: Plan, strategy_path: Path) -> dict[str, Path]:
+    """The files that a strategy names, there or not, by what they are."""
+    paths = {"model": plan.model_path, "profile": plan.profile_path}
+    return {what: strategy_path.parent / path for what, path in paths.items() if path is not None}
+
+
 def profile_of(
     plan: Plan, strategy_name: str, profiles: Sequence[Profile], profile_name: str
 ) -> Profile:

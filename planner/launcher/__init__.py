@@ -1,6 +1,7 @@
 """Running a strategy with PyTorch: one process per device, each with its own action list.
 
-    torchrun.py   starting the processes
+    processes.py  starting the processes, and ending them
+    ending.py     which rank says why a launch ends; no rank outlives the launcher
     run.py        strategy.json -> this process's part, the steps, the report
     world.py      ranks, process groups, transfers and all-reduces between devices
     exchange.py   tensors sent with the order of their dimensions
@@ -11,6 +12,6 @@
     report.py     predicted beside measured
     probe.py      measured transfers and all-reduces of the cluster itself
 
-`planner.launcher.run.launch` runs inside every process; `planner.launcher.torchrun.start_torchrun`
+`planner.launcher.run.launch` runs inside every process; `planner.launcher.processes.start_launch`
 starts them. This file imports neither, because torch takes a second to import.
 """

@@ -39,7 +39,14 @@ from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, 
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
 from planner.errors import LaunchError, PlannerError, Stopped
-from planner.launcher.world import TIMEOUT, ProcessRank, choose_device, contact, process_rank
+from planner.launcher.world import (
+    TIMEOUT,
+    ProcessRank,
+    choose_device,
+    contact,
+    meet,
+    process_rank,
+)
 from planner.topology import DeviceType
 
 # Sizes of transfers and all-reduces: 1 KiB to 256 MiB, each 4 times the one before.
@@ -122,7 +129,7 @@ def probe(
 
 def _meet(seat: ProcessRank) -> None:
     try:
-        dist.init_process_group("gloo", timeout=TIMEOUT)
+        meet(seat.rank, seat.world_size)
     except RuntimeError as error:
         if seat.local_rank > 0:
             raise Stopped(f"rank {seat.rank} stops because another rank has") from error

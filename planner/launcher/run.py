@@ -3,7 +3,6 @@
 import math
 import shlex
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from planner.errors import FileError, LaunchError, OptionError, PlannerError
+from planner.errors import FileError, LaunchError, OptionError
 from planner.files import read_plan
 from planner.graph import Graph, losses_of, main_dtype, parameters_by_name, retyped
 from planner.launcher.clocks import Clock
@@ -27,9 +26,9 @@ from planner.launcher.feed import (
     user_feed,
 )
 from planner.launcher.gradients import GradientBuffers, make_optimizer
+from planner.launcher.processes import torchrun_command
 from planner.launcher.report import Findings, LaunchReport, make_report
 from planner.launcher.runtime import Record, Runtime, StageRunner
-from planner.launcher.torchrun import torchrun_command
 from planner.launcher.world import ProcessRank, World, choose_device, process_rank
 from planner.model import Model, load
 from planner.model.losses import NO_OPTIONS, Loss, LossOptions, chosen, losses
@@ -49,7 +48,6 @@ from planner.traces.read import measured_by
 from planner.traces.write import write_trace
 
 KEPT_STEPS = 50  # the last ones, whose actions are kept
-SPEAK_S = 20.0  # time that a rank gives the first one of its host to report a common mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +140,14 @@ def launch(
     """
     settings = Settings(steps, learning_rate, data, seed, threads, trace, track_memory)
     seat = process_rank()
-    try:
-        plan = read_plan(strategy_path)
-        _check_ranks(plan, strategy_path, seat)
-        seat = seat or ProcessRank(0, 1, 0, 1)
-        if seat.rank >= len(plan.ranks):
-            report(f"rank {seat.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
-            return None
-        job = _prepare(plan, strategy_path, model_path, seat, (loss, device))
-        _check_settings(settings)
-    except PlannerError:
-        if seat is not None and seat.local_rank > 0:
-            time.sleep(SPEAK_S)  # in which torchrun ends this rank, if the first one has failed
-        raise
+    plan = read_plan(strategy_path)
+    _check_ranks(plan, strategy_path, seat)
+    seat = seat or ProcessRank(0, 1, 0, 1)
+    if seat.rank >= len(plan.ranks):
+        report(f"rank {seat.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
+        return None
+    job = _prepare(plan, strategy_path, model_path, seat, (loss, device))
+    _check_settings(settings)
     return _train(job, settings, seat, progress)
 
 

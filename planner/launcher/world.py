@@ -5,6 +5,7 @@ One process alone needs no process group.
 """
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import LaunchError, Stopped
-from planner.launcher import clocks
+from planner.launcher import clocks, ending
 from planner.launcher.clocks import EXCHANGES, Reading, read_clock
 from planner.schedules.actions import Program, Send
 
@@ -60,6 +61,43 @@ def process_rank() -> ProcessRank | None:
     if not all(name in os.environ for name in names):
         return None
     return ProcessRank(*(int(os.environ[name]) for name in names[:-1]))
+
+
+def meet(rank: int, num_ranks: int) -> None:
+    """Joins the other ranks in the default group, which is gloo's.
+
+    The store is that of torchrun, or of whoever wrote MASTER_ADDR; under `--nproc` rank 0's, on the
+    socket that the launcher has bound.
+
+    Raises:
+        RuntimeError: if the others cannot be reached.
+    """
+    keep_to_this_host()
+    here = ending.here()
+    own: dict[str, Any] = {}
+    if here is not None and here.launched:
+        own["store"] = dist.TCPStore(  # type: ignore[attr-defined]
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            num_ranks,
+            is_master=here.listener is not None,
+            timeout=TIMEOUT,
+            master_listen_fd=here.listener,
+        )
+    dist.init_process_group("gloo", rank=rank, world_size=num_ranks, timeout=TIMEOUT, **own)
+
+
+def keep_to_this_host() -> None:
+    """Lets gloo listen on the loopback interface alone if all ranks are on this host, unless
+    GLOO_SOCKET_IFNAME names another one.
+    """
+    seat = process_rank()
+    if seat is None or seat.world_size > seat.local_world_size:
+        return
+    names = {name for _, name in socket.if_nameindex()}
+    for loopback in ("lo", "lo0"):  # Linux, macOS
+        if loopback in names:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def choose_device(
@@ -211,7 +249,7 @@ class World:
         group is gloo's, for control and for transfers between CPUs. With nccl each ordered pair
         has a communicator of its own, since opposing transfers in one would wait for each other.
         """
-        dist.init_process_group("gloo", rank=self._rank, world_size=self._size, timeout=TIMEOUT)
+        meet(self._rank, self._size)
         backend = "gloo" if self.torch_device == "cpu" else "nccl"
         for source, target in _pairs(program):
             ends = rank_of[source], rank_of[target]

@@ -42,6 +42,7 @@ from planner.model.scopes import scope_of
 from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of
 from planner.profiles import BatchNorm
+from planner.support.reading import MAX_MODEL_BYTES, read_bytes
 
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]
 
@@ -176,7 +177,7 @@ def read_proto(path: Path) -> ModelProto:
         FileError: if the file is missing or no ONNX model.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_MODEL_BYTES)
         proto = ModelProto.FromString(content)
     except FileNotFoundError:
         raise FileError(f"{path}: expected an ONNX model, found no file; check the path") from None

@@ -7,13 +7,26 @@ are buffers, and which parameters share a tensor, so that nothing has to be gues
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from onnx import ModelProto
 
 from planner.errors import ModelError
+from planner.model.metadata import metadata_of
+from planner.support.outputs import Kind
 
 METADATA_KEY = "planner.module"
+# What `planner solve` annotates has the record, too, and an entry of its own.
+ANNOTATION_KEY = "planner.strategy_hash"
 FORMAT = 1
+
+
+def _is_exported(path: Path) -> bool:
+    entries = metadata_of(path)
+    return METADATA_KEY in entries and ANNOTATION_KEY not in entries
+
+
+EXPORTED_FILE = Kind("an exported model", _is_exported, is_model=True)
 
 
 @dataclass(frozen=True, slots=True)

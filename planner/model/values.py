@@ -9,6 +9,7 @@ import onnx_ir
 from onnx import TensorProto, TypeProto, helper
 
 from planner.errors import FileError
+from planner.support.reading import check_mapped
 
 # numpy's names that are not ONNX's
 _NUMBERS = {"float32": "float", "float64": "double"}
@@ -26,6 +27,8 @@ class Values(Mapping[str, np.ndarray]):
         if name in self._folded:
             return self._folded[name]
         tensor = self._tensors[name]
+        if isinstance(tensor, onnx_ir.ExternalTensor):
+            check_mapped(Path(tensor.path))
         try:
             return tensor.numpy()
         except (OSError, ValueError) as error:

@@ -68,13 +68,6 @@ def target(loss: Loss, *, seed: int, microbatch: int, device: str = "cpu") -> Te
     return made.to(device)
 
 
-def gradients(graph: graphs.Graph, *, seed: int, device: str = "cpu") -> list[Tensor]:
-    """A standard normal gradient of each output that a loss is computed from."""
-    tensors = graphs.tensors_by_name(graph)
-    outputs = [tensors[name] for name in graphs.loss_outputs(graph)]
-    return [_normal(one, seeded(seed, 0, f"target of {one.name}")).to(device) for one in outputs]
-
-
 def _input(model: Model, tensor: graphs.Tensor, generator: torch.Generator) -> Tensor:
     if tensor.dtype in graphs.FLOAT_DTYPES:
         return _normal(tensor, generator)

@@ -6,14 +6,18 @@ from pathlib import Path
 
 from planner.errors import OptionError
 from planner.files import (
+    PROFILE_FILE,
     STRATEGY_FORMAT,
     newest_profile,
     read_plan,
-    write_atomically,
+    read_text,
     write_profiles,
 )
 from planner.formats import detect, read_any_profiles
 from planner.formats.graph_txt import (
+    ADVICE,
+    DOT_FILE,
+    GRAPH_FILE,
     GRAPH_TXT,
     annotate,
     from_profile,
@@ -24,6 +28,8 @@ from planner.formats.graph_txt import (
 from planner.judging.origins import profile_of
 from planner.plan import Plan
 from planner.profiles import Profile
+from planner.support.outputs import check_outputs, same_file
+from planner.support.writing import write_atomically, write_together
 
 PIPEDREAM, PLANNER = "pipedream", "planner"
 
@@ -44,13 +50,14 @@ def convert(
 
     Raises:
         FileError: if a file is missing, malformed, or the profile is not the strategy's.
-        OptionError: if the arguments contradict each other.
+        OptionError: if the arguments contradict each other, or a file would be overwritten that
+            the planner has not written.
     """
     if to not in (None, PIPEDREAM, PLANNER):
         raise OptionError(f"unknown format {to!r}; known: {PIPEDREAM}, {PLANNER}")
     is_strategy = detect(source) == STRATEGY_FORMAT
     form = to or (PLANNER if target.suffix.lower() == ".json" and not is_strategy else PIPEDREAM)
-    if target.resolve() == source.resolve():
+    if same_file(target, source):
         raise OptionError(f"{target} would be overwritten by itself; choose another name")
     if is_strategy:
         if form != PIPEDREAM:
@@ -58,11 +65,13 @@ def convert(
         return _convert_strategy(read_plan(source), source, target, profile)
     if profile is not None:
         raise OptionError(f"--profile is for strategies, and {source} is a profile itself")
+    check_outputs([(target, PROFILE_FILE if form == PLANNER else GRAPH_FILE)], {})
     profiles = read_any_profiles(source)
     if form == PLANNER:
         write_profiles(profiles, target)
     elif detect(source) == GRAPH_TXT:  # what a profile has no place for stays: lists, stages
-        write_atomically(target, to_text(parse(source.read_text(), source)).encode())
+        text = read_text(source, GRAPH_TXT, ADVICE)
+        write_atomically(target, to_text(parse(text, source)).encode())
     else:
         write_atomically(target, to_text(from_profile(profiles[-1])).encode())
     return (target,)
@@ -78,14 +87,14 @@ def _convert_strategy(
                           " beside it and has the ending .dot")  # fmt: skip
     path = profile_path or _own_profile(target, plan.model_hash)
     is_text = detect(path) == GRAPH_TXT
-    if target.resolve() == path.resolve() and not is_text:
-        raise OptionError(
-            f"{target} is the profile itself, and would be overwritten; choose another name"
-        )
+    read = {"strategy": source, "profile": path}
+    annotated = is_text and same_file(target, path)  # which loses nothing of it
+    if not annotated:
+        check_outputs([(target, GRAPH_FILE)], read)
+    check_outputs([(dot, DOT_FILE)], {**read, "graph": target})
     profile = profile_of(plan, str(source), read_any_profiles(path), str(path))
-    text = _with_stages(profile, path.read_text() if is_text else None, plan)
-    write_atomically(target, text.encode())
-    write_atomically(dot, to_dot(parse(text, target)).encode())
+    text = _with_stages(profile, read_text(path, GRAPH_TXT, ADVICE) if is_text else None, plan)
+    write_together({target: text.encode(), dot: to_dot(parse(text, target)).encode()})
     return target, dot
 
 

@@ -8,19 +8,18 @@ wrong, only unused; the folder may be deleted at any time.
 import hashlib
 import json
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from platformdirs import user_cache_path
-
-from planner.errors import FileError
-from planner.files import write_atomically
 from planner.model.definitions import FOREIGN
 from planner.profilers.classes import TensorLayout
+from planner.support.caches import Shelf, cache_root
 
 METHOD = 3
-"""Number of the way to measure; a new one makes all entries unused."""
+"""Number of the way to measure, and of the fields of an entry; a new one makes all entries unused.
+"""
 
 _CONVERSION = Path(__file__).resolve().parent.parent / "operators"
 
@@ -57,45 +56,33 @@ class MeasuredClass:
     outputs: tuple[TensorLayout, ...]
 
 
-@dataclass
 class Cache:
-    """Entries for one machine and one way to measure, on disk.
-
-    Attributes:
-        folder: folder of the entries; None keeps nothing.
-        problem: the reason if an entry could not be written, else None.
+    """Entries for one machine and one way to measure, on disk. An entry that cannot be read is
+    measured anew, with a warning.
     """
 
-    folder: Path | None
-    problem: str | None = field(default=None, init=False)
+    def __init__(self, folder: Path | None) -> None:
+        """The entries in a folder; None keeps nothing."""
+        self._shelf = Shelf(folder)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the entries."""
+        return self._shelf.folder
+
+    @property
+    def problem(self) -> str | None:
+        """The reason if an entry could not be written, else None."""
+        return self._shelf.problem
 
     def get(self, name: str) -> MeasuredClass | None:
-        """The measurement of a class; None if there is none.
-
-        Raises:
-            FileError: if an entry is damaged.
-        """
-        if self.folder is None:
-            return None
-        path = self._path(self.folder, name)
-        try:
-            plain = json.loads(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except ValueError as error:
-            raise FileError(f"{path}: expected JSON: {error}; delete the file") from None
-        outputs = tuple(
-            TensorLayout(**{**one, "shape": tuple(one["shape"]), "stride": tuple(one["stride"])})
-            for one in plain["outputs"]
-        )
-        views = tuple((tensor, base) for tensor, base in plain["views"])
-        return MeasuredClass(
-            **{**plain, "kept": tuple(plain["kept"]), "views": views, "outputs": outputs}
-        )
+        """The measurement of a class; None if there is none."""
+        plain = self._shelf.get_json(_file(name))
+        return None if plain is None else _measured_class(plain)
 
     def put(self, name: str, measured: MeasuredClass) -> None:
         """Stores a measurement; if the folder cannot be written, `problem` has the reason."""
-        self._write(name, json.dumps(asdict(measured), sort_keys=True))
+        self._shelf.put_json(_file(name), asdict(measured))
 
     def ratio(self, name: str) -> float:
         """The operators' times over that of the whole step when a model was measured; 1 if that is
@@ -103,35 +90,29 @@ class Cache:
 
         Args:
             name: name of the model.
-
-        Raises:
-            FileError: if the entry is damaged.
         """
-        if self.folder is None:
-            return 1.0
-        path = self._path(self.folder, f"ratio-{name}")
-        try:
-            return float(json.loads(path.read_bytes()))
-        except (FileNotFoundError, NotADirectoryError):
-            return 1.0
-        except (ValueError, TypeError) as error:
-            raise FileError(f"{path}: expected a number: {error}; delete the file") from None
+        known = self._shelf.get_json(_file(f"ratio-{name}"))
+        return 1.0 if known is None else float(known)
 
     def put_ratio(self, name: str, ratio: float) -> None:
         """Stores it; if the folder cannot be written, `problem` has the reason."""
-        self._write(f"ratio-{name}", json.dumps(ratio))
+        self._shelf.put_json(_file(f"ratio-{name}"), ratio)
 
-    def _write(self, name: str, content: str) -> None:
-        if self.folder is None or self.problem:
-            return
-        try:
-            write_atomically(self._path(self.folder, name), content.encode())
-        except FileError as error:
-            self.problem = str(error)
 
-    @staticmethod
-    def _path(folder: Path, name: str) -> Path:
-        return folder / name[:2] / f"{name}.json"
+def _file(name: str) -> str:
+    return f"{name[:2]}/{name}.entry"
+
+
+def _measured_class(plain: dict[str, Any]) -> MeasuredClass:
+    """A measurement, from JSON that was made of one."""
+    outputs = tuple(
+        TensorLayout(**{**one, "shape": tuple(one["shape"]), "stride": tuple(one["stride"])})
+        for one in plain["outputs"]
+    )
+    views = tuple((tensor, base) for tensor, base in plain["views"])
+    return MeasuredClass(
+        **{**plain, "kept": tuple(plain["kept"]), "views": views, "outputs": outputs}
+    )
 
 
 def cache_for(device_name: str, threads: int | None, dtype: str, torch_version: str) -> Cache:
@@ -149,7 +130,7 @@ def cache_for(device_name: str, threads: int | None, dtype: str, torch_version: 
     ]
     conditions = [METHOD, device_name, threads, dtype, torch_version, _conversion(), *own]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
-    return Cache(user_cache_path("planner", appauthor=False) / "operators" / digest)
+    return Cache(cache_root() / "operators" / digest)
 
 
 @cache

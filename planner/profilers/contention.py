@@ -14,6 +14,7 @@ operators of either kind.
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -23,15 +24,13 @@ from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-
-from platformdirs import user_cache_path
+from typing import Any
 
 from planner.clusters.yaml.schema import available_cores
-from planner.errors import FileError
-from planner.files import write_atomically
 from planner.profilers.cache import processor
 from planner.profilers.trust import MAX_WALL_PER_CPU
 from planner.profiles import Contention, OperatorCost, Profile
+from planner.support.caches import LOGGER, Shelf, cache_root
 
 METHOD = 1
 """Number of the way to measure; a new one makes all entries of the cache unused."""
@@ -70,21 +69,20 @@ def machine_contention(threads: int, *, cached: bool) -> tuple[MachineContention
 
     Returns:
         The slowdowns, None where they cannot be measured; and a warning, "" for none.
-
-    Raises:
-        FileError: if the entry of the cache is damaged.
     """
     import torch
 
     cores = available_cores()
     conditions = [METHOD, processor(), cores, threads, torch.__version__]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
-    path = user_cache_path("planner", appauthor=False) / "contention" / f"{digest}.json"
-    if cached and (known := _stored(path)) is not None:
-        return known, ""
+    shelf, name = Shelf(cache_root() / "contention" if cached else None), f"{digest}.entry"
+    if (known := shelf.get_json(name)) is not None:
+        return _from_json(known), ""
     measured, warning = _measured(cores, threads)
-    if measured is not None and not warning and cached:
-        warning = _store(measured, path)
+    if measured is not None and not warning:
+        shelf.put_json(name, asdict(measured))
+        if shelf.problem:
+            LOGGER.warning("%s; the next profile measures contention again", shelf.problem)
     return measured, warning
 
 
@@ -157,7 +155,8 @@ def _phases(threads: int, numbers: Iterable[int]) -> list[Phase]:
         OSError, SubprocessError, ValueError: if it does not start, fails, or takes too long.
     """
     some = ",".join(map(str, numbers))
-    command = [sys.executable, "-P", str(_WORKER), str(threads), str(BUDGET_S), some]
+    worker = [sys.executable, "-P", str(_WORKER)]
+    command = [*worker, str(threads), str(BUDGET_S), some, str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     if done.returncode:
         reason = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -188,28 +187,9 @@ def _wall_per_cpu(phases: Sequence[Phase], at_once: float) -> float:
     return median(wall_s / cpu_s for _, n, wall_s, cpu_s in phases if n <= at_once or n == 1)
 
 
-def _stored(path: Path) -> MachineContention | None:
-    """The slowdowns in a file of the cache; None if there is none.
-
-    Raises:
-        FileError: if it is damaged.
-    """
-    try:
-        plain = json.loads(path.read_bytes())
-        compute, memory = (
-            {int(n): float(s) for n, s in plain[work].items()} for work in ("compute", "memory")
-        )
-        return MachineContention(int(plain["cores"]), compute, memory)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path}: expected slowdowns: {error!r}; delete the file") from None
-
-
-def _store(measured: MachineContention, path: Path) -> str:
-    """Keeps slowdowns; the reason if that fails, else ""."""
-    try:
-        write_atomically(path, json.dumps(asdict(measured), sort_keys=True).encode())
-    except FileError as error:
-        return str(error)
-    return ""
+def _from_json(plain: dict[str, Any]) -> MachineContention:
+    """The slowdowns, from JSON that was made of them."""
+    compute, memory = (
+        {int(n): float(s) for n, s in plain[work].items()} for work in ("compute", "memory")
+    )
+    return MachineContention(int(plain["cores"]), compute, memory)

@@ -1,15 +1,18 @@
 """A program of its own: work for several processes at once, timed.
 
-    python contention_worker.py THREADS BUDGET_S NUMBER,...
+    python contention_worker.py THREADS BUDGET_S NUMBER,... PARENT
 
-It loads PyTorch once and forks as many processes as the largest number. Phase after phase, some of
-them do the same work for the same time. A phase of each number follows one of a single process, so
-that a change of the machine meets both. It prints a JSON list of phases (`Phase`).
+It ends when PARENT, the process that started it, does. It loads PyTorch once and forks as many
+processes as the largest number. Phase after phase, some of them do the same work for the same time.
+A phase of each number follows one of a single process, so that a change of the machine meets both.
+It prints a JSON list of phases (`Phase`).
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from time import monotonic, perf_counter, process_time, sleep
@@ -74,8 +77,23 @@ def memory_bound() -> Callable[[], None]:
 WORK = {"compute": compute_bound, "memory": memory_bound}
 
 
-def serve(orders: "Connection[Any, Any]", threads: int) -> None:
-    """Does the work that is ordered, as (name, start, end), and tells its times."""
+def serve(
+    orders: "Connection[Any, Any]", inherited: "list[Connection[Any, Any]]", threads: int
+) -> None:
+    """Does the work that is ordered, as (name, start, end), and tells its times, until the process
+    that orders it ends.
+
+    Args:
+        inherited: the other process's ends of the pipes so far; one that stays open here would keep
+            reading from waiting for ever.
+    """
+    for one in inherited:
+        one.close()
+    with suppress(EOFError, ConnectionError):
+        _serve(orders, threads)
+
+
+def _serve(orders: "Connection[Any, Any]", threads: int) -> None:
     torch.set_num_threads(threads)
     works = {name: make() for name, make in WORK.items()}
     for run in works.values():
@@ -93,14 +111,16 @@ def serve(orders: "Connection[Any, Any]", threads: int) -> None:
 
 
 def phases(
-    workers: "list[Connection[Any, Any]]", numbers: list[int], budget_s: float
+    workers: "list[Connection[Any, Any]]", numbers: list[int], budget_s: float, parent: int
 ) -> Iterator[Phase]:
-    """Rounds of all phases until the budget is spent."""
+    """Rounds of all phases until the budget is spent, or nobody waits for them."""
     begin_s, rounds = monotonic(), 0
     while rounds < LEAST_ROUNDS or monotonic() - begin_s < budget_s:
         rounds += 1
         for name in WORK:
             for number in numbers:
+                if os.getppid() != parent:
+                    sys.exit(1)
                 yield phase(workers[:1], name)
                 yield phase(workers[:number], name)
 
@@ -118,18 +138,18 @@ def phase(workers: "list[Connection[Any, Any]]", name: str) -> Phase:
 def main() -> None:
     """Starts the processes, runs the phases, and prints them."""
     threads, budget_s = int(sys.argv[1]), float(sys.argv[2])
-    numbers = [int(number) for number in sys.argv[3].split(",")]
+    numbers, parent = [int(number) for number in sys.argv[3].split(",")], int(sys.argv[4])
     # Nothing has run here yet, so there are no threads that a fork would lose.
     context = get_context("fork")
     workers = []
     for _ in range(max(numbers)):
         own, other = context.Pipe()
-        context.Process(target=serve, args=(other, threads), daemon=True).start()
-        other.close()  # so that reading from a worker that was killed ends
         workers.append(own)
+        context.Process(target=serve, args=(other, workers, threads), daemon=True).start()
+        other.close()  # so that reading from a worker that was killed ends
     for one in workers:
         one.recv()
-    sys.stdout.write(json.dumps(list(phases(workers, numbers, budget_s))))
+    sys.stdout.write(json.dumps(list(phases(workers, numbers, budget_s, parent))))
 
 
 if __name__ == "__main__":

@@ -136,9 +136,7 @@ def profile_with(
 
         kind = shipped_device_type(device)
         return analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
-    profile = _with_losses(
-        _measured(engine, model, model_path, device, how, progress, effort), device, how.seed
-    )
+    profile = _measured(engine, model, model_path, device, how, progress, effort)
     if device != "cpu" or not how.contention:
         return profile
     machine, warning = machine_contention(how.threads, cached=how.cached)
@@ -158,7 +156,7 @@ def _measured(
     progress: Callable[[int, int], None],
     effort: Callable[[Effort], None],
 ) -> Profile:
-    """The same by an engine that measures, without losses and contention."""
+    """The same by an engine that measures, without contention."""
     repetitions = {} if how.repetitions is None else {"repetitions": how.repetitions}
     if engine is ProfileEngine.ONNXRUNTIME:
         from planner.profilers.onnxruntime import measure_onnxruntime
@@ -190,16 +188,6 @@ def _measured(
         effort=effort,
         **repetitions,
     )
-
-
-def _with_losses(profile: Profile, device: str, seed: int) -> Profile:
-    """The profile with the times of the losses, measured with PyTorch."""
-    from planner.profilers.losses import measured_losses
-
-    known, unknown = measured_losses(
-        profile.graph, device=device, threads=profile.threads, seed=seed
-    )
-    return replace(profile, loss_costs=known, warnings=(*profile.warnings, *unknown))
 
 
 def compare_with_others(

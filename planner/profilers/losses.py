@@ -3,7 +3,7 @@ makes an output with a loss computes it.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
@@ -26,63 +26,92 @@ LEAST_RUNS, ENOUGH_S = 5, 0.2
 """A loss is timed so often at least, and until this time is spent."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunnableLoss:
+    """A loss with a target.
+
+    Attributes:
+        output: the output that it is computed from.
+        run: computes it from that output.
+        missing: why something else stands for it, as a sentence; "" where it is the loss itself.
+    """
+
+    output: str
+    run: Callable[[Tensor], Tensor]
+    missing: str
+
+
+def runnable_losses(graph: Graph, *, device: str, seed: int) -> tuple[RunnableLoss, ...]:
+    """The graph's losses. A sum stands for a user's function that is not there, or fails.
+
+    Args:
+        graph: with the types that its tensors have while it runs.
+        device: "cpu", "cuda" or "cuda:N".
+        seed: of targets.
+    """
+    return tuple(_runnable(loss, device, seed) for loss in losses(graph))
+
+
+def _runnable(loss: Loss, device: str, seed: int) -> RunnableLoss:
+    target = None
+    if loss.has_target:
+        target = synthetic.target(loss, seed=seed, microbatch=0, device=device)
+    try:
+        compute = criterion(loss)
+        if loss.is_users:
+            compute(_made(loss, device), target)
+    except LaunchError as error:
+        return RunnableLoss(loss.output.name, torch.sum, _left_out(loss, error))
+    return RunnableLoss(loss.output.name, lambda output: compute(output, target), "")
+
+
+def _left_out(loss: Loss, error: LaunchError) -> str:
+    return f"the time of the loss of {loss.output.name!r} is left out: {error}"
+
+
+def _made(loss: Loss, device: str) -> Tensor:
+    """An output of random numbers."""
+    dtype = getattr(torch, loss.output.dtype)
+    made = torch.randn(loss.output.shape, dtype=torch.float32, device=device).to(dtype)
+    return made.requires_grad_()
+
+
 def measured_losses(
     graph: Graph, *, device: str, threads: int | None, seed: int
 ) -> tuple[tuple[LossCost, ...], tuple[str, ...]]:
-    """The times of the graph's losses: median of several runs, each on an output that was just made
-    and with the caches cleared before, as operators are timed.
+    """The times of the graph's losses alone: median of several runs, each on an output that was
+    just made and with the caches cleared before, as operators are timed.
 
     Args:
         graph: with the types that its tensors have while it runs.
         device: "cpu", "cuda" or "cuda:N".
         threads: number of CPU threads; None leaves it as it is.
-        seed: of outputs and targets.
+        seed: of targets.
 
     Returns:
         The costs, one per loss; and why some are left out, as sentences.
     """
     scratch = torch.zeros(CACHES_BYTES[device.partition(":")[0]] // 4, device=device)
+    known = runnable_losses(graph, device=device, seed=seed)
     with quiet(threads):
-        return _each(losses(graph), partial(_timed, seed=seed, device=device, scratch=scratch))
+        costs = tuple(
+            _timed(loss, one.run, device, scratch)
+            for loss, one in zip(losses(graph), known, strict=True)
+            if not one.missing
+        )
+    return costs, tuple(one.missing for one in known if one.missing)
 
 
-def computed_losses(
-    graph: Graph, seconds: Callable[[Sequence[Sequence[Kernel]]], Floats]
-) -> tuple[tuple[LossCost, ...], tuple[str, ...]]:
-    """The same by the kernels that the losses start.
-
-    Args:
-        graph: with the types that its tensors have while it runs.
-        seconds: the time of each of some passes, given as kernels.
-    """
-    return _each(losses(graph), partial(_computed, seconds=seconds))
-
-
-def _each(
-    all_losses: Sequence[Loss], cost: Callable[[Loss, Criterion], LossCost]
-) -> tuple[tuple[LossCost, ...], tuple[str, ...]]:
-    known, unknown = [], []
-    for loss in all_losses:
-        try:
-            known.append(cost(loss, criterion(loss)))
-        except LaunchError as error:  # the user's own function is not there, or fails
-            unknown.append(f"the time of the loss of {loss.output.name!r} is left out: {error}")
-    return tuple(known), tuple(unknown)
-
-
-def _timed(loss: Loss, compute: Criterion, *, seed: int, device: str, scratch: Tensor) -> LossCost:
-    target = None
-    if loss.has_target:
-        target = synthetic.target(loss, seed=seed, microbatch=0, device=device)
-    watch = Stopwatch(device)
-    dtype = getattr(torch, loss.output.dtype)
-    made = torch.randn(loss.output.shape, dtype=torch.float32, device=device).to(dtype)
+def _timed(
+    loss: Loss, compute: Callable[[Tensor], Tensor], device: str, scratch: Tensor
+) -> LossCost:
+    watch, made = Stopwatch(device), _made(loss, device)
 
     def once() -> tuple[float, float]:
         output = made.detach().requires_grad_()
         scratch.add_(1)
-        made.sum()
-        forward_s, value = watch.seconds(lambda: compute(output, target))
+        output.detach().sum()
+        forward_s, value = watch.seconds(lambda: compute(output))
         backward_s, _ = watch.seconds(value.backward)
         return forward_s, backward_s
 
@@ -95,10 +124,27 @@ def _timed(loss: Loss, compute: Criterion, *, seed: int, device: str, scratch: T
     return LossCost(loss.output.name, forward_s, backward_s)
 
 
+def computed_losses(
+    graph: Graph, seconds: Callable[[Sequence[Sequence[Kernel]]], Floats]
+) -> tuple[tuple[LossCost, ...], tuple[str, ...]]:
+    """The same by the kernels that the losses start.
+
+    Args:
+        graph: with the types that its tensors have while it runs.
+        seconds: the time of each of some passes, given as kernels.
+    """
+    known, unknown = [], []
+    for loss in losses(graph):
+        try:
+            known.append(_computed(loss, criterion(loss), seconds))
+        except LaunchError as error:  # the user's own function is not there, or fails
+            unknown.append(_left_out(loss, error))
+    return tuple(known), tuple(unknown)
+
+
 def _computed(
     loss: Loss,
     compute: Criterion,
-    *,
     seconds: Callable[[Sequence[Sequence[Kernel]]], Floats],
 ) -> LossCost:
     with FakeTensorMode():

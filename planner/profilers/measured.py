@@ -55,13 +55,14 @@ from planner.profilers.trust import (
     training_bytes,
     warnings,
 )
-from planner.profiles import OperatorCost, Profile, Source, View, WholeStep
+from planner.profiles import LossCost, OperatorCost, Profile, Source, View, WholeStep
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from planner.profilers.facts import Facts
-    from planner.profilers.timing import Trial
+    from planner.profilers.losses import RunnableLoss
+    from planner.profilers.timing import StepTimes, Trial
 
 PRECISION = 0.03
 """An operator is timed until the confidence interval of its median is as narrow as this."""
@@ -127,6 +128,8 @@ def measure(
     """
     import torch
 
+    from planner.profilers.losses import measured_losses
+
     check_measuring(device, threads, repetitions)
     on_cpu = device == "cpu"
     machine = processor() if on_cpu else torch.cuda.get_device_name(device)
@@ -175,7 +178,12 @@ def measure(
     reasons = warnings(profile, measured.conditions)
     if measured.in_step is not None:
         profile = _in_step(profile, measured.in_step)
-    return replace(profile, warnings=reasons)
+        loss_costs, unknown = measured.in_step.losses, measured.in_step.missing
+    else:
+        loss_costs, unknown = measured_losses(
+            profile.graph, device=device, threads=held_threads, seed=seed
+        )
+    return replace(profile, warnings=(*reasons, *unknown), loss_costs=loss_costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +192,16 @@ class _InStep:
 
     Attributes:
         forward_s, backward_s: of the whole step, means of before and after.
+        losses: the losses behind it.
+        missing: why some are left out, as sentences.
         forwards_s: forward times of the operators, equal for those of one class; None where they
             are only known alone.
     """
 
     forward_s: float
     backward_s: float
+    losses: tuple[LossCost, ...]
+    missing: tuple[str, ...]
     forwards_s: list[float] | None
 
 
@@ -293,6 +305,7 @@ class _ModelTimer:
             model, seed=seed, microbatch=0, device=device
         )
         self.next = 0
+        self.losses: tuple[RunnableLoss, ...] = ()
         self.last_use = {n: i for i, o in enumerate(model.graph.operators) for n in o.inputs}
 
     def run(self, threads: int | None, progress: Callable[[int, int], None]) -> _MeasuredModel:
@@ -302,21 +315,15 @@ class _ModelTimer:
         begin = perf_counter()
         with quiet(threads):
             time_whole = self._whole()
-            whole_s: list[tuple[float, float]] = []
-            if time_whole:
-                whole_s.append(time_whole())
+            steps = [time_whole()] if time_whole else []
             operators_begin = perf_counter()
             known = self._facts()
             operators, new, num_classes = self._operators(known, progress)
             operators_s = perf_counter() - operators_begin
             in_step = None
             if time_whole:
-                whole_s.append(time_whole())
-                in_step = _InStep(
-                    forward_s=fmean(forward_s for forward_s, _ in whole_s),
-                    backward_s=fmean(backward_s for _, backward_s in whole_s),
-                    forwards_s=self._forwards_s(operators) if self.device == "cpu" else None,
-                )
+                steps.append(time_whole())
+                in_step = self._in_step(steps, operators)
         all_s = perf_counter() - begin
         dtypes = {
             name: layout.dtype
@@ -329,7 +336,7 @@ class _ModelTimer:
             operators=operators,
             gradient_views=tuple(view for one in known for view in one.gradient_views),
             new=new,
-            whole_step=WholeStep(*(round(sum(s), 9) for s in whole_s)) if whole_s else None,
+            whole_step=WholeStep(*(round(one.model_s, 9) for one in steps)) if steps else None,
             in_step=in_step,
             conditions=Conditions(threads, self.watch.wall_s, self.watch.cpu_s, time_whole is None),
             effort=Effort(
@@ -343,20 +350,18 @@ class _ModelTimer:
             ),
         )
 
-    def _whole(self) -> Callable[[], tuple[float, float]] | None:
-        """A function that times forward and backward of the whole model in one piece, in s; None if
-        it does not fit.
-        """
+    def _whole(self) -> "Callable[[], StepTimes] | None":
+        """A function that times a step of the whole model in one piece; None if it does not fit."""
         import torch
 
         from planner.operators import (
             input_names,
             output_names,
             parameters,
-            synthetic,
             to_torch,
         )
         from planner.operators.precision import autocast
+        from planner.profilers.losses import runnable_losses
         from planner.profilers.timing import whole_step_s
 
         graph, device = self.model.graph, self.device
@@ -371,18 +376,32 @@ class _ModelTimer:
         inputs = [self.alive[name] for name in input_names(graph, everything)]
         names = output_names(graph, everything)
         positions = [names.index(name) for name in loss_outputs(graph)]
-        gradients = synthetic.gradients(graph, seed=self.seed, device=device)
+        self.losses = runnable_losses(graph, device=device, seed=self.seed)
 
         def forward() -> "list[Tensor]":
             with autocast(device, self.dtype):
                 outputs = module(*inputs)
             return [outputs[position] for position in positions]
 
-        def whole() -> tuple[float, float]:
-            shorter = getattr(torch, self.dtype) if self.dtype else None
-            return whole_step_s(forward, [one.to(shorter) for one in gradients], self.watch)
+        return lambda: whole_step_s(forward, [one.run for one in self.losses], self.watch)
 
-        return whole
+    def _in_step(self, steps: "Sequence[StepTimes]", operators: list[MeasuredClass]) -> _InStep:
+        """What steps of the whole model say of its parts."""
+        losses_s = [
+            [fmean(side) for side in zip(*some, strict=True)]
+            for some in zip(*(one.losses_s for one in steps), strict=True)
+        ]
+        return _InStep(
+            forward_s=fmean(one.forward_s for one in steps),
+            backward_s=fmean(one.backward_s for one in steps),
+            losses=tuple(
+                LossCost(one.output, *(round(time_s, 9) for time_s in taken_s))
+                for one, taken_s in zip(self.losses, losses_s, strict=True)
+                if not one.missing
+            ),
+            missing=tuple(one.missing for one in self.losses if one.missing),
+            forwards_s=self._forwards_s(operators) if self.device == "cpu" else None,
+        )
 
     def _forwards_s(self, operators: list[MeasuredClass]) -> list[float]:
         """Forward times of the operators within passes of the whole model, each the mean of those

@@ -64,6 +64,7 @@ def measure_onnxruntime(
     """
     from planner.operators import synthetic
     from planner.profilers.facts import facts
+    from planner.profilers.losses import measured_losses
 
     on_cpu = provider == "cpu"
     if not on_cpu:
@@ -82,6 +83,9 @@ def measure_onnxruntime(
         progress=progress,
     )
     graph = model.graph
+    loss_costs, unknown = measured_losses(
+        graph, device=provider, threads=threads if on_cpu else None, seed=seed
+    )
     estimated = estimates(graph, known, shipped_ratios(on_cpu))
     return Profile(
         graph=graph,
@@ -105,7 +109,9 @@ def measure_onnxruntime(
             *_run_warnings(runs, provider),
             *_mode_warning(model),
             _backward_warning(estimated),
+            *unknown,
         ),
+        loss_costs=loss_costs,
     )
 
 

@@ -94,31 +94,69 @@ class Stopwatch:
         return begin.elapsed_time(end) / 1e3, result
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Times of one step of a whole model, in s.
+
+    Attributes:
+        forward_s, backward_s: of the model, without its losses.
+        losses_s: forward and backward of each loss.
+    """
+
+    forward_s: float
+    backward_s: float
+    losses_s: tuple[tuple[float, float], ...]
+
+    @property
+    def model_s(self) -> float:
+        """Forward and backward of the model, without its losses."""
+        return self.forward_s + self.backward_s
+
+
 def whole_step_s(
-    run: Callable[[], Sequence[Tensor]], gradients: Sequence[Tensor], watch: Stopwatch
-) -> tuple[float, float]:
-    """Median times of forward and of backward of a whole model, after one warm-up.
+    run: Callable[[], Sequence[Tensor]],
+    losses: Sequence[Callable[[Tensor], Tensor]],
+    watch: Stopwatch,
+) -> StepTimes:
+    """Median times of the step of a whole model, after one warm-up.
 
     Args:
         run: the forward pass; returns the outputs that losses are computed from.
-        gradients: the gradients of these outputs.
+        losses: of these outputs.
         watch: the stopwatch of the device.
     """
-    times_s: list[tuple[float, float]] = []
+    steps: list[StepTimes] = []
 
-    def step() -> tuple[float, float]:
+    def step() -> StepTimes:
         forward_s, outputs = watch.seconds(run)
-        pairs = [p for p in zip(outputs, gradients, strict=True) if p[0].requires_grad]
-        if not pairs:
-            return forward_s, 0.0
-        roots, given = zip(*pairs, strict=True)
-        return forward_s, watch.seconds(lambda: torch.autograd.backward(roots, given))[0]
+        roots, gradients, losses_s = [], [], []
+        for output, loss in zip(outputs, losses, strict=True):
+            # A leaf of its own, so that the gradient of the loss is timed apart.
+            leaf = output.detach().requires_grad_()
+            loss_s, value = watch.seconds(partial(loss, leaf))
+            back_s, (gradient,) = watch.seconds(partial(torch.autograd.grad, value, leaf))
+            losses_s.append((loss_s, back_s))
+            if output.requires_grad:
+                roots.append(output)
+                gradients.append(gradient)
+        backward_s = 0.0
+        if roots:
+            backward_s, _ = watch.seconds(partial(torch.autograd.backward, roots, gradients))
+        return StepTimes(forward_s, backward_s, tuple(losses_s))
 
     step()
-    while len(times_s) < WHOLE_STEPS and (len(times_s) < 2 or sum(map(sum, times_s)) < WHOLE_S):
-        times_s.append(step())
-    forward_s, backward_s = map(median, zip(*times_s, strict=True))
-    return forward_s, backward_s
+    while len(steps) < WHOLE_STEPS and (
+        len(steps) < 2 or sum(one.model_s for one in steps) < WHOLE_S
+    ):
+        steps.append(step())
+    return StepTimes(
+        median(one.forward_s for one in steps),
+        median(one.backward_s for one in steps),
+        tuple(
+            (median(f for f, _ in each), median(b for _, b in each))
+            for each in zip(*(one.losses_s for one in steps), strict=True)
+        ),
+    )
 
 
 def forwards_s(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from planner.drawing.gantt import SIGNS, Activity, gantt
 from planner.drawing.tree import tree
 from planner.simulator.timeline import Timeline
+from planner.support.printable import printable
 from planner.topology import Topology
 
 # Narrower charts show nothing.
@@ -23,6 +24,7 @@ def gantt_lines(
         names: of the devices.
         width: columns that there are.
     """
+    names = {device: printable(name) for device, name in names.items()}
     margin = max(map(len, names.values()))
     lines = []
     for row in gantt(timeline, max(MIN_CELLS, width - margin - 3)):

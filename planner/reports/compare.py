@@ -7,6 +7,8 @@ from planner.drawing.bars import bars
 from planner.judging.judge import comparable_s, objective_s
 from planner.judging.portfolio import SolverComparison
 from planner.reports.tables import percent
+from planner.support.outputs import Kind, head_of
+from planner.support.printable import printable_lines
 from planner.units import format_seconds
 
 # Nearer than this, two plans are as fast as each other.
@@ -34,15 +36,19 @@ def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
     return (f"{objective}; the mark is the lower bound, {format_seconds(bound_s)}", *drawn)
 
 
+_HEAD = (
+    "solver", "status", "iteration_s", "bottleneck_s", "latency_s", "throughput",
+    "bubble_fraction", "peak_bytes", "lower_bound_s", "gap", "space_bound_s", "num_stages",
+    "num_devices", "solve_s", "reason",
+)  # fmt: skip
+TABLE_FILE = Kind("a table", lambda path: head_of(path).startswith(",".join(_HEAD) + "\n"))
+
+
 def compare_csv(comparison: SolverComparison) -> str:
     """A line per solver; times in s, sizes in bytes, empty where there is no plan."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["solver", "status", "iteration_s", "bottleneck_s", "latency_s", "throughput",
-         "bubble_fraction", "peak_bytes", "lower_bound_s", "gap", "space_bound_s", "num_stages",
-         "num_devices", "solve_s", "reason"]
-    )  # fmt: skip
+    writer.writerow(_HEAD)
     for row in comparison.rows:
         plan, figures = row.plan, [""] * 5 + [""] + [comparison.lower_bound_s] + [""] * 4
         if plan is not None:
@@ -54,7 +60,8 @@ def compare_csv(comparison: SolverComparison) -> str:
                 "" if sure.space_bound_s is None else sure.space_bound_s,
                 len(plan.strategy.stages), len(said.devices),
             ]  # fmt: skip
-        writer.writerow([row.solver, row.status.value, *figures, row.solve_s, row.reason or ""])
+        reason = printable_lines(row.reason or "")
+        writer.writerow([row.solver, row.status.value, *figures, row.solve_s, reason])
     return text.getvalue()
 
 

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.launcher.torchrun import torchrun_command
+from planner.launcher.processes import torchrun_command
 from planner.model.losses import loss_json
 from planner.model.losses import loss_lines as chosen_losses
 from planner.plan import MemoryParts, StagePrediction

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from planner.support.printable import printable as printable
+from planner.support.printable import printable_lines as printable_lines
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -20,6 +23,15 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     marked: int | None = None
     optional: tuple[str, ...] = ()
+
+    @property
+    def printable(self) -> "Table":
+        """The same table with control codes and line breaks in its cells escaped."""
+        return replace(
+            self,
+            title=printable(self.title),
+            rows=tuple(tuple(map(printable, row)) for row in self.rows),
+        )
 
     def without(self, head: str) -> "Table":
         """The same table without a column."""

@@ -1,19 +1,29 @@
-"""`njit`: numba, with its cache in a folder of its own for each state of the sources, in the user's
-cache folder.
+"""`njit`: numba, with compiled kernels kept in the user's cache folder, a folder for each state of
+the sources.
 
 Numba checks only the file of a compiled function, not the files of the functions that it calls. So
 the name of the folder has a hash of all code that kernels are made of (`sources`).
 """
 
 import hashlib
+import pickle
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import llvmlite
 import numba
-from platformdirs import user_cache_path
+import numpy
+from numba.core import caching
+from numba.core.compiler import CompileResult
+from numba.core.dispatcher import Dispatcher
+from numba.core.serialize import dumps
+
+from planner.support.caches import LOGGER, Shelf, cache_root, private_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,6 +31,7 @@ _PLANNER = Path(__file__).resolve().parents[1]
 _COMPILES = re.compile(
     r"^from planner\.support\.jit import .*\b(?:njit|inner|inlined)\b", re.MULTILINE
 )
+_SUFFIX = ".kernel"
 _IMPORTS = re.compile(r"^ *from (planner[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
@@ -46,19 +57,103 @@ def _cache_folder() -> Path:
     for path in sources():
         digest.update(path.relative_to(_PLANNER).as_posix().encode())
         digest.update(path.read_bytes())
-    name = f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
-    return user_cache_path("planner", appauthor=False) / name
+    # The parts whose own formats a compiled kernel has in it.
+    parts = (numba.__version__, llvmlite.__version__, numpy.__version__)
+    name = "-".join(["kernels", sys.implementation.cache_tag or "", *parts])
+    root = Path(numba.config.CACHE_DIR or cache_root())  # type: ignore[attr-defined]
+    return root / f"{name}-{digest.hexdigest()[:16]}"
 
 
-# Read by numba when it compiles; its environment variable goes first.
-if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
-    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+FOLDER = _cache_folder()
+"""Where compiled kernels are kept."""
+
+
+@cache
+def _shelf(folder: Path) -> Shelf:
+    """The compiled kernels in a folder. Kernels are pickled, so whoever can write to the folder can
+    run programs as this user: a folder that others can write to is not used, which is said.
+    """
+    if reason := private_folder(folder):
+        LOGGER.warning(
+            "%s; compiled kernels are not kept, so every run compiles them; NUMBA_CACHE_DIR names"
+            " another folder",
+            reason,
+        )
+        return Shelf(None)
+    return Shelf(folder, "free some space, or set NUMBA_CACHE_DIR to another folder")
+
+
+class _KernelCache(caching._Cache):
+    """The compiled forms of a function: a file for each signature.
+
+    Numba's own cache unpickles whatever is in its files, writes an index and its entries one after
+    the other, and looks in the folder of the sources where it cannot write to another one.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        code = function.__code__
+        place = Path(code.co_filename).resolve()
+        within = place.relative_to(_PLANNER) if place.is_relative_to(_PLANNER) else place
+        self._function = (
+            f"{within.as_posix()}:{code.co_firstlineno} {function.__qualname__}"
+            f" {hashlib.sha256(code.co_code).hexdigest()}"
+        )
+        self._enabled = True
+
+    @property
+    def cache_path(self) -> str:
+        """The folder, as numba shows it."""
+        return str(_shelf(FOLDER).folder)
+
+    def enable(self) -> None:
+        """Uses the cache from now on."""
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Leaves the cache alone from now on."""
+        self._enabled = False
+
+    def flush(self) -> None:
+        """Nothing: another state of the sources has another folder."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The function compiled for a signature; None if there is none."""
+        target_context.refresh()
+        shelf, name = _shelf(FOLDER), self._name(sig, target_context.codegen())
+        if not self._enabled or (content := shelf.get(name)) is None:
+            return None
+        rebuild = CompileResult._rebuild
+        return rebuild(target_context, *pickle.loads(content))  # type: ignore[no-untyped-call]
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keeps the function compiled for a signature."""
+        shelf = _shelf(FOLDER)
+        if not self._enabled or shelf.problem or data.lifted or data.library.has_dynamic_globals:
+            return
+        content = dumps(data._reduce())  # type: ignore[no-untyped-call]
+        shelf.put(self._name(sig, data.codegen), content)
+        if shelf.problem:
+            LOGGER.warning("%s; the next run compiles this again", shelf.problem)
+
+    def _name(self, sig: Any, codegen: Any) -> str:
+        """The file of a signature on this kind of processor."""
+        key = repr((self._function, sig, codegen.magic_tuple()))
+        return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}{_SUFFIX}"
 
 
 def compiled_before() -> bool:
     """Whether this version's kernels were compiled on this machine already."""
-    folder = Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
-    return any(folder.rglob("*.nbi"))
+    folder = _shelf(FOLDER).folder
+    return folder is not None and any(folder.glob(f"*{_SUFFIX}"))
+
+
+def _kept(compiled: Any) -> Any:
+    """A compiled function, with our cache; as it is where numba is told not to compile, and where
+    it has values from around it, which are not in its name.
+    """
+    if isinstance(compiled, Dispatcher) and compiled.py_func.__closure__ is None:
+        compiled._cache = _KernelCache(compiled.py_func)  # type: ignore[attr-defined]
+    return compiled
 
 
 @contextmanager
@@ -75,7 +170,7 @@ def compile_clock() -> Iterator[Callable[[], float]]:
 
 def njit(function: F) -> F:
     """Compiles a function for the machine, at its first call, and keeps the result."""
-    return cast(F, numba.njit(cache=True, error_model="numpy")(function))
+    return cast(F, _kept(numba.njit(error_model="numpy")(function)))
 
 
 def inner(function: F) -> F:
@@ -84,7 +179,7 @@ def inner(function: F) -> F:
     """
     # These two options are missing in numba's own type stubs.
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return cast(F, numba.njit(cache=True, error_model="numpy", **options)(function))
+    return cast(F, _kept(numba.njit(error_model="numpy", **options)(function)))
 
 
 def inlined(function: F) -> F:

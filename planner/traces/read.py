@@ -15,6 +15,7 @@ from planner.files import plan_from_plain, read_text, said, to_plain
 from planner.plan import Plan
 from planner.schedules.actions import AllReduce, Direction, parse
 from planner.simulator.timeline import Event, Timeline, Transfer
+from planner.support.reading import MAX_TRACE_BYTES
 from planner.traces.write import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
 
 ADVICE = (
@@ -52,7 +53,7 @@ def read_trace(path: Path) -> Trace:
     """
     form = f"a trace of the planner, {TRACE_FORMAT}"
     try:
-        plain = json.loads(read_text(path, form, ADVICE))
+        plain = json.loads(read_text(path, form, ADVICE, MAX_TRACE_BYTES))
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: expected {form}, this is no JSON: {error}; {ADVICE}") from None
     about = plain.get("otherData") if isinstance(plain, dict) else None

@@ -10,15 +10,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.files import write_atomically
+from planner.files import format_in
 from planner.schedules.actions import AllReduce, Direction, text
 from planner.simulator.timeline import Timeline, Transfer
+from planner.support.outputs import Kind
+from planner.support.writing import write_atomically
 
 _Record = dict[str, Any]
 _Track = tuple[int, str]
 
 TRACE_FORMAT = "planner-trace/1"
 COMPUTE, SUMS, TRANSFER = "compute", "sums", "transfer"
+TRACE_FILE = Kind("a trace", lambda path: format_in(path).startswith("planner-trace"))
 
 
 def chrome_trace(

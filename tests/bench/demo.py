@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.files import read_profile
+from planner.profilers.summary import summary
 from planner.profiles import Profile, slowdown_of
 from tests.support.models import cached
 
@@ -86,9 +87,8 @@ def main() -> None:
             profile = profiled(folder, not options.no_cache)
             for warning in profile.warnings:
                 print(f"    {warning}")
-            whole, alone_s = profile.whole_step, None
-            total_s = sum(one.forward_s + one.backward_s for one in profile.operators)
-            share = 2 * total_s / (whole.before_s + whole.after_s) if whole else float("nan")
+            alone_s = None
+            share = summary(profile).sum_per_whole or float("nan")
             for processes in numbers:
                 load = os.getloadavg()[0]
                 report = launched(folder, processes, options.steps)

@@ -408,7 +408,7 @@ def test_a_dimension_is_bound_once(folder):
 def test_ranks_get_options_that_are_zero(folder, monkeypatch):
     got = []
     monkeypatch.setattr(
-        "planner.launcher.torchrun.start_torchrun", lambda _, __, more: got.extend(more) or 0
+        "planner.launcher.processes.start_launch", lambda _, __, more: got.extend(more) or 0
     )
     monkeypatch.delenv("RANK", raising=False)
     run("launch", "s.json", "--nproc", "2", "--lr", "0", "--seed", "0", "--json")

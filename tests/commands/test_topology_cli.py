@@ -114,7 +114,7 @@ def test_a_hostfile_becomes_a_topology_that_solve_takes(folder):
     rates = ["--inside", "12 GB/s", "--between", "10Gbps", "-o", "new.yaml"]
     assert "wrote new.yaml" in run(*arguments, *rates).output
     text = (folder / "new.yaml").read_text()
-    assert text.startswith("# Imported from hostfile.\n")
+    assert text.startswith("# Imported from hostfile by planner topology import.\n")
     assert str(folder) not in text
     found = read_topology(folder / "new.yaml")
     assert [device.type for device in found.devices] == ["T4", "T4", "L4"]

@@ -11,7 +11,7 @@ import torch
 
 from planner.errors import FileError, LaunchError, OptionError
 from planner.files import write_plan
-from planner.launcher import run, torchrun, world
+from planner.launcher import processes, run, world
 from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
@@ -71,10 +71,10 @@ START = """
 import sys
 from pathlib import Path
 from planner.errors import PlannerError
-from planner.launcher import torchrun
-torchrun.CLI = Path("cli.py").absolute()
+from planner.launcher import processes
+processes.CLI = Path("cli.py").absolute()
 try:
-    sys.exit(torchrun.start_torchrun(Path("strategy.json"), int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(processes.start_launch(Path("strategy.json"), int(sys.argv[1]), sys.argv[2:]))
 except PlannerError as error:
     sys.exit(f"Error: {error}")
 """
@@ -258,7 +258,7 @@ def test_one_device_trains_without_torchrun(tmp_path, optimizer):
 
 
 def test_commands_are_shown_as_a_shell_takes_them():
-    assert torchrun.torchrun_command(Path("my plan.json"), 2).endswith("launch 'my plan.json'")
+    assert processes.torchrun_command(Path("my plan.json"), 2).endswith("launch 'my plan.json'")
 
 
 def test_a_loss_that_is_not_finite_is_noted_and_null_in_json(alone, monkeypatch):
@@ -301,15 +301,6 @@ def test_ranks_beyond_the_strategy_do_nothing(alone, seat):
     said = []
     assert launch(alone, report=said.append) is None
     assert said == ["rank 3 idles: the strategy needs 1 of the ranks"]
-
-
-def test_other_ranks_let_the_first_of_their_host_speak(tmp_path, seat, monkeypatch):
-    slept = []
-    monkeypatch.setattr(run.time, "sleep", slept.append)
-    seat(1, 2)
-    with pytest.raises(FileError):
-        launch(tmp_path / "none.json")
-    assert slept == [run.SPEAK_S]
 
 
 def test_another_model_is_refused_with_both_hashes(tmp_path):
@@ -504,7 +495,7 @@ def test_auto_runs_on_what_the_plan_was_made_for(monkeypatch):
 def test_nproc_below_the_devices_starts_nothing(tmp_path):
     path = write_case(tmp_path, Case((2, 1)))
     with pytest.raises(LaunchError, match=r"uses 3 devices, --nproc is 2; run: .* --nproc 3"):
-        torchrun.start_torchrun(path, 2)
+        processes.start_launch(path, 2)
 
 
 def test_recomputation_keeps_no_output(tmp_path):
@@ -522,4 +513,6 @@ def test_recomputation_keeps_no_output(tmp_path):
 
 
 def test_a_killed_rank_is_named(monkeypatch):
-    assert torchrun._obituary(2, 9) == "rank 2 was ended by SIGKILL; it may have been out of memory"
+    assert (
+        processes._obituary(2, 9) == "rank 2 was ended by SIGKILL; it may have been out of memory"
+    )

@@ -1,7 +1,13 @@
 """How much processes that compute at the same time slow each other."""
 
 import json
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +17,8 @@ from planner.profilers import contention as here
 from planner.profilers.contention import MachineContention, contention_of, slowdowns
 from planner.profiles import Contention
 from tests.support.builders import graph_of, profile_of
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -90,15 +98,69 @@ def test_contention_of_a_worker_that_fails_tells_its_last_line(tmp_path, monkeyp
         here._phases(1, (2,))
 
 
-def test_a_damaged_entry_of_contention_names_its_file(own_cache, monkeypatch):
-    seen = [*phases("compute", (2, 1.0)), *phases("memory", (2, 1.0))]
-    monkeypatch.setattr(here, "_phases", lambda threads, numbers: seen)
+def measured_quickly(monkeypatch):
+    """A number of measurements, which take no time."""
+    runs = []
+
+    def seen(threads, numbers):
+        runs.append(numbers)
+        return [*phases("compute", (2, 1.0)), *phases("memory", (2, 1.0))]
+
+    monkeypatch.setattr(here, "_phases", seen)
     monkeypatch.setattr(here, "MAX_WALL_PER_CPU", 1e9)
-    here.machine_contention(1, cached=True)
-    (path,) = own_cache.rglob("*.json")
-    path.write_text(json.dumps({"cores": 2}))
-    with pytest.raises(FileError, match=r"\.json: expected slowdowns.*; delete the file"):
-        here.machine_contention(1, cached=True)
+    return runs
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[" * 10**5, b'{"cores": 2}', b"\xff\x00"])
+def test_a_damaged_entry_of_contention_is_measured_anew_and_said(
+    own_cache, monkeypatch, caplog, damage
+):
+    runs = measured_quickly(monkeypatch)
+    first, _ = here.machine_contention(1, cached=True)
+    (path,) = own_cache.rglob("*.entry")
+    path.write_bytes(damage)
+    here._measured.cache_clear()
+    assert here.machine_contention(1, cached=True) == (first, "")
+    assert len(runs) == 2
+    assert f"{path}: expected an entry of the cache, but the entry is" in caplog.text
+    here._measured.cache_clear()
+    assert here.machine_contention(1, cached=True) == (first, "")
+    assert len(runs) == 2
+
+
+def test_contention_that_cannot_be_kept_is_said_with_the_path(own_cache, monkeypatch, caplog):
+    measured_quickly(monkeypatch)
+    own_cache.write_text("in the way")
+    measured, warning = here.machine_contention(1, cached=True)
+    assert measured is not None
+    assert warning == ""
+    assert re.search(r"cache/planner/contention/\w+\.entry: cannot be written: .+", caplog.text)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_processes_that_measure_contention_end_with_the_one_that_started_them():
+    code = "from planner.profilers import contention; contention._phases(1, (2,))"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
+        while len(family := processes_of(parent.pid)) < 3:  # the worker and what it has forked
+            assert parent.poll() is None
+            time.sleep(0.05)
+        parent.kill()
+    assert family
+    latest_s = time.monotonic() + 10.0
+    while processes_of(parent.pid):
+        assert time.monotonic() < latest_s
+        time.sleep(0.05)
+
+
+def processes_of(parent):
+    """The processes that measure contention for another one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            command = path.read_bytes().split(b"\0")[:-1]
+            if str(here._WORKER).encode() in command and command[-1] == str(parent).encode():
+                found.append(path.parent.name)
+    return found
 
 
 def test_a_profile_with_contention_is_written_and_read_and_one_without_is_as_before(tmp_path):

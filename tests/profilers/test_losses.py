@@ -29,8 +29,8 @@ def chain():
 
 
 def scores(folder, rows=512, classes=1000):
-    text = f"agraph (float[{rows},8] x) => (float[{rows},{classes}] y) {{ y = MatMul (x, w) }}"
-    return read(folder, text, {"w": (8, classes)})
+    text = f"agraph (float[N,8] x) => (float[N,{classes}] y) {{ y = MatMul (x, w) }}"
+    return read(folder, text, {"w": (8, classes)}, batch=rows)
 
 
 def of(model, kind=GPU):
@@ -123,7 +123,7 @@ def test_another_device_moves_the_bytes_of_a_loss_at_its_own_speed(tmp_path):
 
 
 def test_losses_lie_between_those_of_two_sizes(tmp_path):
-    low, high = (of(scores(tmp_path / str(n), rows=n)) for n in (2, 4))
+    low, high = (of(scores(tmp_path, rows=n)) for n in (2, 4))
     between = interpolated((low, high), 3)
     (cost,), (small,), (large,) = (p.loss_costs for p in (between, low, high))
     assert small.backward_s < cost.backward_s < large.backward_s

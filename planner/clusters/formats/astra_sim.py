@@ -26,11 +26,13 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from planner.errors import FileError
 from planner.files import said
-from planner.topology import Device, DeviceType, Host, Link, Topology
+from planner.topology import Device, DeviceType, Host, Link, Topology, too_many
 
 FORM = "an ASTRA-sim network YAML"
 FIELDS = ("topology", "npus_count", "bandwidth", "latency")
 GB_PER_S, NS = 1e9, 1e-9
+# In GB/s or ns: more is no figure of a link, and might not be a number in other units.
+MAX_FIGURE = 1e100
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +77,43 @@ def parse(text: str, path: Path) -> tuple[NetworkDimension, ...]:
             )
         )
     columns = zip(*(plain[field] for field in FIELDS), strict=True)
-    return tuple(
+    dimensions = tuple(
         NetworkDimension(shape, count, rate * GB_PER_S, latency * NS)
         for shape, count, rate, latency in columns
     )
+    size = too_many(*_parts(dimensions))
+    if size is not None:
+        raise FileError(f"{path}: npus_count: {size}")
+    return dimensions
+
+
+def _parts(dimensions: Sequence[NetworkDimension]) -> tuple[int, int, int]:
+    """The numbers of devices, of hosts and switches together, and of links, before any is made."""
+    count, inner = prod(one.count for one in dimensions), dimensions[0].count
+    switches = sum(count // one.count for one in dimensions if one.shape == "Switch")
+    pairs = sum(count // one.count * _num_pairs(one) for one in dimensions)
+    routers = 0 if _is_direct(dimensions) else count
+    return count, count // inner + switches + routers, 2 * (pairs + routers)
+
+
+def _num_pairs(dimension: NetworkDimension) -> int:
+    """How many pairs of ends a shape joins in one group."""
+    n = dimension.count
+    return {"Ring": n if n > 2 else 1, "FullyConnected": n * (n - 1) // 2}.get(dimension.shape, n)
+
+
+def _is_direct(dimensions: Sequence[NetworkDimension]) -> bool:
+    """Whether devices are linked without routers."""
+    return len(dimensions) == 1 and dimensions[0].shape != "Ring"
 
 
 def _wrong(plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Fields and the mistakes in them."""
     checks: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-        "topology": (" or ".join(SHAPES), lambda value: value in SHAPES),
+        "topology": (
+            " or ".join(SHAPES),
+            lambda value: isinstance(value, str) and value in SHAPES,
+        ),
         "npus_count": (
             "a whole number above 1",
             lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 1,
@@ -116,13 +145,13 @@ def _lengths(counts: Mapping[str, int]) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and value < MAX_FIGURE
 
 
 def to_topology(dimensions: Sequence[NetworkDimension], name: str, kind: DeviceType) -> Topology:
     """The devices `npu0`, `npu1`, .. in ASTRA-sim's order: the innermost dimension counts first."""
     count, inner = prod(one.count for one in dimensions), dimensions[0].count
-    direct = len(dimensions) == 1 and dimensions[0].shape != "Ring"
+    direct = _is_direct(dimensions)
     ends = [f"npu{i}" if direct else f"router{i}" for i in range(count)]
     switches = [] if direct else list(ends)
     links: list[Link] = []

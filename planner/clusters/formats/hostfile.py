@@ -13,10 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import FileError
-from planner.topology import Device, DeviceType, Host, Link, Topology
+from planner.topology import (
+    Device,
+    DeviceType,
+    Host,
+    Link,
+    Topology,
+    is_name,
+    too_many,
+    wrong_name,
+)
 
 FORM = "a DeepSpeed hostfile"
-_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+# More slots than a number of nine digits are no number of devices.
+_LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,9})")
 # From device to device, and from host to host: half on either side. From memory: PCIe and TCP over
 # Ethernet.
 INSIDE_LATENCY_S, BETWEEN_LATENCY_S = 10e-6, 25e-6
@@ -32,7 +42,7 @@ class Slots:
 
 def looks_like(text: str) -> bool:
     """Whether a line names slots."""
-    return re.search(r"^\s*\S+\s+slots\s*=", text, re.MULTILINE) is not None
+    return re.search(r"^[ \t]*\S+[ \t]+slots[ \t]*=", text, re.MULTILINE) is not None
 
 
 def parse(text: str, path: Path) -> tuple[Slots, ...]:
@@ -48,15 +58,26 @@ def parse(text: str, path: Path) -> tuple[Slots, ...]:
         match = _LINE.fullmatch(words)
         if match is not None and match[1] in slots:
             wrong.append(f"{path}: line {number}: {match[1]} is there twice")
+        elif match is not None and not is_name(match[1]):
+            wrong.append(f"{path}: line {number}: {wrong_name(match[1])}")
         elif match is not None and int(match[2]) > 0:
             slots[match[1]] = Slots(match[1], int(match[2]))
         elif words:
             wrong.append(f"{path}: line {number}: expected HOST slots=N, got {words!r:.60}")
     if not slots and not wrong:
         wrong.append(f"{path}: expected {FORM}, lines of HOST slots=N, found none")
+    size = _too_many(tuple(slots.values()))
+    if size is not None:
+        wrong.append(f"{path}: slots: {size}")
     if wrong:
         raise FileError("\n".join(wrong))
     return tuple(slots.values())
+
+
+def _too_many(slots: Sequence[Slots]) -> str | None:
+    """Why these are too many devices, hosts or links; None if they are not."""
+    devices, hosts = sum(one.count for one in slots), len(slots)
+    return too_many(devices, hosts + (hosts > 1), 2 * (devices + hosts))
 
 
 def to_topology(

@@ -8,6 +8,8 @@ from planner.clusters.routes import routes
 from planner.clusters.yaml.read import device_table
 from planner.errors import FileError, OptionError, TopologyError
 from planner.files import read_text
+from planner.support.printable import printable
+from planner.support.reading import MAX_CLUSTER_BYTES
 from planner.topology import DeviceType, Topology, problems
 
 NVIDIA_SMI, ASTRA_SIM, HOSTFILE = "nvidia-smi", "astra-sim", "hostfile"
@@ -56,9 +58,9 @@ def import_topology(
     """
     if form not in (None, *LOOKS_LIKE):
         raise OptionError(f"unknown format {form!r}; known: {', '.join(LOOKS_LIKE)}")
-    text = read_text(path, "a description of a cluster", "give another file")
+    text = read_text(path, "a description of a cluster", "give another file", MAX_CLUSTER_BYTES)
     form = form or detect(text, path)
-    given, name = dict(types or {}), path.stem
+    given, name = dict(types or {}), printable(path.stem)
     rates = inside_bytes_per_s, between_bytes_per_s
     if form != HOSTFILE and rates != (None, None):
         raise OptionError(f"--inside and --between are for hostfiles, and {path} is {form}")

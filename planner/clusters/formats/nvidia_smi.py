@@ -53,6 +53,8 @@ NVLINK_LATENCY_S, PCIE_LATENCY_S = 0.3e-6, 5e-6
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 STANDS_FOR = ("pcie", "bridge", "root", "numa")
 _CELL = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|PSB|SOC")
+# Of one machine. To join the pairs takes about the cube of the number.
+MAX_GPUS = 128
 # Older names.
 _OLD = {"SOC": "SYS", "PSB": "PIX"}
 
@@ -74,10 +76,9 @@ class Matrix:
 
 def looks_like(text: str) -> bool:
     """Whether a text has a head of GPUs and a row of the first one."""
-    head = re.search(r"^\s*GPU\d+(\s+\S.*)?$", text, re.MULTILINE)
-    return (
-        head is not None and re.search(r"^\s*GPU\d+\s+(X|NV\d+)\b", text, re.MULTILINE) is not None
-    )
+    head = re.search(r"^[ \t]*GPU\d+([ \t]+\S.*)?$", text, re.MULTILINE)
+    row = re.search(r"^[ \t]*GPU\d+[ \t]+(X|NV\d+)\b", text, re.MULTILINE)
+    return head is not None and row is not None
 
 
 def parse(text: str, path: Path) -> Matrix:
@@ -92,6 +93,11 @@ def parse(text: str, path: Path) -> Matrix:
     if start is None:
         raise FileError(f"{path}: expected {FORM}: a line with GPU0 GPU1 .., found none")
     columns = [word for word in lines[start].split() if re.fullmatch(r"GPU\d+", word)]
+    if len(columns) > MAX_GPUS:
+        raise FileError(
+            f"{path}: line {start + 1}: expected at most {MAX_GPUS} GPUs of one machine, got"
+            f" {len(columns)}"
+        )
     # After the GPUs come network cards, then the affinities, whose heads have several words.
     cards = [w for w in lines[start].split() if re.fullmatch(r"NIC\d+|mlx\w+|bnxt\w+|hfi\w+", w)]
     rows: dict[str, tuple[int, list[str]]] = {}

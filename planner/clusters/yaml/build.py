@@ -20,7 +20,18 @@ from planner.clusters.yaml.schema import (
     LinkSchema,
     TableSchema,
 )
-from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Topology
+from planner.topology import (
+    AllReduceTable,
+    Device,
+    DeviceType,
+    Host,
+    Link,
+    Topology,
+    is_name,
+    parts_of,
+    too_many,
+    wrong_name,
+)
 
 # Sections that `levels` makes up, so that a file with levels may not have them.
 _EXPLICIT_ONLY = ("hosts", "devices", "switches", "links")
@@ -137,6 +148,7 @@ class _Draft:
         own: names and ends of links that the body itself gave, which may not come twice. Others
             came with templates and the extended topology, and may be changed.
         partial: whether a template is missing, so that names may be unknown for that reason.
+        pairs: of ends that its links stand for, so far.
     """
 
     where: str
@@ -150,6 +162,7 @@ class _Draft:
     numbers: dict[str, int] = field(default_factory=dict)
     own: set[object] = field(default_factory=set)
     partial: bool = False
+    pairs: int = 0
 
     def complain(self, place: str, what: str) -> None:
         """Notes a mistake in a field."""
@@ -223,8 +236,8 @@ class _Draft:
 
     def _claim(self, place: str, name: str) -> bool:
         """Whether a name may be given to a new vertex."""
-        if not name or _pattern(name):
-            self.complain(place, f"expected a name without any of * ? [, got {name!r}")
+        if not is_name(name):
+            self.complain(place, wrong_name(name))
             return False
         if name in self._vertices:
             self.complain(place, f"{name}: the name is used twice")
@@ -244,8 +257,10 @@ class _Draft:
             if template is None:
                 self.partial = True
                 return
-            for _ in range(given.count or 1):
-                self._copy(template)
+            count = given.count or 1
+            if self._has_room(place, *(count * each for each in parts_of(template))):
+                for _ in range(count):
+                    self._copy(template)
             return
         if given.name is None and given.count is None:
             self.complain(f"{place}.name", "missing, or `template`")
@@ -263,8 +278,27 @@ class _Draft:
                     host = replace(host, memory_bytes=new.memory_bytes)
                 self.hosts[name] = host
             return
-        for name in self._new(f"{place}.name", stem, given.count):
-            self.hosts[name] = given.resolved(name)
+        if self._has_room(place, switches=given.count or 1):
+            for name in self._new(f"{place}.name", stem, given.count):
+                self.hosts[name] = given.resolved(name)
+
+    def _has_room(self, place: str, devices: int = 0, switches: int = 0, links: int = 0) -> bool:
+        """Whether there may be so many more parts, hosts counted as switches. If not, that is a
+        mistake, and names may be unknown for this reason.
+        """
+        return self._fits(
+            place,
+            len(self.devices) + devices,
+            len(self.hosts) + len(self.switches) + switches,
+            len(self.links) + links,
+        )
+
+    def _fits(self, place: str, devices: int, switches: int, links: int) -> bool:
+        size = too_many(devices, switches, links)
+        if size is not None:
+            self.complain(place, size)
+            self.partial = True
+        return size is None
 
     def _new(self, place: str, name: str, count: int | None) -> Iterator[str]:
         names = [name] if count is None else (self._next(name) for _ in range(count))
@@ -298,6 +332,8 @@ class _Draft:
         for key, value in (("type", given.type), ("host", given.host)):
             if value is None:
                 self.complain(f"{place}.{key}", "missing")
+        if not self._has_room(place, given.count or 1):
+            return
         for name in self._new(f"{place}.name", given.name, given.count):
             self.devices[name] = Device(name, given.type or "", given.host or "")
 
@@ -313,6 +349,9 @@ class _Draft:
         ends = [self._ends(f"{place}.{key}", end) for key, end in zip(fields, (a, b), strict=True)]
         if a == b and not _pattern(a):
             self.complain(place, f"{a} is linked to itself; leave that link out")
+        self.pairs += len(ends[0]) * len(ends[1])
+        if not self._fits(place, 0, 0, self.pairs):
+            return
         ways = dict.fromkeys(
             way
             for p, q in product(*ends)

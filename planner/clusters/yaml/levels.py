@@ -1,12 +1,24 @@
 """The shorthand for regular hierarchies, `levels`, written out as devices, switches and links."""
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 
 from planner.clusters.yaml.schema import BodySchema, LevelSchema
-from planner.topology import Device, DeviceType, Host, Level, Link, Topology, tables_among
+from planner.topology import (
+    Device,
+    DeviceType,
+    Host,
+    Level,
+    Link,
+    Topology,
+    tables_among,
+    too_many,
+)
 
 EITHER = "expected either `levels` with `device`, or `devices` with `links`"
+MAX_LEVELS = 64
 EMPTY = Topology("", (), (), (), (), ())
 
 
@@ -74,9 +86,22 @@ def regular_topology(
     kept = host.resolved("") if host else (base.hosts[0] if base else Host(""))
     if not levels:
         return EMPTY
+    size = too_many_levels(levels)
+    if size is not None:
+        context.wrong.append(f"{where}levels: {size}")
+        return EMPTY
     made = from_levels(tuple(levels), types[device], kept)
     names = {one.name for one in made.devices}
     return replace(made, tables=tables_among(base.tables, names) if base else ())
+
+
+def too_many_levels(levels: Sequence[Level]) -> str | None:
+    """Why there is no hierarchy of these levels, before it is written out; None if there is one."""
+    if len(levels) > MAX_LEVELS:
+        return f"expected at most {MAX_LEVELS} levels, got {len(levels)}"
+    # Members of each level, the outermost first; each has a link, and all but the devices a switch.
+    members = list(accumulate((level.count for level in reversed(levels)), mul))
+    return too_many(members[-1], 1 + sum(members[:-1]), 2 * sum(members))
 
 
 def changed_level(given: LevelSchema, old: Level | None, num_devices: int | None) -> Level | None:

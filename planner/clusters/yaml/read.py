@@ -79,9 +79,10 @@ def _find(name: str, folder: Path, without: tuple[Path, ...]) -> Path:
     for place in dict.fromkeys((folder, Path("topologies"), shipped("topologies"))):
         for file in wanted:
             path = place / file
-            if path.is_file() and path.resolve() not in without:
+            there = path.exists() and not path.is_dir()  # a pipe will do
+            if there and path.resolve() not in without:
                 return path
-            circle = circle or path.is_file()
+            circle = circle or there
     if circle:
         raise FileError(f"{name}: leads in a circle; name another topology")
     raise FileError(
@@ -144,6 +145,7 @@ class _File:
         notes: of the topologies that it uses.
         wrong: mistakes in it, without its path.
         wrong_elsewhere: mistakes in other files, with their paths.
+        made: the topologies that it extends and its templates, by name; None where unsound.
     """
 
     path: Path
@@ -153,6 +155,7 @@ class _File:
     notes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     wrong_elsewhere: list[str] = field(default_factory=list)
+    made: dict[str, Topology | None] = field(default_factory=dict)
 
     @property
     def types(self) -> dict[str, DeviceType]:
@@ -171,15 +174,25 @@ class _File:
         )
 
     def _other(self, place: str, name: str, within: tuple[str, ...]) -> Topology | None:
-        """A topology that is extended or is a template; None after its problems are noted."""
-        body: BodySchema | None = self.schema.templates.get(name)
+        """A topology that is extended or is a template; None after its problems are noted. Each is
+        made once: templates of templates would be made for every way that leads to them.
+        """
         if name in within:
             self.wrong.append(f"{place}: {' -> '.join((*within, name))} leads in a circle")
             return None
-        if body is not None:
-            before = len(self.wrong)
-            topology = build(body, f"templates.{name}.", self.context(self.types, (*within, name)))
-            return topology if len(self.wrong) == before else None
+        if name not in self.made:
+            body = self.schema.templates.get(name)
+            self.made[name] = (
+                self._from_file(place, name) if body is None else self._template(name, body, within)
+            )
+        return self.made[name]
+
+    def _template(self, name: str, body: BodySchema, within: tuple[str, ...]) -> Topology | None:
+        before = len(self.wrong)
+        topology = build(body, f"templates.{name}.", self.context(self.types, (*within, name)))
+        return topology if len(self.wrong) == before else None
+
+    def _from_file(self, place: str, name: str) -> Topology | None:
         users = (*self.users, self.path.resolve())
         try:
             path = _find(name, self.path.parent, users)

@@ -20,6 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from planner import units
 from planner.errors import FileError, UnitError
 from planner.files import complaint, read_text, said, without_format
+from planner.support.reading import MAX_CLUSTER_BYTES
 from planner.topology import DeviceType, Host, Sharing
 
 # The largest number of anything in a file: nobody has more, and all members are written out.
@@ -255,7 +256,7 @@ def plain_yaml(path: Path, form: str) -> dict[str, Any]:
         FileError: if it is missing, no YAML, or of another format.
     """
     advice = "see the presets in topologies/ for examples"
-    content = read_text(path, form, advice)
+    content = read_text(path, form, advice, MAX_CLUSTER_BYTES)
     try:
         plain = YAML(typ="safe", pure=True).load(content)
     except MarkedYAMLError as error:

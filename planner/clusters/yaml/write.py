@@ -5,6 +5,7 @@ digits in the smallest one. Levels, patterns and templates are written out.
 """
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,20 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from planner import units
 from planner.clusters.yaml.read import TOPOLOGY_FORMAT, device_table
-from planner.files import write_atomically
+from planner.errors import FileError
+from planner.support.outputs import Kind, head_of
+from planner.support.printable import printable, printable_lines
+from planner.support.reading import MAX_CLUSTER_BYTES
+from planner.support.writing import write_atomically
 from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Sharing, Topology
+from planner.units import format_bytes
 
 _RATES = {k: v for k, v in units.BYTES_PER_S.items() if k.endswith("B/s") and "i" not in k}
 # An entry stays on one line, however long.
 _WIDTH = 1_000_000
+# The first comment of a file that a command has written: a topology by hand is not overwritten.
+_BY_US = re.compile(r"# .* by planner topology (probe|import)\b")
+TOPOLOGY_FILE = Kind("a topology", lambda path: _BY_US.match(head_of(path)) is not None)
 
 
 def write_topology(topology: Topology, path: Path, comments: Sequence[str] = ()) -> None:
@@ -29,11 +38,18 @@ def write_topology(topology: Topology, path: Path, comments: Sequence[str] = ())
     Raises:
         FileError: if it cannot be written.
     """
-    write_atomically(path, topology_yaml(topology, comments).encode())
+    content = topology_yaml(topology, comments).encode()
+    if len(content) > MAX_CLUSTER_BYTES:
+        raise FileError(
+            f"{path}: cannot be written: expected at most {format_bytes(MAX_CLUSTER_BYTES)}, which"
+            f" is the most that is read, got {format_bytes(len(content))}; give shorter names"
+        )
+    write_atomically(path, content)
 
 
 def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
-    """The text of the file.
+    """The text of the file. Characters that cannot be seen are escaped; with them, for want of a
+    finer switch, all that are not ASCII.
 
     Args:
         topology: sound; its levels are written out as devices and links.
@@ -51,9 +67,16 @@ def topology_yaml(topology: Topology, comments: Sequence[str] = ()) -> str:
     file = CommentedMap(format=TOPOLOGY_FORMAT, name=topology.name)
     file.update((name, section) for name, section in sections.items() if section)
     if comments:
-        file.yaml_set_start_comment("\n".join(comments))
+        file.yaml_set_start_comment("\n".join(map(printable, comments)))
+    text = _dumped(file, allow_unicode=True)
+    if printable_lines(text) == text:
+        return text
+    return _dumped(file, allow_unicode=False)
+
+
+def _dumped(file: CommentedMap, *, allow_unicode: bool) -> str:
     yaml = YAML()
-    yaml.width = _WIDTH
+    yaml.width, yaml.allow_unicode = _WIDTH, allow_unicode
     yaml.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
     yaml.dump(file, text)
