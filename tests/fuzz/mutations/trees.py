@@ -17,7 +17,11 @@ RAW_JSON = (
     "[" * 5000 + "]" * 5000, '{"a":' * 3000 + "1" + "}" * 3000, "01", "'x'", "undefined", "",
     '"\\ud800"', '"\\u0000"', '1, "format": 1',
 )  # fmt: skip
+_LAUGHS = ", ".join(
+    ["&a0 [x, x]", *(f"&a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+)
 RAW_YAML = (
+    f"[{_LAUGHS}]",
     ".nan", ".inf", "-.inf", "9" * 400, "9" * 5000, "[" * 3000 + "]" * 3000, "!!set {a, b}",
     "!!python/object:os.x []", "!!binary x", "!!timestamp 2001-01-01", "2001-01-01", "0x1F", "0o17",
     "1_0", "yes",
