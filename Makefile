@@ -6,7 +6,7 @@ OUT ?= .cache/strategies
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-memory bench-zoo docs check clean
+.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-memory bench-zoo docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,6 +31,9 @@ test: $(READY) ## the tests without the slow ones
 
 test-all: $(READY) ## all tests
 	$(BIN)/python -m pytest
+
+fuzz: $(READY) ## 5,000 damaged, hostile and odd files through the commands (about 10 minutes)
+	$(BIN)/python -m tests.fuzz
 
 lint: $(READY) ## style, imports per layer
 	$(BIN)/ruff check .
