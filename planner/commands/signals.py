@@ -27,6 +27,10 @@ GRACE_S = 5.0
 own steps, and a call of another language may take long."""
 
 
+AGAIN_S = 0.01
+"""Time after which a signal is sent again that nobody has taken, in s."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends a command as Ctrl-C does."""
 
@@ -83,6 +87,7 @@ def ended_by_signals() -> Iterator[None]:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _handle)
+    sys.unraisablehook = _again
     _watch()
     try:
         yield
@@ -100,11 +105,22 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    """Acts on a signal."""
+    """Acts on a signal. Python swallows an exception where there is nobody to take it, as in the
+    callbacks of an import or a destructor; then the signal comes again a little later.
+    """
     if _state is _State.LOADING:
         _say_and_exit(128 + number)
     if _state is _State.RUNNING:
         raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _again(swallowed: "sys.UnraisableHookArgs") -> None:
+    """Sends the signal again whose exception was swallowed; says other exceptions as usual."""
+    if not issubclass(swallowed.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(swallowed)
+        return
+    number = signal.SIGTERM if issubclass(swallowed.exc_type, Terminated) else signal.SIGINT
+    threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
 
 
 def _ours() -> bool:

@@ -305,3 +305,28 @@ def test_a_full_disk_for_the_cache_is_said_once_and_nothing_stops(folder, small_
     assert FULL in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not [one for one in small_disk.rglob("*") if one.suffix == ".part"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_in_a_destructor_is_not_lost(name, code):
+    """Python swallows an exception that is raised there."""
+    program = f"""
+import os, signal, time
+from planner.commands.signals import ended_by_signals, tidying_up
+class Held:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{name})
+        for _ in range(1000):
+            pass
+with ended_by_signals():
+    try:
+        with tidying_up():
+            Held()
+            time.sleep(20)
+    except KeyboardInterrupt:
+        raise SystemExit({code})
+"""
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    assert time.monotonic() - begin < 15
