@@ -16,7 +16,7 @@ def main() -> int:
     """Runs the cases that are asked for; 1 if one has problems."""
     given = _arguments()
     if given.only is not None:
-        numbers = [given.only]
+        numbers = given.only
     else:
         numbers = [n for n in range(given.cases) if given.suite in (None, suite_of(n))]
     limits = Limits(seconds=given.seconds)
@@ -52,7 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=5000, help="the first N (default: 5000)")
     parser.add_argument("--suite", choices=SUITES, help="of these only those of a suite")
-    parser.add_argument("--only", type=int, metavar="CASE", help="one case")
+    parser.add_argument("--only", type=int, nargs="+", metavar="CASE", help="these cases")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the inputs in a folder")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60.0, help="limit of a command")

@@ -85,8 +85,10 @@ def _cause(err: str) -> str:
 
 
 def _place(err: str) -> str:
-    """Where a command that hangs was: the innermost place in the package."""
-    places = FRAME.findall(err)
+    """Where a command that hangs was: the innermost place in the package of the first thread,
+    which is the last one printed.
+    """
+    places = FRAME.findall(err.rpartition("Thread 0x")[2])
     return f" in {places[0][0]} {places[0][1]}" if places else ""
 
 
