@@ -13,7 +13,7 @@ from typing import IO, Any, NoReturn
 import click
 
 from planner import api
-from planner.commands.printing import say, say_lines
+from planner.commands.printing import say, say_lines, shortened
 from planner.commands.signals import STOPPED, TERMINATED, WORDS, Terminated, tidying_up
 from planner.errors import PlannerError, Stopped
 
@@ -22,12 +22,12 @@ FAILED = 1
 
 
 class Mistake(click.ClickException):
-    """An error whose message is broken between words on a terminal."""
+    """An error whose message is broken between words on a terminal, and is not endless."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Prints it on standard error, or into a file."""
         if file is None:
-            say_lines(f"Error: {self.format_message()}", err=True)
+            say_lines(f"Error: {shortened(self.format_message())}", err=True)
         else:
             super().show(file)
 

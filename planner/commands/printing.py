@@ -30,6 +30,8 @@ STYLES = {
 }  # fmt: skip
 # Width of tables where there is no terminal to ask.
 PIPED_WIDTH = 160
+# Of a message, and characters of each.
+MAX_LINES, MAX_LINE = 20, 1000
 # Longer words may be broken in tables.
 MAX_WORD = 30
 
@@ -60,6 +62,23 @@ def say_lines(text: str, *, err: bool = False) -> None:
         width = shutil.get_terminal_size().columns
         text = "\n".join(wrapped(line, width) for line in text.splitlines())
     click.echo(text, err=err)
+
+
+def shortened(message: str) -> str:
+    """A message of as many lines as people read, without the middle of lines that are too long.
+    A file may have thousands of mistakes and names of any length. The last line may be advice.
+
+    >>> print(shortened("\\n".join(f"line {i}: wrong" for i in range(99))).splitlines()[-3:])
+    ['line 17: wrong', 'and 80 more lines', 'line 98: wrong']
+    """
+    lines = [
+        line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 300]} .. {line[-300:]}"
+        for line in message.split("\n")
+    ]
+    left_out = len(lines) - MAX_LINES
+    if left_out > 1:
+        lines[MAX_LINES - 2 : -1] = [f"and {left_out + 1} more lines"]
+    return "\n".join(lines)
 
 
 def wrapped(line: str, width: int) -> str:

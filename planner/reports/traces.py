@@ -1,5 +1,6 @@
 """Two traces side by side, as tables and as JSON."""
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from planner.reports.tables import Table
@@ -33,7 +34,7 @@ def _row(one: "ComparedTime") -> tuple[str, ...]:
         str(one.count),
         format_seconds(one.predicted_s),
         format_seconds(one.measured_s),
-        f"{100 * one.error:+.1f} %",
+        f"{100 * one.error:+.1f} %" if isfinite(one.error) else "-",
     )
 
 

@@ -87,7 +87,7 @@ def same_file(one: Path, other: Path) -> bool:
         return one.resolve() == other.resolve() or one.samefile(other)
     except FileNotFoundError:
         return False
-    except (OSError, RuntimeError):  # a link in a circle, or a name that no file can have
+    except (OSError, RuntimeError, ValueError):  # a link in a circle, or a name no file can have
         return one.absolute() == other.absolute()
 
 

@@ -21,9 +21,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
+from planner.clusters.yaml.schema import yaml_of
 from planner.errors import FileError
 from planner.files import said
 from planner.topology import Device, DeviceType, Host, Link, Topology, too_many
@@ -57,13 +55,7 @@ def parse(text: str, path: Path) -> tuple[NetworkDimension, ...]:
     Raises:
         FileError: if it is no YAML, with the line, or has wrong fields, all of them.
     """
-    try:
-        plain = YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as error:
-        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise FileError(f"{path}: {where}this is no YAML: {error.problem}") from None
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: this is no YAML: {str(error).splitlines()[0]}") from None
+    plain = yaml_of(text, path)
     if not isinstance(plain, dict):
         raise FileError(f"{path}: expected {FORM}, a mapping, got {said(plain)}")
     lines = {line.partition(":")[0].strip(): i for i, line in enumerate(text.splitlines(), start=1)}

@@ -257,16 +257,31 @@ def plain_yaml(path: Path, form: str) -> dict[str, Any]:
     """
     advice = "see the presets in topologies/ for examples"
     content = read_text(path, form, advice, MAX_CLUSTER_BYTES)
+    fields: dict[str, Any] = without_format(yaml_of(content, path), path, form, advice)  # type: ignore[assignment]
+    return fields
+
+
+def yaml_of(text: str, path: Path) -> object:
+    """The value of a text in YAML.
+
+    Args:
+        path: where the text is from, for messages.
+
+    Raises:
+        FileError: if it is no YAML, with the line where that is known.
+    """
     try:
-        plain = YAML(typ="safe", pure=True).load(content)
+        return YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise FileError(f"{path}: {where}this is no YAML: {error.problem}") from None
     except (YAMLError, ValueError, RecursionError) as error:
-        why = str(error).splitlines()[0]
-        raise FileError(f"{path}: this is no YAML: {why}") from None
-    fields: dict[str, Any] = without_format(plain, path, form, advice)  # type: ignore[assignment]
-    return fields
+        raise FileError(f"{path}: this is no YAML: {str(error).splitlines()[0]}") from None
+    except TypeError:  # of ruamel.yaml, where a mapping has a mapping as a key
+        raise FileError(
+            f"{path}: expected names before colons, got a mapping or a list; look at the"
+            " indentation, and for lines that begin with ?"
+        ) from None
 
 
 # Sound values that stand for wrong ones while the rest of a file is checked.
@@ -301,6 +316,8 @@ def checked_topology(plain: Mapping[str, Any], path: Path) -> tuple[TopologySche
 
 def _mend(plain: dict[str, Any], location: tuple[int | str, ...], kind: str) -> None:
     """Takes an unknown field out of a file, or replaces a wrong quantity by a sound one."""
+    if not location:  # what is wrong about the file as a whole stays
+        return
     first, *_ = location
     if first == "tables":
         plain.pop("tables", None)

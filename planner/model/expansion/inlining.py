@@ -35,7 +35,8 @@ def inlined(proto: ModelProto) -> ModelProto:
     A node of a body has the metadata of the call, unless it brings its own under that key.
 
     Raises:
-        ModelError: if onnx cannot inline them, because they call each other in a circle.
+        ModelError: if onnx cannot inline them, because they call each other in a circle, or a call
+            has more inputs or outputs than the function.
     """
     if not proto.functions:
         return proto
@@ -45,9 +46,11 @@ def inlined(proto: ModelProto) -> ModelProto:
         proto = _with_metadata_of_calls(proto)
     try:
         return onnx.inliner.inline_local_functions(proto)
-    except ValidationError as error:
+    except (ValidationError, RuntimeError) as error:
+        # Of a failed assertion, only the explanation is for people.
+        why = str(error).rpartition("failed: ")[2]
         raise ModelError(
-            f"functions: expected some that can be inlined: {error}; export the model without them"
+            f"functions: expected some that can be inlined: {why}; export the model without them"
         ) from None
 
 
