@@ -106,10 +106,10 @@ def test_a_success_and_a_refusal_are_fine(tmp_path):
         (
             {
                 "stderr": b"Traceback (most recent call last):\n"
-                b'  File "/a/planner/b.py", line 1, in read\n    boom\n'
+                b'  File "planner/files.py", line 1, in read\n    boom\n'
                 b"KeyError: 'a'\n"
             },
-            "traceback: KeyError: 'a' in planner/b.py read",
+            "traceback: KeyError: 'a' in planner/files.py read",
         ),
     ],
 )

@@ -246,6 +246,11 @@ def test_a_network_that_is_no_yaml_says_the_line(imported):
         imported("topology: [ Ring ]\nnpus_count: [ 2 }\n", device="T4")
 
 
+def test_a_list_as_a_key_is_refused(imported):
+    with pytest.raises(FileError, match="expected names before colons, got a mapping or a list"):
+        imported("? - {topology: [ Ring ]}\ntopology: [ Ring ]\nnpus_count: [ 2 ]\n", device="T4")
+
+
 # ------------------------------------------------------------------------------ hostfile
 
 

@@ -224,6 +224,20 @@ def test_a_host_of_no_fit_name_is_refused(tmp_path, name):
     assert "\x1b" not in output
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("? - {hosts: a}\n", "expected names before colons, got a mapping or a list"),
+        ('"a\\uDFFFb": 2\n', "expected a valid string, unable to parse raw data"),
+    ],
+)
+def test_odd_keys_are_refused(tmp_path, text, message):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"format: planner-topology/1\nname: c\n{text}")
+    with pytest.raises(FileError, match=message):
+        read_topology(path)
+
+
 @pytest.mark.parametrize("name", ['"a\\x1bb"', '"a\\nb"', '"\\ud800"'])
 def test_names_in_a_file_are_checked_likewise(tmp_path, name):
     text = f"hosts: [{{name: {name}}}]\ndevices: [{{name: g, type: T4, host: {name}}}]\n"

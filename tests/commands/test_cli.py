@@ -509,3 +509,13 @@ def test_a_rank_leaves_without_pythons_clean_up_and_with_all_its_output(rank):
     )
     assert done.returncode == 3, done.stderr
     assert done.stdout == ("said\ncleaned up\n" if rank is None else "said\n")
+
+
+def test_of_thousands_of_mistakes_some_are_shown(folder):
+    wrong = f"{'x' * 1200} slots=0\n"
+    (folder / "hostfile").write_text(wrong * 3000)
+    how = ("--from", "hostfile", "--device", "T4", "-o", "new.yaml")
+    lines = run("topology", "import", "hostfile", *how, code=1).output.splitlines()
+    assert len(lines) == 20 and lines[-2] == "and 2981 more lines"
+    assert lines[0].startswith("Error: hostfile: line 1: expected HOST slots=N")
+    assert max(map(len, lines)) < 1100

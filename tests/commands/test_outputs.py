@@ -306,6 +306,10 @@ def test_a_folder_that_takes_no_files_is_refused(folder, name, monkeypatch):
     assert "takes no files of yours" in refused(folder, *command, "sealed/x.json")
 
 
+def test_a_name_that_no_file_can_have_is_no_other_file(tmp_path):
+    check_output({"trace": tmp_path / "x"}, {"model": Path("a\0b"), "profile": Path("a" * 9000)})
+
+
 def test_two_outputs_of_one_kind_of_file_are_told_apart(tmp_path):
     with pytest.raises(OptionError, match="a trace and a picture would be one file"):
         check_output({"trace": tmp_path / "x", "picture": tmp_path / "x"}, {})

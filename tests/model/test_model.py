@@ -159,6 +159,15 @@ def test_functions_of_the_model_are_inlined(tmp_path):
     assert found.hash == content_hash(model)
 
 
+def test_a_call_with_more_inputs_than_its_function_is_refused(tmp_path):
+    text = """<ir_version: 8, opset_import: ["" : 18, "own" : 1]>
+        model (float[2] x) => (float[2] y) { y = own.Same(x, x) }
+        <domain: "own", opset_import: ["" : 18]> Same (a) => (b) { b = Identity(a) }"""
+    said = "functions: expected some that can be inlined: Number of actual parameters cannot exceed"
+    with pytest.raises(ModelError, match=said):
+        load(saved(onnx.parser.parse_model(text), tmp_path))
+
+
 # Names
 
 

@@ -8,6 +8,7 @@ import pytest
 from planner.errors import FileError, OptionError
 from planner.launcher import clocks
 from planner.launcher.clocks import Clock, Reading, read_clock
+from planner.reports.traces import trace_tables
 from planner.schedules.actions import AllReduce, Compute, Direction, Step
 from planner.simulator.timeline import Event, Timeline, Transfer
 from planner.traces.comparison import compare_traces, overlay
@@ -146,6 +147,12 @@ def test_predicted_and_measured_stand_side_by_side():
     # From when the last member has come.
     assert found.sums[0].predicted_s == pytest.approx(0.001)
     assert [one.what for one in found.steps] == ["step on gpu0", "step on gpu2"]
+
+
+def test_a_time_that_was_measured_as_0_has_no_error():
+    nothing = replace(timeline(), iteration_s=0.0)
+    found = compare_traces(Trace(timeline(), NAMES, None), Trace(nothing, NAMES, None))
+    assert trace_tables(found)[0].rows[0][-1] == "-"
 
 
 def test_traces_of_different_strategies_are_refused():
