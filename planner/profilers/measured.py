@@ -383,7 +383,7 @@ class _ModelTimer:
                 outputs = module.forward(*inputs)
             return [outputs[position] for position in positions]
 
-        def whole() -> StepTimes:
+        def whole() -> "StepTimes":
             with told_whole(self.model, module):
                 return whole_step_s(forward, [one.run for one in self.losses], self.watch)
 
