@@ -2,7 +2,7 @@
 
 from planner.commands.signals import ended_at_once, ended_by_signals
 
-with ended_at_once():
+with ended_at_once():  # until `start` takes over, a moment later
     import click
 
     from planner import __version__
@@ -19,25 +19,23 @@ with ended_at_once():
     from planner.commands.solve import solve
     from planner.commands.topology import topology
 
+    @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+    @click.version_option(__version__)
+    def main() -> None:
+        """Plans how to train an ONNX model on several devices, says how good that is, and runs it.
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__)
-def main() -> None:
-    """Plans how to train an ONNX model on several devices, says how good the plan is, and runs it.
+        \b
+        planner export nets:model -o model.onnx
+        planner profile model.onnx
+        planner solve --gpus 8 --topology p3.yaml
+        torchrun --nproc-per-node 8 --no-python planner launch strategy.json
+        """
 
-    \b
-    planner export nets:model -o model.onnx
-    planner profile model.onnx
-    planner solve --gpus 8 --topology p3.yaml
-    torchrun --nproc-per-node 8 --no-python planner launch strategy.json
-    """
-
-
-for command in (
-    export, inspect, profile, solve, compare, simulate, launch, compare_trace, calibrate, topology,
-    convert,
-):  # fmt: skip
-    main.add_command(command)
+    for command in (
+        export, inspect, profile, solve, compare, simulate, launch, compare_trace, calibrate,
+        topology, convert,
+    ):  # fmt: skip
+        main.add_command(command)
 
 
 def start() -> None:

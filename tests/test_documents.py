@@ -24,6 +24,8 @@ WRITTEN = {
     "tests/exporting/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
+    "tests/launcher/test_ending.py": {"mine.py"},
+    "tests/test_fuzz.py": {"/a/planner/b.py", "planner/b.py"},
     "tests/solvers/test_registry.py": {"toy.py"},
     "tests/profilers/test_contention.py": {"worker.py"},
     "tests/support/memory_runs.py": {"worker.py"},

@@ -6,6 +6,7 @@ was begun can be tidied up. Ranks of a launcher have handlers of their own.
 This module is imported before all others, so it imports nothing that takes time.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -89,6 +90,7 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, _handle)
     sys.unraisablehook = _again
     _watch()
+    atexit.register(_ignore_signals)  # the first to be registered is the last to be called
     try:
         yield
     except SystemExit as end:
@@ -102,6 +104,13 @@ def ended_by_signals() -> Iterator[None]:
             _flush()
             os._exit(code)
         raise
+
+
+def _ignore_signals() -> None:
+    """Python's very last steps would give signals their usual effect again."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

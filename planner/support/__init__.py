@@ -1,1 +1,1 @@
-"""What any module may need: memos by identity, compiled functions, types of arrays."""
+"""What any module may need: memos by identity, compiled functions, caches, types of arrays."""

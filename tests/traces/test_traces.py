@@ -97,10 +97,19 @@ def slice_of(plain, kind="compute"):
             "process 9 has no name",
         ),
         (lambda plain: plain["otherData"].update(iteration_s=float("nan")), "iteration_s: .* nan"),
-        (lambda plain: plain["otherData"].update(iteration_s=10**400), "iteration_s: .* got 1000"),
-        (lambda plain: slice_of(plain).update(ts=10**400), "ts: expected a time in us, got 1000"),
+        (
+            lambda plain: plain["otherData"].update(iteration_s=10**400),
+            "iteration_s: .* got a number",
+        ),
+        (
+            lambda plain: slice_of(plain).update(ts=10**400),
+            "ts: expected a time in us, got a number",
+        ),
         (lambda plain: slice_of(plain).update(dur=float("inf")), "dur: expected a time in us"),
-        (lambda plain: slice_of(plain).update(pid=10**400), "pid: expected 0 to 2147483647, got 1"),
+        (
+            lambda plain: slice_of(plain).update(pid=10**400),
+            "pid: expected 0 to 2147483647, got a number",
+        ),
         (lambda plain: slice_of(plain).update(pid="1"), "pid: expected 0 to 2147483647, got '1'"),
         (lambda plain: slice_of(plain).update(name="9" * 400 + "F0"), "is no action"),
         (lambda plain: slice_of(plain, "transfer").update(args={"bytes": -1}), "bytes: expected"),
