@@ -140,6 +140,14 @@ def test_no_number_and_no_json_in_results_are_problems(tmp_path):
     assert of(with_(FINE, stdout=b"gap nan %"), tmp_path) == ["nan in the output"]
 
 
+def test_pictures_and_texts_that_a_name_has_broken_are_problems(tmp_path):
+    (tmp_path / "a.svg").write_text("<svg><text>a<b</text></svg>")
+    (tmp_path / "b.yaml").write_text("name: a\x1b[31m\n")
+    found = of(FINE, tmp_path, before={})
+    assert found[0].startswith("a.svg: not well-formed")
+    assert found[1:] == ["control character '\\x1b' in b.yaml"]
+
+
 # ------------------------------------------------------------------------------ the process
 
 

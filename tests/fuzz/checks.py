@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
@@ -134,12 +135,19 @@ def _results(folder: Path, names: Sequence[str]) -> Iterator[str]:
         try:
             if path.suffix == ".onnx":
                 ModelProto.FromString(content)
-            elif content.lstrip()[:1] in (b"{", b"["):
-                _strict_json(content.decode())
-            elif match := NOT_A_NUMBER.search(content.decode()):
+                continue
+            text = content.decode()
+            if text.lstrip().startswith(("{", "[")):
+                _strict_json(text)
+            elif match := NOT_A_NUMBER.search(text):
                 yield f"{match[0]} in {name}"
-        except (ValueError, DecodeError) as error:
+            if path.suffix == ".svg":
+                ElementTree.fromstring(text)
+        except (ValueError, DecodeError, ElementTree.ParseError) as error:
             yield f"{name}: {error}"
+            continue
+        if match := CONTROL.search(text):
+            yield f"control character {match[0]!r} in {name}"
 
 
 def _strict_json(text: str) -> None:

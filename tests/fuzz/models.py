@@ -7,7 +7,7 @@ from zlib import crc32
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 HEAD = '<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1, "own" : 1]>'
 TEXTS: Mapping[str, str] = {
@@ -198,11 +198,3 @@ def outside(proto: ModelProto, file: str) -> bytes:
             tensor.external_data.add(key=key, value=str(value))
         data += raw
     return data
-
-
-def attributes() -> list[onnx.AttributeProto]:
-    """An attribute of every type."""
-    return [
-        helper.make_attribute("a", value)
-        for value in (1, 1.5, "text", [1, 2], [1.5], ["a", "b"], [0, 2**62], "\x1b[31m")
-    ]
