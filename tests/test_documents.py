@@ -25,7 +25,6 @@ WRITTEN = {
     "tests/bench/profile.py": {"training.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/launcher/test_ending.py": {"mine.py"},
-    "tests/test_fuzz.py": {"/a/planner/b.py", "planner/b.py"},
     "tests/solvers/test_registry.py": {"toy.py"},
     "tests/profilers/test_contention.py": {"worker.py"},
     "tests/support/memory_runs.py": {"worker.py"},
