@@ -322,7 +322,9 @@ def _threads(plan: Plan, findings: Sequence[Findings]) -> list[str]:
 
 def _diverged(loss: tuple[float, ...]) -> list[str]:
     """A note if a loss is not finite."""
-    return [] if all(map(math.isfinite, loss)) else ["the loss is not finite"]
+    if all(map(math.isfinite, loss)):
+        return []
+    return ["the loss is not finite: look for weights that are not, or lower --lr"]
 
 
 def _short(steps: int) -> list[str]:

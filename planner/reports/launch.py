@@ -88,7 +88,10 @@ def _time_cells(predicted_s: float, measured_s: float, comparable: bool) -> tupl
 
 def loss_lines(report: "LaunchReport") -> tuple[str, ...]:
     """The losses, the number of steps, and the first and last value."""
-    values = f"{report.loss[0]:.4f} -> {report.loss[-1]:.4f}"
+    values = " -> ".join(
+        f"{loss:.4f}" if math.isfinite(loss) else "not finite"
+        for loss in (report.loss[0], report.loss[-1])
+    )
     return (*chosen_losses(report.losses), f"{count(report.steps, 'step')}, loss {values}")
 
 

@@ -19,7 +19,7 @@ from planner.model.losses import LossOptions, losses
 from planner.operators import to_torch
 from planner.operators.losses import criterion
 from planner.problem import Optimizer
-from planner.reports.launch import launch_json, launch_tables
+from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
 from planner.strategy import GradientSum
 from planner.traces.read import read_trace
@@ -266,7 +266,9 @@ def test_a_loss_that_is_not_finite_is_noted_and_null_in_json(alone, monkeypatch)
     nothing = lambda loss: lambda output, target: output.sum() * torch.nan  # noqa: E731
     monkeypatch.setattr(run, "criterion", nothing)
     found = launch(alone, steps=2)
-    assert found.notes == ("the loss is not finite",)
+    said = "the loss is not finite: look for weights that are not, or lower --lr"
+    assert found.notes == (said,)
+    assert loss_lines(found)[-1].endswith("loss not finite -> not finite")
     assert launch_json(found)["loss"] == [None, None]
 
 
