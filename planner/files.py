@@ -319,7 +319,9 @@ def said(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**60:
         return "a number of more than 60 digits"  # Python writes out no number of 4,300 digits
     kinds = ((dict, "a mapping"), ((list, tuple), "a list"), (type(None), "nothing"))
-    return next((kind for of, kind in kinds if isinstance(value, of)), f"{value!r:.60}")
+    # Only what is no list: one of YAML may hold itself, or many times what another one holds.
+    kind = next((kind for of, kind in kinds if isinstance(value, of)), None)
+    return kind or f"{value!r:.60}"
 
 
 def complaint(path: Path, error: ValidationError) -> FileError:

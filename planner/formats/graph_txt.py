@@ -406,8 +406,8 @@ def _lines(graph: GraphText) -> Iterator[str]:
         )
         text = ", ".join(f"{field}={value}" for field, value in zip(_FIELDS, figures, strict=True))
         stage = "" if node.stage is None else f" -- stage_id={node.stage}"
-        yield f"{node.name} -- {node.description} -- {text}{stage}"
-    yield from (f"\t{source} -- {target}" for source, target in graph.edges)
+        yield f"{printable(node.name)} -- {printable(node.description)} -- {text}{stage}"
+    yield from (f"\t{printable(source)} -- {printable(target)}" for source, target in graph.edges)
 
 
 def _number(value: float) -> str:
@@ -470,14 +470,16 @@ def to_dot(graph: GraphText) -> str:
     """The graph for Graphviz, one colour per stage; colours come again after 8 stages."""
     lines = list(_DOT_HEAD)
     for node in graph.nodes:
-        label = _quoted(f"{node.name}: {printable(node.description)}")
+        name = printable(node.name)
+        label = _quoted(f"{name}: {printable(node.description)}")
         if node.stage is None:
-            lines.append(f"  {_quoted(node.name)} [label={label}];")
+            lines.append(f"  {_quoted(name)} [label={label}];")
         else:
-            label = _quoted(f"{node.name}: {printable(node.description)}\nstage {node.stage}")
+            label = _quoted(f"{name}: {printable(node.description)}\nstage {node.stage}")
             colour = _COLOURS[node.stage % len(_COLOURS)]
-            lines.append(f'  {_quoted(node.name)} [label={label}, fillcolor="{colour}"];')
-    lines += [f"  {_quoted(source)} -> {_quoted(target)};" for source, target in graph.edges]
+            lines.append(f'  {_quoted(name)} [label={label}, fillcolor="{colour}"];')
+    edges = ((printable(source), printable(target)) for source, target in graph.edges)
+    lines += [f"  {_quoted(source)} -> {_quoted(target)};" for source, target in edges]
     return "\n".join((*lines, "}\n"))
 
 

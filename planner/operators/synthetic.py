@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from planner import graph as graphs
+from planner.errors import ModelError
 from planner.model import Model, Node
 from planner.model.losses import Loss, LossName
 from planner.operators.randomness import seeded
+from planner.units import format_bytes
 
 # Operators whose outputs hold elements of their inputs at these positions.
 _PASSING: Mapping[str, tuple[int, ...]] = {
@@ -45,12 +47,30 @@ def inputs(model: Model, *, seed: int, microbatch: int, device: str = "cpu") -> 
         seed: of the whole run.
         microbatch: index; each has its own values.
         device: where the tensors are put. The values are those of the CPU everywhere.
+
+    Raises:
+        ModelError: if one does not fit into memory.
     """
     tensors = graphs.tensors_by_name(model.graph)
-    return {
-        name: _input(model, tensors[name], seeded(seed, microbatch, name)).to(device)
-        for name in model.graph.inputs
-    }
+    made = {}
+    for name in model.graph.inputs:
+        tensor = tensors[name]
+        try:
+            made[name] = _input(model, tensor, seeded(seed, microbatch, name)).to(device)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_too_large(error):
+                raise
+            raise ModelError(
+                f"{model.path}: input {name!r}: expected dimensions that fit into memory, got"
+                f" {list(tensor.shape)}, {format_bytes(tensor.bytes)}; give smaller ones"
+            ) from error
+    return made
+
+
+def _is_too_large(error: Exception) -> bool:
+    """Whether an error says that a tensor does not fit; on the CPU torch has no type for that."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or any(word in str(error) for word in ("allocate", "overflow"))
 
 
 def target(loss: Loss, *, seed: int, microbatch: int, device: str = "cpu") -> Tensor:

@@ -26,6 +26,7 @@ ADVICE = (
     " planner simulate strategy.json --trace trace.json"
 )
 _Record = Mapping[str, Any]
+MIN_SECONDS = 1e-9  # of an iteration, which errors are shares of
 MAX_NUMBER = 2**31 - 1
 """Of devices, tracks, stages, microbatches and all-reduces."""
 
@@ -67,8 +68,11 @@ def read_trace(path: Path) -> Trace:
     records, iteration_s = plain.get("traceEvents"), about.get("iteration_s")
     if not isinstance(records, list):
         raise FileError(f"{path}: traceEvents: expected a list, got {said(records)}")
-    if not _is_number(iteration_s) or not 0 < iteration_s <= MAX_SECONDS:
-        raise FileError(f"{path}: otherData.iteration_s: expected a time, got {said(iteration_s)}")
+    if not _is_number(iteration_s) or not MIN_SECONDS <= iteration_s <= MAX_SECONDS:
+        raise FileError(
+            f"{path}: otherData.iteration_s: expected a time of 1 ns to 1e9 s, got"
+            f" {said(iteration_s)}"
+        )
     reader = _Reader(path, records)
     plan = about.get("plan")
     return Trace(

@@ -224,6 +224,14 @@ def test_a_host_of_no_fit_name_is_refused(tmp_path, name):
     assert "\x1b" not in output
 
 
+def test_lists_of_lists_of_lists_are_not_written_out(tmp_path):
+    laughs = ["&a0 [x, x]", *(f"&a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+    path = tmp_path / "c.yaml"
+    path.write_text(f"format: [{', '.join(laughs)}]\n")
+    with pytest.raises(FileError, match="format: expected 'planner-topology/1', got a list"):
+        read_topology(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

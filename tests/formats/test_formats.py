@@ -97,6 +97,14 @@ def test_a_graph_becomes_a_profile_in_topological_order():
     assert (profile.model_path, profile.model_hash) == (None, None)
 
 
+def test_names_are_written_without_control_characters():
+    node = TextNode("a\x1b[2J", "Linear\u202e", 1.0, 2.0, (8.0,), (0.0,))
+    graph = GraphText((node,), (("a\x1b[2J", "a\x1b[2J"),))
+    for text in (to_text(graph), to_dot(graph)):
+        assert "a\\x1b[2J" in text.replace("\\\\", "\\") and "\x1b" not in text
+        assert "\u202e" not in text
+
+
 def test_inputs_have_no_gradient_and_everything_else_has():
     assert {t.name for t in small().graph.tensors if not t.gradient} == {"node1"}
 

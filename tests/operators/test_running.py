@@ -3,12 +3,13 @@
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from planner.clusters.yaml.read import device_table
-from planner.errors import OperatorError
+from planner.errors import ModelError, OperatorError
 from planner.model import load
-from planner.operators import check, to_torch
+from planner.operators import check, synthetic, to_torch
 from planner.operators.running import failing_operator, told_whole, words_of
 from planner.profilers.analytic import analytic
 from planner.profilers.measured import measure
@@ -95,3 +96,15 @@ def test_the_operator_at_which_a_whole_model_fails_is_found(tmp_path):
 def test_an_error_without_words_is_named_by_its_type():
     assert words_of(AssertionError()) == "AssertionError"
     assert words_of(RuntimeError("first\nsecond")) == "first"
+
+
+def test_inputs_that_do_not_fit_into_memory_are_named(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch, "randn", full)
+    said = (
+        r"m.onnx: input 'x': expected dimensions that fit into memory, got \[2, 3, 8, 8\], 1.5 KiB"
+    )
+    with pytest.raises(ModelError, match=said):
+        synthetic.inputs(loaded(tmp_path, "Relu(z)"), seed=0, microbatch=0)

@@ -132,6 +132,18 @@ def test_a_wrong_trace_is_one_message(tmp_path, change, message):
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
+def test_an_iteration_of_next_to_no_time_is_refused(tmp_path):
+    path = tmp_path / "trace.json"
+    write_trace(timeline(), NAMES, path)
+    plain = json.loads(path.read_text())
+    plain["otherData"]["iteration_s"] = 1e-320
+    path.write_text(json.dumps(plain))
+    with pytest.raises(
+        FileError, match="iteration_s: expected a time of 1 ns to 1e9 s, got 1e-320"
+    ):
+        read_trace(path)
+
+
 def test_a_strategy_is_no_trace(tmp_path):
     (tmp_path / "strategy.json").write_text('{"format": "planner-strategy/1"}')
     with pytest.raises(FileError, match="make one with: planner launch"):
