@@ -801,5 +801,5 @@ def test_a_range_without_end_is_not_computed(tmp_path, step):
         [onnx.numpy_helper.from_array(np.array(n, np.float32), k) for k, n in numbers.items()],
     )  # fmt: skip
     onnx.save(onnx.helper.make_model(graph), path)
-    with pytest.raises((ModelError, OperatorError), match="Range|Add"):
+    with pytest.raises((ModelError, OperatorError), match=r"Range|Add"):
         load(path)
