@@ -17,7 +17,7 @@ functions never get here: `expansion/` replaces them by plain nodes.
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import prod
+from math import inf, isnan, prod
 
 import numpy as np
 import onnx
@@ -370,6 +370,9 @@ class Pass:
             products = prod(prod(shape_of(self.types[name])) for name in node.input if name)
             if products > MAX_PRODUCTS:
                 return False
+        if node.op_type == "Range":  # whose shape ONNX does not infer in all types
+            given = [more[name] if name in more else self.values[name] for name in node.input]
+            return _range_bytes(*given) <= MAX_FOLDED_BYTES
         types = self.guess(node, more)
         known = all(name in types for name in node.output if name)
         small = all(size_bytes(type_) <= MAX_FOLDED_BYTES for type_ in types.values())
@@ -562,6 +565,15 @@ def _without(node: NodeProto, names: Collection[str]) -> NodeProto:
     found.CopyFrom(node)
     found.output[:] = ["" if name in names else name for name in node.output]
     return found
+
+
+def _range_bytes(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> float:
+    """Bytes of a Range; without end where its inputs make no sense, as nothing computes it."""
+    if any(one.size != 1 or one.dtype.kind in "OSU" for one in (start, limit, delta)):
+        return inf
+    first, last, step = (float(one.astype(np.float64).item()) for one in (start, limit, delta))
+    count = (last - first) / step if step else inf
+    return inf if isnan(count) else max(0.0, count) * start.itemsize
 
 
 def _is_static(type_: TypeProto) -> bool:

@@ -784,3 +784,22 @@ def test_small_transformers_load_without_shape_arithmetic(tmp_path, build, num_t
     assert len(trained(model)) == num_trainable
     assert not {"Shape", "Cast", "SequenceAt", "Range"} & {*types(model).split()}
     assert tensors_by_name(model.graph)["logits"].shape == (2, 32, 1000)
+
+
+@pytest.mark.parametrize("step", ["0", "1e-30", "nan"])
+def test_a_range_without_end_is_not_computed(tmp_path, step):
+    path = tmp_path / "model.onnx"
+    nodes = [
+        onnx.helper.make_node("Range", ["first", "last", "step"], ["r"], name="r"),
+        onnx.helper.make_node("Add", ["x", "r"], ["y"], name="sum"),
+    ]
+    value = onnx.helper.make_tensor_value_info
+    numbers = {"first": 0.0, "last": 4.0, "step": float(step)}
+    graph = onnx.helper.make_graph(
+        nodes, "g", [value("x", onnx.TensorProto.FLOAT, [4])],
+        [value("y", onnx.TensorProto.FLOAT, [4])],
+        [onnx.numpy_helper.from_array(np.array(n, np.float32), k) for k, n in numbers.items()],
+    )  # fmt: skip
+    onnx.save(onnx.helper.make_model(graph), path)
+    with pytest.raises((ModelError, OperatorError), match=r"Range|Add"):
+        load(path)
