@@ -242,12 +242,13 @@ def _alike(problem: PlacementProblem) -> tuple[tuple[int, ...], ...]:
 
 
 def _swappable(problem: PlacementProblem, p: int, q: int) -> bool:
-    swap = np.arange(problem.num_devices)
-    swap[[p, q]] = q, p
     own = (problem.forward_s, problem.backward_s, problem.capacity_bytes[None, :])
     paths = (problem.latency_s, problem.seconds_per_byte)
+    swap = np.arange(problem.num_devices)
+    swap[[p, q]] = q, p
+    # Only the rows and columns of the two change, so no other entries are compared.
     return all(np.array_equal(table[..., p], table[..., q]) for table in own) and all(
-        np.array_equal(table, table[np.ix_(swap, swap)]) for table in paths
+        np.array_equal(side[p], side[q][swap]) for table in paths for side in (table, table.T)
     )
 
 
