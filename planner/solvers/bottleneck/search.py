@@ -76,6 +76,8 @@ NODE_ENTRIES_PER_S = 200_000
 
 MAX_ENTRIES = 300_000
 """Coefficients of the largest program that is built: a larger one takes too long to start."""
+BUILT_PER_S = 30_000
+"""Coefficients that a program may have per second of the limit where no placement is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +327,10 @@ def _proved(
     bound_s = simple_bound_s(problem)
     limit_s = math.inf if on is None else bottleneck_s(problem, on) * (1 + SAME)
     small, into = contracted(problem, limit_s)
-    if on is not None and _entries(small) > MAX_ENTRIES:
-        return BottleneckAnswer(Status.FEASIBLE, on, bound_s)
+    # Without a placement a larger program is worth the time, if there is time to build it.
+    most = MAX_ENTRIES if on is not None else max(MAX_ENTRIES, BUILT_PER_S * budget.limit_s)
+    if _entries(small) > most:
+        return BottleneckAnswer(Status.UNKNOWN if on is None else Status.FEASIBLE, on, bound_s)
     model = program_of(small, symmetric=True)
     here = None if on is None else _small(on, into)
     if here is not None and problem.order is None:
