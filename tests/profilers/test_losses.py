@@ -12,7 +12,7 @@ from planner.judging.interpolate import interpolated
 from planner.profilers.analytic import analytic, rescale
 from planner.profilers.efficiencies import SINGLE, Work
 from planner.profilers.engines import Measuring, ProfileEngine, profile_with
-from planner.profilers.losses import measured_losses
+from planner.profilers.losses import computed_losses, measured_losses
 from planner.profiles import LossCost
 from planner.topology import DeviceType
 from tests.profilers.test_profilers import read
@@ -82,6 +82,8 @@ def test_a_users_loss_that_is_not_there_is_left_out_and_said(tmp_path):
     assert len(unknown) == 1
     assert "'y'" in unknown[0]
     assert "no_such_module" in unknown[0]
+    computed, also_unknown = computed_losses(graph, lambda passes: np.zeros(len(passes)))
+    assert (computed, also_unknown) == ((), unknown)
 
 
 def test_engines_measure_losses(tmp_path):
