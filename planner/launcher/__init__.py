@@ -2,7 +2,11 @@
 
     processes.py  starting the processes, and ending them
     ending.py     which rank says why a launch ends; no rank outlives the launcher
-    run.py        strategy.json -> this process's part, the steps, the report
+    run.py        the steps, and the report
+    settings.py   what a user says besides the strategy
+    job.py        strategy.json -> what is trained, known before the ranks meet
+    part.py       -> the stages and parameters of this device
+    trainer.py    one step of this device after the other
     world.py      ranks, process groups, transfers and all-reduces between devices
     exchange.py   tensors sent with the order of their dimensions
     runtime.py    the loop over the actions

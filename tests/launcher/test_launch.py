@@ -11,7 +11,7 @@ import torch
 
 from planner.errors import FileError, LaunchError, OptionError
 from planner.files import write_plan
-from planner.launcher import processes, run, world
+from planner.launcher import job, part, processes, run, world
 from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
@@ -264,7 +264,7 @@ def test_commands_are_shown_as_a_shell_takes_them():
 
 def test_a_loss_that_is_not_finite_is_noted_and_null_in_json(alone, monkeypatch):
     nothing = lambda loss: lambda output, target: output.sum() * torch.nan  # noqa: E731
-    monkeypatch.setattr(run, "criterion", nothing)
+    monkeypatch.setattr(part, "criterion", nothing)
     found = launch(alone, steps=2)
     said = "the loss is not finite: look for weights that are not, or lower --lr"
     assert found.notes == (said,)
@@ -333,7 +333,7 @@ def test_a_plan_without_a_model_asks_for_one(tmp_path):
 def test_trains_what_the_plan_says(tmp_path):
     path = write_case(tmp_path, Case((1,)), train=("w1", "frozen"))
     plan = run.read_plan(path)
-    model = run._load(plan, path, None)
+    model = job._load(plan, path, None)
     assert {p.name for p in model.graph.parameters if p.trainable} == {"w1", "frozen"}
 
 
@@ -345,7 +345,7 @@ def test_a_replica_without_a_microbatch_is_refused(tmp_path, seat):
 
 
 def test_a_schedule_that_hangs_is_refused(tmp_path, monkeypatch, alone):
-    monkeypatch.setattr(run, "dry_run", lambda program: "device 0 waits at 0F0")
+    monkeypatch.setattr(job, "dry_run", lambda program: "device 0 waits at 0F0")
     with pytest.raises(LaunchError, match="would hang: device 0 waits at 0F0"):
         launch(alone)
 
@@ -407,7 +407,7 @@ def test_one_gpu_trains_as_a_cpu_does(alone):
 
 def use_data(monkeypatch, tmp_path, function):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "function_named", lambda *_: function)
+    monkeypatch.setattr("planner.launcher.settings.function_named", lambda *_: function)
     monkeypatch.setattr("planner.launcher.feed.function_named", lambda *_: function)
 
 

@@ -22,8 +22,11 @@ from torch.nn import functional
 
 from planner.commands.ends import ranks_leave_at_once
 from planner.launcher.gradients import GradientBuffers
-from planner.launcher.run import Settings, TrainingJob, as_it_crosses, make_feed, make_part
+from planner.launcher.job import TrainingJob
+from planner.launcher.part import as_it_crosses, make_part
 from planner.launcher.runtime import Runtime
+from planner.launcher.settings import Settings
+from planner.launcher.trainer import make_feed
 from planner.launcher.world import World
 from planner.model import load
 from planner.model.losses import losses

@@ -22,7 +22,7 @@ from torch import nn
 
 from planner.commands.ends import ranks_leave_at_once
 from planner.files import write_plan
-from planner.launcher import run
+from planner.launcher import run, trainer
 from planner.launcher.gradients import make_optimizer
 from planner.model import load
 from planner.model.losses import losses as model_losses
@@ -140,17 +140,17 @@ def write_strategy(path, profile, widths, *, recompute=False, num_microbatches=M
 def launched(path, steps, learning_rate=0.1):
     """The report, and parameters and running statistics of this process after a launch."""
     parts = []
-    make_part = run.make_part
+    make_part = trainer.make_part
 
     def remembered(*given):
         parts.append(make_part(*given))
         return parts[-1]
 
-    run.make_part = remembered
+    trainer.make_part = remembered
     try:
         report = run.launch(path, steps=steps, learning_rate=learning_rate)
     finally:
-        run.make_part = make_part
+        trainer.make_part = make_part
     (part,) = parts
     held = {name: value.detach().clone() for name, value in part.values.items()}
     running = [name for stage in part.stages.values() for name in stage.running]

@@ -1,0 +1,144 @@
+"""strategy.json -> `TrainingJob`: everything that a rank knows before it meets the others."""
+
+import shlex
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from planner.errors import FileError, LaunchError
+from planner.graph import losses_of
+from planner.launcher.processes import torchrun_command
+from planner.launcher.world import ProcessRank, choose_device
+from planner.model import Model, load
+from planner.model.losses import Loss, LossOptions, chosen, losses
+from planner.operators.losses import criterion
+from planner.partition import check_agreement
+from planner.plan import Plan
+from planner.problem import Optimizer as OptimizerName
+from planner.schedules.actions import Program
+from planner.schedules.dry_run import dry_run
+from planner.schedules.program import program
+from planner.strategy import used_devices, violations
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """Everything that a rank knows before it meets the others.
+
+    Attributes:
+        plan: strategy.json.
+        model: trained as the plan says.
+        program: the action lists of all devices.
+        losses: of one microbatch; their sum is trained.
+        device: where this rank computes, in torch's words.
+    """
+
+    plan: Plan
+    model: Model
+    program: Program
+    losses: tuple[Loss, ...]
+    device: str
+
+
+def check_ranks(plan: Plan, path: Path, seat: ProcessRank | None) -> None:
+    """Raises unless there are enough processes for a plan.
+
+    Args:
+        path: of the plan.
+        seat: of this process; None if it is alone.
+
+    Raises:
+        FileError: if the plan's ranks are not its devices.
+        LaunchError: if there are too few processes.
+    """
+    needed = len(plan.ranks)
+    if tuple(sorted(plan.ranks)) != used_devices(plan.strategy):
+        raise FileError(
+            f"{path}: ranks: expected each of the devices {used_devices(plan.strategy)} once, "
+            f"got {plan.ranks}; run: planner solve"
+        )
+    if seat is None and needed > 1:
+        raise LaunchError(
+            f"{path}: the strategy uses {needed} devices, and this is one process; run one of\n"
+            f"  {torchrun_command(path, needed)}\n"
+            f"  planner launch {shlex.quote(str(path))} --nproc {needed}"
+        )
+    if seat is not None and seat.world_size < needed:
+        raise LaunchError(
+            f"{path}: the strategy uses {needed} devices, torchrun started "
+            f"{'1 process' if seat.world_size == 1 else f'{seat.world_size} processes'}; "
+            f"run: {torchrun_command(path, needed)}"
+        )
+
+
+def prepare(
+    plan: Plan,
+    path: Path,
+    model_path: Path | None,
+    seat: ProcessRank,
+    choices: tuple[LossOptions, str],
+) -> TrainingJob:
+    """Checks everything that can be checked without the other ranks.
+
+    Args:
+        choices: the options --loss and --device.
+    """
+    if plan.optimizer not in tuple(OptimizerName):
+        raise FileError(
+            f"{path}: optimizer: expected one of {', '.join(OptimizerName)}, got {plan.optimizer!r}"
+        )
+    model = _load(plan, path, model_path)
+    partition = path.with_suffix(".onnx")
+    if seat.local_rank == 0 and partition.is_file() and not partition.samefile(model.path):
+        check_agreement(plan, partition)
+    wrong = violations(plan.strategy, model.graph, max(plan.ranks) + 1)
+    if wrong:
+        raise FileError(
+            f"{path}: the strategy does not fit {model.path}: {'; '.join(wrong)}; "
+            "run: planner solve"
+        )
+    lists = program(plan.strategy, model.graph, plan.prediction.stages)
+    blocked = dry_run(lists)
+    if blocked is not None:
+        raise LaunchError(f"{path}: the schedule would hang: {blocked}; run: planner solve")
+    types = frozenset(device.type for device in plan.prediction.devices)
+    device = choose_device(choices[1], seat, len(plan.ranks), types)
+    graph = replace(model.graph, losses=chosen(losses_of(model.graph), choices[0]))
+    used = losses(graph)
+    for one in used:
+        criterion(one)  # raises where the user's function is not there
+    return TrainingJob(plan, model, lists, used, device)
+
+
+def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
+    """The model that the plan was made for, trained as the profile said."""
+    if model_path is None and plan.model_path is None:
+        raise LaunchError(f"{path}: names no model; give --model FILE")
+    file = model_path or path.parent / str(plan.model_path)
+    if model_path is None and not file.is_file():
+        raise LaunchError(f"{path}: made for {file}, which is not there; give --model FILE")
+    read = partial(
+        load, file, dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie,
+        batch_norm=plan.batch_norm, loss=_planned(plan),
+    )  # fmt: skip
+    model = read()
+    if plan.model_hash not in (None, model.hash):
+        raise FileError(
+            f"{path}: made for model {str(plan.model_hash)[:12]}, but {file} is "
+            f"{model.hash[:12]}; run: planner profile {file} and planner solve, or give the "
+            "right one with --model FILE"
+        )
+    usual = {p.name for p in model.graph.parameters if p.trainable}
+    train, freeze = sorted({*plan.train} - usual), sorted(usual - {*plan.train})
+    if not train and not freeze:
+        return model
+    return read(train=train, freeze=freeze)
+
+
+def _planned(plan: Plan) -> LossOptions:
+    """The losses that a plan was made for, as options."""
+    return LossOptions(
+        outputs=tuple(one.output for one in plan.losses),
+        functions={one.output: one.function for one in plan.losses},
+        class_dims={one.output: one.class_dim for one in plan.losses if one.class_dim is not None},
+    )

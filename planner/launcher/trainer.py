@@ -1,0 +1,95 @@
+"""`Trainer`: one device's part of a training, step after step."""
+
+from collections.abc import Mapping
+
+import torch
+
+from planner.launcher.feed import Batch, BatchNeeds, Feed, synthetic_feed, user_feed
+from planner.launcher.gradients import GradientBuffers, make_optimizer
+from planner.launcher.job import TrainingJob
+from planner.launcher.part import Part, as_it_crosses, make_part
+from planner.launcher.runtime import Record, Runtime
+from planner.launcher.settings import Settings
+from planner.launcher.world import World
+from planner.problem import Optimizer as OptimizerName
+from planner.profilers.storages import MemoryWatch
+from planner.schedules.actions import Compute, waiting_for_sends
+
+
+class Trainer:
+    """The part of one device; every rank makes one, and all call `step` equally often.
+
+    Attributes:
+        world: the other devices.
+        part: its stages and parameters.
+        gradients: of its trained parameters.
+        optimizer: of the same; None if there are none.
+        runtime: runs its actions.
+        next_step: the index of the step that `step` runs next.
+
+    Args:
+        job: what is trained.
+        settings: how.
+        rank: of this process.
+    """
+
+    def __init__(self, job: TrainingJob, settings: Settings, rank: int) -> None:
+        plan = job.plan
+        if job.device == "cpu":
+            torch.set_num_threads(settings.threads or plan.threads or 1)
+        else:
+            torch.cuda.set_device(job.device)
+        self.world = World(plan.ranks, rank, job.program, job.device)
+        self.part = make_part(job, self.world.device)
+        self.optimizer = make_optimizer(
+            OptimizerName(plan.optimizer), list(self.part.trained.values()), settings.learning_rate
+        )
+        self.gradients = GradientBuffers(self.part.trained, job.program.sums, self.world.device)
+        actions = job.program.lists[self.world.device]
+        self.runtime = Runtime(
+            actions, as_it_crosses(job.model.graph, plan), self.part.stages, self.gradients,
+            self.optimizer, self.world, waiting_for_sends(job.program.code),
+            seed_of(job, settings),
+        )  # fmt: skip
+        self._feed = make_feed(job, self.part, settings)
+        self._microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
+        self.next_step = 0
+
+    def batches(self) -> dict[int, Batch]:
+        """The data of this device in the next step, by microbatch."""
+        return {m: self._feed(self.next_step, m) for m in self._microbatches}
+
+    def step(
+        self, batches: Mapping[int, Batch] | None = None, watch: MemoryWatch | None = None
+    ) -> Record:
+        """One step of the optimizer.
+
+        Args:
+            batches: the data of this device, by microbatch; None takes that of `batches`.
+            watch: of the memory in use.
+        """
+        if batches is None:
+            batches = self.batches()
+        record = self.runtime.iterate(batches, watch, step=self.next_step)
+        self.next_step += 1
+        return record
+
+
+def make_feed(job: TrainingJob, part: Part, settings: Settings) -> Feed:
+    """The data of this device: the inputs of the graph that its stages read, and the targets of
+    the losses that they compute.
+    """
+    read = {name for stage in part.stages.values() for name in stage.input_names}
+    made = {name for stage in part.stages.values() for name in stage.output_names}
+    needs = BatchNeeds(
+        inputs=frozenset(read & {*job.model.graph.inputs}),
+        targets=frozenset(one.output.name for one in job.losses if one.has_target) & made,
+    )
+    if settings.data is not None:
+        return user_feed(settings.data, job.model.graph, job.losses, needs, job.device)
+    return synthetic_feed(job.model, job.losses, needs, seed_of(job, settings), job.device)
+
+
+def seed_of(job: TrainingJob, settings: Settings) -> int:
+    """The seed of synthetic data and of the numbers that operators draw."""
+    return job.plan.seed if settings.seed is None else settings.seed
