@@ -1,15 +1,13 @@
 """The values that an ONNX model holds, read lazily, and the static types of its tensors."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from math import prod
 
 import numpy as np
 import onnx_ir
 from onnx import TensorProto, TypeProto, helper
 
-from planner.errors import FileError
-from planner.model.weights import ModelFile, is_stored, place_of, size_of
+from planner.model.weights import ModelFile, is_stored, size_of
 
 # numpy's names that are not ONNX's
 _NUMBERS = {"float32": "float", "float64": "double"}
@@ -36,9 +34,7 @@ class Values(Mapping[str, np.ndarray]):
             return self._folded[name]
         if name in self._tensors:
             return self._tensors[name].numpy()
-        tensor = self._stored[name]
-        with self._explained(tensor):
-            return self.file.array(tensor)
+        return self.file.array(self._stored[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors | self._stored | self._folded)
@@ -75,8 +71,7 @@ class Values(Mapping[str, np.ndarray]):
             room[at : at + len(piece)] = piece
             at += len(piece)
 
-        with self._explained(tensor):
-            self.file.copy(tensor, write)
+        self.file.copy(tensor, write)
 
     def folded(self, name: str) -> bool:
         """Whether it is a folded constant, and no initializer."""
@@ -96,18 +91,6 @@ class Values(Mapping[str, np.ndarray]):
     def add(self, name: str, value: np.ndarray) -> None:
         """Hold a folded constant."""
         self._folded[name] = value
-
-    @contextmanager
-    def _explained(self, tensor: TensorProto) -> Iterator[None]:
-        """What goes wrong with a file of weights, as an error that names the file."""
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            where = self.file.path.parent / place_of(tensor).location
-            raise FileError(
-                f"{where}: expected the values of {tensor.name!r}: {error}; "
-                "put the data file of the model beside it"
-            ) from None
 
 
 def shape_of(type_: TypeProto) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ the tensor (`INLINE`) says that it is in truth a part of the model, whose hash c
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -132,38 +133,51 @@ class ModelFile:
         """The values of a tensor that is not in the message, mapped into memory.
 
         Raises:
-            OSError: if its file cannot be read.
-            ValueError: if its file does not hold it, or may not be read.
-            FileError: if its file is none, or has changed.
+            FileError: if they cannot be read, or the model's file has changed.
         """
-        if not self._is_own(tensor):
-            return self._outside(tensor).numpy()
-        self._check_unchanged()
-        kind = helper.tensor_dtype_to_np_dtype(tensor.data_type).newbyteorder("<")
-        offset = place_of(tensor).offset
-        flat = np.frombuffer(self._map, kind, int(prod(tensor.dims)), offset)
-        return flat.reshape(tuple(tensor.dims))
+        with self._explained(tensor):
+            if not self._is_own(tensor):
+                return self._outside(tensor).numpy()
+            self._check_unchanged()
+            kind = helper.tensor_dtype_to_np_dtype(tensor.data_type).newbyteorder("<")
+            offset = place_of(tensor).offset
+            flat = np.frombuffer(self._map, kind, int(prod(tensor.dims)), offset)
+            return flat.reshape(tuple(tensor.dims))
 
     def copy(self, tensor: TensorProto, write: Callable[[memoryview], object]) -> None:
         """Hands over the bytes of a tensor that is not in the message, piece by piece.
 
         Raises:
-            OSError: if its file cannot be read.
-            ValueError: if its file does not hold it, or may not be read.
-            FileError: if its file is none, or has changed.
+            FileError: if they cannot be read, or the model's file has changed.
         """
-        if not self._is_own(tensor):
-            self._outside(tensor).tofile(_Sink(write))
-            return
-        self._check_unchanged()
-        place, piece = place_of(tensor), memoryview(bytearray(_PIECE_BYTES))
+        with self._explained(tensor):
+            if self._is_own(tensor):
+                self._check_unchanged()
+                self._copy_own(place_of(tensor), write)
+            else:
+                self._outside(tensor).tofile(_Sink(write))
+
+    def _copy_own(self, place: Place, write: Callable[[memoryview], object]) -> None:
+        piece = memoryview(bytearray(min(_PIECE_BYTES, place.length)))
         at, end = place.offset, place.offset + place.length
         while at < end:
             read = os.preadv(self._handle, [piece[: end - at]], at)
             if not read:
-                raise ValueError(f"it ends before byte {end}")
+                raise ValueError(f"the file ends before byte {end}")
             write(piece[:read])
             at += read
+
+    @contextmanager
+    def _explained(self, tensor: TensorProto) -> Iterator[None]:
+        """What goes wrong with a file of weights, as an error that names the file."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            where = self.path.parent / place_of(tensor).location
+            raise FileError(
+                f"{where}: expected the values of {tensor.name!r}: {error}; "
+                "put the data file of the model beside it"
+            ) from None
 
     def _is_own(self, tensor: TensorProto) -> bool:
         return is_inline(tensor) and place_of(tensor).location == self.path.name
