@@ -14,6 +14,7 @@ from planner.launcher.clocks import Clock
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.page import HANG_TIMEOUT_S
 from planner.launcher.feed import Copies
+from planner.launcher.greeting import compare_jobs, failure_told, meet_others
 from planner.launcher.job import TrainingJob, check_ranks, prepare
 from planner.launcher.part import staying
 from planner.launcher.report import Findings, LaunchReport, make_report
@@ -73,22 +74,26 @@ def launch(
         Stopped: on a rank that has lost another one; that one has a message for the user.
     """
     settings = Settings(steps, learning_rate, data, seed, threads, hang_timeout)
-    check(settings)
     seat = process_rank()
-    plan = read_plan(strategy_path)
-    check_ranks(plan, strategy_path, seat)
+    with failure_told(seat):
+        check(settings)
+        plan = read_plan(strategy_path)
+        check_ranks(plan, strategy_path, seat)
     seat = seat or ProcessRank(0, 1, 0, 1)
+    agreed = meet_others(plan, settings, (loss, device), seat)
     if seat.rank >= len(plan.ranks):
         report(f"rank {seat.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
         return None
-    mine = plan.ranks[seat.rank]
+    mine = agreed.ranks[seat.rank]
     introduce(plan, mine, settings.hang_timeout)
     with with_causes(plan, mine):
         job = prepare(plan, strategy_path, model_path, seat, (loss, device))
+        compare_jobs(job, seat)
+        job = replace(job, plan=replace(plan, ranks=agreed.ranks, hosts=()))
         findings, clocks = _trained(job, settings, seat, progress, track_memory=track_memory)
     if seat.rank > 0:
         return None
-    made = make_report(plan, job.model.graph, job.losses, findings, clocks)
+    made = make_report(job.plan, job.model.graph, job.losses, findings, clocks)
     made = replace(made, notes=(*job.model.notes, *made.notes))
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}

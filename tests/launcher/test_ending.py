@@ -24,7 +24,7 @@ GONE_S = 10.0
 START_S = 60.0  # on a busy machine
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # The action that a rank was in.
-PLACE = r" (at|before|in|waiting for) .*step \d+(, (waiting for the other ranks|with its data for example))?"
+PLACE = r" (at|before|in|waiting for) .*step \d+[^;:]*"
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
 # Every rank starts a process, and writes its number when it trains.
@@ -165,7 +165,7 @@ def test_a_terminated_rank_is_named(launch):
 # ------------------------------------------------------------------------------- the slow ones
 
 BYTES = r"[\d.]+ [KMG]iB"
-MEMORY = rf" \({BYTES} in use, [\d.]+ \w+ predicted\)"
+MEMORY = rf" \({BYTES} in use\)"
 KILLED = f"; it may have been out of memory{MEMORY}"
 LOST = rf"has ended without a word{PLACE}: killed by a signal, or out of memory{MEMORY}"
 

@@ -442,7 +442,7 @@ def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):
         ),
         (
             ({"ids": torch.full((2, 3), WORDS)}, torch.zeros(2, 3).long()),
-            "at 0F0: IndexError: index out of range",
+            "at 0F0 of step 0: IndexError: index out of range",
         ),
     ],
 )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from planner.launcher.failures import system
 from planner.launcher.failures.page import USERS, WAITING, Doing, Glance, Page, Phase
 from planner.launcher.failures.words import who
+from planner.units import format_seconds
 
 SILENT_S = 12.0
 """Time without a sign of life after which a rank hangs, in s."""
@@ -102,7 +103,7 @@ class Watch:
         for rank, glance in watched.items():
             why = self._silence(rank, glance) or self._standing(rank, glance)
             if why is not None:
-                return Hang((rank,), f"{who(rank, glance)} hangs {glance.doing}: {why}")
+                return Hang((rank,), f"{who(rank, glance)} hangs: {why}")
         return self._together(watched)
 
     def _note(self, rank: int, glance: Glance, passed_s: float) -> None:
@@ -142,11 +143,11 @@ class Watch:
         seen = self._seen[rank]
         if seen.silent_s < SILENT_S:
             return None
-        silent = f"it has given no sign of life for {seen.silent_s:.0f} s"
+        silent = f"it has given no sign of life for {seen.silent_s:.0f} s, {glance.doing}"
         if self.stopped(glance.process):
-            return f"{silent}, process {glance.process} was stopped by a signal"
+            return f"{silent}; process {glance.process} was stopped by a signal"
         if seen.silent_idle_s >= SILENT_S - 2 * MAX_LOOK_S:
-            return f"{silent}, and process {glance.process} computes nothing"
+            return f"{silent}; process {glance.process} computes nothing"
         return None
 
     def _standing(self, rank: int, glance: Glance) -> str | None:
@@ -157,7 +158,7 @@ class Watch:
         if doing.phase not in USERS:
             return _too_long(seen.stands_s, glance) if seen.stands_s > limit_s else None
         if seen.idle_s > limit_s:
-            return f"{_too_long(seen.stands_s, glance)}; its processes compute nothing"
+            return _too_long(seen.stands_s, glance, ", and its processes compute nothing")
         if seen.stands_s > max(FIRST * glance.hang_timeout_s, limit_s):
             return _too_long(seen.stands_s, glance)
         return None
@@ -183,10 +184,10 @@ def limit(glance: Glance) -> float:
     return max(timeout_s, KNOWN * known) if known else FIRST * timeout_s
 
 
-def _too_long(stands_s: float, glance: Glance) -> str:
-    known = glance.doing.longest_s
-    before = f"at most {known:.1f} s before" if known else "no such action before"
+def _too_long(stands_s: float, glance: Glance, more: str = "") -> str:
+    known_s = glance.doing.longest_s
+    before = f"took at most {format_seconds(known_s)} before" if known_s else "was none before"
     return (
-        f"for {stands_s:.0f} s, {before}; if that is right, give more time with --hang-timeout "
-        f"(now {glance.hang_timeout_s:g} s)"
+        f"it has stood for {stands_s:.0f} s {glance.doing}; such an action {before}{more}; if that "
+        f"is right, give more time with --hang-timeout (now {glance.hang_timeout_s:g})"
     )

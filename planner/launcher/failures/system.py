@@ -1,7 +1,7 @@
 """What the system knows of a process. Only Linux is asked; elsewhere the answers are None."""
 
 import os
-from contextlib import suppress
+import socket
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -57,10 +57,9 @@ def computed_s(process: int) -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def free_bytes() -> int | None:
-    """Memory of this host that a process can still get, in bytes; None where that is not known."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in (_PROC / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+def host_key() -> str:
+    """The name of this host, and the number of its last start, which differs between hosts of one
+    name.
+    """
+    boot = _PROC / "sys/kernel/random/boot_id"
+    return f"{socket.gethostname()} {boot.read_text().strip() if boot.is_file() else ''}"
