@@ -4,8 +4,8 @@
     limits.py  how long a rank may stand in an action: a hang, or a long step
     system.py  what Linux knows of a process: stopped, idle, its memory
     guard.py   watches the ranks of a host: in the launcher, or beside torchrun's ranks
-    hosts.py   watches the other hosts through the store
+    words.py   a rank, its action and its memory in words
     causes.py  an error with its rank, stage and action; what was out of memory
 
-Nothing here but `hosts` and `causes` imports torch: the launcher and the guard have none.
+Nothing here but `causes` imports torch: the launcher and the guard have none.
 """
