@@ -289,7 +289,19 @@ def _life_of(parent: int) -> int | None:
 
 
 def _orphaned(rank: Rank) -> NoReturn:
-    rank.say_last(f"rank {rank.rank} ends because the process that started it has ended")
+    _end(rank, f"rank {rank.rank} ends because the process that started it has ended")
+
+
+def end_at_once(message: str) -> NoReturn:
+    """Ends this process, and what it has started, from any thread."""
+    if _here is None:
+        os.write(2, f"Error: {message}\n".encode())
+        os._exit(LEFT)
+    _end(_here, message)
+
+
+def _end(rank: Rank, message: str) -> NoReturn:
+    rank.say_last(message)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(LEFT)

@@ -47,6 +47,7 @@ def meet_others(
     mine = Hello(
         values=_values(plan, settings, choices, several_hosts=several),
         host=host_key(),
+        first=seat.rank - seat.local_rank,
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
     keep_to_this_host()

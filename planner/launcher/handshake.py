@@ -17,7 +17,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -42,11 +42,13 @@ class Hello:
     Attributes:
         values: by name; those of all ranks have to be equal.
         host: the name of its host, and what tells it from others of that name.
+        first: the first rank of its host, or of torchrun's agent.
         restarts: how often torchrun has started it again.
     """
 
     values: dict[str, str]
     host: str
+    first: int = 0
     restarts: int = 0
 
 
@@ -58,11 +60,13 @@ class Agreement:
         generation: a name of this start of all ranks.
         restarted: whether torchrun has started them again.
         ranks: device of each rank.
+        hosts: names of the hosts by their first rank.
     """
 
     generation: str
     restarted: bool
     ranks: tuple[int, ...]
+    hosts: dict[int, str] = field(default_factory=dict)
 
 
 Seating = Callable[[Sequence[Hello]], tuple[int, ...]]
@@ -92,12 +96,12 @@ def shake_hands(
         _say(store, f"ack/{generation}/{rank}/{number}", True)
     else:
         generation = number
-        hellos = [mine, *_gathered(store, world_size, generation)]
-        _say(store, f"verdict/{generation}", _verdict(hellos, seating))
+        _say(store, f"verdict/{generation}", _verdict(store, world_size, generation, mine, seating))
     verdict = _heard(store, f"verdict/{generation}")
     if "refused" in verdict:
         raise LaunchError(verdict["refused"])
-    return Agreement(generation, verdict["restarted"], tuple(verdict["ranks"]))
+    hosts = {int(first): name for first, name in verdict["hosts"].items()}
+    return Agreement(generation, verdict["restarted"], tuple(verdict["ranks"]), hosts)
 
 
 def say_failed(store: Store, rank: int, message: str) -> None:
@@ -139,15 +143,19 @@ def differences(hellos: Sequence[Hello]) -> list[str]:
     return found
 
 
-def _verdict(hellos: Sequence[Hello], seating: Seating) -> dict[str, Any]:
+def _verdict(
+    store: Store, world_size: int, generation: str, mine: Hello, seating: Seating
+) -> dict[str, Any]:
     """Rank 0's answer to all."""
-    if found := differences(hellos):
-        return {"refused": _refusal(found)}
     try:
+        hellos = [mine, *_gathered(store, world_size, generation)]
+        if found := differences(hellos):
+            return {"refused": _refusal(found)}
         ranks = seating(hellos)
     except LaunchError as error:
         return {"refused": str(error)}
-    return {"restarted": any(one.restarts for one in hellos), "ranks": ranks}
+    hosts = {one.first: one.host.split()[0] for one in hellos}
+    return {"restarted": any(one.restarts for one in hellos), "ranks": ranks, "hosts": hosts}
 
 
 def _refusal(found: Sequence[str]) -> str:

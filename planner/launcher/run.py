@@ -12,6 +12,7 @@ import torch
 from planner.files import read_plan
 from planner.launcher.clocks import Clock
 from planner.launcher.failures.causes import introduce, with_causes
+from planner.launcher.failures.hosts import hosts_watched
 from planner.launcher.failures.page import HANG_TIMEOUT_S
 from planner.launcher.feed import Copies
 from planner.launcher.greeting import compare_jobs, failure_told, meet_others
@@ -86,7 +87,7 @@ def launch(
         return None
     mine = agreed.ranks[seat.rank]
     introduce(plan, mine, settings.hang_timeout)
-    with with_causes(plan, mine):
+    with hosts_watched(agreed.hosts, seat.rank), with_causes(plan, mine):
         job = prepare(plan, strategy_path, model_path, seat, (loss, device))
         compare_jobs(job, seat)
         job = replace(job, plan=replace(plan, ranks=agreed.ranks, hosts=()))

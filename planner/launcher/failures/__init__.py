@@ -5,7 +5,8 @@
     system.py  what Linux knows of a process: stopped, idle, its memory
     guard.py   watches the ranks of a host: in the launcher, or beside torchrun's ranks
     words.py   a rank, its action and its memory in words
+    hosts.py   watches the other hosts through the store
     causes.py  an error with its rank, stage and action; what was out of memory
 
-Nothing here but `causes` imports torch: the launcher and the guard have none.
+Nothing here but `hosts` and `causes` imports torch: the launcher and the guard have none.
 """
