@@ -13,6 +13,7 @@ from planner.errors import FileError, LaunchError, OptionError
 from planner.files import write_plan
 from planner.launcher import job, part, processes, run, world
 from planner.launcher.gradients import GradientBuffers, make_optimizer
+from planner.launcher.handshake import Agreement
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
 from planner.launcher.source import read_model
@@ -245,6 +246,10 @@ def seat(monkeypatch):
         }  # fmt: skip
         for name, value in values.items():
             monkeypatch.setenv(name, str(value))
+        # The others are not there to shake hands.
+        monkeypatch.setattr(
+            run, "meet_others", lambda plan, *_: Agreement("", restarted=False, ranks=plan.ranks)
+        )
 
     return sit
 
@@ -443,7 +448,7 @@ def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):
         ),
         (
             ({"ids": torch.full((2, 3), WORDS)}, torch.zeros(2, 3).long()),
-            "at 0F0: IndexError: index out of range",
+            "at 0F0 of step 0: IndexError: index out of range",
         ),
     ],
 )
