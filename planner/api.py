@@ -1206,6 +1206,10 @@ def launch(
     seed: int | None = None,
     trace: File | None = None,
     track_memory: bool = False,
+    checkpoint: File | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_keep: int = 3,
+    resume: File | None = None,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int], None] = lambda step: None,
 ) -> "LaunchReport | None":
@@ -1215,7 +1219,7 @@ def launch(
     Args:
         strategy: the file; the model is looked for relative to its folder.
         model: the ONNX file, if it is not where the strategy says.
-        steps: optimizer steps.
+        steps: optimizer steps, with those before the checkpoint that it goes on from.
         learning_rate: None takes the optimizer's usual one.
         loss: of all outputs that the profile gave one, or by output: see `read_model`; None takes
             the profile's.
@@ -1226,6 +1230,11 @@ def launch(
         seed: of random data and of random operators; None takes the strategy's.
         trace: file to write a measured iteration to.
         track_memory: whether memory is watched in one more step, which is slow.
+        checkpoint: folder for checkpoints; one is written at the end.
+        checkpoint_every: steps from one checkpoint to the next; None writes that one only.
+        checkpoint_keep: number of checkpoints that stay, the newest ones.
+        resume: a checkpoint, or a folder with some, to go on from; it may be that of another
+            strategy of the same model.
         report: called with a line for people on a rank that idles.
         progress: called on rank 0 with the number of steps done.
 
@@ -1237,6 +1246,7 @@ def launch(
         Stopped: on a rank that has lost another one.
     """
     from planner.launcher import run
+    from planner.launcher.checkpoints.keeping import Keeping
     from planner.model.losses import LossOptions
 
     return run.launch(
@@ -1251,6 +1261,12 @@ def launch(
         threads=threads,
         trace=None if trace is None else Path(trace),
         track_memory=track_memory,
+        keeping=Keeping(
+            None if checkpoint is None else Path(checkpoint),
+            checkpoint_every,
+            checkpoint_keep,
+            None if resume is None else Path(resume),
+        ),
         report=report,
         progress=progress,
     )
