@@ -203,8 +203,7 @@ def find(path: Path) -> Checkpoint:
         shown = flaws[:MAX_SHOWN] + [f"and {len(flaws) - MAX_SHOWN} more"][: len(flaws) > MAX_SHOWN]
         raise FileError("\n".join([*shown, f"{path}: no checkpoint in it is whole; start again"]))
     raise FileError(
-        f"{path}: expected checkpoints such as {name_of(10)} in it, found none; check the path, or"
-        " leave --resume out"
+        f"{path}: expected checkpoints such as {name_of(10)} in it, found none; check the path"
     )
 
 

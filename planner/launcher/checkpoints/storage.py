@@ -110,7 +110,8 @@ def fill(tensors: Mapping[str, Tensor], folder: Path, places: Mapping[str, Tenso
         except CheckpointException as error:
             _, (cause, _) = min(error.failures.items())
             raise FileError(
-                f"{folder}: damaged: {type(cause).__name__}: {cause}; take another checkpoint"
+                f"{folder}: damaged: tensors cannot be read from its files"
+                f" ({type(cause).__name__}); take another checkpoint"
             ) from cause
 
 
