@@ -22,9 +22,7 @@ class BucketSums:
         world: the other devices.
     """
 
-    def __init__(
-        self, actions: Sequence[Action], gradients: GradientBuffers, world: World
-    ) -> None:
+    def __init__(self, actions: Sequence[Action], gradients: GradientBuffers, world: World) -> None:
         self._gradients, self._world = gradients, world
         self._closing = closing_backwards(actions)
         self._due: deque[int] = deque()  # sums of the backward that runs, which are not started

@@ -142,7 +142,7 @@ class State(NamedTuple):
         hops: `HOP`, pair after pair.
         clock: (1,) `CLOCK`.
         event_s: (2 D + P,) times of the events to come, as a binary heap.
-        event_of: (2 D + P,) whose they are: a device, D + a pair, or D + P + the device of a stream.
+        event_of: (2 D + P,) whose they are: a device, D + a pair, or D + P + a stream's device.
         event_at: (2 D + P,) the position of each one's event in the heap, -1 without one.
         ready: (D,) devices that go on at once.
         fresh: (P,) pairs whose transfer got ready for its gates at this moment.
@@ -265,8 +265,8 @@ def beginning(tasks: Tasks, paths: Paths, crowds: Crowds) -> State:
         event_at[who] = -1
     return State(
         tasks.kind, tasks.counter, tasks.pair, tasks.duration_s, tasks.size_bytes, tasks.send,
-        tasks.receive, tasks.cut_at, tasks.cut_s, tasks.cut_of, counters, devices, groups, crowds.slowdown, pairs, gates, places, links,
-        hops, np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
+        tasks.receive, tasks.cut_at, tasks.cut_s, tasks.cut_of, counters, devices, groups,
+        crowds.slowdown, pairs, gates, places, links, hops, np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
         np.zeros(num_devices, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_links, np.int64),

@@ -20,8 +20,9 @@ by source and target.
 The launcher behaves in the same way. One thread per device runs the list. The thread waits for the
 transfers that a computation needs or waits for, for each computation (on CUDA it synchronises after
 it), and for all-reduces, up to their end. Sends, receives and all-reduces go on beside it: gloo
-moves bytes in threads of its own, nccl on streams of their own. They take the device's time only for the posting,
-and for copies that its processor makes for them (`ActionCosts.post_s`, `copy_s_per_byte`).
+moves bytes in threads of its own, nccl on streams of their own. Sends and receives take the
+device's time only for the posting, and for copies that its processor makes for them
+(`ActionCosts.post_s`, `copy_s_per_byte`).
 """
 
 from math import nan
@@ -140,10 +141,11 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
 
 def workload(code: Code, costs: ActionCosts) -> Workload:
     """What the actions of some lists take."""
-    duration_s = _durations_s(code, costs)
+    duration_s, crowds = _durations_s(code, costs), _crowds(code.devices, costs)
+    cuts = _cuts(code, costs, duration_s)
     return Workload(
-        duration_s, _sizes_bytes(code, costs), *_crowds(code.devices, costs),
-        *_cuts(code, costs, duration_s),
+        duration_s, _sizes_bytes(code, costs), crowds.crowd, crowds.slowdown,
+        cuts.first_cut, cuts.cut_at, cuts.cut_s, cuts.cut_of,
     )  # fmt: skip
 
 

@@ -125,7 +125,9 @@ class _Simulation:
         self.members: dict[int, list[int]] = {}
         self.streams = {device: _Stream(actions) for device, actions in program.lists.items()}
         # Per device and position of a computation, its cuts to come: (s from its start, all-reduce).
-        self.cuts = {d: cuts(d, actions, self._time_s, costs) for d, actions in program.lists.items()}
+        self.cuts = {
+            d: cuts(d, actions, self._time_s, costs) for d, actions in program.lists.items()
+        }
         self.pairs: dict[tuple[int, int], _Pair] = {}
         # Per exclusive link, the transfers that hold it or wait for it; transfers that got ready
         # at this moment, and those that ended at it.
