@@ -94,8 +94,8 @@ class Crossing:
     dtype: str
 
 
-# The size of a bucket, that of DistributedDataParallel. No more than 32 buckets of one group of
-# devices, because more hide next to nothing more: the last one alone is exposed.
+# The size of a bucket, that of DistributedDataParallel, or a 32nd of all gradients of the same
+# devices: smaller ones would hide next to nothing more, because only the last one is exposed.
 BUCKET_BYTES, MAX_BUCKETS = 25 * 2**20, 32
 
 

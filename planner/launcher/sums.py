@@ -33,7 +33,9 @@ class BucketSums:
         self._sizes = {index: len(gradients.parameters(index)) for index in early}
         for index in early:
             for parameter in gradients.parameters(index):
-                parameter.register_post_accumulate_grad_hook(partial(self._made, index))
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    partial(self._made, index)
+                )
 
     def begin(self, compute: Compute) -> None:
         """A backward is about to begin: sums that come right after it may start within it."""

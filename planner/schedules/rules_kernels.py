@@ -266,7 +266,8 @@ def beginning(tasks: Tasks, paths: Paths, crowds: Crowds) -> State:
     return State(
         tasks.kind, tasks.counter, tasks.pair, tasks.duration_s, tasks.size_bytes, tasks.send,
         tasks.receive, tasks.cut_at, tasks.cut_s, tasks.cut_of, counters, devices, groups,
-        crowds.slowdown, pairs, gates, places, links, hops, np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
+        crowds.slowdown, pairs, gates, places, links, hops, np.zeros(1, CLOCK),
+        np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
         np.zeros(num_devices, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_links, np.int64),

@@ -124,7 +124,7 @@ class _Simulation:
         self.held = {device: held(actions, waiting) for device, actions in program.lists.items()}
         self.members: dict[int, list[int]] = {}
         self.streams = {device: _Stream(actions) for device, actions in program.lists.items()}
-        # Per device and position of a computation, its cuts to come: (s from its start, all-reduce).
+        # Per device and position of a computation, its cuts to come: (s from its start, sum).
         self.cuts = {
             d: cuts(d, actions, self._time_s, costs) for d, actions in program.lists.items()
         }
