@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 tests/support/launch_rivals.py pipeline FOLDER ROUNDS STEPS
 
 `prepare` writes models and plans into the folder. Rank 0 prints {contender: seconds per step of each
-round} as JSON. Both contenders begin with the same weights, read the same data and must come to the
-same weights.
+round} as JSON. All contenders begin with the same weights, read the same data and must come to the
+same weights. Where gradients are summed, the launcher runs a second time, with the sums behind the
+backward.
 """
 
 import json
@@ -30,6 +31,7 @@ from planner.files import read_plan, write_plan
 from planner.launcher import world
 from planner.launcher.job import prepare as job_of
 from planner.launcher.settings import Settings
+from planner.launcher.sums import BucketSums
 from planner.launcher.trainer import Trainer
 from planner.launcher.world import ProcessRank
 from planner.model import load
@@ -42,6 +44,7 @@ from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
 
 ALIKE = 1e-3
+LAUNCH, TORCH, BEHIND = "launch", "torch", "launch, sums behind the backward"
 RATE, WIDTH, BLOCKS, BATCH, CLASSES = 1e-3, 768, 12, 48, 100
 
 
@@ -113,12 +116,8 @@ DUELS: Mapping[str, Duel] = {
 }
 
 
-def prepare(folder: Path, *, one_host: bool = True) -> None:
-    """Writes models and plans.
-
-    Args:
-        one_host: whether the ranks share a host.
-    """
+def prepare(folder: Path) -> None:
+    """Writes models and plans."""
     profiles = {}
     for name, (make, shape) in MODELS.items():
         planner.export(make().train(), torch.randn(shape), folder / f"{name}.onnx", check=False)
@@ -217,7 +216,11 @@ def run(name: str, folder: Path, rounds: int, steps: int, rank: int) -> dict[str
     duel = DUELS[name]
     trainer = ours(duel, folder / f"{name}.json", rank)
     module, step = rival(duel, trainer, rank)
-    contenders: dict[str, Step] = {"launch": lambda: void(trainer.step()), "torch": step}
+    contenders: dict[str, Step] = {LAUNCH: lambda: void(trainer.step()), TORCH: step}
+    if max(duel.widths) > 1:
+        late = ours(duel, folder / f"{name}.json", rank)
+        late.runtime._sums = BucketSums([], late.gradients, late.world)
+        contenders[BEHIND] = lambda: void(late.step())
     times_s: dict[str, list[float]] = {who: [] for who in contenders}
     for turn in range(rounds + 1):
         order = list(contenders) if turn % 2 else list(reversed(contenders))
