@@ -3,12 +3,13 @@
     python tests/support/launch_rivals.py alone FOLDER ROUNDS STEPS
     torchrun --nproc-per-node 2 tests/support/launch_rivals.py pipeline FOLDER ROUNDS STEPS
 
-`prepare` writes models and plans into the folder. Rank 0 prints {contender: seconds per step of each
-round} as JSON. All contenders begin with the same weights, read the same data and must come to the
+`prepare` writes models and plans into the folder. Rank 0 prints {contender: seconds per step of
+each round} as JSON. All contenders begin with the same weights, read the same data and must come to the
 same weights. Where gradients are summed, the launcher runs a second time, with the sums behind the
 backward.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -73,7 +74,7 @@ def convolutional() -> nn.Sequential:
     sizes = (3, 32, 64, 64, 128)
     layers = [
         nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-        for a, b in zip(sizes, sizes[1:], strict=False)
+        for a, b in itertools.pairwise(sizes)
     ]
     return nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], CLASSES)
