@@ -77,7 +77,7 @@ def test_hellos_of_the_start_before_are_not_taken_for_this_one(store):
 def test_a_rank_that_fails_before_it_is_told_of(store, monkeypatch):
     monkeypatch.setattr(handshake, "STALE_S", 0.1)
     say_failed(store, 1, "none.json: no such file")
-    with pytest.raises(LaunchError, match="^rank 1 has failed: none.json: no such file$"):
+    with pytest.raises(LaunchError, match=r"^rank 1 has failed: none\.json: no such file$"):
         shake_hands(store, 0, 2, Hello(SAME, "a 1"), in_turn)
 
 
