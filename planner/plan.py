@@ -272,6 +272,10 @@ class Plan:
         ):
             if count != num_stages:
                 yield f"{name}: expected one per stage ({num_stages}), got {count}"
+        for i, one in enumerate(self.crossings):
+            stages = (one.source, *one.targets)
+            if any(not 0 <= stage < num_stages for stage in stages):
+                yield f"crossings[{i}]: expected stages from 0 to {num_stages - 1}, got {stages}"
 
 
 def _unknown(words: Iterable[tuple[str, str, Collection[str]]]) -> Iterator[str]:

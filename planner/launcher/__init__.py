@@ -5,6 +5,7 @@
     failures/     ranks that die, hang or raise
     run.py        the steps, and the report
     settings.py   what a user says besides the strategy
+    source.py     which file the model is read from, and whether it is the plan's
     job.py        strategy.json -> what is trained, known before the ranks meet
     part.py       -> the stages and parameters of this device
     trainer.py    one step of this device after the other

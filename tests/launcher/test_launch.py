@@ -16,6 +16,7 @@ from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.handshake import Agreement
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
+from planner.launcher.source import read_model
 from planner.model.losses import LossOptions, losses
 from planner.operators import to_torch
 from planner.operators.losses import criterion
@@ -338,7 +339,7 @@ def test_a_plan_without_a_model_asks_for_one(tmp_path):
 def test_trains_what_the_plan_says(tmp_path):
     path = write_case(tmp_path, Case((1,)), train=("w1", "frozen"))
     plan = run.read_plan(path)
-    model = job._load(plan, path, None)
+    model = read_model(plan, path, None, hashes=True)
     assert {p.name for p in model.graph.parameters if p.trainable} == {"w1", "frozen"}
 
 
