@@ -4,18 +4,18 @@
     torchrun --nproc-per-node 2 tests/support/launch_rivals.py pipeline FOLDER ROUNDS STEPS
 
 `prepare` writes models and plans into the folder. Rank 0 prints {contender: seconds per step of
-each round} as JSON. All contenders begin with the same weights, read the same data and must come to the
-same weights. Where gradients are summed, the launcher runs a second time, with the sums behind the
-backward.
+each round} as JSON. All contenders begin with the same weights, read the same data and must come to
+the same weights. Where gradients are summed, the launcher runs a second time, with the sums behind
+the backward.
 """
 
-import itertools
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -74,7 +74,7 @@ def convolutional() -> nn.Sequential:
     sizes = (3, 32, 64, 64, 128)
     layers = [
         nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-        for a, b in itertools.pairwise(sizes)
+        for a, b in pairwise(sizes)
     ]
     return nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], CLASSES)
@@ -244,8 +244,8 @@ def main() -> None:
     rank = int(os.environ.get("RANK", 0))
     torch.set_num_threads(1)
     if DUELS[name].num_ranks > 1:
-        world.meet(rank, DUELS[name].num_ranks)
-        world.meet = lambda rank, num_ranks: None  # type: ignore[assignment]
+        world.meet(rank, DUELS[name].num_ranks, DUELS[name].num_ranks)
+        world.meet = lambda *already: None  # type: ignore[assignment]
     times_s = run(name, folder, rounds, steps, rank)
     if rank == 0:
         print(json.dumps(times_s))
