@@ -14,6 +14,7 @@
     feed.py       synthetic data and the user's own
     clocks.py     times of all ranks on rank 0's clock
     report.py     predicted beside measured
+    checkpoints/  what was learned, kept and gone on from
     probe.py      measured transfers and all-reduces of the cluster itself
 
 `planner.launcher.run.launch` runs inside every process; `planner.launcher.processes.start_launch`

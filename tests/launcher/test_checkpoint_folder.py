@@ -12,7 +12,7 @@ from planner.launcher.checkpoints.folder import Record, TensorPlace, find, lates
 from planner.launcher.checkpoints.keeping import RESTARTS, Keeping, check, start_of
 
 
-def make(folder, *steps, size=10):
+def make(folder, *steps, size=10, model="../net.onnx"):
     """Checkpoints with one file each; gives the last one."""
     for step in steps:
         part = folders.begin(folder, step)
@@ -21,7 +21,7 @@ def make(folder, *steps, size=10):
         places = {"parameters/w": TensorPlace((2,), "float32", "__0_0.distcp", 0, size)}
         needed = {"__0_0.distcp": size}
         files = folders.sizes(part, needed)
-        record = Record(step, "../net.onnx", "ab", (), (), "SGD", 1, places, files)
+        record = Record(step, model, "ab", (), (), "SGD", 1, places, files)
         path = folders.publish(part, record)
     return path
 
