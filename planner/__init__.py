@@ -15,7 +15,7 @@ file for each step:
     clusters/ -> topology.py                                            devices and links
     request.py, problem.py -> costs/, solvers/ -> strategy.py           a device for every operator
     schedules/ -> simulator/                                            the times of one iteration
-    judging/ -> plan.py -> reports/, partition.py, launcher/            choose, show, write, run
+    judging/ -> plan.py -> reports/, partition/, launcher/              choose, show, write, run
 """
 
 from typing import TYPE_CHECKING

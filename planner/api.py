@@ -1212,6 +1212,7 @@ def launch(
     device: str = "auto",
     threads: int | None = None,
     seed: int | None = None,
+    hang_timeout: float = 20.0,
     trace: File | None = None,
     track_memory: bool = False,
     checkpoint: File | None = None,
@@ -1236,6 +1237,7 @@ def launch(
         device: "auto", "cpu" or "cuda".
         threads: CPU threads per rank; None takes the profile's.
         seed: of random data and of random operators; None takes the strategy's.
+        hang_timeout: time that a rank may always stand in one action, in s; 0 for ever.
         trace: file to write a measured iteration to.
         track_memory: whether memory is watched in one more step, which is slow.
         checkpoint: folder for checkpoints; one is written at the end.
@@ -1267,6 +1269,7 @@ def launch(
         device=device,
         seed=seed,
         threads=threads,
+        hang_timeout=hang_timeout,
         trace=None if trace is None else Path(trace),
         track_memory=track_memory,
         keeping=Keeping(

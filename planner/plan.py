@@ -143,6 +143,7 @@ class Plan:
         status: of the solver's own space: optimal or feasible.
         reproducible: False where a wall-clock limit cut the search.
         ranks: device of each rank of a launch: the used devices in host order.
+        hosts: host of each rank; empty where all are on one.
         crossings: the tensors that cross stages.
         model_path: the ONNX file, relative to the strategy's folder where it was written.
         model_hash: its content hash.
@@ -206,6 +207,7 @@ class Plan:
     untie: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
     batch_norm: BatchNorm = field(default=BatchNorm.FROZEN, metadata=LEFT_OUT_AS_DEFAULT)
     losses: tuple[LossChoice, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    hosts: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         if text := "\n".join((*self._words(), *self._numbers(), *self._stages())):
@@ -258,6 +260,8 @@ class Plan:
             return
         if tuple(sorted(self.ranks)) != used:
             yield f"ranks: expected each of the devices {used} once, got {self.ranks}"
+        if len(self.hosts) not in (0, len(self.ranks)):
+            yield f"hosts: expected one per rank ({len(self.ranks)}), got {len(self.hosts)}"
         known = tuple(sorted(one.device for one in self.prediction.devices))
         if known != used:
             yield f"prediction.devices: expected each of the devices {used} once, got {known}"
@@ -268,6 +272,10 @@ class Plan:
         ):
             if count != num_stages:
                 yield f"{name}: expected one per stage ({num_stages}), got {count}"
+        for i, one in enumerate(self.crossings):
+            stages = (one.source, *one.targets)
+            if any(not 0 <= stage < num_stages for stage in stages):
+                yield f"crossings[{i}]: expected stages from 0 to {num_stages - 1}, got {stages}"
 
 
 def _unknown(words: Iterable[tuple[str, str, Collection[str]]]) -> Iterator[str]:

@@ -177,6 +177,8 @@ class Contention:
         cores: cores of the machine.
         slowdown: by number of processes, from 2 on: time of a step in each of them over the time of
             a step that runs alone.
+        turns: by number of processes that share the cores, more than run at a time: the same where
+            one computes while the others wait. None where it was not measured.
 
     Raises:
         ValueError: if there are no cores, no numbers, or a number or slowdown is too small.
@@ -184,15 +186,20 @@ class Contention:
 
     cores: int
     slowdown: dict[int, float]
+    turns: dict[int, float] | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
-        numbers = ((f"slowdown.{n}: number of processes", n) for n in self.slowdown)
+        tables = {"slowdown": self.slowdown, "turns": self.turns or {}}
+        numbers = [
+            (f"{name}.{n}: number of processes", n) for name, some in tables.items() for n in some
+        ]
+        factors = [(f"{name}.{n}", s) for name, some in tables.items() for n, s in some.items()]
         _raise(
             (
                 *_outside((("cores", self.cores),), 1),
                 *(() if self.slowdown else ("slowdown: expected one at least, got none",)),
                 *_outside(numbers, 2),
-                *_outside(((f"slowdown.{n}", s) for n, s in self.slowdown.items()), 1, 1e6),
+                *_outside(factors, 1, 1e6),
             )
         )
 
@@ -209,10 +216,43 @@ def slowdown_of(contention: Contention, num_processes: int) -> float:
     [1.0, 1.25, 2.0, 2.75, 5.5]
     """
     known = {1: 1.0, **contention.slowdown}
+    return _between(known, num_processes, num_processes / max(known))
+
+
+def slowdown_among(contention: Contention, num_computing: int, num_processes: int) -> float:
+    """The slowdown of some processes that compute while others of their number wait.
+
+    Waiting ones cost what they cost where one computes. All cost no more than if none waited.
+
+    Args:
+        num_computing: at least 1.
+        num_processes: with the waiting ones.
+
+    >>> some = Contention(2, {2: 1.25, 4: 2.75}, turns={4: 1.2})
+    >>> [slowdown_among(some, n, 4) for n in (1, 2, 3, 4)]
+    [1.2, 1.5, 2.4, 2.75]
+    >>> slowdown_among(some, 1, 2)
+    1.0
+    """
+    beside = 1.0
+    if contention.turns and num_processes >= min(contention.turns):
+        beside = _between(contention.turns, num_processes, 1.0)
+    slow = slowdown_of(contention, num_computing)
+    return max(slow, min(beside * slow, slowdown_of(contention, num_processes)))
+
+
+def _between(known: dict[int, float], num_processes: int, beyond: float) -> float:
+    """A measured value, or one on the straight line between two.
+
+    Args:
+        known: by number of processes.
+        num_processes: at least the smallest of the numbers.
+        beyond: beyond the largest number, the value over that of this number.
+    """
     above = min((n for n in known if n >= num_processes), default=None)
     below = max(n for n in known if n <= num_processes)
     if above is None:
-        return known[below] * num_processes / below
+        return known[below] * beyond
     share = (num_processes - below) / (above - below) if above > below else 0.0
     return known[below] + share * (known[above] - known[below])
 

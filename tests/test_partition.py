@@ -1,3 +1,5 @@
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from planner.errors import FileError, ModelError
-from planner.model import content_hash, load
-from planner.partition import check_agreement, write_partition
+from planner.model import content_hash, load, weights
+from planner.model.load import hash_of, read_proto
+from planner.model.weights import is_inline, place_of
+from planner.partition import check_agreement, refers_to, write_partition
+from planner.partition import weights as carried
 from planner.plan import (
     Certificate,
     DevicePrediction,
@@ -18,7 +23,7 @@ from planner.plan import (
     Prediction,
     StagePrediction,
 )
-from planner.strategy import ScheduleName, Stage, Strategy
+from planner.strategy import Crossing, ScheduleName, Stage, Strategy, crossings
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 
@@ -75,15 +80,16 @@ def plan_for(model, num_stages=2):
         for d in range(num_stages)
     )
     times = (StagePrediction(0.1, 0.2),) * num_stages
+    strategy = Strategy(stages, ScheduleName.ONE_F_ONE_B, 4)
     return Plan(
-        strategy=Strategy(stages, ScheduleName.ONE_F_ONE_B, 4),
+        strategy=strategy,
         prediction=Prediction(1.0, 1.0, 1.0, 1.0, 0.0, 1.0, times, devices),
         certificate=Certificate("iteration", 1.0, 0.0, None, ""),
         solver="manual",
         status="feasible",
         reproducible=True,
         ranks=tuple(reversed(range(num_stages))),
-        crossings=(),
+        crossings=crossings(strategy, model.graph),
         model_path=model.path.name,
         model_hash=model.hash,
         train=(),
@@ -288,3 +294,261 @@ def test_a_missing_file_and_one_that_is_no_onnx_are_errors(tmp_path):
     (tmp_path / "strategy.onnx").write_text("no model")
     with pytest.raises(FileError, match="expected a partitioned ONNX model"):
         check_agreement(plan_for(model), tmp_path / "strategy.onnx")
+
+
+# --------------------------------------------------------------------------------- transfers
+
+
+def notes_of(graph, key):
+    """The JSON under a key in the metadata of each node that has one."""
+    return {
+        node.name: json.loads(entry.value)
+        for node in graph.node
+        for entry in node.metadata_props
+        if entry.key == key
+    }
+
+
+def test_nodes_at_a_cut_say_what_they_send_and_receive(tmp_path):
+    """x -> first -> flat -> relu -> last -> y, in three stages: | first | flat | relu, last |"""
+    _, plan, target = partitioned(small_model(tmp_path / "model.onnx"), num_stages=3)
+    assert [stage.operators for stage in plan.strategy.stages] == [
+        ("first",), ("flat",), ("relu", "last"),
+    ]  # fmt: skip
+    found = onnx.load(target)
+    size = {"dtype": "float32", "bytes": 2 * 6 * 4, "gradient": True}
+    ends = [{"stage": s, "devices": [f"gpu{s}"]} for s in range(3)]
+    assert notes_of(found.graph, "planner.sends") == {
+        "first": [{"tensor": "a", "from": ends[0], "to": [ends[1]], **size}],
+        "flat": [{"tensor": "f", "from": ends[1], "to": [ends[2]], **size}],
+    }
+    assert notes_of(found.graph, "planner.receives") == {"flat": ["a"], "relu": ["f"]}
+    properties = {one.key: one.value for one in found.metadata_props}
+    assert json.loads(properties["planner.stage_devices"]) == [["gpu0"], ["gpu1"], ["gpu2"]]
+
+
+def test_transfers_of_an_unrolled_loop_stand_at_the_loop(tmp_path):
+    path = tmp_path / "model.onnx"
+    value, node = helper.make_tensor_value_info, helper.make_node
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["on"]), node("MatMul", ["h", "w"], ["next"], name="product")],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []),
+         value("h", TensorProto.FLOAT, [2, 4])],
+        [value("on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, [2, 4])],
+    )  # fmt: skip
+    times = numpy_helper.from_array(np.array(4, np.int64), "times")
+    graph = helper.make_graph(
+        [node("Loop", ["times", "", "x"], ["y"], name="loop", body=body)],
+        "net",
+        [value("x", TensorProto.FLOAT, [2, 4])],
+        [value("y", TensorProto.FLOAT, [2, 4])],
+        [weight("w", 4, 4), times],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    model = load(path)
+    plan = plan_for(model)
+    write_partition(model, plan, tmp_path / "strategy.onnx")
+    check_agreement(plan, tmp_path / "strategy.onnx")
+    ((name, sent),) = notes_of(onnx.load(tmp_path / "strategy.onnx").graph, "planner.sends").items()
+    assert (name, len(sent)) == ("loop", 1)
+    assert (sent[0]["from"]["stage"], sent[0]["to"][0]["stage"]) == (0, 1)
+
+
+def changed(key, change):
+    """A function that changes the JSON under a key in the metadata of the nodes."""
+
+    def apply(proto):
+        for node in proto.graph.node:
+            for entry in node.metadata_props:
+                if entry.key == key:
+                    entry.value = json.dumps(change(json.loads(entry.value)))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda sent: [{**one, "bytes": 7} for one in sent],
+         "sends f from stage 0 to 1 and back: 7 bytes of float32, the strategy from stage 0 to 1"
+         " and back: 48 bytes of float32"),
+        (lambda sent: [], "sends f nowhere, the strategy from stage 0 to 1 and back"),
+        (lambda sent: [*sent, {"tensor": "z"}],
+         "sends z in an entry that is damaged, the strategy nowhere"),
+        (lambda sent: [[1]], "in an entry that is damaged, the strategy nowhere"),
+    ],
+)  # fmt: skip
+def test_other_transfers_are_found(tmp_path, change, said):
+    _, plan, target = partitioned(small_model(tmp_path / "model.onnx"))
+    tampered(target, changed("planner.sends", change))
+    with pytest.raises(FileError) as error:
+        check_agreement(plan, target)
+    assert said in str(error.value)
+    assert "run: planner solve" in str(error.value)
+
+
+def test_stages_on_other_devices_are_found(tmp_path):
+    model, plan, target = partitioned(small_model(tmp_path / "model.onnx"))
+    one, other = plan.strategy.stages
+    swapped = (replace(one, groups=other.groups), replace(other, groups=one.groups))
+    write_partition(model, replace(plan, strategy=replace(plan.strategy, stages=swapped)), target)
+    with pytest.raises(
+        FileError, match=r"its stages are on \[\[\"gpu1\"\], \[\"gpu0\"\]\], the str"
+    ):
+        check_agreement(plan, target)
+
+
+def test_an_annotated_file_from_before_there_were_transfers_agrees(tmp_path):
+    _, plan, target = partitioned(small_model(tmp_path / "model.onnx"))
+
+    def older(proto):
+        for node in proto.graph.node:
+            kept = [p for p in node.metadata_props if p.key not in NEW]
+            del node.metadata_props[:]
+            node.metadata_props.extend(kept)
+        kept = [p for p in proto.metadata_props if p.key not in NEW]
+        del proto.metadata_props[:]
+        proto.metadata_props.extend(kept)
+
+    tampered(target, older)
+    check_agreement(plan, target)
+
+
+NEW = ("planner.sends", "planner.receives", "planner.stage_devices")
+
+
+def test_crossings_of_stages_that_are_not_there_are_no_plan(tmp_path):
+    plan = plan_for(load(small_model(tmp_path / "model.onnx"), batch=2))
+    wrong = Crossing("f", 0, (2,), 48, True, "float32")
+    with pytest.raises(
+        ValueError, match=r"crossings\[0\]: expected stages from 0 to 1, got \(0, 2\)"
+    ):
+        replace(plan, crossings=(wrong,))
+
+
+# ------------------------------------------------------------------------------ large weights
+
+
+@pytest.fixture
+def small_is_large(monkeypatch):
+    """Weights stay in the model's file, and are referred to there, from sizes that tests have."""
+    monkeypatch.setattr(weights, "MIN_WALKED_BYTES", 64)
+    monkeypatch.setattr(weights, "MIN_LEFT_BYTES", 64)
+    monkeypatch.setattr(carried, "MAX_INLINE_BYTES", 0)
+
+
+def places(path):
+    """The files in which the weights of an annotated model are."""
+    return {place_of(t).location for t in read_proto(path).graph.initializer if is_inline(t)}
+
+
+def assert_same_outputs(path, target):
+    onnx.checker.check_model(target, full_check=True)
+    feed = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
+    for before, after in zip(outputs(path, feed), outputs(target, feed), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_large_weights_stay_in_the_model_beside(tmp_path, small_is_large):
+    path = small_model(tmp_path / "model.onnx")
+    model, plan, target = partitioned(path)
+    assert places(target) == {"model.onnx"}
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["model.onnx", "strategy.onnx"]
+    assert weight("w1", 4, 6).raw_data not in target.read_bytes()
+    assert load(target, batch=2).hash == hash_of(target) == model.hash
+    check_agreement(plan, target)
+    assert_same_outputs(path, target)
+
+
+def test_small_weights_are_in_the_annotated_file_as_before(tmp_path, monkeypatch):
+    path = small_model(tmp_path / "model.onnx")
+    expected = partitioned(path)[2].read_bytes()
+    monkeypatch.setattr(weights, "MIN_WALKED_BYTES", 64)
+    monkeypatch.setattr(weights, "MIN_LEFT_BYTES", 64)
+    assert is_inline(load(path, batch=2).proto.graph.initializer[0])
+    assert partitioned(path)[2].read_bytes() == expected
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "hard", "folder"])
+def test_a_model_that_cannot_be_referred_to_is_copied_once(tmp_path, small_is_large, kind):
+    (tmp_path / "there").mkdir()
+    path = small_model(tmp_path / "there/model.onnx")
+    if kind == "symbolic":
+        path = tmp_path / "model.onnx"
+        path.symlink_to("there/model.onnx")
+    elif kind == "hard":
+        os.link(path, tmp_path / "model.onnx")
+        path = tmp_path / "model.onnx"
+    model = load(path, batch=2)
+    plan, target = plan_for(model), tmp_path / "strategy.onnx"
+    write_partition(model, plan, target)
+    copy = tmp_path / "strategy.onnx.data"
+    assert places(target) == {copy.name}
+    check_agreement(plan, target)
+    assert_same_outputs(path, target)
+    number = copy.stat().st_ino
+    write_partition(model, plan, target)
+    assert copy.stat().st_ino == number
+
+
+def test_a_copy_that_the_planner_made_is_replaced_and_another_file_is_not(tmp_path, small_is_large):
+    (tmp_path / "there").mkdir()
+    path, target = tmp_path / "model.onnx", tmp_path / "there/strategy.onnx"
+    for opset in (18, 19):
+        model = load(small_model(path, opset=opset), batch=2)
+        write_partition(model, plan_for(model), target)
+        check_agreement(plan_for(model), target)
+    target.unlink()
+    target.with_name("strategy.onnx.data").write_text("mine")
+    with pytest.raises(FileError, match=r"strategy\.onnx\.data: is not the data of .*model\.onnx"):
+        write_partition(model, plan_for(model), target)
+
+
+def test_an_annotated_file_of_an_annotated_file_refers_to_the_same_weights(
+    tmp_path, small_is_large
+):
+    _, _, target = partitioned(small_model(tmp_path / "model.onnx"))
+    renamed = target.rename(tmp_path / "annotated.onnx")
+    _, plan, again = partitioned(renamed)
+    assert places(again) == {"model.onnx"}
+    check_agreement(plan, again)
+
+
+def test_weights_that_change_are_found_and_only_if_they_are_hashed(tmp_path, small_is_large):
+    path = small_model(tmp_path / "model.onnx")
+    model, plan, target = partitioned(path)
+    place = place_of(model.proto.graph.initializer[0])
+    content = bytearray(path.read_bytes())
+    content[place.offset] ^= 1
+    path.write_bytes(content)
+    check_agreement(plan, target, weights=False)
+    with pytest.raises(FileError, match=f"it is model .*, the strategy is for {model.hash[:6]}"):
+        check_agreement(plan, target)
+    path.unlink()
+    with pytest.raises(FileError, match=r"model\.onnx: expected the values of 'w1'.*data file"):
+        check_agreement(plan, target)
+
+
+def test_a_file_without_weights_to_hash_is_another_model_by_the_hash_it_names(tmp_path):
+    _, plan, target = partitioned(small_model(tmp_path / "model.onnx"))
+
+    def other(proto):
+        for one in proto.metadata_props:
+            if one.key == "planner.model_hash":
+                one.value = "f" * 64
+
+    tampered(target, other)
+    check_agreement(plan, target)
+    with pytest.raises(FileError, match="it is model ffffff, the strategy is for"):
+        check_agreement(plan, target, weights=False)
+
+
+def test_whether_a_file_refers_to_a_model_is_seen_without_its_weights(tmp_path, small_is_large):
+    path = small_model(tmp_path / "model.onnx")
+    target = partitioned(path)[2]
+    assert refers_to(target, path)
+    (tmp_path / "there").mkdir()
+    assert not refers_to(target, small_model(tmp_path / "there/model.onnx"))
+    small_model(path, opset=19)
+    assert not refers_to(target, path)

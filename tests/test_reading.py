@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from planner.errors import FileError
 from planner.model.values import Values
+from planner.model.weights import ModelFile
 from planner.support import reading
 from planner.support.reading import check_mapped, read_bytes
 from tests.support.commands import chain_on_two_hosts, run
@@ -224,7 +225,7 @@ def test_weights_outside_are_no_pipe_and_no_device(tmp_path, monkeypatch):
     weights = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4])
     weights.data_location = TensorProto.EXTERNAL
     weights.external_data.add(key="location", value="w.data")
-    values = Values([weights], tmp_path)
+    values = Values([weights], ModelFile(tmp_path / "model.onnx"))
     os.mkfifo(tmp_path / "w.data")
     with pytest.raises(FileError, match=r"w\.data: expected a regular file of weights"):
         values["w"]

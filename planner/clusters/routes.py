@@ -254,6 +254,34 @@ def pair_widths(topology: Topology) -> tuple[Floats, Floats]:
     return paths.latency_s, paths.bandwidth_bytes_per_s
 
 
+def distinct_ways(latency_s: Floats, seconds_per_byte: Floats) -> tuple[Ints, Floats, Floats]:
+    """The ways from device to device: few are different, however many devices there are.
+
+    Args:
+        latency_s: (K, K) in s; seconds_per_byte: (K, K) inverse bandwidth.
+
+    Returns:
+        (K, K) the way of each ordered pair; (W,) latency and (W,) inverse bandwidth of each way.
+        Devices to themselves have a way, too.
+    """
+    both, way = np.unique(latency_s + 1j * seconds_per_byte, return_inverse=True)
+    return way.reshape(latency_s.shape), both.real, both.imag
+
+
+def fastest_way_s(latency_s: Floats, seconds_per_byte: Floats, sizes_bytes: Ints) -> Floats:
+    """(n,) least time of a transfer of each size between two devices, in s; with fewer than two
+    devices, inf.
+
+    Args:
+        latency_s, seconds_per_byte: as `distinct_ways`.
+        sizes_bytes: (n,).
+    """
+    way, latency, per_byte = distinct_ways(latency_s, seconds_per_byte)
+    apart = np.unique(way[~np.eye(len(way), dtype=bool)])
+    times = latency[apart] + sizes_bytes[:, None] * per_byte[apart]
+    return np.asarray(times.min(axis=1, initial=np.inf))
+
+
 def bandwidth_bytes_per_s(topology: Topology, p: int, q: int) -> float:
     """Bandwidth of the narrowest link between two devices, in this direction."""
     return float(routes(topology).bandwidth_bytes_per_s[p, q])

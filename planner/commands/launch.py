@@ -51,6 +51,9 @@ CHECKPOINTS = packed(
 @click.option("--seed", type=int,
               help="Seed of synthetic data and of random operators, such as Dropout."
               "  [default: the strategy's]")  # fmt: skip
+@click.option("--hang-timeout", type=click.FloatRange(0), default=20, show_default=True,
+              metavar="S",
+              help="Seconds that a rank may always stand in one action; 0: for ever.")  # fmt: skip
 @click.option("--trace", type=click.Path(path_type=Path),
               help="Write a measured iteration as a trace for Perfetto.")  # fmt: skip
 @click.option("--track-memory", is_flag=True,
@@ -75,6 +78,7 @@ def launch(
     device: str,
     threads: int | None,
     seed: int | None,
+    hang_timeout: float,
     track_memory: bool,
     checkpoints: dict[str, Any],
 ) -> None:
@@ -104,6 +108,7 @@ def launch(
             device=device,
             threads=threads,
             seed=seed,
+            hang_timeout=hang_timeout,
             trace=trace,
             track_memory=track_memory,
             **checkpoints,

@@ -11,7 +11,7 @@ from planner.costs.pins import PENALTY, pinned
 from planner.errors import OptionError
 from planner.graph import producers
 from planner.problem import Optimizer, Problem
-from planner.profiles import OperatorCost, Profile, Source, slowdown_of
+from planner.profiles import OperatorCost, Profile, Source, slowdown_among
 from planner.support.arrays import Floats
 from planner.support.derived import derived
 from planner.topology import DeviceType, Topology, device_type
@@ -127,10 +127,15 @@ def slowdown(problem: Problem, used: Iterable[int], device: int) -> float:
 
 def host_slowdown(problem: Problem, host: str, num_devices: int) -> float:
     """The same by the name of a host and the number of its devices that compute."""
+    return crowd_slowdown(problem, host, num_devices, num_devices)
+
+
+def crowd_slowdown(problem: Problem, host: str, num_computing: int, num_devices: int) -> float:
+    """The same of some of the used devices of a host, while the others wait."""
     contention, cores = problem.profile.contention, _cores(problem.topology)[host]
     if contention is not None and host in crowded_hosts(problem):
-        return slowdown_of(contention, num_devices)
-    return max(1.0, num_devices / cores) if cores is not None else 1.0
+        return slowdown_among(contention, num_computing, num_devices)
+    return max(1.0, num_computing / cores) if cores is not None else 1.0
 
 
 @derived

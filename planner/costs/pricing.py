@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from planner.costs.collectives import allreduce_s
 from planner.costs.compute import (
+    crowd_slowdown,
     crowded_hosts,
-    host_slowdown,
     slowdowns,
     step_s,
     times_on,
@@ -168,7 +168,10 @@ def _crowds(problem: Problem, strategy: Strategy) -> tuple[Crowd, ...]:
     return tuple(
         Crowd(
             tuple(some),
-            (1.0, *(host_slowdown(problem, host, n) for n in range(1, len(some) + 1))),
+            (
+                1.0,
+                *(crowd_slowdown(problem, host, n, len(some)) for n in range(1, len(some) + 1)),
+            ),
         )
         for host, some in by_host.items()
         if len(some) > 1 and host in crowded_hosts(problem)

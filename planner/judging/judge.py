@@ -2,7 +2,7 @@
 simulator runs it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -27,6 +27,7 @@ from planner.simulator.events import run
 from planner.simulator.timeline import Times, shares_s
 from planner.strategy import ScheduleName, Strategy, crossings, indices_of, used_devices
 from planner.support.module_paths import blocks
+from planner.topology import Topology
 from planner.version import __version__
 
 # Variants of a solver's strategy have at most this many actions together, which are simulated in
@@ -247,6 +248,7 @@ def as_plan(
     profile, topology, options = problem.profile, problem.topology, problem.options
     value_s = predicted_s(verdict.prediction, options.objective)
     graph = profile.graph
+    ranks = host_order(topology, used_devices(verdict.strategy))
     return Plan(
         strategy=verdict.strategy,
         prediction=verdict.prediction,
@@ -260,7 +262,8 @@ def as_plan(
         solver=solver,
         status=result.status.value,
         reproducible=result.reproducible,
-        ranks=host_order(topology, used_devices(verdict.strategy)),
+        ranks=ranks,
+        hosts=_hosts(topology, ranks),
         crossings=crossings(verdict.strategy, profile.graph),
         model_path=profile.model_path,
         model_hash=profile.model_hash,
@@ -285,6 +288,12 @@ def as_plan(
         losses=losses_of(graph) if graph.losses or len(graph.outputs) > 1 else (),
         batch_norm=profile.batch_norm,
     )
+
+
+def _hosts(topology: Topology, ranks: Sequence[int]) -> tuple[str, ...]:
+    """The host of each rank; none where all are on one."""
+    hosts = tuple(topology.devices[device].host for device in ranks)
+    return hosts if len({*hosts}) > 1 else ()
 
 
 def _notes(problem: Problem, strategy: Strategy) -> tuple[str, ...]:

@@ -2,11 +2,17 @@
 
     processes.py  starting the processes, and ending them
     ending.py     which rank says why a launch ends; no rank outlives the launcher
+    failures/     ranks that die, hang or raise
     run.py        the steps, and the report
     settings.py   what a user says besides the strategy
+    source.py     which file the model is read from, and whether it is the plan's
     job.py        strategy.json -> what is trained, known before the ranks meet
     part.py       -> the stages and parameters of this device
     trainer.py    one step of this device after the other
+    store.py      what all ranks read and write before they are connected
+    handshake.py  whether all ranks are of one launch
+    greeting.py   what a rank says of itself in the handshake
+    seats.py      which rank runs which device: hosts of the plan on hosts
     world.py      ranks, process groups, transfers and all-reduces between devices
     exchange.py   tensors sent with the order of their dimensions
     runtime.py    the loop over the actions

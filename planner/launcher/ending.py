@@ -12,6 +12,9 @@ it sees how its children end.
 A thread of each rank waits for the end of the parent, and for signals, which Python would handle
 only when gloo returns. It ends the process group: the rank and its children. Asking Linux for a
 signal at the parent's death (PR_SET_PDEATHSIG) would end the rank before it can end its children.
+
+Every rank has a page with the action that it is in (`failures/page.py`). Torchrun's ranks of a host
+are watched by a guard, a process beside them, because a rank that is stopped cannot watch itself.
 """
 
 import os
@@ -25,9 +28,14 @@ from pathlib import Path
 from select import select
 from typing import NoReturn
 
+from planner.launcher.failures.guard import PAGE, start_guard, take_the_word
+from planner.launcher.failures.page import Glance, Page, Phase, page_in, page_of
+from planner.launcher.failures.words import memory_words, where, who
+
 LAUNCHER, WORD, LISTENER = "PLANNER_LAUNCHER", "PLANNER_WORD_FD", "PLANNER_LISTENER_FD"
-"""Variables that the launcher gives to its ranks: its process id, the pipe with the word, and, for
-rank 0, the socket that the store listens on.
+PAGES = "PLANNER_PAGES_FD"
+"""Variables that the launcher gives to its ranks: its process id, the pipe with the word, for rank
+0 the socket that the store listens on, and the memory with the pages of all ranks.
 """
 LEFT = 75
 """Exit code of a rank that ends because another one has."""
@@ -54,6 +62,7 @@ class Rank:
         listener: descriptor of the socket for the store, on rank 0 of a launcher.
         pipe: descriptor of the pipe with the word, under a launcher.
         folder: of the ranks of this host, under torchrun.
+        page: where it writes the action that it is in.
     """
 
     rank: int
@@ -62,6 +71,7 @@ class Rank:
     listener: int | None = None
     pipe: int | None = None
     folder: Path | None = None
+    page: Page = field(default_factory=Page)
     _speaking: threading.Lock = field(default_factory=threading.Lock)
     _lock_file: int | None = None
 
@@ -86,13 +96,7 @@ class Rank:
             return os.read(self.pipe, 1) != b""
         if self.folder is None:
             return True
-        try:
-            os.close(os.open(self.folder / "planner-word", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
-            return False
-        except OSError:  # torchrun's folder is gone or full: rather twice than never
-            return True
-        return True
+        return take_the_word(self.folder)
 
     def register(self) -> None:
         """Lets the other ranks of this host see when this one ends."""
@@ -112,8 +116,10 @@ class Rank:
         """Ends this process at once, and what it has started; the other ranks do not miss one that
         has done its work. The main thread calls it.
         """
-        if code == 0 and self._lock_file is not None:
-            self._file(self.rank).unlink(missing_ok=True)
+        if code == 0:
+            self.page.enter(Phase.ENDED)
+            if self._lock_file is not None:
+                self._file(self.rank).unlink(missing_ok=True)
         if self.parent is not None and os.getpgrp() == os.getpid():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.killpg(os.getpid(), signal.SIGTERM)
@@ -143,9 +149,21 @@ class Rank:
         missing = self.missing()
         if not missing:
             return f"rank {self.rank} stops because another rank has ended"
-        ranks = " and ".join(f"rank {rank}" for rank in missing)
-        verb = "has" if len(missing) == 1 else "have"
-        return f"{ranks} {verb} ended without a word: killed by a signal, or out of memory"
+        if len(missing) > 1:
+            ranks = " and ".join(f"rank {rank}" for rank in missing)
+            return f"{ranks} have ended without a word: killed by a signal, or out of memory"
+        glance = self._page_of(missing[0])
+        return (
+            f"{who(missing[0], glance)} has ended without a word{where(glance)}: killed by a "
+            f"signal, or out of memory{memory_words(glance)}"
+        )
+
+    def _page_of(self, rank: int) -> Glance | None:
+        assert self.folder is not None
+        try:
+            return page_in(self.folder / f"{PAGE}{rank}").look()
+        except (OSError, ValueError):  # it ended before it had one
+            return None
 
 
 def _is_free(path: Path) -> bool:
@@ -161,11 +179,17 @@ def _is_free(path: Path) -> bool:
 
 
 _here: Rank | None = None
+_alone = Page()
 
 
 def here() -> Rank | None:
     """This process as one of several; None if it is none, or `enter` was not called."""
     return _here
+
+
+def page() -> Page:
+    """Where this process writes the action that it is in."""
+    return _alone if _here is None else _here.page
 
 
 def enter() -> Rank | None:
@@ -179,7 +203,7 @@ def enter() -> Rank | None:
     if not os.environ.get("RANK", "").isdigit():
         return None
     _here = _from_environment(os.environ)
-    for name in (LAUNCHER, WORD, LISTENER):
+    for name in (LAUNCHER, WORD, LISTENER, PAGES):
         os.environ.pop(name, None)
     for descriptor in (_here.pipe, _here.listener):
         if descriptor is not None:
@@ -187,7 +211,10 @@ def enter() -> Rank | None:
     # Whoever loses the store's process would print a page about it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     _here.register()
+    _here.page.begin()
     _watch(_here)
+    if _here.folder and _here.parent and os.environ.get("LOCAL_RANK") == "0":
+        start_guard(_here.folder, _here.parent)
     return _here
 
 
@@ -197,12 +224,22 @@ def _from_environment(variables: Mapping[str, str]) -> Rank:
 
     rank = int(variables["RANK"])
     if LAUNCHER in variables:
-        return Rank(rank, number(LAUNCHER), True, number(LISTENER), number(WORD))
+        own = page_of(int(variables[PAGES]), rank)
+        return Rank(rank, number(LAUNCHER), True, number(LISTENER), number(WORD), page=own)
     if "TORCHELASTIC_RUN_ID" not in variables:
         return Rank(rank)
     error_file = variables.get("TORCHELASTIC_ERROR_FILE")  # FOLDER/LOCAL_RANK/error.json
     folder = Path(error_file).parent.parent if error_file else None
-    return Rank(rank, os.getppid(), folder=folder if folder and folder.is_dir() else None)
+    if folder is None or not folder.is_dir():
+        return Rank(rank, os.getppid())
+    return Rank(rank, os.getppid(), folder=folder, page=_made(folder / f"{PAGE}{rank}"))
+
+
+def _made(file: Path) -> Page:
+    try:
+        return page_in(file, make=True)
+    except OSError:  # torchrun's folder is full: nobody watches this rank
+        return Page()
 
 
 # ------------------------------------------------------------------------ the thread that waits
@@ -252,7 +289,19 @@ def _life_of(parent: int) -> int | None:
 
 
 def _orphaned(rank: Rank) -> NoReturn:
-    rank.say_last(f"rank {rank.rank} ends because the process that started it has ended")
+    _end(rank, f"rank {rank.rank} ends because the process that started it has ended")
+
+
+def end_at_once(message: str) -> NoReturn:
+    """Ends this process, and what it has started, from any thread."""
+    if _here is None:
+        os.write(2, f"Error: {message}\n".encode())
+        os._exit(LEFT)
+    _end(_here, message)
+
+
+def _end(rank: Rank, message: str) -> NoReturn:
+    rank.say_last(message)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(LEFT)
@@ -263,7 +312,8 @@ def _terminated(rank: Rank) -> NoReturn:
     torchrun, the signal may come from it because another rank has ended.
     """
     if not rank.launched:
-        ended = f"rank {rank.rank} was ended by SIGTERM"
+        glance = rank.page.look()
+        ended = f"{who(rank.rank, glance)} was ended by SIGTERM{where(glance)}"
         rank.say_last(rank.loss() if rank.missing() else ended)
         rank.end_children_of_missing()
     if os.getpgrp() == os.getpid():

@@ -2,17 +2,16 @@
 
 import shlex
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from planner.errors import FileError, LaunchError
 from planner.graph import losses_of
 from planner.launcher.processes import torchrun_command
+from planner.launcher.source import read_model
 from planner.launcher.world import ProcessRank, choose_device
-from planner.model import Model, load
+from planner.model import Model
 from planner.model.losses import Loss, LossOptions, chosen, losses
 from planner.operators.losses import criterion
-from planner.partition import check_agreement
 from planner.plan import Plan
 from planner.problem import Optimizer as OptimizerName
 from planner.schedules.actions import Program
@@ -87,10 +86,7 @@ def prepare(
         raise FileError(
             f"{path}: optimizer: expected one of {', '.join(OptimizerName)}, got {plan.optimizer!r}"
         )
-    model = _load(plan, path, model_path)
-    partition = path.with_suffix(".onnx")
-    if seat.local_rank == 0 and partition.is_file() and not partition.samefile(model.path):
-        check_agreement(plan, partition)
+    model = read_model(plan, path, model_path, hashes=seat.local_rank == 0)
     wrong = violations(plan.strategy, model.graph, max(plan.ranks) + 1)
     if wrong:
         raise FileError(
@@ -108,37 +104,3 @@ def prepare(
     for one in used:
         criterion(one)  # raises where the user's function is not there
     return TrainingJob(plan, model, lists, used, device)
-
-
-def _load(plan: Plan, path: Path, model_path: Path | None) -> Model:
-    """The model that the plan was made for, trained as the profile said."""
-    if model_path is None and plan.model_path is None:
-        raise LaunchError(f"{path}: names no model; give --model FILE")
-    file = model_path or path.parent / str(plan.model_path)
-    if model_path is None and not file.is_file():
-        raise LaunchError(f"{path}: made for {file}, which is not there; give --model FILE")
-    read = partial(
-        load, file, dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie,
-        batch_norm=plan.batch_norm, loss=_planned(plan),
-    )  # fmt: skip
-    model = read()
-    if plan.model_hash not in (None, model.hash):
-        raise FileError(
-            f"{path}: made for model {str(plan.model_hash)[:12]}, but {file} is "
-            f"{model.hash[:12]}; run: planner profile {file} and planner solve, or give the "
-            "right one with --model FILE"
-        )
-    usual = {p.name for p in model.graph.parameters if p.trainable}
-    train, freeze = sorted({*plan.train} - usual), sorted(usual - {*plan.train})
-    if not train and not freeze:
-        return model
-    return read(train=train, freeze=freeze)
-
-
-def _planned(plan: Plan) -> LossOptions:
-    """The losses that a plan was made for, as options."""
-    return LossOptions(
-        outputs=tuple(one.output for one in plan.losses),
-        functions={one.output: one.function for one in plan.losses},
-        class_dims={one.output: one.class_dim for one in plan.losses if one.class_dim is not None},
-    )

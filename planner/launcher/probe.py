@@ -19,7 +19,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -39,8 +38,9 @@ from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, 
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
 from planner.errors import LaunchError, PlannerError, Stopped
+from planner.launcher.failures.system import host_key
+from planner.launcher.store import TIMEOUT
 from planner.launcher.world import (
-    TIMEOUT,
     ProcessRank,
     choose_device,
     contact,
@@ -129,7 +129,7 @@ def probe(
 
 def _meet(seat: ProcessRank) -> None:
     try:
-        meet(seat.rank, seat.world_size)
+        meet(seat.rank, seat.world_size, seat.world_size)
     except RuntimeError as error:
         if seat.local_rank > 0:
             raise Stopped(f"rank {seat.rank} stops because another rank has") from error
@@ -151,7 +151,7 @@ def _gather_devices(seat: ProcessRank, name: str) -> tuple[list[RankDevice], str
     mine: tuple[str, str, RankDevice | None, frozenset[int]]
     try:
         device = _choose(name, seat)
-        mine = _host_key(), device, _described(device), core_numbers()
+        mine = host_key(), device, _described(device), core_numbers()
     except PlannerError as error:
         mine = "", str(error), None, frozenset()
     everyone = _gathered(mine)
@@ -186,14 +186,6 @@ def _choose(name: str, seat: ProcessRank) -> str:
             f" {num_gpus} per host, or measure between CPUs with --device cpu"
         )
     return choose_device(name, seat, seat.world_size, frozenset())
-
-
-def _host_key() -> str:
-    """The name of this host, and the number of its last start, which differs between hosts of one
-    name.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text().strip() if boot.is_file() else ''}"
 
 
 def host_names(keys: Sequence[str]) -> list[str]:

@@ -21,7 +21,19 @@ from pathlib import Path
 
 from planner.errors import LaunchError
 from planner.files import read_plan
-from planner.launcher.ending import INTERRUPTED, LAUNCHER, LEFT, LISTENER, TERMINATED, WORD
+from planner.launcher.ending import (
+    INTERRUPTED,
+    LAUNCHER,
+    LEFT,
+    LISTENER,
+    PAGES,
+    TERMINATED,
+    WORD,
+)
+from planner.launcher.failures.guard import LOOK_S
+from planner.launcher.failures.limits import Hang, Watch
+from planner.launcher.failures.page import Glance, Page, page_of, pages_file
+from planner.launcher.failures.words import memory_words, where, who
 
 # A checkout and an installed wheel both have cli.py beside the package.
 CLI = Path(__file__).resolve().parents[2] / "cli.py"
@@ -80,32 +92,41 @@ def start_ranks(command: Sequence[str], nproc: int) -> int:
         LaunchError: if a rank was killed.
     """
     sys.stdout.flush()
-    with _running([sys.executable, "-u", str(CLI), *command], nproc) as ranks:
-        codes = _wait(ranks)
+    with _running([sys.executable, "-u", str(CLI), *command], nproc) as (ranks, pages):
+        codes = _wait(ranks, Watch(pages, nproc))
+    if isinstance(codes, Hang):
+        raise LaunchError(codes.message)
     ended_by = [
         (rank, SIGNAL_OF.get(code, -code))
         for rank, code in codes.items()
         if code < 0 or code in SIGNAL_OF
     ]
     if ended_by:
-        raise LaunchError(_obituary(*ended_by[0]))
+        rank, number = ended_by[0]
+        raise LaunchError(_obituary(rank, number, pages[rank].look()))
     if codes and {*codes.values()} == {LEFT}:
         raise LaunchError(f"rank {min(codes)} has lost its connections to the others")
     return 1 if codes else 0
 
 
-def _obituary(rank: int, number: int) -> str:
+def _obituary(rank: int, number: int, glance: Glance | None = None) -> str:
     try:
         name = signal.Signals(number).name
     except ValueError:  # a real-time signal
         name = f"signal {number}"
-    why = "; it may have been out of memory" if number == signal.SIGKILL else ""
-    return f"rank {rank} was ended by {name}{why}"
+    why = ""
+    if number == signal.SIGKILL:
+        why = f"; it may have been out of memory{memory_words(glance)}"
+    return f"{who(rank, glance)} was ended by {name}{where(glance)}{why}"
 
 
 @contextmanager
-def _running(command: Sequence[str], nproc: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes, which have ended when the context does."""
+def _running(
+    command: Sequence[str], nproc: int
+) -> Iterator[tuple[list[subprocess.Popen[bytes]], dict[int, Page]]]:
+    """The processes, which have ended when the context does, and their pages."""
+    shared = pages_file(nproc)
+    pages = {rank: page_of(shared, rank) for rank in range(nproc)}
     word, writer = os.pipe()
     os.write(writer, b"!")
     os.close(writer)  # a second one who wants the word finds the end of the pipe
@@ -113,7 +134,8 @@ def _running(command: Sequence[str], nproc: int) -> Iterator[list[subprocess.Pop
     try:
         with socket.create_server((LOOPBACK, 0)) as listener:
             for rank in range(nproc):
-                passed = {WORD: word} | ({LISTENER: listener.fileno()} if rank == 0 else {})
+                passed = {WORD: word, PAGES: shared}
+                passed |= {LISTENER: listener.fileno()} if rank == 0 else {}
                 seat = {
                     "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc,
                     "LOCAL_WORLD_SIZE": nproc, "MASTER_ADDR": LOOPBACK,
@@ -127,19 +149,20 @@ def _running(command: Sequence[str], nproc: int) -> Iterator[list[subprocess.Pop
                         command, env=variables, pass_fds=[*passed.values()], start_new_session=True
                     )
                 )
-        yield ranks
+        yield ranks, pages
     finally:
         os.close(word)
+        os.close(shared)
         _end(ranks)
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], watch: Watch) -> dict[int, int] | Hang:
     """Waits until all have succeeded, or until the cause of a failure is known.
 
     Returns:
-        Exit codes of the ranks that have failed, negative for signals.
+        Exit codes of the ranks that have failed, negative for signals; or the ranks that hang.
     """
-    patience = CAUSE_S
+    patience, looked_s = CAUSE_S, 0.0
     while True:
         codes = {rank: _exit_code(process) for rank, process in enumerate(ranks)}
         failed = {rank: code for rank, code in codes.items() if code}
@@ -149,6 +172,10 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
             return failed
         if failed:
             patience -= POLL_S
+        elif (now_s := time.monotonic()) - looked_s >= LOOK_S:
+            looked_s = now_s
+            if (hang := watch.look(now_s)) is not None:
+                return hang
         time.sleep(POLL_S)
 
 

@@ -15,7 +15,11 @@ from planner.launcher.checkpoints.keeping import NOTHING_KEPT, Keeping, check_fi
 from planner.launcher.checkpoints.keeping import check as check_keeping
 from planner.launcher.checkpoints.saver import Saver, resume
 from planner.launcher.clocks import Clock
+from planner.launcher.failures.causes import introduce, with_causes
+from planner.launcher.failures.hosts import hosts_watched
+from planner.launcher.failures.page import HANG_TIMEOUT_S
 from planner.launcher.feed import Copies
+from planner.launcher.greeting import compare_jobs, failure_told, meet_others
 from planner.launcher.job import TrainingJob, check_ranks, prepare
 from planner.launcher.part import staying
 from planner.launcher.report import Findings, LaunchReport, make_report
@@ -42,6 +46,7 @@ def launch(
     device: str = "auto",
     seed: int | None = None,
     threads: int | None = None,
+    hang_timeout: float = HANG_TIMEOUT_S,
     trace: Path | None = None,
     track_memory: bool = False,
     keeping: Keeping = NOTHING_KEPT,
@@ -60,6 +65,7 @@ def launch(
         device: auto, cpu or cuda.
         seed: of random data and of random operators; None takes the plan's.
         threads: of torch on a CPU; None takes the profile's.
+        hang_timeout: time that a rank may always stand in one action, in s; 0 for ever.
         trace: file that the median iteration is written to, for Perfetto.
         track_memory: whether to run one more step, whose memory is watched and whose time is not
             reported.
@@ -74,31 +80,46 @@ def launch(
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one; that one has a message for the user.
     """
-    settings = Settings(steps, learning_rate, data, seed, threads)
+    settings = Settings(steps, learning_rate, data, seed, threads, hang_timeout)
     seat = process_rank()
-    plan = read_plan(strategy_path)
-    check_ranks(plan, strategy_path, seat)
+    with failure_told(seat):
+        check(settings)
+        plan = read_plan(strategy_path)
+        check_ranks(plan, strategy_path, seat)
     seat = seat or ProcessRank(0, 1, 0, 1)
+    agreed = meet_others(plan, settings, (loss, device), seat)
     if seat.rank >= len(plan.ranks):
         report(f"rank {seat.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
         return None
-    job = prepare(plan, strategy_path, model_path, seat, (loss, device))
-    check(settings)
-    check_keeping(keeping)
-    start = start_of(keeping)
-    if start is not None:
-        check_fits(start, job, settings.steps)
-    findings, clocks = _trained(
-        job, settings, (keeping, start), seat, progress, track_memory=track_memory
-    )
+    mine = agreed.ranks[seat.rank]
+    introduce(plan, mine, settings.hang_timeout)
+    with hosts_watched(agreed.hosts, seat.rank), with_causes(plan, mine):
+        job = prepare(plan, strategy_path, model_path, seat, (loss, device))
+        start = _start(keeping, job, settings, restarted=agreed.restarted)
+        compare_jobs(job, seat)
+        job = replace(job, plan=replace(plan, ranks=agreed.ranks, hosts=()))
+        findings, clocks = _trained(
+            job, settings, (keeping, start), seat, progress, track_memory=track_memory
+        )
     if seat.rank > 0:
         return None
-    made = make_report(plan, job.model.graph, job.losses, findings, clocks)
+    made = make_report(job.plan, job.model.graph, job.losses, findings, clocks)
     made = replace(made, notes=(*job.model.notes, *_resumed(start), *made.notes))
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(made.timeline, names, trace, measured_by(plan))
     return made
+
+
+def _start(
+    keeping: Keeping, job: TrainingJob, settings: Settings, *, restarted: bool
+) -> Checkpoint | None:
+    """The checkpoint to go on from, before any rank can write one."""
+    check_keeping(keeping)
+    start = start_of(keeping, restarted=restarted)
+    if start is not None:
+        check_fits(start, job, settings.steps)
+    return start
 
 
 def _trained(

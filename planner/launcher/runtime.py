@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
-from planner.launcher import clocks
+from planner.launcher import clocks, ending
 from planner.launcher.exchange import Arrival, Exchange, dense
+from planner.launcher.failures.causes import here
+from planner.launcher.failures.page import Phase
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
@@ -32,22 +34,22 @@ from planner.schedules.actions import (
     Receive,
     Send,
     Step,
-    text,
     waits,
 )
 
 Tensors = dict[str, Tensor]
+_PHASES = {Direction.FORWARD: Phase.FORWARD, Direction.BACKWARD: Phase.BACKWARD}
 
 
 @contextmanager
-def _reporting_errors(action: Compute) -> Iterator[None]:
+def _reporting_errors() -> Iterator[None]:
     """Reports errors that torch raises at run time, such as an index beyond a table or too little
     memory. They are the fault of the data or the machine, since all shapes have been checked.
     """
     try:
         yield
     except REFUSALS as error:
-        raise LaunchError(f"at {text(action)}: {type(error).__name__}: {error}") from error
+        raise LaunchError(f"{here()}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(slots=True)
@@ -298,6 +300,7 @@ class Runtime:
         self._sending: dict[tuple[int, Direction], deque[list[PostedTransfer]]] = {}
         self._waiting = waiting
         self._seed, self._step_index = seed, 0
+        self._page = ending.page()
         self._made: Tensors = {}  # by the last computation, for the sends right after it
 
     def iterate(
@@ -312,15 +315,18 @@ class Runtime:
         """
         self._step_index = step
         self._batches, self._record, self._watch = batches, Record(), watch
+        self._page.begin_step(step)
         self._world.barrier()
         self._start_s = self._record.begun_s = clocks.now_s()
         for action in self._actions:
             self._run(action)
+        self._page.enter(Phase.SEND)
         for transfers in chain.from_iterable(self._sending.values()):
             self._finish(transfers)
         self._record.iteration_s = self._now_s()
         self._sending, self._made = {}, {}
         assert not self._awaited, "the dry run lets no receive be forgotten"
+        self._page.end_step()
         return self._record
 
     def _run(self, action: Action) -> None:
@@ -332,18 +338,21 @@ class Runtime:
                 arrived = self._wait_for(action)
                 self._wait_for_sends(action)
                 start_s = self._now_s()
+                self._page.enter(_PHASES[action.direction], action.stage, action.microbatch)
                 drawn = drawing(self._seed, self._step_index, action.microbatch)
-                with _reporting_errors(action), drawn:
+                with _reporting_errors(), drawn:
                     self._made = self._compute(action, arrived)
                 self._note(action, start_s)
             case Send():
                 self._send(action)
             case AllReduce(index):
                 start_s = self._now_s()
+                self._page.enter(Phase.ALL_REDUCE, index)
                 for buffer in self._gradients.buffers(index):
                     self._world.sum_up(buffer, index)
                 self._note(action, start_s)
             case Step():
+                self._page.enter(Phase.STEP)
                 start_s = self._now_s()
                 self._step()
                 self._note(action, start_s)
@@ -358,6 +367,7 @@ class Runtime:
         for arrival in self._awaited:
             receive = arrival.action
             if waits(compute, receive):
+                self._page.enter(Phase.RECEIVE, compute.stage, compute.microbatch, receive.device)
                 tensor, ended_s = self._exchange.take(arrival, self._tensors[receive.tensor].shape)
                 posted_s = arrival.transfer.posted_s
                 known = self._record.receives.setdefault(receive.device, [])
@@ -375,6 +385,7 @@ class Runtime:
         # be over: these are the results of the second computation before, and older ones.
         if compute.direction in self._waiting:
             while len(sending) > 1:
+                self._page.enter(Phase.SEND, compute.stage)
                 self._finish(sending.popleft())
         # A transfer holds its tensor, so those that are over are let go of as early as possible.
         while sending and all(transfer.is_over() for transfer in sending[0]):

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
@@ -24,9 +23,9 @@ from torch import Tensor
 from planner.errors import LaunchError, Stopped
 from planner.launcher import clocks, ending
 from planner.launcher.clocks import EXCHANGES, Reading, read_clock
+from planner.launcher.failures.page import Phase
+from planner.launcher.store import TIMEOUT, groups_store
 from planner.schedules.actions import Program, Send
-
-TIMEOUT = timedelta(minutes=30)
 
 
 @contextmanager
@@ -63,28 +62,21 @@ def process_rank() -> ProcessRank | None:
     return ProcessRank(*(int(os.environ[name]) for name in names[:-1]))
 
 
-def meet(rank: int, num_ranks: int) -> None:
+def meet(rank: int, num_ranks: int, world_size: int) -> None:
     """Joins the other ranks in the default group, which is gloo's.
 
-    The store is that of torchrun, or of whoever wrote MASTER_ADDR; under `--nproc` rank 0's, on the
-    socket that the launcher has bound.
+    Args:
+        rank: of this process.
+        num_ranks: ranks of the group.
+        world_size: number of all processes.
 
     Raises:
         RuntimeError: if the others cannot be reached.
     """
     keep_to_this_host()
-    here = ending.here()
-    own: dict[str, Any] = {}
-    if here is not None and here.launched:
-        own["store"] = dist.TCPStore(  # type: ignore[attr-defined]
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            num_ranks,
-            is_master=here.listener is not None,
-            timeout=TIMEOUT,
-            master_listen_fd=here.listener,
-        )
-    dist.init_process_group("gloo", rank=rank, world_size=num_ranks, timeout=TIMEOUT, **own)
+    ending.page().enter(Phase.MEETING)
+    store = groups_store(rank, world_size)
+    dist.init_process_group("gloo", rank=rank, world_size=num_ranks, timeout=TIMEOUT, store=store)
 
 
 def keep_to_this_host() -> None:
@@ -249,7 +241,8 @@ class World:
         group is gloo's, for control and for transfers between CPUs. With nccl each ordered pair
         has a communicator of its own, since opposing transfers in one would wait for each other.
         """
-        meet(self._rank, self._size)
+        seat = process_rank()
+        meet(self._rank, self._size, self._size if seat is None else seat.world_size)
         backend = "gloo" if self.torch_device == "cpu" else "nccl"
         for source, target in _pairs(program):
             ends = rank_of[source], rank_of[target]

@@ -16,6 +16,9 @@ trainable.py  which initializers are trained and why, over which tensors gradien
 modules.py    the module of the network that each operator came from
 inspection.py everything that a file says without its weights
 values.py     initializers and folded constants, read when asked for
+weights.py    where the bytes of initializers are: the message without them
+wire.py       the fields of a protobuf message in a file
+metadata.py   the metadata of a file of any size
 """
 
 from planner.model.load import Model, Node, content_hash, first_consumers, hash_of, load

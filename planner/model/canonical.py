@@ -14,6 +14,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from planner.model.expansion.inlining import inlined
+from planner.model.weights import ModelFile, is_inline, is_stored, place_of
 
 
 def unique_names(nodes: Sequence[NodeProto]) -> list[str]:
@@ -38,18 +39,31 @@ def unique_names(nodes: Sequence[NodeProto]) -> list[str]:
     return names
 
 
-def content_hash(proto: ModelProto) -> str:
+def content_hash(proto: ModelProto, file: ModelFile | None = None) -> str:
     """sha256 (hex) of the model's computation; equal for a model and its annotated copies.
 
     It covers the operator sets in use, types of inputs and outputs, nodes with their unique
     names and attributes, and initializers: inline ones by content, external ones by name,
     location, offset and length.
+
+    Args:
+        proto: the model.
+        file: that it was read from. Without it, inline initializers that were left in a file count
+            as external ones, and the hash serves to compare two models of that file only.
+
+    Raises:
+        FileError: if inline initializers cannot be read.
     """
     proto = inlined(proto)
     digest = hashlib.sha256()
     for piece in _model_pieces(proto):
-        digest.update(len(piece).to_bytes(8, "little"))
-        digest.update(piece)
+        if isinstance(piece, TensorProto) and file is not None:
+            digest.update(place_of(piece).length.to_bytes(8, "little"))
+            file.copy(piece, digest.update)
+            continue
+        text = _place(piece) if isinstance(piece, TensorProto) else piece
+        digest.update(len(text).to_bytes(8, "little"))
+        digest.update(text)
     return digest.hexdigest()
 
 
@@ -57,7 +71,11 @@ def _text(*values: object) -> bytes:
     return json.dumps(values).encode()
 
 
-def _model_pieces(proto: ModelProto) -> Iterator[bytes]:
+Piece = bytes | TensorProto
+"""What is hashed: the bytes, or the content of an inline tensor that was left in a file."""
+
+
+def _model_pieces(proto: ModelProto) -> Iterator[Piece]:
     used = Counter(domain_of(node) for node in proto.graph.node)
     imports = sorted((own_domain(o.domain), o.version) for o in proto.opset_import)
     yield _text("opsets", [entry for entry in imports if entry[0] in used])
@@ -80,7 +98,7 @@ def true_inputs(graph: GraphProto) -> list[ValueInfoProto]:
     return [value for value in graph.input if value.name not in initializers]
 
 
-def _graph_pieces(graph: GraphProto, names: Iterable[str]) -> Iterator[bytes]:
+def _graph_pieces(graph: GraphProto, names: Iterable[str]) -> Iterator[Piece]:
     for what, values in (("inputs", true_inputs(graph)), ("outputs", list(graph.output))):
         yield _text(what, len(values))
         for value in values:
@@ -108,7 +126,7 @@ def _value_pieces(value: ValueInfoProto) -> Iterator[bytes]:
     yield _text(tensor.elem_type, dims)
 
 
-def _node_pieces(node: NodeProto, name: str) -> Iterator[bytes]:
+def _node_pieces(node: NodeProto, name: str) -> Iterator[Piece]:
     yield _text(name, node.op_type, domain_of(node), node.overload,
                 _without_trailing_gaps(node.input), _without_trailing_gaps(node.output),
                 len(node.attribute))  # fmt: skip
@@ -123,7 +141,7 @@ def _without_trailing_gaps(names: Iterable[str]) -> list[str]:
     return kept
 
 
-def _attribute_pieces(attribute: AttributeProto) -> Iterator[bytes]:
+def _attribute_pieces(attribute: AttributeProto) -> Iterator[Piece]:
     tensors = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
     graphs = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
     numbers = [attribute.f, attribute.i, list(attribute.floats), list(attribute.ints)]
@@ -138,14 +156,20 @@ def _attribute_pieces(attribute: AttributeProto) -> Iterator[bytes]:
         yield rare.SerializeToString(deterministic=True)
 
 
-def _tensor_pieces(tensor: TensorProto) -> Iterator[bytes]:
+def _tensor_pieces(tensor: TensorProto) -> Iterator[Piece]:
     yield _text(tensor.data_type, list(tensor.dims))
-    if tensor.data_location == TensorProto.EXTERNAL:
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        yield _text(*(entries.get(key) for key in ("location", "offset", "length")))
+    if is_inline(tensor):
+        yield tensor
+    elif is_stored(tensor):
+        yield _place(tensor)
     elif tensor.data_type == TensorProto.STRING:
         yield from tensor.string_data
     elif tensor.HasField("raw_data"):
         yield tensor.raw_data
     else:
         yield onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data
+
+
+def _place(tensor: TensorProto) -> bytes:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return _text(*(entries.get(key) for key in ("location", "offset", "length")))

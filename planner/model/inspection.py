@@ -23,13 +23,14 @@ from planner.model.constants import Uses
 from planner.model.expansion.control_flow import CONTROL_FLOW
 from planner.model.expansion.sequences import SEQUENCE_OPERATORS
 from planner.model.folding import operator_type, some
-from planner.model.load import Model, Node, load, read_proto
+from planner.model.load import Model, Node, load, proto_of
 from planner.model.modules import modules_of
 from planner.model.record import ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.scopes import scope_of
 from planner.model.trainable import Choice, Evidence, doubts
 from planner.model.values import Values
+from planner.model.weights import ModelFile
 from planner.support.module_paths import block_of
 
 # Read by the model's reader itself, and folded or written as plain operators.
@@ -182,7 +183,7 @@ def inspect(
     tie: Collection[str] = (),
     untie: Collection[str] = (),
 ) -> Inspection:
-    """What an ONNX file holds. Weights in external data are not read.
+    """What an ONNX file holds. Weights are not read.
 
     Args:
         path: of the file.
@@ -195,15 +196,16 @@ def inspect(
     Raises:
         FileError: if the file is missing or no ONNX model.
     """
-    proto = read_proto(path)
+    file = ModelFile(path)
+    proto = proto_of(file)
     unbound = ""
     try:
-        model = load(path, batch=batch, dimensions=dimensions, tie=tie, untie=untie)
+        model = load(path, batch=batch, dimensions=dimensions, tie=tie, untie=untie, known_hash="")
         known = _with_shapes(model)
         dimensions = model.dimensions
     except ModelError as error:
         unbound = str(error).replace(f"{path}: ", "")
-        known = _without_shapes(path, proto, Ties.of(tie, untie))
+        known = _without_shapes(file, proto, Ties.of(tie, untie))
     record = read_record(proto)
     return Inspection(
         path=path,
@@ -243,9 +245,9 @@ def _with_shapes(model: Model) -> _Structure:
     )
 
 
-def _without_shapes(path: Path, proto: ModelProto, ties: Ties) -> _Structure:
+def _without_shapes(file: ModelFile, proto: ModelProto, ties: Ties) -> _Structure:
     """The structure alone: every tensor counts as a float."""
-    values = Values(proto.graph.initializer, path.absolute().parent)
+    values = Values(proto.graph.initializer, file)
     record = read_record(proto)
     module = repaired(proto, values, ties, record is not None)
     nodes = module.proto.graph.node

@@ -4,8 +4,9 @@
          -> repair what the exporter merged -> fold and infer shapes -> drop dead operators
          -> choose the trained parameters -> Graph
 
-Weights in external data are read only where a rule of `constants.py` asks for their content. Each
-mistake in the file or the options is an error whose every line begins with the path.
+Weights are left in their files. Those in the model's own are all read for its hash, some where a
+rule of `constants.py` asks for their content. Each mistake in the file or the options is an error
+whose every line begins with the path.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
@@ -42,8 +42,8 @@ from planner.model.scopes import scope_of
 from planner.model.sound import check
 from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of
+from planner.model.weights import ModelFile
 from planner.profiles import BatchNorm
-from planner.support.reading import MAX_MODEL_BYTES, read_bytes
 
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]
 
@@ -83,7 +83,7 @@ class Model:
     Attributes:
         path: of the ONNX file.
         proto: the model with functions inlined and nodes named; dimensions as in the file,
-            external data not loaded.
+            external data not loaded, large initializers left in the file (`weights.py`).
         hash: `content_hash` of it.
         dimensions: sizes that the symbolic dimensions of the inputs were bound to.
         batch: samples per microbatch, the first dimension of the first input.
@@ -109,7 +109,7 @@ class Model:
     batch: int
     graph: Graph
     nodes: tuple[Node, ...]
-    values: Mapping[str, np.ndarray]
+    values: Values
     choices: Mapping[str, Choice] = field(default_factory=dict)
     record: ModuleRecord | None = None
     named: tuple[str, ...] = ()
@@ -132,6 +132,7 @@ def load(
     untie: Collection[str] = (),
     batch_norm: BatchNorm | None = None,
     loss: losses.LossOptions = losses.NO_OPTIONS,
+    known_hash: str | None = None,
 ) -> Model:
     """Reads a model, binds its dimensions, folds its constants and chooses the trained parameters.
 
@@ -147,6 +148,7 @@ def load(
         batch_norm: whether batch normalizations normalise by the statistics of the microbatch
             (`TRAINING`) or by their running statistics (`FROZEN`); else as the file says.
         loss: the outputs that have a loss, and which.
+        known_hash: its content hash; None computes it, for which all weights in it are read once.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
@@ -154,11 +156,13 @@ def load(
         ModelError: if it cannot be bound, folded or trained; one line per problem.
         OperatorError: if it uses operators that ONNX does not define.
     """
-    proto = read_proto(path)
+    file = ModelFile(path)
+    proto = proto_of(file)
     try:
         chosen = (train, freeze)
-        model = _model(path, proto, (batch, dimensions), chosen, Ties.of(tie, untie), loss)
-        model = replace(model, tie=tuple(tie), untie=tuple(untie))
+        model = _model(file, proto, (batch, dimensions), chosen, Ties.of(tie, untie), loss)
+        known = content_hash(proto, file) if known_hash is None else known_hash
+        model = replace(model, hash=known, tie=tuple(tie), untie=tuple(untie))
         return _in_mode(model, None if batch_norm is BatchNorm.MIXED else batch_norm)
     except ModelError as error:
         raise _of_file(path, error) from None
@@ -176,19 +180,31 @@ def hash_of(path: Path) -> str:
         FileError: if the file is missing or no ONNX model.
         ModelError: if it holds fields that stand for nothing.
     """
-    return content_hash(read_proto(path))
+    file = ModelFile(path)
+    return content_hash(proto_of(file), file)
 
 
 def read_proto(path: Path) -> ModelProto:
-    """The content of an ONNX file, functions inlined and nodes named; external data stays outside.
+    """The content of an ONNX file, as `proto_of` gives it.
 
     Raises:
         FileError: if the file is missing or no ONNX model.
         ModelError: if it holds fields that stand for nothing.
     """
+    return proto_of(ModelFile(path))
+
+
+def proto_of(file: ModelFile) -> ModelProto:
+    """The content of an ONNX file, functions inlined and nodes named. External data stays outside,
+    and large initializers in the file.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model.
+        ModelError: if it holds fields that stand for nothing.
+    """
+    path = file.path
     try:
-        content = read_bytes(path, MAX_MODEL_BYTES)
-        proto = ModelProto.FromString(content)
+        proto = file.proto()
     except FileNotFoundError:
         raise FileError(f"{path}: expected an ONNX model, found no file; check the path") from None
     except IsADirectoryError:
@@ -202,7 +218,7 @@ def read_proto(path: Path) -> ModelProto:
             f"{path}: expected an ONNX model, got a file that is none, or only part of one; "
             "export the model again"
         ) from None
-    if not content:
+    if not proto.ByteSize():
         raise FileError(
             f"{path}: expected an ONNX model, the file is empty; export the model again"
         )
@@ -221,7 +237,7 @@ def read_proto(path: Path) -> ModelProto:
 
 
 def _model(
-    path: Path,
+    file: ModelFile,
     proto: ModelProto,
     sizes: tuple[int | None, Mapping[str, int]],
     chosen: tuple[Collection[str], Collection[str]],
@@ -231,7 +247,7 @@ def _model(
     if proto.graph.sparse_initializer:
         raise ModelError("expected dense initializers, got sparse ones; make them dense")
     inputs, dimensions = bind(true_inputs(proto.graph), *sizes)
-    values = Values(proto.graph.initializer, path.absolute().parent)
+    values = Values(proto.graph.initializer, file)
     train, freeze = chosen
     record = read_record(proto)
     module = repaired(proto, values, ties, record is not None)
@@ -246,9 +262,9 @@ def _model(
     _check_decisive(folded.decisive, {name for name, one in choices.items() if one.trained})
     first_shape = next((shape_of(type_) for type_ in inputs.values()), ())
     return Model(
-        path=path,
+        path=file.path,
         proto=proto,
-        hash=content_hash(proto),
+        hash="",  # of `load`
         dimensions=dimensions,
         batch=first_shape[0] if first_shape else 1,
         graph=graph,

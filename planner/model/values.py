@@ -2,50 +2,76 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import onnx_ir
 from onnx import TensorProto, TypeProto, helper
 
-from planner.errors import FileError
-from planner.support.reading import check_mapped
+from planner.model.weights import ModelFile, is_stored, size_of
 
 # numpy's names that are not ONNX's
 _NUMBERS = {"float32": "float", "float64": "double"}
 
 
 class Values(Mapping[str, np.ndarray]):
-    """Initializers and folded constants by name, read when asked for (external data mapped)."""
+    """Initializers and folded constants by name, read when asked for.
 
-    def __init__(self, initializers: Iterable[TensorProto], folder: Path) -> None:
-        self._folder = folder
-        self._tensors = {t.name: onnx_ir.serde.deserialize_tensor(t, folder) for t in initializers}
+    Attributes:
+        file: the model's.
+    """
+
+    def __init__(self, initializers: Iterable[TensorProto], file: ModelFile) -> None:
+        self.file = file
+        self._stored: dict[str, TensorProto] = {}  # initializers whose content is in a file
+        self._tensors: dict[str, onnx_ir.TensorProtocol] = {}  # all others
         self._folded: dict[str, np.ndarray] = {}
+        for tensor in initializers:
+            self.hold(tensor)
 
     def __getitem__(self, name: str) -> np.ndarray:
+        """The values; large ones are mapped into memory."""
         if name in self._folded:
             return self._folded[name]
-        tensor = self._tensors[name]
-        if isinstance(tensor, onnx_ir.ExternalTensor):
-            check_mapped(Path(tensor.path))
-        try:
-            return tensor.numpy()
-        except (OSError, ValueError) as error:
-            where = getattr(tensor, "path", name)
-            raise FileError(
-                f"{where}: expected the values of {name!r}: {error}; "
-                "put the data file of the model beside it"
-            ) from None
+        if name in self._tensors:
+            return self._tensors[name].numpy()
+        return self.file.array(self._stored[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors | self._folded)
+        return iter(self._tensors | self._stored | self._folded)
 
     def __len__(self) -> int:
-        return len(self._tensors) + len(self._folded)
+        return len(self._tensors | self._stored | self._folded)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tensors or name in self._folded
+        return name in self._tensors or name in self._stored or name in self._folded
+
+    def described(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
+        """The element type and shape of a value, which is not read."""
+        if name not in self._stored:
+            value = self[name]
+            return value.dtype, value.shape
+        tensor = self._stored[name]
+        return helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)
+
+    def fill(self, name: str, target: np.ndarray) -> None:
+        """Copies a value, which is never in memory twice.
+
+        Args:
+            target: contiguous, of the value's shape; its elements have the size of the value's.
+        """
+        tensor = self._stored.get(name)
+        whole = tensor is None or name in self._folded or not target.size
+        if tensor is None or whole or size_of(tensor) != target.nbytes:  # or packed numbers
+            target[...] = self[name].view(target.dtype)
+            return
+        room, at = target.reshape(-1).view(np.uint8).data, 0
+
+        def write(piece: memoryview) -> None:
+            nonlocal at
+            room[at : at + len(piece)] = piece
+            at += len(piece)
+
+        self.file.copy(tensor, write)
 
     def folded(self, name: str) -> bool:
         """Whether it is a folded constant, and no initializer."""
@@ -53,11 +79,14 @@ class Values(Mapping[str, np.ndarray]):
 
     def hold(self, tensor: TensorProto, name: str = "") -> None:
         """Hold one more initializer, under its own name or another."""
-        self._tensors[name or tensor.name] = onnx_ir.serde.deserialize_tensor(tensor, self._folder)
+        if is_stored(tensor):
+            self._stored[name or tensor.name] = tensor
+        else:
+            self._tensors[name or tensor.name] = onnx_ir.serde.deserialize_tensor(tensor)
 
     def forget(self, name: str) -> None:
         """Hold an initializer no more."""
-        del self._tensors[name]
+        del (self._stored if name in self._stored else self._tensors)[name]
 
     def add(self, name: str, value: np.ndarray) -> None:
         """Hold a folded constant."""

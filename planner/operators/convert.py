@@ -9,17 +9,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import getitem
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from planner.errors import OperatorError
 from planner.graph import ITEM_BYTES, Graph, consumers, parameters_by_name, tensors_by_name
 from planner.model import Model, Node
 from planner.model.definitions import REGISTER, modules_of
+from planner.model.values import Values
 from planner.operators.binding import Call, bind
 from planner.operators.running import REFUSALS, words_of
 from planner.operators.table import OPERATORS, UNSUPPORTED
@@ -57,23 +55,27 @@ def parameters(model: Model, names: Iterable[str], device: str = "cpu") -> dict[
     known = parameters_by_name(model.graph)
     tensors = {}
     for name in names:
-        tensor = _tensor(name, model.values[name]).to(device)
+        tensor = _tensor(name, model.values).to(device)
         trainable = name in known and known[name].trainable
         tensors[name] = nn.Parameter(tensor) if trainable else tensor
     return tensors
 
 
-def _tensor(name: str, value: NDArray[Any]) -> Tensor:
-    if value.dtype.name not in ITEM_BYTES:
-        known = ", ".join(ITEM_BYTES)
-        raise OperatorError(f"{name}: expected a type among {known}, got {value.dtype.name}")
-    dtype = getattr(torch, value.dtype.name)
-    tensor = torch.empty(value.shape, dtype=dtype)
-    if dtype == torch.bfloat16:  # which numpy knows only through ml_dtypes
-        tensor.view(torch.int16).numpy()[...] = value.view(np.int16)
-    else:
-        tensor.numpy()[...] = value
+def _tensor(name: str, values: Values) -> Tensor:
+    tensor = _empty(name, values, "cpu")
+    # numpy knows bfloat16 only through ml_dtypes
+    numbers = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+    values.fill(name, numbers.numpy())
     return tensor
+
+
+def _empty(name: str, values: Values, device: str) -> Tensor:
+    """A tensor of the value's type and shape, which is not read."""
+    kind, shape = values.described(name)
+    if kind.name not in ITEM_BYTES:
+        known = ", ".join(ITEM_BYTES)
+        raise OperatorError(f"{name}: expected a type among {known}, got {kind.name}")
+    return torch.empty(shape, dtype=getattr(torch, kind.name), device=device)
 
 
 def check(model: Model) -> None:
@@ -306,5 +308,5 @@ def _meta(model: Model, name: str) -> Tensor:
     """A tensor of the value's type and shape that holds no numbers."""
     known = tensors_by_name(model.graph).get(name) or parameters_by_name(model.graph).get(name)
     if known is None:
-        return _tensor(name, model.values[name]).to("meta")
+        return _empty(name, model.values, "meta")
     return torch.empty(known.shape, dtype=getattr(torch, known.dtype), device="meta")

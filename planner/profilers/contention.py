@@ -6,20 +6,29 @@ compute takes longer for the same work than a process that computes alone:
     slowdown(n) = (CPU time with n processes / CPU time alone) x max(1, n x threads / cores)
 
 CPU time, because it grows with what the processes share, and not with what other programs take of
-the cores meanwhile; with more threads than cores the processes also take turns. It is measured once
-per machine (contention_worker.py), for work bound by computation and for work bound by memory,
-and kept in the user's cache folder. A profile has the mean of both, weighted by the time of its
-operators of either kind.
+the cores meanwhile; with more threads than cores the processes also take turns.
+
+More processes than the cores run at a time slow each other also where only one of them computes and
+the others wait: it starts on a core whose caches hold another one's data, or the other's core. So
+
+    turns(n) = CPU time of n processes that compute one after the other
+               / CPU time of as many as run at a time that compute one after the other
+
+which leaves out what a process waits for its turn. Both are measured once per machine
+(contention_worker.py), for work bound by computation and for work bound by memory, and kept in the
+user's cache folder. A profile has the mean of both, weighted by the time of its operators of either
+kind.
 """
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -32,15 +41,20 @@ from planner.profilers.trust import MAX_WALL_PER_CPU
 from planner.profiles import Contention, OperatorCost, Profile
 from planner.support.caches import LOGGER, Shelf, cache_root
 
-METHOD = 1
+METHOD = 2
 """Number of the way to measure; a new one makes all entries of the cache unused."""
-BUDGET_S, LONGEST_S = 8.0, 60.0
+BUDGET_S, LONGEST_S = 10.0, 60.0
 """Time after which no new round of phases starts, and after which the worker is ended."""
 MOST_PROCESSES = 64
 """The largest number of processes that is measured."""
 FLOPS_PER_BYTE = 4.0
 """Operators with fewer are bound by memory: a core of a server computes some 50 GFLOP/s and reads
 some 12 GB/s."""
+
+IN_TURNS = " in turns"
+"""What the worker puts behind the name of work that processes do in turns."""
+WORKS = ("compute", "memory", "compute_turns", "memory_turns")
+"""The slowdowns of a `MachineContention`."""
 
 _WORKER = Path(__file__).with_name("contention_worker.py")
 
@@ -53,11 +67,14 @@ class MachineContention:
         cores: cores that this process may use.
         compute: of work bound by computation.
         memory: of work bound by memory.
+        compute_turns, memory_turns: turns(n) of the same, of more processes than run at a time.
     """
 
     cores: int
     compute: dict[int, float]
     memory: dict[int, float]
+    compute_turns: dict[int, float] = field(default_factory=dict)
+    memory_turns: dict[int, float] = field(default_factory=dict)
 
 
 def machine_contention(threads: int, *, cached: bool) -> tuple[MachineContention | None, str]:
@@ -92,9 +109,16 @@ def _measured(cores: int, threads: int) -> tuple[MachineContention | None, str]:
     """The slowdowns, and a warning."""
     at_once = cores / threads
     try:
-        phases = _phases(threads, numbers_of_processes(cores))
+        numbers = numbers_of_processes(cores)
+        crowded = [n for n in numbers if n > at_once]
+        turns = [max(1, int(at_once)), *crowded] if crowded else []
+        phases = _phases(threads, numbers, turns)
         measured = MachineContention(
-            cores, slowdowns(phases, "compute", at_once), slowdowns(phases, "memory", at_once)
+            cores,
+            slowdowns(phases, "compute", at_once),
+            slowdowns(phases, "memory", at_once),
+            slowdowns(phases, "compute" + IN_TURNS, math.inf),
+            slowdowns(phases, "memory" + IN_TURNS, math.inf),
         )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return None, (
@@ -116,12 +140,14 @@ def contention_of(profile: Profile, machine: MachineContention) -> Contention:
     """
     by_memory_s = sum(map(_time_s, filter(_memory_bound, profile.operators)))
     share = by_memory_s / sum(map(_time_s, profile.operators))
+
+    def mean(compute: dict[int, float], memory: dict[int, float]) -> dict[int, float]:
+        return {n: round((1 - share) * compute[n] + share * memory[n], 3) for n in sorted(compute)}
+
     return Contention(
         machine.cores,
-        {
-            n: round((1 - share) * machine.compute[n] + share * machine.memory[n], 3)
-            for n in sorted(machine.compute)
-        },
+        mean(machine.compute, machine.memory),
+        mean(machine.compute_turns, machine.memory_turns) or None,
     )
 
 
@@ -148,15 +174,15 @@ def numbers_of_processes(cores: int) -> tuple[int, ...]:
 Phase = tuple[str, int, float, float]
 
 
-def _phases(threads: int, numbers: Iterable[int]) -> list[Phase]:
+def _phases(threads: int, numbers: Iterable[int], turns: Iterable[int] = ()) -> list[Phase]:
     """The phases that the worker has timed.
 
     Raises:
         OSError, SubprocessError, ValueError: if it does not start, fails, or takes too long.
     """
-    some = ",".join(map(str, numbers))
+    some = [",".join(map(str, which)) for which in (numbers, turns)]
     worker = [sys.executable, "-P", str(_WORKER)]
-    command = [*worker, str(threads), str(BUDGET_S), some, str(os.getpid())]
+    command = [*worker, str(threads), str(BUDGET_S), *some, str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     if done.returncode:
         reason = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -184,12 +210,16 @@ def slowdowns(phases: Sequence[Phase], work: str, at_once: float) -> dict[int, f
 
 def _wall_per_cpu(phases: Sequence[Phase], at_once: float) -> float:
     """Wall time over CPU time where every process could have a core, the median of the phases."""
-    return median(wall_s / cpu_s for _, n, wall_s, cpu_s in phases if n <= at_once or n == 1)
+    return median(
+        wall_s / cpu_s
+        for work, n, wall_s, cpu_s in phases
+        if not work.endswith(IN_TURNS) and (n <= at_once or n == 1)
+    )
 
 
 def _from_json(plain: dict[str, Any]) -> MachineContention:
     """The slowdowns, from JSON that was made of them."""
-    compute, memory = (
-        {int(n): float(s) for n, s in plain[work].items()} for work in ("compute", "memory")
+    return MachineContention(
+        int(plain["cores"]),
+        *({int(n): float(s) for n, s in plain[work].items()} for work in WORKS),
     )
-    return MachineContention(int(plain["cores"]), compute, memory)

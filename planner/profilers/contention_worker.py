@@ -1,11 +1,12 @@
 """A program of its own: work for several processes at once, timed.
 
-    python contention_worker.py THREADS BUDGET_S NUMBER,... PARENT
+    python contention_worker.py THREADS BUDGET_S NUMBER,... TURNS,... PARENT
 
 It ends when PARENT, the process that started it, does. It loads PyTorch once and forks as many
 processes as the largest number. Phase after phase, some of them do the same work for the same time.
 A phase of each number follows one of a single process, so that a change of the machine meets both.
-It prints a JSON list of phases (`Phase`).
+For each number in TURNS but the first there are phases in which as many processes take turns, each
+after one of the first number. It prints a JSON list of phases (`Phase`).
 """
 
 import json
@@ -22,6 +23,8 @@ import torch
 from torch.nn import functional
 
 PHASE_S, LEAST_ROUNDS = 0.25, 2
+IN_TURNS = " in turns"
+"""What the names of works end with in phases in which processes take turns."""
 AHEAD_S = 0.005
 """How long before its start a phase is announced."""
 
@@ -111,18 +114,24 @@ def _serve(orders: "Connection[Any, Any]", threads: int) -> None:
 
 
 def phases(
-    workers: "list[Connection[Any, Any]]", numbers: list[int], budget_s: float, parent: int
+    workers: "list[Connection[Any, Any]]",
+    numbers: list[int],
+    turns: list[int],
+    budget_s: float,
+    parent: int,
 ) -> Iterator[Phase]:
     """Rounds of all phases until the budget is spent, or nobody waits for them."""
     begin_s, rounds = monotonic(), 0
     while rounds < LEAST_ROUNDS or monotonic() - begin_s < budget_s:
         rounds += 1
         for name in WORK:
-            for number in numbers:
+            pairs = [(phase, 1, n) for n in numbers]
+            pairs += [(in_turns, turns[0], n) for n in turns[1:]]
+            for timed, few, many in pairs:
                 if os.getppid() != parent:
                     sys.exit(1)
-                yield phase(workers[:1], name)
-                yield phase(workers[:number], name)
+                yield timed(workers[:few], name)
+                yield timed(workers[:many], name)
 
 
 def phase(workers: "list[Connection[Any, Any]]", name: str) -> Phase:
@@ -135,21 +144,34 @@ def phase(workers: "list[Connection[Any, Any]]", name: str) -> Phase:
     return Phase(name, len(workers), wall_s, cpu_s)
 
 
+def in_turns(workers: "list[Connection[Any, Any]]", name: str) -> Phase:
+    """One phase in which one process after the other does the work once."""
+    times_s: list[tuple[float, float]] = []
+    begin_s = monotonic()
+    while monotonic() - begin_s < PHASE_S or len(times_s) < 2 * len(workers):
+        for one in workers:
+            one.send((name, 0.0, 0.0))
+            times_s.append(one.recv())
+    wall_s, cpu_s = (sum(column) / len(times_s) for column in zip(*times_s, strict=True))
+    return Phase(name + IN_TURNS, len(workers), wall_s, cpu_s)
+
+
 def main() -> None:
     """Starts the processes, runs the phases, and prints them."""
     threads, budget_s = int(sys.argv[1]), float(sys.argv[2])
-    numbers, parent = [int(number) for number in sys.argv[3].split(",")], int(sys.argv[4])
+    numbers, turns = ([int(n) for n in some.split(",") if n] for some in sys.argv[3:5])
+    parent = int(sys.argv[5])
     # Nothing has run here yet, so there are no threads that a fork would lose.
     context = get_context("fork")
     workers = []
-    for _ in range(max(numbers)):
+    for _ in range(max(numbers + turns)):
         own, other = context.Pipe()
         workers.append(own)
         context.Process(target=serve, args=(other, workers, threads), daemon=True).start()
         other.close()  # so that reading from a worker that was killed ends
     for one in workers:
         one.recv()
-    sys.stdout.write(json.dumps(list(phases(workers, numbers, budget_s, parent))))
+    sys.stdout.write(json.dumps(list(phases(workers, numbers, turns, budget_s, parent))))
 
 
 if __name__ == "__main__":

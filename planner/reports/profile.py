@@ -92,9 +92,10 @@ def _loss_times_s(profile: "Profile") -> tuple[float, float]:
 def _contention_line(contention: "Contention") -> str:
     """How much processes that compute at the same time slow each other."""
     each = ", ".join(f"{n} of them {slow:.2f}x" for n, slow in contention.slowdown.items())
+    turns = ", ".join(f"{n} of them {slow:.2f}x" for n, slow in (contention.turns or {}).items())
     return (
         f"processes that compute at the same time on {count(contention.cores, 'core')} slow each"
-        f" other: {each}"
+        f" other: {each}" + (f"; one that computes while others wait: {turns}" if turns else "")
     )
 
 

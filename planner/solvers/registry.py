@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from planner.strategy import Strategy
 
 
+MAX_PLACED_DEVICES = 128
+"""Devices that single operators are placed on: with 1,000 operators the time limit is kept, and
+tables of all pairs of devices for every tensor take 0.1 GB. Twice as many take four times as much.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Solver:
     """A solver, and when it is asked. Calling it solves a problem.
@@ -40,6 +46,7 @@ class Solver:
         needs_options: whether it is asked only where its own options are given, and then always.
         starts_from: the solvers whose strategies it starts from, besides those that are known;
             they are asked before it. None if its function takes no strategies to start from.
+        max_devices: on more devices it has no answer.
     """
 
     path: str
@@ -51,6 +58,7 @@ class Solver:
     unreplicated: bool = False
     needs_options: bool = False
     starts_from: tuple[str, ...] | None = None
+    max_devices: float = math.inf
 
     def __call__(
         self,
@@ -67,6 +75,12 @@ class Solver:
             answers: of other solvers to the same problem, by name. Those that this one starts from
                 are asked where they are missing, and added.
         """
+        num_devices = len(problem.topology.devices)
+        if num_devices > self.max_devices:
+            from planner.problem import Result, Status
+
+            reason = f"for at most {self.max_devices:,} devices, and there are {num_devices:,}"
+            return Result(Status.UNKNOWN, None, reason=reason)
         module, _, function = self.path.partition(":")
         solve: Callable[..., Result] = getattr(import_module(module), function)
         if self.starts_from is None:
@@ -110,12 +124,30 @@ SOLVERS: Mapping[str, Solver] = {
         PipeDream,
         in_portfolio=True,
     ),
-    "heft": Solver("planner.solvers.placement.heft:solve", "HEFT, a list schedule"),
-    "m-topo": Solver("planner.solvers.placement.baechi:solve_m_topo", "Baechi's m-TOPO"),
-    "m-etf": Solver("planner.solvers.placement.baechi:solve_m_etf", "Baechi's m-ETF"),
-    "m-sct": Solver("planner.solvers.placement.baechi:solve_m_sct", "Baechi's m-SCT"),
+    "heft": Solver(
+        "planner.solvers.placement.heft:solve",
+        "HEFT, a list schedule",
+        max_devices=MAX_PLACED_DEVICES,
+    ),
+    "m-topo": Solver(
+        "planner.solvers.placement.baechi:solve_m_topo",
+        "Baechi's m-TOPO",
+        max_devices=MAX_PLACED_DEVICES,
+    ),
+    "m-etf": Solver(
+        "planner.solvers.placement.baechi:solve_m_etf",
+        "Baechi's m-ETF",
+        max_devices=MAX_PLACED_DEVICES,
+    ),
+    "m-sct": Solver(
+        "planner.solvers.placement.baechi:solve_m_sct",
+        "Baechi's m-SCT",
+        max_devices=MAX_PLACED_DEVICES,
+    ),
     "pesto": Solver(
-        "planner.solvers.netsplit.pesto:solve", "Pesto's integer program, solved by constraints"
+        "planner.solvers.netsplit.pesto:solve",
+        "Pesto's integer program, solved by constraints",
+        max_devices=MAX_PLACED_DEVICES,
     ),
     "netsplit": Solver(
         "planner.solvers.netsplit.solve:solve",
@@ -125,6 +157,7 @@ SOLVERS: Mapping[str, Solver] = {
         time_share=0.3,
         unreplicated=True,
         starts_from=(),
+        max_devices=MAX_PLACED_DEVICES,
     ),
     "manual": Solver(
         "planner.solvers.manual:solve",

@@ -6,6 +6,10 @@
 Each rank of a run has a core of its own, as long as there are enough. The machine should do nothing
 else. Profiles and topologies are measured first, on the same cores. Where there can be network
 namespaces, some plans run between two of them, whose link is slow.
+
+A shared machine computes faster at one time than at another. So a fixed piece of work is timed
+around every profile and every run. Their ratio, the pace, says how much longer the same work took
+at the run than at the profile, and errors are also given for predictions that are longer by it.
 """
 
 import argparse
@@ -21,7 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 import numpy as np
@@ -31,6 +35,7 @@ from planner.calibration import UNCALIBRATED
 from planner.clusters.yaml.read import read_topology
 from planner.files import read_profile, write_plan
 from planner.profilers.cache import processor
+from planner.profilers.contention_worker import WORK
 from planner.reports.calibrate import calibrate_lines
 from planner.reports.tables import percent
 from planner.traces.calibrate import CheckedCalibration, MeasuredRun, calibrate, fit, predicted_s
@@ -46,6 +51,7 @@ BEGIN, END = "<!-- make bench-accuracy: begin -->", "<!-- make bench-accuracy: e
 SEED, STEPS, REPEATS = 1, 8, 2
 TWO, FOUR, SLOW = 5, 1, 3
 RATE_MBIT, PORT = 200, 29621
+PACE_S, PACE_FILE = 0.3, "pace.json"
 
 
 def planner(
@@ -82,6 +88,23 @@ def say(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
+def pace_s() -> float:
+    """Time of a fixed piece of work on one core: the geometric mean of one that computes and one
+    that moves bytes.
+    """
+    torch.set_num_threads(1)
+    times_s = []
+    for make in WORK.values():
+        run, own = make(), []
+        until = time.monotonic() + PACE_S
+        while time.monotonic() < until:
+            begun = time.perf_counter()
+            run()
+            own.append(time.perf_counter() - begun)
+        times_s.append(median(own))
+    return geometric_mean(times_s)
+
+
 def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: bool) -> None:
     """Topologies and profiles, measured here."""
     for name in models:
@@ -92,8 +115,10 @@ def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: boo
     if slow:
         say(f"probing a link of {RATE_MBIT} Mbit/s")
         planner(["topology", "probe", "-o", "slow.yaml"], folder, 2, RATE_MBIT)
+    paces_s = {}
     for name in models:
         say(f"profiling {name}")
+        before_s = pace_s()
         subject = SUBJECTS[name]
         dims = [text for dim in subject.dims for text in ("--dim", dim)]
         # On all cores, which the processes share whose slowdown it measures.
@@ -103,6 +128,8 @@ def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: boo
             folder,
             program=str(ROOT / "cli.py"),
         )  # fmt: skip
+        paces_s[name] = fmean((before_s, pace_s()))
+    (folder / PACE_FILE).write_text(json.dumps(paces_s))
 
 
 def drawn(folder: Path, models: Sequence[str], counts: Mapping[int, int], slow: int) -> list[Drawn]:
@@ -129,7 +156,7 @@ def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> N
         write_plan(one.plan, folder / f"{one.name}.strategy.json")
     for repeat in range(repeats):
         for one in plans:
-            begun = time.monotonic()
+            begun, before_s = time.monotonic(), pace_s()
             out = planner(
                 ["launch", f"{one.name}.strategy.json", "--steps", str(steps), "--json",
                  "--trace", f"{one.name}.{repeat}.trace.json"],
@@ -138,6 +165,7 @@ def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> N
                 one.rate_mbit,
             )  # fmt: skip
             report = json.loads(out.splitlines()[-1])
+            report["pace_s"] = fmean((before_s, pace_s()))
             say(
                 f"{one.name} {one.said}: predicted {one.plan.prediction.iteration_s:.3f} s,"
                 f" measured {report['measured_iteration_s']:.3f} s"
@@ -159,6 +187,7 @@ class PlanTimes:
         spread: slowest less fastest run, over the mean.
         before_s: predicted without a calibration.
         after_s: predicted with one from runs of other models.
+        pace: how much longer the fixed piece of work took at the runs than at the profile.
     """
 
     drawn: Drawn
@@ -166,12 +195,20 @@ class PlanTimes:
     spread: float
     before_s: float
     after_s: float
+    pace: float
+
+    @property
+    def at_one_pace_s(self) -> float:
+        """Predicted without a calibration, at the pace of the runs."""
+        return self.before_s * self.pace
 
 
-def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[PlanTimes], CheckedCalibration]:
+def rows_of(
+    folder: Path, plans: Sequence[Drawn]
+) -> tuple[list[PlanTimes], CheckedCalibration | None]:
     """Measured and predicted times of every plan, and the calibration from all runs with two ranks
-    over loopback. The predictions use calibrations from runs of other models with two ranks over
-    the same network.
+    over loopback, None without any. The predictions use calibrations from runs of other models
+    with two ranks over the same network.
     """
     runs = {
         one.name: [
@@ -181,15 +218,15 @@ def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[PlanTimes], Chec
         for one in plans
     }
     usual = [one for one in plans if one.ranks == 2]
-    rows = []
+    paces_s, rows = json.loads((folder / PACE_FILE).read_text()), []
     for one in plans:
         alike = [other for other in usual if other.rate_mbit == one.rate_mbit]
         others = [run for other in alike if other.model != one.model for run in runs[other.name]]
         first, known = runs[one.name][0], fit(others) if others else UNCALIBRATED
-        measured = [
-            json.loads(path.read_text())["measured_iteration_s"]
-            for path in sorted(folder.glob(f"{one.name}.?.json"))
+        reports = [
+            json.loads(path.read_text()) for path in sorted(folder.glob(f"{one.name}.?.json"))
         ]
+        measured = [report["measured_iteration_s"] for report in reports]
         rows.append(
             PlanTimes(
                 one,
@@ -197,10 +234,11 @@ def rows_of(folder: Path, plans: Sequence[Drawn]) -> tuple[list[PlanTimes], Chec
                 (max(measured) - min(measured)) / fmean(measured),
                 predicted_s(first, UNCALIBRATED),
                 predicted_s(first, known),
+                fmean(report["pace_s"] for report in reports) / paces_s[one.model],
             )
         )
-    near = [one for one in usual if one.rate_mbit is None]
-    return rows, calibrate([run for one in near for run in runs[one.name]])
+    near = [run for one in usual if one.rate_mbit is None for run in runs[one.name]]
+    return rows, calibrate(near) if near else None
 
 
 def mean_error(rows: Sequence[PlanTimes], which: str) -> float:
@@ -244,12 +282,14 @@ def rank_correlation(rows: Sequence[PlanTimes], which: str) -> float:
     )
 
 
-def document(rows: Sequence[PlanTimes], fitted: CheckedCalibration, measured: datetime) -> str:
+def document(
+    rows: Sequence[PlanTimes], fitted: CheckedCalibration | None, measured: datetime
+) -> str:
     """The tables in Markdown.
 
     Args:
         rows: the times of all plans.
-        fitted: the calibration from runs with two ranks over loopback.
+        fitted: the calibration from runs with two ranks over loopback, None without any.
         measured: time of the last run.
     """
     lines = [
@@ -257,9 +297,9 @@ def document(rows: Sequence[PlanTimes], fitted: CheckedCalibration, measured: da
         f" {torch.__version__}, gloo, one thread per rank. {len(rows)} plans, seed"
         f" {SEED}.",
         "",
-        "| ranks | link | plans | spread of equal runs | error before | error after |"
-        " order right, before | order right, after | rank correlation, after |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| ranks | link | plans | spread of equal runs | error before | at one pace |"
+        " error after | order right, before | order right, after | rank correlation, after |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for ranks, rate_mbit in ((2, None), (2, RATE_MBIT), (4, None)):
         some = [row for row in rows if (row.drawn.ranks, row.drawn.rate_mbit) == (ranks, rate_mbit)]
@@ -270,21 +310,25 @@ def document(rows: Sequence[PlanTimes], fitted: CheckedCalibration, measured: da
         correlation = f"{rank_correlation(some, 'after_s'):.3f}" if len(some) > 10 else ""
         lines.append(
             f"| {ranks} | {link} | {len(some)} | {percent(fmean(row.spread for row in some))} |"
-            f" {percent(mean_error(some, 'before_s'))} | {percent(mean_error(some, 'after_s'))} |"
+            f" {percent(mean_error(some, 'before_s'))} |"
+            f" {percent(mean_error(some, 'at_one_pace_s'))} |"
+            f" {percent(mean_error(some, 'after_s'))} |"
             f" {before[0]} of {before[1]} | {after[0]} of {after[1]} | {correlation} |"
         )
-    lines += ["", "The calibration from all runs with two ranks over loopback:", ""]
-    lines += [f"- {line}" for line in calibrate_lines(fitted)]
+    if fitted is not None:
+        lines += ["", "The calibration from all runs with two ranks over loopback:", ""]
+        lines += [f"- {line}" for line in calibrate_lines(fitted)]
     lines += [
         "",
-        "| plan | stages, schedule, microbatches, shares of the time | measured | spread | before |"
-        " error | after | error |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| plan | stages, schedule, microbatches, shares of the time | measured | spread | pace |"
+        " before | error | at one pace | after | error |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
         f"| {row.drawn.name} | {row.drawn.said} | {1e3 * row.measured_s:.1f} ms |"
-        f" {percent(row.spread)} | {1e3 * row.before_s:.1f} ms |"
-        f" {100 * (row.before_s / row.measured_s - 1):+.1f} % | {1e3 * row.after_s:.1f} ms |"
+        f" {percent(row.spread)} | {row.pace:.3f} | {1e3 * row.before_s:.1f} ms |"
+        f" {100 * (row.before_s / row.measured_s - 1):+.1f} % |"
+        f" {100 * (row.at_one_pace_s / row.measured_s - 1):+.1f} % | {1e3 * row.after_s:.1f} ms |"
         f" {100 * (row.after_s / row.measured_s - 1):+.1f} % |"
         for row in rows
     ]

@@ -68,7 +68,7 @@ def made(tmp_path_factory):
         Path("hostfile").write_text("a slots=2\n")
         for command, name in OUTPUTS.values():
             run(*command, name)
-    make_checkpoint(folder / "run", 3, model="../model.onnx")
+    make_checkpoint(folder / "run", 3, model="../model.onnx", index=b"")
     return folder
 
 

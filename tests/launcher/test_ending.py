@@ -23,6 +23,8 @@ CLI = str(ROOT / "cli.py")
 GONE_S = 10.0
 START_S = 60.0  # on a busy machine
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# The action that a rank was in.
+PLACE = r" (at|before|in|waiting for) .*step \d+[^;:]*"
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
 # Every rank starts a process, and writes its number when it trains.
@@ -155,14 +157,17 @@ def test_a_launch_listens_on_loopback_and_ends_with_its_launcher(launch):
 def test_a_terminated_rank_is_named(launch):
     one = launch()
     os.kill(one.rank(1), signal.SIGTERM)
-    assert one.ends() == ["Error: rank 1 was ended by SIGTERM"]
+    (message,) = one.ends()
+    assert re.fullmatch(rf"Error: rank 1 \(stage 0\) was ended by SIGTERM{PLACE}", message)
     assert one.process.returncode == 1
 
 
 # ------------------------------------------------------------------------------- the slow ones
 
-KILLED = "it may have been out of memory"
-LOST = "has ended without a word: killed by a signal, or out of memory"
+BYTES = r"[\d.]+ [KMG]iB"
+MEMORY = rf" \({BYTES} in use\)"
+KILLED = f"; it may have been out of memory{MEMORY}"
+LOST = rf"has ended without a word{PLACE}: killed by a signal, or out of memory{MEMORY}"
 
 
 @pytest.mark.slow
@@ -178,11 +183,12 @@ def test_a_killed_rank_ends_all_with_one_message(launch, seed):
     time.sleep(random.Random(seed).uniform(0, 1))
     os.kill(target, death)
     (message,) = one.ends()
+    rank = rf"Error: rank {number} \(stage 0\)"
     if death == signal.SIGTERM or not is_torchrun:
-        why = f"; {KILLED}" if death == signal.SIGKILL else ""
-        assert message == f"Error: rank {number} was ended by {death.name}{why}"
+        why = KILLED if death == signal.SIGKILL else ""
+        assert re.fullmatch(f"{rank} was ended by {death.name}{PLACE}{why}", message)
     else:
-        assert message == f"Error: rank {number} {LOST}"
+        assert re.fullmatch(f"{rank} {LOST}", message)
     assert one.process.returncode == 1
 
 

@@ -13,8 +13,10 @@ from planner.errors import FileError, LaunchError, OptionError
 from planner.files import write_plan
 from planner.launcher import job, part, processes, run, world
 from planner.launcher.gradients import GradientBuffers, make_optimizer
+from planner.launcher.handshake import Agreement
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
+from planner.launcher.source import read_model
 from planner.model.losses import LossOptions, losses
 from planner.operators import to_torch
 from planner.operators.losses import criterion
@@ -244,6 +246,10 @@ def seat(monkeypatch):
         }  # fmt: skip
         for name, value in values.items():
             monkeypatch.setenv(name, str(value))
+        # The others are not there to shake hands.
+        monkeypatch.setattr(
+            run, "meet_others", lambda plan, *_: Agreement("", restarted=False, ranks=plan.ranks)
+        )
 
     return sit
 
@@ -333,7 +339,7 @@ def test_a_plan_without_a_model_asks_for_one(tmp_path):
 def test_trains_what_the_plan_says(tmp_path):
     path = write_case(tmp_path, Case((1,)), train=("w1", "frozen"))
     plan = run.read_plan(path)
-    model = job._load(plan, path, None)
+    model = read_model(plan, path, None, hashes=True)
     assert {p.name for p in model.graph.parameters if p.trainable} == {"w1", "frozen"}
 
 
@@ -442,7 +448,7 @@ def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):
         ),
         (
             ({"ids": torch.full((2, 3), WORDS)}, torch.zeros(2, 3).long()),
-            "at 0F0: IndexError: index out of range",
+            "at 0F0 of step 0: IndexError: index out of range",
         ),
     ],
 )

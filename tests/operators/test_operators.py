@@ -18,6 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from planner.errors import ModelError, OperatorError
 from planner.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
 from planner.model import Model, Node, load
+from planner.model.values import Values
+from planner.model.weights import ModelFile
 from planner.operators import OPERATORS, check, input_names, output_names, parameters, to_torch
 from tests.support.conformance import all_tests
 from tests.support.models import MODELS, cached
@@ -56,7 +58,10 @@ def model_of(nodes, tensors, constants=None, trained=(), inputs=None, outputs=No
         outputs=tuple(made if outputs is None else outputs),
     )
     path, proto = Path("model.onnx"), onnx.ModelProto()
-    return Model(path, proto, "", {}, 1, graph, tuple(nodes), constants)
+    values = Values((), ModelFile(path))
+    for name, value in constants.items():
+        values.add(name, value)
+    return Model(path, proto, "", {}, 1, graph, tuple(nodes), values)
 
 
 def one_of(kind, arrays, constants=(), outputs=("y",), shape=None, dtype="float64", **attributes):

@@ -15,7 +15,7 @@ from planner.errors import FileError
 from planner.files import artefact_hash, read_profile, to_plain, write_profile
 from planner.profilers import contention as here
 from planner.profilers.contention import MachineContention, contention_of, slowdowns
-from planner.profiles import Contention
+from planner.profiles import Contention, slowdown_among
 from tests.support.builders import graph_of, profile_of
 
 ROOT = Path(__file__).parents[2]
@@ -56,14 +56,29 @@ def test_contention_is_weighted_by_the_time_of_operators_of_either_kind():
     assert contention_of(profile, machine) == Contention(2, {2: 1.4, 4: 2.8})
 
 
+def test_processes_that_wait_for_their_turn_cost_those_that_compute():
+    profile = profile_of(graph_of([[], [0]]), [3.0, 1.0], work=[(10**9, 10**6), (10**6, 10**6)])
+    machine = MachineContention(2, {2: 1.0, 4: 2.0}, {2: 1.0, 4: 2.0}, {3: 1.1}, {3: 1.5})
+    known = contention_of(profile, machine)
+    assert known.turns == {3: 1.2}
+    # Two cores: of two processes none waits for a core, of three and more some do.
+    assert [slowdown_among(known, 1, n) for n in (1, 2, 3, 4, 8)] == [1.0, 1.0, 1.2, 1.2, 1.2]
+    # All of them cost what was measured for all, and no smaller number costs more.
+    assert [slowdown_among(known, n, 4) for n in (1, 2, 3, 4)] == pytest.approx(
+        [1.2, 1.2, 1.8, 2.0]
+    )
+
+
 def test_contention_of_this_machine_is_measured_and_kept(own_cache, monkeypatch):
-    monkeypatch.setattr(here, "numbers_of_processes", lambda cores: (2,))
+    monkeypatch.setattr(here, "numbers_of_processes", lambda cores: (2, 3))
     monkeypatch.setattr(here, "BUDGET_S", 0.0)
     monkeypatch.setattr(here, "MAX_WALL_PER_CPU", 1e9)
     measured, warning = here.machine_contention(1, cached=True)
     assert (measured.cores, warning) == (2, "")
     # Even on a busy machine, two processes on two cores take less than thrice the time of one.
-    assert measured.compute.keys() == measured.memory.keys() == {2}
+    assert measured.compute.keys() == measured.memory.keys() == {2, 3}
+    assert measured.compute_turns.keys() == measured.memory_turns.keys() == {3}
+    assert all(1.0 <= turns[3] < 3.0 for turns in (measured.compute_turns, measured.memory_turns))
     assert all(1.0 <= slow[2] < 3.0 for slow in (measured.compute, measured.memory))
     monkeypatch.setattr(here, "_phases", None)
     here._measured.cache_clear()
@@ -72,7 +87,7 @@ def test_contention_of_this_machine_is_measured_and_kept(own_cache, monkeypatch)
 
 def test_contention_of_a_busy_machine_is_told_and_not_kept(own_cache, monkeypatch):
     seen = [*phases("compute", (2, 1.0)), *phases("memory", (2, 1.0))]
-    monkeypatch.setattr(here, "_phases", lambda threads, numbers: seen)
+    monkeypatch.setattr(here, "_phases", lambda threads, numbers, turns: seen)
     measured, warning = here.machine_contention(1, cached=True)
     assert measured is not None
     assert "took 5.00 times their own CPU time: the machine was busy" in warning
@@ -81,7 +96,7 @@ def test_contention_of_a_busy_machine_is_told_and_not_kept(own_cache, monkeypatc
 
 @pytest.mark.parametrize("error", [ValueError("killed"), OSError("no fork")])
 def test_contention_that_cannot_be_measured_is_a_warning(own_cache, monkeypatch, error):
-    def fail(threads, numbers):
+    def fail(threads, numbers, turns):
         raise error
 
     monkeypatch.setattr(here, "_phases", fail)
@@ -102,7 +117,7 @@ def measured_quickly(monkeypatch):
     """A number of measurements, which take no time."""
     runs = []
 
-    def seen(threads, numbers):
+    def seen(threads, numbers, turns):
         runs.append(numbers)
         return [*phases("compute", (2, 1.0)), *phases("memory", (2, 1.0))]
 

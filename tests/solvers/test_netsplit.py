@@ -3,12 +3,14 @@
 import itertools
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.clusters.routes import fastest_way_s
 from planner.problem import Objective, Optimizer, Status
 from planner.solvers.engines.gurobi import EngineUnavailableError
 from planner.solvers.netsplit import bottleneck as netsplit_bottleneck
@@ -21,6 +23,7 @@ from planner.solvers.netsplit.model import (
     instance_of,
     overflow,
     schedule_of,
+    ticks_by_way,
     transfer_ticks,
 )
 from planner.solvers.placement.coplacement import coplaced, kept_bytes
@@ -476,3 +479,22 @@ def test_the_benchmark_is_what_its_page_says():
         [transfer_s(placement_problem, tensor.bytes, 0, 1) for tensor in placement_problem.tensors]
     )
     assert mean_s / placement_problem.forward_s[:, 0].mean() == pytest.approx(0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("problem", [problem_from(0, 5, 12), problem_from(3, 1, 6)])
+def test_the_ways_between_devices_are_told_apart_once(problem):
+    instance = alone(placement_problem_of(problem))
+    devices, tensors = range(instance.problem.num_devices), instance.problem.tensors
+    way, ticks = ticks_by_way(instance)
+    assert ticks[:, way].tolist() == [
+        [[transfer_ticks(instance, one.bytes, p, q) for q in devices] for p in devices]
+        for one in tensors
+    ]
+    fastest = [
+        min((transfer_s(instance.problem, one.bytes, *ends) for ends in permutations(devices, 2)),
+            default=np.inf)
+        for one in tensors
+    ]  # fmt: skip
+    tables = instance.problem.latency_s, instance.problem.seconds_per_byte
+    sizes = np.array([one.bytes for one in tensors])
+    assert fastest_way_s(*tables, sizes) == pytest.approx(fastest)

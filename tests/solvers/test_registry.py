@@ -11,12 +11,20 @@ import pytest
 
 import cli
 from planner.files import write_profile
-from planner.problem import Options, switches_of
+from planner.judging.portfolio import compare
+from planner.problem import Options, Status, switches_of
 from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.pipedream.options import PipeDream
-from planner.solvers.registry import SOLVERS, automatic, option_fields, own_options, with_given
-from tests.support.builders import graph_of, profile_of
+from planner.solvers.registry import (
+    MAX_PLACED_DEVICES,
+    SOLVERS,
+    automatic,
+    option_fields,
+    own_options,
+    with_given,
+)
+from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,3 +153,15 @@ def test_the_users_own_stages_are_asked_for_where_they_are_given():
     given = Options(1, switches=(Manual(("a",)),))
     assert with_given(("single",), given) == ("single", "manual")
     assert with_given(("manual",), given) == ("manual",)
+
+
+def test_single_operators_are_placed_on_no_more_devices_than_the_time_allows():
+    profile = profile_of(graph_of([[], [0], [1], [2]]), [1.0] * 4)
+    over = problem_of(profile, cluster([unit_type()] * (MAX_PLACED_DEVICES + 1)))
+    reason = "for at most 128 devices, and there are 129"
+    for name in ("heft", "m-topo", "m-etf", "m-sct", "pesto", "netsplit"):
+        answer = SOLVERS[name](over, 5.0)
+        assert (answer.status, answer.strategy, answer.reason) == (Status.UNKNOWN, None, reason)
+    rows = {row.solver: row for row in compare(over, thorough=True).rows}
+    assert rows["netsplit"].reason == reason
+    assert rows["antichain"].plan is not None

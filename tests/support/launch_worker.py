@@ -10,13 +10,11 @@ import json
 import os
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
-import torch.distributed as dist
 from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
@@ -26,6 +24,7 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.part import as_it_crosses, make_part
 from planner.launcher.runtime import Runtime
 from planner.launcher.settings import Settings
+from planner.launcher.store import begin_generation
 from planner.launcher.trainer import make_feed
 from planner.launcher.world import World
 from planner.model import load
@@ -324,12 +323,9 @@ def relative(found, expected):
 def main(folder):
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))  # torchrun's
-    start = dist.init_process_group
     found = {}
     for name, case in CASES.items():
-        own = dist.PrefixStore(name, store)  # or a case would meet the addresses of the last one
-        dist.init_process_group = partial(start, store=own)
+        begin_generation(name)  # or a case would meet the addresses of the last one
         found[name] = run_case(case, folder, rank)
     (folder / f"{rank}.json").write_text(json.dumps(found))
 

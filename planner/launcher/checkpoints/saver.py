@@ -22,8 +22,8 @@ from planner.launcher.checkpoints.keeping import Keeping
 from planner.launcher.checkpoints.state import optimizer_name, restore, tensors_to_save
 from planner.launcher.checkpoints.storage import say_nothing_of_being_alone, write
 from planner.launcher.job import TrainingJob
+from planner.launcher.store import TIMEOUT
 from planner.launcher.trainer import Trainer
-from planner.launcher.world import TIMEOUT
 from planner.support.paths import relative
 from planner.version import __version__
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.clusters.routes import fastest_way_s
 from planner.support.arrays import Floats
 
 SAME = 1e-9
@@ -190,9 +191,11 @@ def contracted(
     """
     into = tuple(range(problem.num_items))
     while True:
+        sizes = np.array([net.bytes for net in problem.nets], dtype=np.int64)
+        sent_s = fastest_way_s(problem.latency_s, problem.seconds_per_byte, sizes)
         leader = list(range(problem.num_items))
-        for net in problem.nets:
-            if _cut_s(problem, net) > limit_s:
+        for net, transfer_s in zip(problem.nets, sent_s.tolist(), strict=True):
+            if _cut_s(problem, net, transfer_s) > limit_s:
                 lowest = min(_leader(leader, v) for v in net.items)
                 for v in net.items:
                     leader[_leader(leader, v)] = lowest
@@ -212,19 +215,19 @@ def _leader(leader: list[int], v: int) -> int:
     return v
 
 
-def _cut_s(problem: BottleneckProblem, net: BottleneckNet) -> float:
-    """A bottleneck that no placement beats, in s, if it cuts a net."""
-    num = problem.num_devices
-    if num < 2:
+def _cut_s(problem: BottleneckProblem, net: BottleneckNet, transfer_s: float) -> float:
+    """A bottleneck that no placement beats, in s, if it cuts a net.
+
+    Args:
+        transfer_s: the net's transfer over the fastest way.
+    """
+    if problem.num_devices < 2:
         return float("inf")
     costs = np.where(problem.pays, net.crossing_s, 0.0)
     # The device of each item pays for the cut; of any two devices, one pays the second least.
     least = float((problem.work_s[list(net.items)] + costs).min(axis=1).max())
     least = max(least, float(np.sort(costs)[1]))
-    if problem.has_lines:
-        ways = [(p, q) for p in range(num) for q in range(num) if p != q]
-        least = max(least, min(problem.transfer_s(net, p, q) for p, q in ways))
-    return least
+    return max(least, transfer_s) if problem.has_lines else least
 
 
 def _merged(problem: BottleneckProblem, into: Sequence[int]) -> BottleneckProblem:

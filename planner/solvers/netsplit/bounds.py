@@ -34,8 +34,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.clusters.routes import fastest_way_s
 from planner.solvers.netsplit.kernels import Ragged, ragged
-from planner.solvers.netsplit.model import NetSplitInstance, all_transfer_ticks
+from planner.solvers.netsplit.model import NetSplitInstance
 from planner.support.arrays import Ints
 from planner.support.jit import inner, njit
 
@@ -138,10 +139,12 @@ def phase_bounds_of(instance: NetSplitInstance, *, backward: bool) -> PhaseBound
 
 def _least_transfers(instance: NetSplitInstance) -> list[int]:
     """Ticks of each tensor over the fastest path between two devices."""
-    apart = ~np.eye(instance.problem.num_devices, dtype=bool)
-    if not apart.any():
-        return [0] * len(instance.problem.tensors)
-    return [int(ticks[apart].min()) for ticks in all_transfer_ticks(instance)]
+    problem = instance.problem
+    if problem.num_devices < 2:
+        return [0] * len(problem.tensors)
+    sizes = np.array([tensor.bytes for tensor in problem.tensors], dtype=np.int64)
+    fastest_s = fastest_way_s(problem.latency_s, problem.seconds_per_byte, sizes)
+    return [int(ticks) for ticks in np.rint(fastest_s / instance.tick_s)]
 
 
 def _longest(ticks: Ints, ways: Iterable[tuple[int, int]], *, backward: bool) -> int:

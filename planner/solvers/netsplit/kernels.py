@@ -50,7 +50,7 @@ class ModelArrays(NamedTuple):
 
     Attributes:
         ticks: (2, N, D) of operators, by phase.
-        away: (T, D, D) ticks of the transfer of a tensor from p to q.
+        way: (D, D) the way from p to q; away: (T, W) ticks of the transfer of a tensor on a way.
         maker: (T,) the operator that makes a tensor; gradient: (T,) whether one comes back.
         readers: operators by tensor; makes: tensors that an operator makes; reads: those it reads.
         before: operators that feed each operator; after: operators that it feeds.
@@ -60,6 +60,7 @@ class ModelArrays(NamedTuple):
     """
 
     ticks: Ints
+    way: Ints
     away: Ints
     maker: Ints
     gradient: Bools
@@ -156,7 +157,7 @@ def _forwards(model: ModelArrays, state: SearchState) -> int:
                 # A channel takes transfers in the order of their makers and fills no gap, so the
                 # clock of its last arrival is all that there is to know.
                 if q != p and there[t, q] < 0:  # once to each device
-                    sent = max(channel[p, q], end[i]) + model.away[t, p, q]
+                    sent = max(channel[p, q], end[i]) + model.away[t, model.way[p, q]]
                     there[t, q] = channel[p, q] = sent
     return last
 
@@ -192,7 +193,7 @@ def _backwards(model: ModelArrays, state: SearchState) -> int:
             q = where[model.maker[t]]
             left[t, p] -= 1  # the gradient leaves with the last reader of this device
             if model.gradient[t] and q != p and left[t, p] == 0:
-                sent = max(channel[p, q], end[i]) + model.away[t, p, q]
+                sent = max(channel[p, q], end[i]) + model.away[t, model.way[p, q]]
                 there[t, p] = channel[p, q] = sent
     return last
 

@@ -50,6 +50,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.clusters.routes import distinct_ways
 from planner.problem import Status
 from planner.solvers.placement.coplacement import edge_bytes, kept_bytes
 from planner.solvers.placement.problem import (
@@ -221,11 +222,12 @@ def transfer_ticks(instance: NetSplitInstance, size_bytes: int, p: int, q: int) 
     return round(transfer_s(instance.problem, size_bytes, p, q) / instance.tick_s)
 
 
-def all_transfer_ticks(instance: NetSplitInstance) -> Ints:
-    """(T, D, D) ticks m of the transfer of every tensor from p to q."""
+def ticks_by_way(instance: NetSplitInstance) -> tuple[Ints, Ints]:
+    """(D, D) the way from p to q, and (T, W) ticks m of the transfer of every tensor on each."""
     problem = instance.problem
-    sizes = np.array([tensor.bytes for tensor in problem.tensors], dtype=np.int64)[:, None, None]
-    return _ticks(problem.latency_s + sizes * problem.seconds_per_byte, instance.tick_s)
+    sizes = np.array([tensor.bytes for tensor in problem.tensors], dtype=np.int64)[:, None]
+    way, latency, per_byte = distinct_ways(problem.latency_s, problem.seconds_per_byte)
+    return way, _ticks(latency + sizes * per_byte, instance.tick_s)
 
 
 def _alike(problem: PlacementProblem) -> tuple[tuple[int, ...], ...]:
@@ -450,12 +452,10 @@ def known_placement_of(instance: NetSplitInstance, start: Sequence[int] | None) 
     """
     if start is None:
         problem = instance.problem
-        devices = range(problem.num_devices)
+        slowest_way = ticks_by_way(instance)[1].max(axis=1).tolist()
         longest = sum(
-            2
-            * len(tensor.consumers)
-            * max(transfer_ticks(instance, tensor.bytes, p, q) for p in devices for q in devices)
-            for tensor in problem.tensors
+            2 * len(tensor.consumers) * ticks
+            for tensor, ticks in zip(problem.tensors, slowest_way, strict=True)
         )
         slowest = (instance.forward.max(axis=1) + instance.backward.max(axis=1)).sum()
         nowhere = canonical(instance, [0] * problem.num_operators)

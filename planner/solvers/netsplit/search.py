@@ -32,9 +32,9 @@ from planner.solvers.netsplit.model import (
     KnownPlacement,
     NetSplitInstance,
     TickSchedule,
-    all_transfer_ticks,
     canonical,
     orders_of,
+    ticks_by_way,
 )
 from planner.solvers.placement.problem import feeds_of
 
@@ -117,9 +117,11 @@ def _arrays_of(instance: NetSplitInstance) -> ModelArrays:
     for e, (groups, _) in enumerate(kept):
         for g in groups:
             keeps[g].append(e)
+    way, away = ticks_by_way(instance)
     return ModelArrays(
         ticks=np.array([instance.forward, instance.backward]),
-        away=all_transfer_ticks(instance),
+        way=way,
+        away=away,
         maker=np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64),
         gradient=np.array([tensor.gradient for tensor in problem.tensors], dtype=np.bool_),
         readers=ragged(tensor.consumers for tensor in problem.tensors),
@@ -145,9 +147,9 @@ def _known(instance: NetSplitInstance, model: ModelArrays, state: SearchState) -
         home = where[tensor.producer]
         for q in range(problem.num_devices):
             if tensors_there[t, q] >= 0:
-                sent[t, q] = int(tensors_there[t, q] - model.away[t, home, q])
+                sent[t, q] = int(tensors_there[t, q] - model.away[t, model.way[home, q]])
             if gradients_there[t, q] >= 0:
-                returned[t, q] = int(gradients_there[t, q] - model.away[t, q, home])
+                returned[t, q] = int(gradients_there[t, q] - model.away[t, model.way[q, home]])
     forward, backward = (
         (state.end[phase] - model.ticks[phase, range(len(where)), where]).tolist()
         for phase in (FORWARD, BACKWARD)

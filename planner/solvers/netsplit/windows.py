@@ -34,8 +34,8 @@ from planner.solvers.netsplit.cpsat_model import add_apart, phase_of, placement_
 from planner.solvers.netsplit.model import (
     KnownPlacement,
     NetSplitInstance,
-    all_transfer_ticks,
     part,
+    ticks_by_way,
 )
 
 SIZES = ((18, 0.01), (14, 0.005), (10, 0.002), (7, 0.001), (5, 0.0006))
@@ -252,7 +252,7 @@ def _within(
     model = placement_of(window.part, cp_model.CpModel(), nothing, memory=False)
     add_apart(model, nothing)
     starts, last = [], window.operators.index(window.j)
-    transfers = sum(int(ticks.max()) for ticks in all_transfer_ticks(window.part))
+    transfers = sum(int(ticks.max()) for ticks in ticks_by_way(window.part)[1])
     for backward in window.phases:
         times = tuple(side.times[backward][i] for i in window.operators)
         ticks = window.part.backward if backward else window.part.forward

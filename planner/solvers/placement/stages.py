@@ -15,6 +15,8 @@ forward pass starts them. `strategy_of` takes the one that is faster by the clos
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 from planner.costs.collectives import transfer_s
 from planner.costs.compute import slowdowns, times_on
@@ -29,6 +31,9 @@ MAX_DOWNSETS = 2_000
 
 MAX_LOOKS = 1_000_000
 """Operators looked at by that search: graphs of more than 500 operators get fewer downsets."""
+
+MAX_FIRSTS = 16
+"""First devices that `segments` tries where it gives up the exact search."""
 
 WORTH_MORE_STAGES = 0.01
 """A strategy with more stages than needed has to be faster by more than this share."""
@@ -145,9 +150,7 @@ def segments(graph: Graph, device_of: Sequence[int]) -> tuple[Segment, ...]:
         return done
 
     everything = (1 << len(device_of)) - 1
-    path = _shortest(everything, mine, run) or min(
-        (_longest_runs(everything, mine, run, first) for first in mine), key=len
-    )
+    path = _shortest(everything, mine, run) or _by_longest_runs(everything, mine, feeds, run)
     cut, done = [], 0
     for device in path:
         after = run(done, device)
@@ -180,19 +183,39 @@ def _shortest(everything: int, devices: Iterable[int], run: _RunDevice) -> tuple
     return level[everything]
 
 
-def _longest_runs(
-    everything: int, devices: Iterable[int], run: _RunDevice, first: int
+def _by_longest_runs(
+    everything: int, mine: Mapping[int, Sequence[int]], feeds: Sequence[int], run: _RunDevice
 ) -> tuple[int, ...]:
-    """Devices by the longest run each time, after that of a given device."""
-    path, done = [first], run(0, first)
-    while done != everything:
-        runs = {device: run(done, device) for device in devices}
-        # Never an empty run: some operator that is left has all of its sources, and its device can
-        # run.
-        best = max(devices, key=lambda device: runs[device].bit_count())
-        path.append(best)
-        done = runs[best]
-    return tuple(path)
+    """Devices by the longest run each time, after the best first one of those with long runs.
+
+    Args:
+        mine: the operators of each device, ascending.
+        feeds: per operator, a bitmask of those that it waits for.
+    """
+    devices = tuple(mine)
+    waits_for = [reduce(or_, (feeds[v] for v in mine[device]), 0) for device in devices]
+    at_once = [run(0, device) for device in devices]
+    longest = sorted(range(len(devices)), key=lambda k: -at_once[k].bit_count())
+    paths = []
+    for first in sorted(k for k in longest[:MAX_FIRSTS] if at_once[k]):
+        # What each device would add to the downset: changed only by what it waits for.
+        done = new = at_once[first]
+        path, more = [first], list(at_once)
+        more[first] = 0
+        sizes = [one.bit_count() for one in more]
+        while done != everything:
+            for k, waited in enumerate(waits_for):
+                if waited & new:
+                    more[k] = run(done, devices[k]) & ~done
+                    sizes[k] = more[k].bit_count()
+            # Never an empty run: some operator that is left has all of its sources, and its device
+            # can run.
+            best = sizes.index(max(sizes))
+            path.append(best)
+            new, more[best], sizes[best] = more[best], 0, 0
+            done |= new
+        paths.append(path)
+    return tuple(devices[k] for k in min(paths, key=len))
 
 
 # ------------------------------------------------------------------ as independent as possible

@@ -1,0 +1,88 @@
+"""The file that a launch reads its model from, and whether it is the one that was planned for.
+
+The annotated model beside strategy.json is read. Where there is none, or --model names another
+file, that one is, or the original. All that are there must be the plan's model. Weights stay in
+their files until a stage asks for its own; one rank of each host compares all of them.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from planner.errors import FileError, LaunchError
+from planner.model import Model, hash_of, load
+from planner.model.losses import LossOptions
+from planner.partition import check_agreement, refers_to
+from planner.plan import Plan
+from planner.support.outputs import same_file
+
+
+def read_model(plan: Plan, path: Path, model_path: Path | None, *, hashes: bool) -> Model:
+    """The model that a plan was made for, trained as the profile said.
+
+    Args:
+        plan: the content of strategy.json.
+        path: of strategy.json.
+        model_path: of the file to read instead of the annotated one.
+        hashes: whether this rank reads all weights that are in the files, to compare their hash
+            with the plan's; the others rely on the one of their host that does.
+
+    Raises:
+        LaunchError: if there is no file.
+        FileError: if one is not the plan's model, or has not the plan's stages.
+    """
+    file = _checked(plan, path, model_path, hashes=hashes)
+    read = partial(
+        load, file, dimensions=plan.dimensions, tie=plan.tie, untie=plan.untie,
+        batch_norm=plan.batch_norm, loss=_planned(plan), known_hash=plan.model_hash,
+    )  # fmt: skip
+    model = read()
+    usual = {p.name for p in model.graph.parameters if p.trainable}
+    train, freeze = sorted({*plan.train} - usual), sorted(usual - {*plan.train})
+    if not train and not freeze:
+        return model
+    return read(train=train, freeze=freeze)
+
+
+def _checked(plan: Plan, path: Path, model_path: Path | None, *, hashes: bool) -> Path:
+    """The file to read, after all that are there were compared with the plan; arguments as of
+    `read_model`.
+    """
+    partition = path.with_suffix(".onnx")
+    original = model_path or _original(plan, path)
+    if not partition.is_file():
+        if original is None:
+            raise LaunchError(f"{path}: names no model; give --model FILE")
+        if model_path is None and not original.is_file():
+            raise LaunchError(f"{path}: made for {original}, which is not there; give --model FILE")
+        if hashes:
+            _check_hash(plan, path, original)
+        return original
+    if original is not None and same_file(original, partition):
+        original = None
+    check_agreement(plan, partition, weights=hashes)
+    there = original is not None and (original == model_path or original.is_file())
+    if original is not None and there and hashes and not refers_to(partition, original):
+        _check_hash(plan, path, original)
+    return model_path or partition
+
+
+def _original(plan: Plan, path: Path) -> Path | None:
+    return None if plan.model_path is None else path.parent / plan.model_path
+
+
+def _check_hash(plan: Plan, path: Path, file: Path) -> None:
+    found = hash_of(file)
+    if plan.model_hash not in (None, found):
+        raise FileError(
+            f"{path}: made for model {str(plan.model_hash)[:12]}, but {file} is {found[:12]}; run:"
+            f" planner profile {file} and planner solve, or give the right one with --model FILE"
+        )
+
+
+def _planned(plan: Plan) -> LossOptions:
+    """The losses that a plan was made for, as options."""
+    return LossOptions(
+        outputs=tuple(one.output for one in plan.losses),
+        functions={one.output: one.function for one in plan.losses},
+        class_dims={one.output: one.class_dim for one in plan.losses if one.class_dim is not None},
+    )

@@ -1,0 +1,146 @@
+"""Whether an annotated file still belongs to a plan."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from planner.errors import FileError
+from planner.model import content_hash
+from planner.model.load import read_proto
+from planner.model.weights import ModelFile
+from planner.partition.annotations import (
+    CONFIGURATION,
+    INNER_STAGES,
+    SENDS,
+    STAGE_DEVICES,
+    device_names,
+    note_of,
+    stage_devices,
+    stage_of,
+    stages_of,
+    transfers,
+)
+from planner.partition.write import MODEL_HASH, short
+from planner.plan import Plan
+
+MAX_DIFFERENCES = 5
+
+
+def check_agreement(plan: Plan, path: Path, *, weights: bool = True) -> None:
+    """Checks that an annotated file is the plan's model with the plan's stages, devices and
+    transfers.
+
+    Args:
+        plan: strategy.json.
+        path: of the annotated file.
+        weights: whether the model's content is hashed, for which all weights in it are read.
+            Otherwise the hash that the file names is compared: enough for all ranks of a host but
+            one.
+
+    Raises:
+        FileError: if the file is missing or no ONNX model, or with all differences.
+    """
+    differences = list(_differences(plan, ModelFile(path), weights=weights))
+    if differences:
+        shown, more = differences[:MAX_DIFFERENCES], len(differences) - MAX_DIFFERENCES
+        shown += [f"and {more} more differences"] if more > 0 else []
+        lines = "\n".join(f"{path}: {one}" for one in shown)
+        raise FileError(f"{lines}\nto write both files anew, run: planner solve")
+
+
+def refers_to(path: Path, original: Path) -> bool:
+    """Whether an annotated file and a model are one, by their messages and by the places of their
+    weights, which are not read. Never so if one has weights that the other has not.
+
+    Raises:
+        FileError: if a file is missing or no ONNX model.
+        ModelError: if one holds fields that stand for nothing.
+    """
+    if path.absolute().parent.resolve() != original.absolute().parent.resolve():
+        return False
+    return content_hash(read_proto(path)) == content_hash(read_proto(original))
+
+
+def _read(file: ModelFile) -> ModelProto:
+    try:
+        return file.proto()
+    except FileNotFoundError:
+        raise FileError(f"{file.path}: there is no such file; run: planner solve") from None
+    except (OSError, DecodeError) as error:
+        raise FileError(
+            f"{file.path}: expected a partitioned ONNX model, cannot read it: {error};"
+            " run: planner solve"
+        ) from None
+
+
+def _differences(plan: Plan, file: ModelFile, *, weights: bool) -> Iterator[str]:
+    proto = _read(file)
+    notes = {one.key: one.value for one in proto.metadata_props}
+    found_hash = content_hash(proto, file) if weights else notes.get(MODEL_HASH)
+    if found_hash != plan.model_hash:
+        yield f"it is model {short(found_hash)}, the strategy is for {short(plan.model_hash)}"
+    yield from _other_devices(plan, proto)
+    yield from _other_stages(plan, proto, is_model=found_hash == plan.model_hash)
+    if STAGE_DEVICES in notes:  # older files have neither these nor transfers
+        yield from _other_transfers(plan, proto)
+
+
+def _other_devices(plan: Plan, proto: ModelProto) -> Iterator[str]:
+    configuration = next((c for c in proto.configuration if c.name == CONFIGURATION), None)
+    names = list(configuration.device) if configuration else []
+    if names != device_names(plan):
+        wanted = ", ".join(device_names(plan))
+        yield f"its devices are {', '.join(names) or 'not named'}, the strategy's {wanted}"
+
+
+def _other_stages(plan: Plan, proto: ModelProto, *, is_model: bool) -> Iterator[str]:
+    found = {node.name: stage_of(node) for node in proto.graph.node}
+    for node in proto.graph.node:
+        inner = note_of(node, INNER_STAGES)
+        found |= inner if isinstance(inner, dict) else {}
+    for name, stage in stages_of(plan).items():
+        if name not in found and is_model:
+            continue  # an operator that reading the model adds, such as a tied weight's Transpose
+        if found.get(name) is None:
+            yield f"it puts {name} in no stage, the strategy in stage {stage}"
+        elif found[name] != stage:
+            yield f"it puts {name} in stage {found[name]}, the strategy in stage {stage}"
+
+
+def _other_transfers(plan: Plan, proto: ModelProto) -> Iterator[str]:
+    notes = {one.key: one.value for one in proto.metadata_props}
+    if notes[STAGE_DEVICES] != json.dumps(stage_devices(plan)):
+        yield (
+            f"its stages are on {notes[STAGE_DEVICES]}, the strategy's on"
+            f" {json.dumps(stage_devices(plan))}"
+        )
+    wanted = {one["tensor"]: one for one in transfers(plan)}
+    found = dict(_sent(proto))
+    for tensor in sorted(wanted.keys() | found.keys()):
+        one, other = found.get(tensor), wanted.get(tensor)
+        if one != other:
+            yield f"it sends {tensor} {_told(one)}, the strategy {_told(other)}"
+
+
+def _sent(proto: ModelProto) -> Iterator[tuple[str, Any]]:
+    for node in proto.graph.node:
+        entries = note_of(node, SENDS)
+        for one in entries if isinstance(entries, list) else ():
+            yield str(one.get("tensor")) if isinstance(one, dict) else "?", one
+
+
+def _told(one: Any) -> str:
+    """A transfer in words, such as "from stage 0 to 1: 96 bytes of float32"."""
+    if one is None:
+        return "nowhere"
+    try:
+        stages = ", ".join(str(end["stage"]) for end in one["to"])
+        back = " and back" if one["gradient"] else ""
+        size = f"{one['bytes']} bytes of {one['dtype']}"
+        return f"from stage {one['from']['stage']} to {stages}{back}: {size}"
+    except (KeyError, TypeError):
+        return "in an entry that is damaged"

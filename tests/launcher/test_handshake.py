@@ -1,0 +1,172 @@
+"""Ranks that are not of one launch are told so before the first step; hosts of the plan."""
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from planner.errors import LaunchError
+from planner.launcher import handshake
+from planner.launcher.failures import hosts
+from planner.launcher.failures.hosts import ENDED, LOST_S, Watched
+from planner.launcher.handshake import Hello, agree, say_failed, shake_hands
+from planner.launcher.seats import seating
+
+SAME = {"strategy": "3f2a", "torch": "2.9"}
+
+
+@pytest.fixture
+def store():
+    return dist.HashStore()
+
+
+def in_turn(hellos):
+    return tuple(range(len(hellos)))
+
+
+def meet(store, hellos, seats=in_turn):
+    """What each rank gets from the handshake: an agreement, or the text of an error."""
+
+    def one(rank):
+        try:
+            return shake_hands(store, rank, len(hellos), hellos[rank], seats)
+        except LaunchError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(hellos)) as pool:
+        return list(pool.map(one, range(len(hellos))))
+
+
+def test_equal_ranks_agree(store):
+    met = meet(store, [Hello(SAME, "a 1", first=0), Hello(SAME, "b 2", first=1)])
+    assert met[0] == met[1]
+    assert met[0].ranks == (0, 1) and not met[0].restarted
+    assert met[0].hosts == {0: "a", 1: "b"}
+
+
+def test_a_mismatch_names_rank_and_thing_on_all_ranks(store):
+    other = {**SAME, "torch": "2.8"}
+    met = meet(store, [Hello(SAME, "a 1"), Hello(SAME, "a 1"), Hello(other, "b 2")])
+    assert len({*met}) == 1
+    first, line = met[0].splitlines()
+    assert first.startswith("the ranks do not run the same; start all with the same files")
+    assert line == "  torch: rank 0 has '2.9', rank 2 on b has '2.8'"
+
+
+def test_a_value_that_one_rank_lacks_is_a_difference():
+    more = Hello({**SAME, "option clip": "1.0"}, "a 1")
+    assert handshake.differences([Hello(SAME, "a 1"), more]) == [
+        "option clip: rank 0 has None, rank 1 on a has '1.0'"
+    ]
+
+
+def test_all_know_of_a_restart_that_one_agent_has_counted(store):
+    met = meet(store, [Hello(SAME, "a 1"), Hello(SAME, "b 2", restarts=1)])
+    assert [one.restarted for one in met] == [True, True]
+
+
+def test_hellos_of_the_start_before_are_not_taken_for_this_one(store):
+    old = {**SAME, "strategy": "dead"}
+    before = meet(store, [Hello(old, "a 1"), Hello(old, "a 1")])
+    store.set("planner/hello/1", '{"number": "gone", "hello": {"values": {}, "host": "x 1"}}')
+    after = meet(store, [Hello(SAME, "a 1"), Hello(SAME, "a 1")])
+    assert after[0] == after[1] and after[0].generation != before[0].generation
+
+
+def test_a_rank_that_fails_before_it_is_told_of(store, monkeypatch):
+    monkeypatch.setattr(handshake, "STALE_S", 0.1)
+    say_failed(store, 1, "none.json: no such file")
+    with pytest.raises(LaunchError, match="^rank 1 has failed: none.json: no such file$"):
+        shake_hands(store, 0, 2, Hello(SAME, "a 1"), in_turn)
+
+
+def test_ranks_that_do_not_come_are_named(store, monkeypatch):
+    monkeypatch.setattr(handshake, "MEET_S", 0.1)
+    with pytest.raises(LaunchError, match=r"2 ranks have not come, such as 1, 2; look at"):
+        shake_hands(store, 0, 3, Hello(SAME, "a 1"), in_turn)
+
+
+def test_models_are_compared_after_they_are_read(store):
+    def one(rank):
+        agree(store, "generation", rank, 2, {"model": "91bc" if rank else "3f2a"})
+
+    with ThreadPoolExecutor(2) as pool:
+        for met in [pool.submit(one, rank) for rank in (0, 1)]:
+            with pytest.raises(LaunchError, match="model: rank 0 has '3f2a', rank 1 has '91bc'"):
+                met.result()
+
+
+# ------------------------------------------------------------------------------ ranks and hosts
+
+
+def plan_of(*sizes):
+    """A plan whose hosts h0, h1, ... have so many devices."""
+    names = tuple(f"h{i}" for i, size in enumerate(sizes) for _ in range(size))
+    return SimpleNamespace(ranks=tuple(range(len(names))), hosts=names if len(sizes) > 1 else ())
+
+
+def ranks_on(*names):
+    return [Hello({}, f"{name} boot-{name}") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "there", "ranks"),
+    [
+        ((2, 2), "a a b b", (0, 1, 2, 3)),
+        ((2, 2), "b b a a", (0, 1, 2, 3)),  # equal hosts are taken as they come
+        ((2, 2), "a a a a", (0, 1, 2, 3)),  # two agents on one machine
+        ((3, 1), "b a a a", (3, 0, 1, 2)),  # by size
+        ((2, 2), "h1 h1 h0 h0", (2, 3, 0, 1)),  # by name
+        ((1, 1), "h1 h0 h0", (1, 0)),  # the last rank idles
+        ((3,), "a a a", (0, 1, 2)),
+    ],
+)
+def test_devices_of_a_host_go_to_one_host(sizes, there, ranks):
+    assert seating(plan_of(*sizes), ranks_on(*there.split())) == ranks
+
+
+@pytest.mark.parametrize(
+    ("sizes", "there", "message"),
+    [
+        ((2, 2), "a a a b", "planned are h0: 2, h1: 2, got a: 3, b: 1; start torchrun on each"),
+        ((2,), "a b", r"for devices of one host, and its ranks are on several \(a: 1, b: 1\)"),
+    ],
+)
+def test_a_host_on_several_hosts_is_refused(sizes, there, message):
+    with pytest.raises(LaunchError, match=message):
+        seating(plan_of(*sizes), ranks_on(*there.split()))
+
+
+def test_hosts_of_one_name_are_told_apart():
+    hellos = [Hello({}, "localhost 12"), Hello({}, "localhost 34")]
+    with pytest.raises(LaunchError, match="localhost 12: 1, localhost 34: 1"):
+        seating(plan_of(2), hellos)
+
+
+# ------------------------------------------------------------------------------- lost hosts
+
+
+@pytest.fixture
+def watched(store):
+    return Watched(store, "now", 0, {4: "b"})
+
+
+def test_a_host_that_counts_no_more_is_lost(store, watched):
+    assert watched.exchange(2 * LOST_S) is None  # it has not begun
+    store.set("now/beat/4", "7")
+    assert watched.exchange(LOST_S) is None
+    assert watched.exchange(LOST_S - 1) is None
+    assert watched.exchange(2.0) == hosts.lost("b", 4)
+    assert store.get("now/beat/0") == b"4"
+
+
+def test_a_host_that_counts_on_or_has_ended_is_not_lost(store, watched):
+    for beat in ("7", "8", ENDED, ENDED):
+        store.set("now/beat/4", beat)
+        assert watched.exchange(LOST_S - 1) is None
+
+
+def test_the_message_of_a_rank_on_another_host_is_read(store, watched):
+    store.set("now/failed", "rank 5 has failed: no data")
+    assert watched.exchange(2.0) == "rank 5 has failed: no data"
