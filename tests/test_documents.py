@@ -24,6 +24,7 @@ WRITTEN = {
     "tests/exporting/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
+    "tests/launcher/test_checkpoints.py": {"drawing.py"},
     "tests/launcher/test_ending.py": {"mine.py"},
     "tests/solvers/test_registry.py": {"toy.py"},
     "tests/profilers/test_contention.py": {"worker.py"},

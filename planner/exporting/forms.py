@@ -4,14 +4,15 @@
 the bodies of loops and branches, are changed as the outermost one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 
-from onnx import GraphProto, ModelProto, NodeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, StringStringEntryProto, helper
 
 from planner.errors import ModelError
 from planner.model.canonical import domain_of, own_domain
 from planner.model.expansion.inlining import subgraphs
 from planner.model.expansion.nested import names_read
+from planner.model.record import METADATA_KEY
 
 _RUNNING = {1: 3, 2: 4}
 """Outputs of BatchNormalization that are its running statistics in evaluation, and the inputs that
@@ -35,6 +36,24 @@ def to_evaluation(proto: ModelProto) -> int:
     changed = sum(_evaluate(graph, versions.get("", 1)) for graph in _graphs(proto.graph))
     _remove(proto.graph, before - names_read(proto.graph))
     return changed
+
+
+def remove_annotations(proto: ModelProto) -> None:
+    """Removes the stages and devices of a strategy, and older marks of the planner; the record of
+    the module stays.
+    """
+    del proto.configuration[:]
+    _remove_notes(proto.metadata_props)
+    for graph in _graphs(proto.graph):
+        for node in graph.node:
+            del node.device_configurations[:]
+            _remove_notes(node.metadata_props)
+
+
+def _remove_notes(entries: MutableSequence[StringStringEntryProto]) -> None:
+    for at in reversed(range(len(entries))):
+        if entries[at].key.startswith("planner.") and entries[at].key != METADATA_KEY:
+            del entries[at]
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:

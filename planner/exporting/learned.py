@@ -5,17 +5,17 @@ from pathlib import Path
 
 import torch
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
 from torch import Tensor
 
 from planner.errors import FileError, ModelError
 from planner.launcher.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint
 from planner.launcher.checkpoints.storage import empty, fill
 from planner.model import content_hash
-from planner.model.load import read_proto
+from planner.model.load import proto_of
 from planner.model.record import read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.values import Values, tensor_type
+from planner.model.weights import ModelFile, is_stored
 
 _FLOATS = frozenset({
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
@@ -46,15 +46,16 @@ class LearnedModel:
 
     def __init__(self, start: Checkpoint, path: Path) -> None:
         self._start, self._path = start, path
-        file, record = read_proto(path), start.record
-        found = content_hash(file)
+        self._file, record = ModelFile(path), start.record
+        file = proto_of(self._file)
+        found = content_hash(file, self._file)
         if found != record.model_hash:
             raise FileError(
                 f"{start.path}: trained from model {record.model_hash[:12]}, but {path} is"
                 f" {found[:12]}; give the right one with --model FILE"
             )
         self.record = read_record(file)
-        self._values = Values(file.graph.initializer, path.absolute().parent)
+        self._values = Values(file.graph.initializer, self._file)
         ties = Ties.of(record.tie, record.untie)
         module = repaired(file, self._values, ties, self.record is not None)
         self.notes = module.warnings
@@ -88,11 +89,10 @@ class LearnedModel:
         if tensor.name in self.learned:
             flat = self.value(tensor.name).contiguous().reshape(-1)
             return flat.view(torch.uint8).numpy().tobytes()
-        if tensor.data_location == TensorProto.EXTERNAL:
-            held = TensorProto()
-            held.CopyFrom(tensor)
-            load_external_data_for_tensor(held, str(self._path.absolute().parent))
-            return held.raw_data
+        if is_stored(tensor):
+            content = bytearray()
+            self._file.copy(tensor, content.extend)
+            return bytes(content)
         if tensor.HasField("raw_data"):
             return tensor.raw_data
         return numpy_helper.from_array(self._values[tensor.name]).raw_data

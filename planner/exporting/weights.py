@@ -10,11 +10,11 @@ import torch
 from onnx import TensorProto, helper
 
 from planner.errors import FileError
-from planner.exporting.forms import to_evaluation
+from planner.exporting.forms import remove_annotations, to_evaluation
 from planner.exporting.learned import LearnedModel
 from planner.exporting.write import MAX_FILE_BYTES, check_data
 from planner.launcher.checkpoints.folder import Checkpoint
-from planner.model.record import ANNOTATION_KEY, WEIGHTS_FILE, WEIGHTS_KEY, write_record
+from planner.model.record import WEIGHTS_FILE, WEIGHTS_KEY, write_record
 from planner.support.outputs import Kind
 from planner.support.writing import explained, writing
 
@@ -124,12 +124,9 @@ def _formed(model: LearnedModel, start: Checkpoint, form: Form) -> int:
         changed = to_evaluation(model.proto)
         if model.record is not None:
             write_record(model.proto, replace(model.record, training=False))
-    kept = {one.key: one.value for one in model.proto.metadata_props}
-    kept.pop(ANNOTATION_KEY, None)  # it belongs to no strategy any more
-    kept[WEIGHTS_KEY] = f"step {start.record.step} of model {start.record.model_hash}"
-    del model.proto.metadata_props[:]
-    for key, value in kept.items():
-        model.proto.metadata_props.add(key=key, value=value)
+    remove_annotations(model.proto)
+    said = f"step {start.record.step} of model {start.record.model_hash}"
+    model.proto.metadata_props.add(key=WEIGHTS_KEY, value=said)
     return changed
 
 

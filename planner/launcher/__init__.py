@@ -21,6 +21,7 @@
     sums.py       sums of gradients, started within the backward that makes them
     clocks.py     times of all ranks on rank 0's clock
     report.py     predicted beside measured
+    checkpoints/  what was learned, kept and gone on from
     probe.py      measured transfers and all-reduces of the cluster itself
 
 `planner.launcher.run.launch` runs inside every process; `planner.launcher.processes.start_launch`

@@ -96,11 +96,9 @@ def launch(
     introduce(plan, mine, settings.hang_timeout)
     with hosts_watched(agreed.hosts, seat.rank), with_causes(plan, mine):
         job = prepare(plan, strategy_path, model_path, seat, (loss, device))
+        start = _start(keeping, job, settings, restarted=agreed.restarted)
         compare_jobs(job, seat)
         job = replace(job, plan=replace(plan, ranks=agreed.ranks, hosts=()))
-        start = start_of(keeping)
-        if start is not None:
-            check_fits(start, job, settings.steps)
         findings, clocks = _trained(
             job, settings, (keeping, start), seat, progress, track_memory=track_memory
         )
@@ -112,6 +110,17 @@ def launch(
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(made.timeline, names, trace, measured_by(plan))
     return made
+
+
+def _start(
+    keeping: Keeping, job: TrainingJob, settings: Settings, *, restarted: bool
+) -> Checkpoint | None:
+    """The checkpoint to go on from, before any rank can write one."""
+    check_keeping(keeping)
+    start = start_of(keeping, restarted=restarted)
+    if start is not None:
+        check_fits(start, job, settings.steps)
+    return start
 
 
 def _trained(

@@ -19,7 +19,7 @@ METADATA_KEY = "planner.module"
 # What `planner solve` annotates has the record, too, and an entry of its own.
 ANNOTATION_KEY = "planner.strategy_hash"
 # So has what `planner weights` writes.
-WEIGHTS_KEY = "planner.weights"
+WEIGHTS_KEY = "planner.trained"
 FORMAT = 1
 
 

@@ -16,6 +16,7 @@ from planner.model.metadata import metadata_of
 from planner.model.record import METADATA_KEY
 from planner.reports.probe import probe_comments
 from tests.commands.test_cli import mlp
+from tests.launcher.test_checkpoint_folder import make as make_checkpoint
 from tests.support.commands import run
 from tests.test_writing import SPECIAL, full_disk, make_special, names
 
@@ -50,6 +51,8 @@ SLOW = {
     "launch": (("launch", "s.json", "--trace"), "t.json"),
     "topology probe": (("topology", "probe", "-o"), None),
     "export": (("export", "nets:net", "-o"), "exported.onnx"),
+    "weights": (("weights", "run", "-o"), "trained.onnx"),
+    "weights, state dict": (("weights", "run", "--state-dict"), "trained.pt"),
 }
 ALL = {**OUTPUTS, **SLOW}
 
@@ -65,6 +68,7 @@ def made(tmp_path_factory):
         Path("hostfile").write_text("a slots=2\n")
         for command, name in OUTPUTS.values():
             run(*command, name)
+    make_checkpoint(folder / "run", 3, model="../model.onnx", index=b"")
     return folder
 
 
@@ -111,7 +115,7 @@ def test_a_foreign_file_is_not_overwritten(folder, name):
 def test_neither_the_model_nor_a_name_of_one_is_taken(folder, name):
     command, _ = ALL[name]
     for target in ("model.onnx", "other.onnx"):
-        if name == "export" and target == "other.onnx":
+        if name in ("export", "weights") and target == "other.onnx":
             continue
         said = refused(folder, *command, target)
         assert "model itself" in said or "expected a" in said

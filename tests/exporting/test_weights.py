@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import planner
 from planner.errors import FileError, ModelError, OptionError
 from planner.exporting import weights
-from planner.exporting.forms import to_evaluation
+from planner.exporting.forms import remove_annotations, to_evaluation
+from planner.files import read_plan
 from planner.launcher import run
 from planner.launcher.checkpoints.folder import find
 from planner.launcher.checkpoints.keeping import Keeping
@@ -22,6 +23,7 @@ from planner.model import load
 from planner.model.metadata import metadata_of
 from planner.model.record import WEIGHTS_KEY
 from planner.operators import parameters, randomness, to_torch
+from planner.partition import write_partition
 from planner.profiles import BatchNorm
 from tests.support import exports
 from tests.support.checkpoint_runs import tensors_of
@@ -370,3 +372,29 @@ def test_the_newest_whole_checkpoint_is_written(made, tmp_path):
         assert "step-00000009: cut off" in done.notes[0]
     finally:
         later.rmdir()
+
+
+def test_a_strategy_s_annotations_are_removed_and_the_module_s_record_stays():
+    node = helper.make_node("Relu", ["x"], ["y"], "r")
+    node.device_configurations.add(configuration_id="planner", pipeline_stage=1)
+    node.metadata_props.add(key="planner.sends", value="[]")
+    node.metadata_props.add(key="mine", value="1")
+    proto = model_of([node], 17)
+    proto.configuration.add(name="planner", num_devices=1, device=["d0"])
+    for key in ("planner.strategy_hash", "planner.weights", "planner.module", "mine"):
+        proto.metadata_props.add(key=key, value="{}")
+    remove_annotations(proto)
+    assert [one.key for one in proto.metadata_props] == ["planner.module", "mine"]
+    (found,) = proto.graph.node
+    assert [one.key for one in found.metadata_props] == ["mine"]
+    assert not found.device_configurations and not proto.configuration
+
+
+def test_a_checkpoint_names_the_user_s_own_file_and_not_the_annotated_one(tmp_path):
+    net(tmp_path / "net.onnx", dtype="float32")
+    path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
+    write_partition(
+        load(tmp_path / "net.onnx", batch=BATCH), read_plan(path), path.with_suffix(".onnx")
+    )
+    run.launch(path, steps=1, keeping=Keeping(tmp_path / "kept"))
+    assert find(tmp_path / "kept").record.model_path == "../net.onnx"

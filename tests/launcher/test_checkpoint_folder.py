@@ -12,16 +12,17 @@ from planner.launcher.checkpoints.folder import Record, TensorPlace, find, lates
 from planner.launcher.checkpoints.keeping import RESTARTS, Keeping, check, start_of
 
 
-def make(folder, *steps, size=10):
+def make(folder, *steps, size=10, model="../net.onnx", index=b"y"):
     """Checkpoints with one file each; gives the last one."""
     for step in steps:
         part = folders.begin(folder, step)
         (part / "__0_0.distcp").write_bytes(b"x" * size)
-        (part / ".metadata").write_bytes(b"y")
+        if index:
+            (part / ".metadata").write_bytes(index)
         places = {"parameters/w": TensorPlace((2,), "float32", "__0_0.distcp", 0, size)}
         needed = {"__0_0.distcp": size}
         files = folders.sizes(part, needed)
-        record = Record(step, "../net.onnx", "ab", (), (), "SGD", 1, places, files)
+        record = Record(step, model, "ab", (), (), "SGD", 1, places, files)
         path = folders.publish(part, record)
     return path
 
@@ -184,5 +185,6 @@ def test_a_launch_that_was_started_again_goes_on_from_its_own_last_one(tmp_path)
     keeping = Keeping(tmp_path / "own", resume=tmp_path / "first")
     assert start_of(keeping, again).record.step == 30
     assert start_of(Keeping(tmp_path / "own"), again).record.step == 30
+    assert start_of(keeping, {}, restarted=True).record.step == 30
     keeping = Keeping(tmp_path / "none", resume=tmp_path / "first")
     assert start_of(keeping, again).record.step == 10

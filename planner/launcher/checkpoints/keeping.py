@@ -62,17 +62,24 @@ def check(keeping: Keeping) -> None:
         )
 
 
-def start_of(keeping: Keeping, environment: Mapping[str, str] = os.environ) -> Checkpoint | None:
+def start_of(
+    keeping: Keeping, environment: Mapping[str, str] = os.environ, *, restarted: bool = False
+) -> Checkpoint | None:
     """The checkpoint that a launch goes on from; None if it starts anew.
 
     A launch that torchrun has started again goes on from the newest one that it has written, if
     there is one.
 
+    Args:
+        environment: says whether torchrun has started this process again.
+        restarted: whether it has started another rank again.
+
     Raises:
         FileError: if there is no whole checkpoint where the user says, or the folder for new ones
             has later ones, which would be taken for those of this training.
     """
-    if keeping.folder is not None and int(environment.get(RESTARTS, "0")) > 0:
+    restarted = restarted or int(environment.get(RESTARTS, "0")) > 0
+    if keeping.folder is not None and restarted:
         own = latest(keeping.folder)
         if own is not None:
             return read(own)

@@ -24,6 +24,8 @@ from planner.launcher.checkpoints.storage import say_nothing_of_being_alone, wri
 from planner.launcher.job import TrainingJob
 from planner.launcher.store import TIMEOUT
 from planner.launcher.trainer import Trainer
+from planner.model.metadata import metadata_of
+from planner.model.record import ANNOTATION_KEY
 from planner.support.paths import relative
 from planner.version import __version__
 
@@ -43,6 +45,15 @@ def resume(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
                 f" one of step {seen[0][0]}; give a folder that all hosts share"
             )
     restore(trainer, job, start)
+
+
+def _model_file(job: TrainingJob) -> Path:
+    """The file that a training began with: not the annotated one, if the user's own is there."""
+    path = job.model.path
+    if job.plan.model_path is None or ANNOTATION_KEY not in metadata_of(path):
+        return path
+    own = path.parent / job.plan.model_path
+    return own if own.is_file() else path
 
 
 class Saver:
@@ -151,7 +162,7 @@ class Saver:
         model = self._job.model
         record = Record(
             step=step,
-            model_path=relative(model.path, self._folder),
+            model_path=relative(_model_file(self._job), self._folder),
             model_hash=model.hash,
             tie=model.tie,
             untie=model.untie,
