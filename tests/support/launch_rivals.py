@@ -5,8 +5,8 @@
 
 `prepare` writes models and plans into the folder. Rank 0 prints {contender: seconds per step of
 each round} as JSON. All contenders begin with the same weights, read the same data and must come to
-the same weights. Where gradients are summed, the launcher runs a second time, with the sums behind the
-backward.
+the same weights. Where gradients are summed, the launcher runs a second time, with the sums behind
+the backward.
 """
 
 import json
