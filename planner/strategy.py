@@ -97,6 +97,8 @@ class Crossing:
 # The size of a bucket, that of DistributedDataParallel, or a 32nd of all gradients of the same
 # devices: smaller ones would hide next to nothing more, because only the last one is exposed.
 BUCKET_BYTES, MAX_BUCKETS = 25 * 2**20, 32
+# The first buckets are smaller, so that a slow link is busy soon after the backward has begun.
+FIRST_BUCKET_BYTES, BUCKET_GROWTH = 2**20, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,25 +184,17 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
     )
 
 
-def bucket_limit_bytes(size_bytes: float) -> float:
-    """The most bytes of a bucket of several parameters. Compiled by the solver that searches with
-    it.
-
-    Args:
-        size_bytes: of all gradients that are summed over the same devices.
-    """
-    return max(BUCKET_BYTES, size_bytes / MAX_BUCKETS)
-
-
 def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
     """Parameters in their order, parted; one that is above the limit is alone."""
-    limit = bucket_limit_bytes(sum(p.bytes for p in parameters))
+    most = max(BUCKET_BYTES, sum(p.bytes for p in parameters) / MAX_BUCKETS)
+    limit = min(most, FIRST_BUCKET_BYTES)
     bucket: list[Parameter] = []
     filled = 0
     for parameter in parameters:
         if bucket and filled + parameter.bytes > limit:
             yield bucket
             bucket, filled = [], 0
+            limit = min(most, BUCKET_GROWTH * limit)
         bucket.append(parameter)
         filled += parameter.bytes
     yield bucket

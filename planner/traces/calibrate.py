@@ -160,7 +160,7 @@ def fit(runs: Sequence[MeasuredRun]) -> Calibration:
         post_s=post_s,
         copy_s_per_byte=copy_s_per_byte,
         wire=_share_left_for_links(runs),
-        sums=_factor((p, m - launch_s) for one in runs for p, m in _all_reduces(one)),
+        sums=_factor(pair for one in runs for pair in _all_reduces(one, launch_s)),
         steps=_factor((p, m - launch_s) for one in runs for p, m in _steps(one)),
     )
 
@@ -420,25 +420,32 @@ def _occupying(timeline: Timeline, device: int) -> list[Event]:
     return [e for e in timeline.events if e.device == device and not isinstance(e.action, posting)]
 
 
-def _all_reduces(run: MeasuredRun) -> Iterator[tuple[float, float]]:
-    """Predicted and measured time of each all-reduce, from when its last member had the gradients.
+def _all_reduces(run: MeasuredRun, launch_s: float) -> Iterator[tuple[float, float]]:
+    """Predicted and measured time of the all-reduces among the same devices, each from when its
+    last member had the gradients, without launching them.
 
     Where the prediction has it behind the backward (`costs/overlap.py`), only what was behind the
     backward counts: the part before has made the backward longer.
     """
-    costs = evaluate(run.problem, run.plan.strategy).costs
+    evaluation = evaluate(run.problem, run.plan.strategy)
+    costs, sums = evaluation.costs, evaluation.program.sums
     computed_s = {
         device: max((e.end_s for e in own if isinstance(e.action, Compute)), default=0.0)
         for device in run.plan.ranks
         for own in [_occupying(run.timeline, device)]
     }
-    for index, predicted_s in enumerate(costs.sum_s):
+    # Together, because a small bucket tells more of launching than of the links.
+    predicted_s: dict[tuple[int, ...], float] = defaultdict(float)
+    measured_s: dict[tuple[int, ...], float] = defaultdict(float)
+    for index, one in enumerate(sums):
         events = [e for e in run.timeline.events if e.action == AllReduce(index)]
         begun_s = max(
             e.start_s if (index, e.device) in costs.left_s else max(e.start_s, computed_s[e.device])
             for e in events
         )
-        yield predicted_s, max(0.0, max(e.end_s for e in events) - begun_s)
+        predicted_s[one.devices] += costs.sum_s[index]
+        measured_s[one.devices] += max(0.0, max(e.end_s for e in events) - begun_s) - launch_s
+    yield from ((predicted_s[devices], measured_s[devices]) for devices in predicted_s)
 
 
 def _steps(run: MeasuredRun) -> Iterator[tuple[float, float]]:

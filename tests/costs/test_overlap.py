@@ -46,20 +46,21 @@ def problem_of(sizes_mb, count, bandwidth=1e9, times=None):
     return Problem(profile, cluster([unit_type()] * count, bandwidth=bandwidth), Options(count))
 
 
-def test_buckets_hold_25_mib_in_the_order_of_a_backward():
+def test_buckets_grow_to_25_mib_in_the_order_of_a_backward():
     graph = chain_of([10, 10, 10, 40, 5])
     sums = gradient_sums(replicas_of(graph, 2), graph)
     names = [p.name for p in graph.parameters]
-    # Backwards: 5 with nothing that fits, 40 alone because it is too large, then 10 and 10, and 10.
+    # Backwards: 5 and 40 alone because they are above 1 and 4 MiB, 10 because 20 is above 16 MiB.
     assert [one.parameters for one in sums] == [
-        (names[4],), (names[3],), (names[2], names[1]), (names[0],),
+        (names[4],), (names[3],), (names[2],), (names[1], names[0]),
     ]  # fmt: skip
-    assert [one.bytes for one in sums] == [5 * MB, 40 * MB, 20 * MB, 10 * MB]
+    assert [one.bytes for one in sums] == [5 * MB, 40 * MB, 10 * MB, 20 * MB]
 
 
 def test_a_model_of_many_bytes_has_no_more_buckets_than_help():
     graph = chain_of([1000] * 100)
-    assert len(gradient_sums(replicas_of(graph, 2), graph)) == 34  # three each, 3.125 would fit
+    sizes = [one.bytes // (1000 * MB) for one in gradient_sums(replicas_of(graph, 2), graph)]
+    assert sizes == [1] * 6 + [3] * 31 + [1]  # of at most 1 MiB to 1 GiB, then of 3.125 GB
 
 
 def test_what_is_left_of_a_backward_are_the_operators_before():

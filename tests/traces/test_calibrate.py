@@ -160,7 +160,8 @@ def test_a_fit_explains_the_runs_it_was_made_from():
         assert predicted_s(one, known) == pytest.approx(one.timeline.iteration_s, rel=0.02)
         assert abs(predicted_s(one, UNCALIBRATED) / one.timeline.iteration_s - 1) > 0.01
     assert known.post_s == pytest.approx(TRUE.post_s, rel=0.3)
-    assert known.sums == pytest.approx(TRUE.sums, rel=0.05)
+    # Three sums per run, each with an error of the launch in it.
+    assert known.sums == pytest.approx(TRUE.sums, rel=0.12)
     assert known.steps == pytest.approx(TRUE.steps, rel=0.1)
     assert known.wire == pytest.approx(TRUE.wire, rel=0.05)
 
