@@ -18,6 +18,7 @@ with ended_at_once():  # until `start` takes over, a moment later
     from planner.commands.simulate import simulate
     from planner.commands.solve import solve
     from planner.commands.topology import topology
+    from planner.commands.weights import weights
 
     @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(__version__)
@@ -33,7 +34,7 @@ with ended_at_once():  # until `start` takes over, a moment later
 
     for command in (
         export, inspect, profile, solve, compare, simulate, launch, compare_trace, calibrate,
-        topology, convert,
+        topology, convert, weights,
     ):  # fmt: skip
         main.add_command(command)
 

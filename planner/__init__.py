@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         write_text,
         write_topology,
         write_trace,
+        write_weights,
     )
 
 __all__ = [
@@ -140,6 +141,7 @@ __all__ = [
     "write_text",
     "write_topology",
     "write_trace",
+    "write_weights",
 ]
 
 if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name there is

@@ -13,6 +13,7 @@ told to callbacks. Nothing is printed. Files are written by the functions whose 
     solve, compare, solve_under, sensitivity    a plan, and its bottlenecks
     simulate, simulate_stages                   one iteration of a plan
     launch, start_launch, probe, start_probe    training, and measuring the cluster
+    write_weights                               what was trained, as an ONNX file
     compare_traces, calibrate                   measured beside predicted
     convert, import_topology                    other formats
     read_..., write_..., find_..., newest_...   files
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from planner.calibration import Calibration as Calibration
     from planner.exporting.export import Exported as Exported
+    from planner.exporting.weights import Weights as Weights
     from planner.judging.portfolio import SolverComparison as SolverComparison
     from planner.judging.portfolio import SolverRow as SolverRow
     from planner.judging.sensitivity import Gain as Gain
@@ -453,20 +455,24 @@ def check_outputs(
     written: Mapping[str, File],
     read: Mapping[str, File | None],
     strategy: File | None = None,
+    checkpoint: File | None = None,
 ) -> None:
     """Refuses to overwrite files that are read, and such as the planner did not write.
 
     Args:
         written: paths of the outputs by their kinds: "profile", "strategy", "annotated model",
-            "trace", "picture", "topology", "table", "calibration" or "exported model".
+            "trace", "picture", "topology", "table", "calibration", "exported model", "trained
+            model" or "state dict".
         read: the files that are read, by what they are; None for those that were not given.
         strategy: is read, too, and so are the model and the profile that it names.
+        checkpoint: is read, too, and so is the model that it names.
 
     Raises:
         OptionError: if a file would be overwritten that must not be.
-        FileError: if a path cannot be written, or the strategy cannot be read.
+        FileError: if a path cannot be written, or the strategy or checkpoint cannot be read.
     """
     from planner.judging.origins import files_named
+    from planner.launcher.checkpoints.folder import find
     from planner.reports.outputs import kind_called
     from planner.support import outputs
 
@@ -476,6 +482,8 @@ def check_outputs(
         outputs.check_inputs([Path(path) for path in written.values()], inputs)
         named = files_named(read_strategy(strategy), Path(strategy))
         inputs |= {f"strategy's {what}": path for what, path in named.items()}
+    if checkpoint is not None:
+        inputs["checkpoint's model"] = find(Path(checkpoint)).model_path
     outputs.check_outputs(
         [(Path(path), kind_called(kind)) for kind, path in written.items()], inputs
     )
@@ -1207,6 +1215,10 @@ def launch(
     hang_timeout: float = 20.0,
     trace: File | None = None,
     track_memory: bool = False,
+    checkpoint: File | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_keep: int = 3,
+    resume: File | None = None,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int], None] = lambda step: None,
 ) -> "LaunchReport | None":
@@ -1216,7 +1228,7 @@ def launch(
     Args:
         strategy: the file; the model is looked for relative to its folder.
         model: the ONNX file, if it is not where the strategy says.
-        steps: optimizer steps.
+        steps: optimizer steps, with those before the checkpoint that it goes on from.
         learning_rate: None takes the optimizer's usual one.
         loss: of all outputs that the profile gave one, or by output: see `read_model`; None takes
             the profile's.
@@ -1228,6 +1240,11 @@ def launch(
         hang_timeout: time that a rank may always stand in one action, in s; 0 for ever.
         trace: file to write a measured iteration to.
         track_memory: whether memory is watched in one more step, which is slow.
+        checkpoint: folder for checkpoints; one is written at the end.
+        checkpoint_every: steps from one checkpoint to the next; None writes that one only.
+        checkpoint_keep: number of checkpoints that stay, the newest ones.
+        resume: a checkpoint, or a folder with some, to go on from; it may be that of another
+            strategy of the same model.
         report: called with a line for people on a rank that idles.
         progress: called on rank 0 with the number of steps done.
 
@@ -1239,6 +1256,7 @@ def launch(
         Stopped: on a rank that has lost another one.
     """
     from planner.launcher import run
+    from planner.launcher.checkpoints.keeping import Keeping
     from planner.model.losses import LossOptions
 
     return run.launch(
@@ -1254,8 +1272,55 @@ def launch(
         hang_timeout=hang_timeout,
         trace=None if trace is None else Path(trace),
         track_memory=track_memory,
+        keeping=Keeping(
+            None if checkpoint is None else Path(checkpoint),
+            checkpoint_every,
+            checkpoint_keep,
+            None if resume is None else Path(resume),
+        ),
         report=report,
         progress=progress,
+    )
+
+
+def write_weights(
+    checkpoint: File,
+    path: File | None,
+    state_dict: File | None = None,
+    *,
+    model: File | None = None,
+    form: str = "evaluation",
+) -> "Weights":
+    """Writes the ONNX file that was trained, with the weights and running statistics of a
+    checkpoint, or a state dict, or both.
+
+    Args:
+        checkpoint: its folder, or a folder with several, of which the newest whole one is taken.
+        path: of the new ONNX file; weights of 1.8 GB or more are written to PATH.data beside it.
+        state_dict: file for a dict of tensors by names of initializers, by torch.save.
+        model: the ONNX file that was trained, if it is not where the checkpoint says.
+        form: "evaluation" normalises by running statistics and drops nothing; "training" keeps the
+            form of the file.
+
+    Raises:
+        OptionError: if the form is none of these, or no file is to be written.
+        FileError: if there is no whole checkpoint, the model is not there or another one, or a file
+            cannot be written.
+        ModelError: if the model cannot hold the weights, or has no evaluation form.
+    """
+    from planner.exporting import weights
+    from planner.launcher.checkpoints.folder import find
+
+    if form not in tuple(weights.Form):
+        raise OptionError(f"form: expected {' or '.join(weights.Form)}, got {form!r}")
+    if path is None and state_dict is None:
+        raise OptionError("expected a file to write, got none; give -o FILE.onnx, or --state-dict")
+    return weights.write_weights(
+        find(Path(checkpoint)),
+        None if path is None else Path(path),
+        None if state_dict is None else Path(state_dict),
+        model_path=None if model is None else Path(model),
+        form=weights.Form(form),
     )
 
 

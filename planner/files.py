@@ -188,6 +188,15 @@ def _content(artefact: object, form: str, text: Callable[[object], str]) -> byte
     return (text(plain) + "\n").encode()
 
 
+def artefact_bytes(artefact: object, form: str) -> bytes:
+    """The content of a JSON file with an artefact of another module.
+
+    Args:
+        form: its format, such as "planner-strategy/2".
+    """
+    return _content(artefact, form, _dense)
+
+
 def write_profile(profile: Profile, path: Path) -> None:
     """Writes a profile as JSON."""
     write_atomically(path, _content(profile, PROFILE_FORMAT, _dense))
@@ -434,6 +443,20 @@ def _read(
         return _artefact(kind, content)
     except ValidationError as error:
         raise complaint(path, error) from None
+
+
+def read_artefact(kind: Any, form: str, path: Path, made_by: str) -> Any:
+    """An artefact of another module from its JSON file, see `artefact_bytes`.
+
+    Args:
+        kind: its frozen dataclass.
+        form: the format that the file has to have.
+        made_by: the command that makes such a file, for messages.
+
+    Raises:
+        FileError: if it is missing, of another format, or malformed.
+    """
+    return _read(kind, form, path, made_by)
 
 
 def read_profile(path: Path) -> Profile:

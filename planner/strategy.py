@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.graph import Graph, consumers, holders, producers, tensors_by_name
+from planner.graph import Graph, Parameter, consumers, holders, producers, tensors_by_name
 from planner.sharding import Sharding
 from planner.support.derived import derived
 
@@ -94,13 +94,18 @@ class Crossing:
     dtype: str
 
 
+# The size of a bucket, that of DistributedDataParallel, or a 32nd of all gradients of the same
+# devices: smaller ones would hide next to nothing more, because only the last one is exposed.
+BUCKET_BYTES, MAX_BUCKETS = 25 * 2**20, 32
+
+
 @dataclass(frozen=True, slots=True)
 class GradientSum:
-    """Parameters whose gradients are summed over the same devices.
+    """A bucket of parameters whose gradients are summed over the same devices at once.
 
     Attributes:
         devices: all that hold them, ascending, at least two.
-        parameters: names, in the graph's order.
+        parameters: names, in the order in which a backward makes their gradients.
         bytes: of their gradients together.
     """
 
@@ -152,13 +157,14 @@ def crossings_among(
 
 
 def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
-    """The all-reduces at the end of an iteration, in their one global order: first those among
-    the replicas of a stage, which are ready early, then, for tied parameters, those over several
-    stages, which wait for the slowest.
+    """The all-reduces of an iteration, in their one global order: first those among the replicas of
+    a stage, which are ready early, then, for tied parameters, those over several stages, which wait
+    for the slowest. Parameters of the same devices are parted into buckets in the order in which a
+    backward makes their gradients, so that the sum of one bucket runs beside the rest of the
+    backward.
     """
     stages, users = stage_of(strategy, graph), holders(graph)
-    groups: dict[tuple[int, tuple[int, ...]], list[str]] = {}
-    sizes: dict[tuple[int, tuple[int, ...]], int] = {}
+    groups: dict[tuple[int, tuple[int, ...]], list[Parameter]] = {}
     known: dict[frozenset[int], tuple[int, ...]] = {}
     for parameter in graph.parameters:
         used_in = frozenset(stages[v] for v in users[parameter.name])
@@ -167,10 +173,37 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
             known[used_in] = tuple(sorted(together))
         devices = known[used_in]
         if parameter.trainable and len(devices) > 1:
-            key = (len(used_in), devices)
-            groups.setdefault(key, []).append(parameter.name)
-            sizes[key] = sizes.get(key, 0) + parameter.bytes
-    return tuple(GradientSum(k[1], tuple(groups[k]), sizes[k]) for k in sorted(groups))
+            groups.setdefault((len(used_in), devices), []).append(parameter)
+    return tuple(
+        GradientSum(key[1], tuple(p.name for p in bucket), sum(p.bytes for p in bucket))
+        for key in sorted(groups)
+        # A gradient is there when the first operator that reads the parameter has run its backward.
+        for bucket in _buckets(sorted(groups[key], key=lambda p: -min(users[p.name])))
+    )
+
+
+def bucket_limit_bytes(size_bytes: float) -> float:
+    """The most bytes of a bucket of several parameters. Compiled by the solver that searches with
+    it.
+
+    Args:
+        size_bytes: of all gradients that are summed over the same devices.
+    """
+    return max(BUCKET_BYTES, size_bytes / MAX_BUCKETS)
+
+
+def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
+    """Parameters in their order, parted; one that is above the limit is alone."""
+    limit = bucket_limit_bytes(sum(p.bytes for p in parameters))
+    bucket: list[Parameter] = []
+    filled = 0
+    for parameter in parameters:
+        if bucket and filled + parameter.bytes > limit:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(parameter)
+        filled += parameter.bytes
+    yield bucket
 
 
 def used_devices(strategy: Strategy) -> tuple[int, ...]:

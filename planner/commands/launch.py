@@ -3,19 +3,33 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from planner import api
 from planner.commands.ends import one_of_several
 from planner.commands.option_types import loss_options
-from planner.commands.options import OPERATORS
+from planner.commands.options import OPERATORS, packed
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, say, show
 
 if TYPE_CHECKING:
     from planner.api import LaunchReport
+
+
+CHECKPOINTS = packed(
+    "checkpoints", dict,
+    click.option("--checkpoint", type=click.Path(path_type=Path), metavar="DIR",
+                 help="Folder for checkpoints; one is written at the end."),
+    click.option("--checkpoint-every", type=click.IntRange(1), metavar="N",
+                 help="Write a checkpoint after every N steps, too."),
+    click.option("--checkpoint-keep", type=click.IntRange(1), metavar="N", default=3,
+                 show_default=True, help="Number of checkpoints that stay, the newest ones."),
+    click.option("--resume", type=click.Path(path_type=Path), metavar="DIR",
+                 help="Go on from a checkpoint, or from the newest one in a folder; --steps counts"
+                 " from the very first."),
+)  # fmt: skip
 
 
 @click.command()
@@ -44,6 +58,7 @@ if TYPE_CHECKING:
               help="Write a measured iteration as a trace for Perfetto.")  # fmt: skip
 @click.option("--track-memory", is_flag=True,
               help="Track memory in one more step, which is slow.")  # fmt: skip
+@CHECKPOINTS
 @OPERATORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, on rank 0.")
 @click.pass_context
@@ -65,6 +80,7 @@ def launch(
     seed: int | None,
     hang_timeout: float,
     track_memory: bool,
+    checkpoints: dict[str, Any],
 ) -> None:
     """Trains as a STRATEGY says, and shows predicted beside measured times.
 
@@ -95,6 +111,7 @@ def launch(
             hang_timeout=hang_timeout,
             trace=trace,
             track_memory=track_memory,
+            **checkpoints,
             report=lambda line: say(line, err=True),
             progress=lambda step: tick(step, steps),
         )

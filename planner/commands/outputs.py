@@ -18,6 +18,7 @@ def check_output(
     written: Mapping[str, Path | None],
     read: Mapping[str, Path | None],
     strategy: Path | None = None,
+    checkpoint: Path | None = None,
 ) -> None:
     """Refuses to overwrite a file that is read or foreign, and paths that cannot be written.
 
@@ -25,10 +26,11 @@ def check_output(
         written: the files that will be written, by their kinds; None for those not asked for.
         read: the files that are read, by what they are; None for those not given.
         strategy: is read, too, and so are the files that it names.
+        checkpoint: is read, too, and so is the model that it names.
     """
     outputs = {kind: path for kind, path in written.items() if path is not None}
     if outputs:
-        api.check_outputs(outputs, read, strategy)
+        api.check_outputs(outputs, read, strategy, checkpoint)
 
 
 def check_strategy_output(output: Path, read: Mapping[str, Path | None]) -> None:

@@ -2,8 +2,8 @@
 
 S stages, stage s with R_s replicas, W_s microbatches in flight per replica, f_s and b_s seconds
 for forward and backward of one microbatch; c_s seconds for all tensors that cross the cut behind
-stage s, and g_s for the gradients that come back over it; a_s seconds for the sums of gradients
-and the optimizer's step. M microbatches.
+stage s, and g_s for the gradients that come back over it; a_s seconds for the optimizer's step and
+for what is left of the sums of gradients behind the backward (`exposed_sum_s`). M microbatches.
 
     iteration = sum_s (f_s + b_s + c_s + g_s)                 the first microbatch, there and back
               + max_s max((ceil(M / R_s) - 1) p_s, q_s)       the others, at the slowest stage
@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.problem import Objective
-from planner.strategy import ScheduleName
+from planner.strategy import BUCKET_BYTES, MAX_BUCKETS, ScheduleName
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,31 @@ class StageCost:
     others_forward_s: float = 0.0
     others_backward_s: float = 0.0
     beside_s: float = 0.0
+
+
+def exposed_sum_s(
+    sum_s: float, size_bytes: float, backward_s: float, beside: bool
+) -> float:  # fmt: skip
+    """Time from the end of the last backward to the end of the sum of its gradients, in s. Compiled
+    by the solver that searches with it.
+
+    Gradients are taken to come evenly over the backward, in buckets of equal size. The last bucket,
+    a share q of all, is summed behind it, and a sum S that is longer than the backward b before the
+    last bucket leaves the rest:
+
+        max(q S, S - (1 - q) b)
+
+    Args:
+        sum_s: S, of all gradients at once.
+        size_bytes: of the same.
+        backward_s: b, without a forward that is run again.
+        beside: whether sums run beside computations (`overlap.runs_beside`).
+
+    >>> exposed_sum_s(4.0, 100 * 2**20, 2.0, True), exposed_sum_s(4.0, 2**20, 2.0, True)
+    (2.5, 4.0)
+    """
+    last = min(1.0, max(BUCKET_BYTES / size_bytes, 1.0 / MAX_BUCKETS)) if beside else 1.0
+    return max(last * sum_s, sum_s - (1.0 - last) * backward_s)
 
 
 def extend(

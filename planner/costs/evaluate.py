@@ -5,8 +5,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.costs.closed_form import StageCost, objective_s
-from planner.costs.collectives import slowest_link
+from planner.costs.closed_form import StageCost, exposed_sum_s, objective_s
+from planner.costs.collectives import allreduce_s, slowest_link
 from planner.costs.memory import (
     StageMemory,
     device_memory,
@@ -14,7 +14,8 @@ from planner.costs.memory import (
     peak_memory,
     stage_memory,
 )
-from planner.costs.pricing import ActionCosts, action_costs, all_busy, stage_price
+from planner.costs.overlap import runs_beside
+from planner.costs.pricing import ActionCosts, action_costs, all_busy, stage_price, sum_factor
 from planner.costs.shared import shared_stage_costs
 from planner.plan import MemoryParts, StagePrediction
 from planner.problem import Problem
@@ -139,19 +140,45 @@ def _stage_costs(
             send = sum(latency + c.bytes / rate for c in over)
             latency, rate = slowest_link(problem.topology, ahead, stage.devices)
             back = sum(latency + c.bytes / rate for c in over if c.gradient)
-        own = [costs.sum_s[i] for i in range(len(sums)) if stage.devices[0] in members[i]]
+        forward_s = max(costs.forward_s[s, d] for d in stage.devices)
+        backward_s = max(costs.backward_s[s, d] for d in stage.devices)
+        tied = [
+            costs.sum_s[i]
+            for i in range(len(sums))
+            if stage.devices[0] in members[i] and members[i] != frozenset(stage.devices)
+        ]
+        own_s = _own_sum_s(
+            problem, strategy, s, sums, backward_s - (forward_s if stage.recompute else 0.0)
+        )
         stages.append(
             StageCost(
-                forward_s=max(costs.forward_s[s, d] for d in stage.devices),
-                backward_s=max(costs.backward_s[s, d] for d in stage.devices),
+                forward_s=forward_s,
+                backward_s=backward_s,
                 send_s=send,
                 return_s=back,
-                tail_s=sum(own) + max(costs.step_s[d] for d in stage.devices),
+                tail_s=own_s + sum(tied) + max(costs.step_s[d] for d in stage.devices),
                 num_replicas=stage.num_replicas,
                 warmup=stage.warmup,
             )
         )
     return tuple(stages)
+
+
+def _own_sum_s(
+    problem: Problem, strategy: Strategy, s: int, sums: Sequence[GradientSum], backward_s: float
+) -> float:
+    """What is left of the sums among the replicas of a stage behind its last backward, in s.
+
+    Args:
+        backward_s: of the stage, without a forward that is run again.
+    """
+    devices = tuple(sorted(strategy.stages[s].devices))
+    size_bytes = sum(one.bytes for one in sums if one.devices == devices)
+    if not size_bytes:
+        return 0.0
+    used = used_devices(strategy)
+    whole_s = sum_factor(problem, used) * allreduce_s(problem.topology, devices, size_bytes)
+    return exposed_sum_s(whole_s, size_bytes, backward_s, runs_beside(problem, used, devices))
 
 
 def _memory(

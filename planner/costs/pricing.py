@@ -13,6 +13,7 @@ from planner.costs.compute import (
     step_s,
     times_on,
 )
+from planner.costs.overlap import left_s
 from planner.graph import Graph, parameters_by_name
 from planner.problem import Problem
 from planner.strategy import (
@@ -54,6 +55,9 @@ class ActionCosts:
         tensor_bytes: by name, size of each tensor that crosses stages, for one microbatch; its
             gradient has the same size.
         sum_s: time of each all-reduce of the program, in s.
+        left_s: by (all-reduce, device), what is left of the last backward before the all-reduce
+            when that has made all gradients that are summed, in s; where there is no entry they
+            are there when the device comes to the all-reduce.
         step_s: by device, time of the optimizer's step, in s.
         launch_s: by device, time to start a computation, all-reduce or step, in s: none where times
             were measured operator by operator, because those contain it.
@@ -70,6 +74,7 @@ class ActionCosts:
     tensor_bytes: Mapping[str, int]
     sum_s: tuple[float, ...]
     step_s: Mapping[int, float]
+    left_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
     launch_s: Mapping[int, float] = field(default_factory=dict)
     post_s: Mapping[int, float] = field(default_factory=dict)
     copy_s_per_byte: Mapping[int, float] = field(default_factory=dict)
@@ -135,7 +140,7 @@ def action_costs(
         for device, factor in slowdowns(problem, used_devices(strategy)).items()
     }
     own = [d for d in slow if topology.devices[d].type == calibration.device_type]
-    alike = len(own) == len(slow)  # transfers and sums between other types are left as they are
+    alike = len(own) == len(slow)  # transfers between other types are left as they are
     forward, backward, step = {}, {}, dict.fromkeys(slow, 0.0)
     for s, stage in enumerate(strategy.stages):
         for device in stage.devices:
@@ -148,9 +153,13 @@ def action_costs(
         backward_s=backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
         sum_s=tuple(
-            (calibration.sums if alike else 1.0) * allreduce_s(topology, one.devices, one.bytes)
+            sum_factor(problem, slow) * allreduce_s(topology, one.devices, one.bytes)
             for one in sums
         ),
+        left_s={
+            (index, device): slow[device] * time_s
+            for (index, device), time_s in left_s(problem, strategy, sums).items()
+        },
         step_s={d: (calibration.steps if d in own else 1.0) * time_s for d, time_s in step.items()},
         link_share=calibration.wire if alike else 1.0,
         launch_s=dict.fromkeys(own, calibration.launch_s),
@@ -158,6 +167,14 @@ def action_costs(
         copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),
         crowds=crowds,
     )
+
+
+def sum_factor(problem: Problem, used: Iterable[int]) -> float:
+    """By how much all-reduces take longer than the topology says; those between other types of
+    devices than the calibration's are left as they are.
+    """
+    kind, devices = problem.calibration.device_type, problem.topology.devices
+    return problem.calibration.sums if all(devices[d].type == kind for d in used) else 1.0
 
 
 def _crowds(problem: Problem, strategy: Strategy) -> tuple[Crowd, ...]:
@@ -186,6 +203,7 @@ def all_busy(costs: ActionCosts) -> ActionCosts:
         return costs
     slow = {device: crowd.slowdown[-1] for crowd in costs.crowds for device in crowd.devices}
 
+    # The keys are of a stage or an all-reduce, and a device.
     def slower(times: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
         return {key: slow.get(key[1], 1.0) * time_s for key, time_s in times.items()}
 
@@ -193,6 +211,7 @@ def all_busy(costs: ActionCosts) -> ActionCosts:
         costs,
         forward_s=slower(costs.forward_s),
         backward_s=slower(costs.backward_s),
+        left_s=slower(costs.left_s),
         step_s={d: slow.get(d, 1.0) * time_s for d, time_s in costs.step_s.items()},
         crowds=(),
     )

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from planner.errors import FileError
 from planner.model.record import EXPORTED_FILE
+from planner.support.outputs import Kind
 from planner.support.writing import destination, write_atomically
 
 MAX_FILE_BYTES = 1_800_000_000
@@ -28,7 +29,7 @@ def write_model(model: ir.Model, path: Path) -> tuple[Path, ...]:
         write_atomically(path, ir.to_proto(model).SerializeToString(deterministic=True))
         return (path,)
     data = path.with_name(f"{path.name}.data")
-    _check_data(path, data)
+    check_data(path, data, EXPORTED_FILE)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -40,9 +41,14 @@ def write_model(model: ir.Model, path: Path) -> tuple[Path, ...]:
     return path, data
 
 
-def _check_data(path: Path, data: Path) -> None:
-    """Refuses to write the weights over a file that is not those of an earlier export, and where
-    ONNX would not find them: beside a link.
+def check_data(path: Path, data: Path, kind: Kind) -> None:
+    """Refuses to write the weights over a file that is not those of an earlier model of its kind,
+    and where ONNX would not find them: beside a link.
+
+    Args:
+        path: of the model.
+        data: of the weights.
+        kind: of the model.
 
     Raises:
         FileError: if one of them is refused.
@@ -53,8 +59,8 @@ def _check_data(path: Path, data: Path) -> None:
                 f"{one}: is a link, and weights beyond {MAX_FILE_BYTES} bytes are written beside"
                 " the model, where links are not followed; name a file"
             )
-    if data.exists() and not (path.is_file() and EXPORTED_FILE.is_own(path)):
+    if data.exists() and not (path.is_file() and kind.is_own(path)):
         raise FileError(
-            f"{data}: is not the data of an exported {path.name}, and would be overwritten; choose"
+            f"{data}: is not the data of {kind.name} {path.name}, and would be overwritten; choose"
             " another name for the model, or delete the file"
         )

@@ -119,14 +119,15 @@ def _computing_faster(costs: ActionCosts, devices: set[int]) -> ActionCosts:
         times: Mapping[tuple[int, int], float],
     ) -> dict[tuple[int, int], float]:
         return {
-            (stage, device): time_s / FASTER if device in devices else time_s
-            for (stage, device), time_s in times.items()
+            (of, device): time_s / FASTER if device in devices else time_s
+            for (of, device), time_s in times.items()
         }
 
     return replace(
         costs,
         forward_s=shorter(costs.forward_s),
         backward_s=shorter(costs.backward_s),
+        left_s=shorter(costs.left_s),
         step_s={
             d: time_s / FASTER if d in devices else time_s for d, time_s in costs.step_s.items()
         },

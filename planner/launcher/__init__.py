@@ -18,6 +18,7 @@
     runtime.py    the loop over the actions
     gradients.py  flat gradient buffers, optimizers
     feed.py       synthetic data and the user's own
+    sums.py       sums of gradients, started within the backward that makes them
     clocks.py     times of all ranks on rank 0's clock
     report.py     predicted beside measured
     probe.py      measured transfers and all-reduces of the cluster itself

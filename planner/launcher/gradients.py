@@ -38,16 +38,22 @@ class GradientBuffers:
             for name in one.parameters
         }
         self._buffers: dict[int | None, list[Tensor]] = {}
+        self._parameters: dict[int | None, list[Tensor]] = {}
         # All members of an all-reduce lay out its buffers alike, by dtype and then by name, though
         # each has parameters besides that the others do not have.
         kinds = sorted(parameters, key=lambda n: (sum_of.get(n, -1), str(parameters[n].dtype), n))
         for (index, _), names in groupby(kinds, key=lambda n: (sum_of.get(n), parameters[n].dtype)):
-            buffer = _flat([parameters[name] for name in names])
-            self._buffers.setdefault(index, []).append(buffer)
+            some = [parameters[name] for name in names]
+            self._buffers.setdefault(index, []).append(_flat(some))
+            self._parameters.setdefault(index, []).extend(some)
 
     def buffers(self, index: int) -> Sequence[Tensor]:
         """The buffers of an all-reduce, one per dtype, in the same order on all its members."""
         return self._buffers[index]
+
+    def parameters(self, index: int) -> Sequence[Tensor]:
+        """The parameters whose gradients an all-reduce sums."""
+        return self._parameters[index]
 
     def everything(self) -> Iterator[Tensor]:
         """All buffers."""

@@ -10,6 +10,10 @@ from typing import TypedDict
 import torch
 
 from planner.files import read_plan
+from planner.launcher.checkpoints.folder import Checkpoint
+from planner.launcher.checkpoints.keeping import NOTHING_KEPT, Keeping, check_fits, start_of
+from planner.launcher.checkpoints.keeping import check as check_keeping
+from planner.launcher.checkpoints.saver import Saver, resume
 from planner.launcher.clocks import Clock
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
@@ -45,6 +49,7 @@ def launch(
     hang_timeout: float = HANG_TIMEOUT_S,
     trace: Path | None = None,
     track_memory: bool = False,
+    keeping: Keeping = NOTHING_KEPT,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int], None] = lambda step: None,
 ) -> LaunchReport | None:
@@ -53,7 +58,7 @@ def launch(
     Args:
         strategy_path: strategy.json.
         model_path: the ONNX file; None takes the plan's, relative to the strategy's folder.
-        steps: optimizer steps.
+        steps: optimizer steps, with those before the checkpoint that it goes on from.
         learning_rate: None takes the optimizer's usual one.
         loss: functions and dimensions of classes that replace those of the plan.
         data: module:function; None draws random data, the same in each step.
@@ -64,6 +69,7 @@ def launch(
         trace: file that the median iteration is written to, for Perfetto.
         track_memory: whether to run one more step, whose memory is watched and whose time is not
             reported.
+        keeping: the checkpoints to write and to go on from.
         report: gets a line of text from a rank that idles.
         progress: on rank 0, gets the number of steps done, after each.
 
@@ -78,6 +84,7 @@ def launch(
     seat = process_rank()
     with failure_told(seat):
         check(settings)
+        check_keeping(keeping)
         plan = read_plan(strategy_path)
         check_ranks(plan, strategy_path, seat)
     seat = seat or ProcessRank(0, 1, 0, 1)
@@ -91,11 +98,16 @@ def launch(
         job = prepare(plan, strategy_path, model_path, seat, (loss, device))
         compare_jobs(job, seat)
         job = replace(job, plan=replace(plan, ranks=agreed.ranks, hosts=()))
-        findings, clocks = _trained(job, settings, seat, progress, track_memory=track_memory)
+        start = start_of(keeping)
+        if start is not None:
+            check_fits(start, job, settings.steps)
+        findings, clocks = _trained(
+            job, settings, (keeping, start), seat, progress, track_memory=track_memory
+        )
     if seat.rank > 0:
         return None
     made = make_report(job.plan, job.model.graph, job.losses, findings, clocks)
-    made = replace(made, notes=(*job.model.notes, *made.notes))
+    made = replace(made, notes=(*job.model.notes, *_resumed(start), *made.notes))
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(made.timeline, names, trace, measured_by(plan))
@@ -105,6 +117,7 @@ def launch(
 def _trained(
     job: TrainingJob,
     settings: Settings,
+    checkpoints: tuple[Keeping, Checkpoint | None],
     seat: ProcessRank,
     progress: Callable[[int], None],
     *,
@@ -113,10 +126,14 @@ def _trained(
     """Trains; the findings and clocks of all ranks."""
     trainer = Trainer(job, settings, seat.rank)
     world = trainer.world
+    keeping, start = checkpoints
+    if start is not None:
+        resume(trainer, job, start)
+    saver = Saver(trainer, job, keeping, settings.steps) if keeping.folder is not None else None
     records: deque[Record] = deque(maxlen=KEPT_STEPS)
     losses, begun_s, iterations_s = [], [], []
     before = world.read_clocks()
-    for step in range(settings.steps):
+    for step in range(trainer.next_step, settings.steps):
         record = trainer.step()
         records.append(record)
         losses.append(record.loss)
@@ -124,6 +141,10 @@ def _trained(
         iterations_s.append(record.iteration_s)
         if seat.rank == 0:
             progress(step + 1)
+        if saver is not None:
+            saver.after(step + 1)
+    if saver is not None:
+        saver.finish()
     clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
     own = Findings(
         device=world.device,
@@ -137,6 +158,11 @@ def _trained(
     findings = world.gather(own)
     world.close()
     return findings, clocks
+
+
+def _resumed(start: Checkpoint | None) -> tuple[str, ...]:
+    """Notes on the checkpoint that a launch went on from."""
+    return () if start is None else (*start.notes, f"went on from {start.path}")
 
 
 def _watched(trainer: Trainer, device: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from planner.launcher.failures.causes import here
 from planner.launcher.failures.page import Phase
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
+from planner.launcher.sums import BucketSums
 from planner.launcher.world import PostedTransfer, World
 from planner.operators.losses import Criterion
 from planner.operators.normalization import batch_normalization, updating
@@ -289,6 +290,7 @@ class Runtime:
         self._handover = LocalHandover(stages)
         self._gradients = gradients
         self._optimizer = optimizer
+        self._sums = BucketSums(actions, gradients, world)
         self._world = world
         self._start_s = 0.0
         self._batches: Mapping[int, Batch] = {}
@@ -342,20 +344,18 @@ class Runtime:
                 drawn = drawing(self._seed, self._step_index, action.microbatch)
                 with _reporting_errors(), drawn:
                     self._made = self._compute(action, arrived)
-                self._note(action, start_s)
+                self._note(action, start_s, self._now_s())
             case Send():
                 self._send(action)
             case AllReduce(index):
-                start_s = self._now_s()
                 self._page.enter(Phase.ALL_REDUCE, index)
-                for buffer in self._gradients.buffers(index):
-                    self._world.sum_up(buffer, index)
-                self._note(action, start_s)
+                start_s, end_s = (time_s - self._start_s for time_s in self._sums.finish(index))
+                self._note(action, start_s, end_s)
             case Step():
                 self._page.enter(Phase.STEP)
                 start_s = self._now_s()
                 self._step()
-                self._note(action, start_s)
+                self._note(action, start_s, self._now_s())
 
     def _receive(self, action: Receive) -> None:
         tensor = self._tensors[action.tensor]
@@ -399,6 +399,7 @@ class Runtime:
     def _compute(self, action: Compute, arrived: Tensors) -> Tensors:
         stage, s, m = self._stages[action.stage], action.stage, action.microbatch
         if action.direction is Direction.BACKWARD:
+            self._sums.begin(action)
             gradients = stage.backward(m, self._handover.gradients(s, m, arrived))
             return self._handover.leave(s, m, gradients)
         batch, here = self._batches[m], self._handover.tensors(s, m)
@@ -424,7 +425,7 @@ class Runtime:
             torch.cuda.current_stream().synchronize()
         return clocks.now_s() - self._start_s
 
-    def _note(self, action: Action, start_s: float) -> None:
-        self._record.events.append((action, start_s, self._now_s()))
+    def _note(self, action: Action, start_s: float, end_s: float) -> None:
+        self._record.events.append((action, start_s, end_s))
         if self._watch is not None:
             self._record.peaks_bytes.append(self._watch.peak_bytes())

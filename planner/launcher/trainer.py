@@ -1,6 +1,7 @@
 """`Trainer`: one device's part of a training, step after step."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -73,6 +74,19 @@ class Trainer:
         record = self.runtime.iterate(batches, watch, step=self.next_step)
         self.next_step += 1
         return record
+
+    def extras(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides tensors, as JSON has it; the same on every rank."""
+        return {}
+
+    def restore(self, extras: Mapping[str, Any], step: int) -> None:
+        """Goes on after a step whose tensors are here again.
+
+        Args:
+            extras: of that step.
+            step: number of steps that were done.
+        """
+        self.next_step = step
 
 
 def make_feed(job: TrainingJob, part: Part, settings: Settings) -> Feed:

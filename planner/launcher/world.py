@@ -158,7 +158,7 @@ class _Watcher:
 
 
 class PostedTransfer:
-    """A send or receive that was posted; its buffer lives until the transfer is over.
+    """A send, receive or sum that was posted; its buffer lives until the transfer is over.
 
     Attributes:
         posted_s: when it was posted, on this process's clock.
@@ -232,6 +232,7 @@ class World:
         self._size = len(ranks)
         self._channels: dict[tuple[int, int], Channel] = {}
         self._groups: list[dist.ProcessGroup | None] = []
+        self._sums = _Watcher() if self._size > 1 and torch_device == "cpu" else None
         if self._size > 1:
             with contact(rank):
                 self._connect({device: r for r, device in enumerate(ranks)}, program)
@@ -255,9 +256,12 @@ class World:
                 self._channels[source, target] = channel
                 # nccl connects at the first transfer, which both ends have to reach in one order.
                 channel.post(torch.zeros(1, device=self.torch_device)).wait()
+        groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for one in program.sums:
-            members = [rank_of[device] for device in one.devices]
-            self._groups.append(dist.new_group(members, backend=backend, timeout=TIMEOUT))
+            if one.devices not in groups:
+                members = [rank_of[device] for device in one.devices]
+                groups[one.devices] = dist.new_group(members, backend=backend, timeout=TIMEOUT)
+            self._groups.append(groups[one.devices])
 
     def send(self, tensor: Tensor, device: int) -> PostedTransfer:
         """Starts to send a tensor to a device."""
@@ -278,6 +282,13 @@ class World:
         """Adds up a buffer over the devices of an all-reduce of the program, in place."""
         with contact(self._rank):
             dist.all_reduce(buffer, group=self._groups[index])
+
+    def start_sum(self, buffer: Tensor, index: int) -> PostedTransfer:
+        """Starts to do the same; all members start their sums in one order."""
+        with contact(self._rank):
+            work = dist.all_reduce(buffer, group=self._groups[index], async_op=True)
+        assert work is not None
+        return PostedTransfer(buffer, work, self._sums)
 
     def barrier(self) -> None:
         """Waits for all ranks."""

@@ -18,15 +18,23 @@ from planner.support.outputs import Kind
 METADATA_KEY = "planner.module"
 # What `planner solve` annotates has the record, too, and an entry of its own.
 ANNOTATION_KEY = "planner.strategy_hash"
+# So has what `planner weights` writes.
+WEIGHTS_KEY = "planner.weights"
 FORMAT = 1
 
 
 def _is_exported(path: Path) -> bool:
     entries = metadata_of(path)
-    return METADATA_KEY in entries and ANNOTATION_KEY not in entries
+    return METADATA_KEY in entries and not {ANNOTATION_KEY, WEIGHTS_KEY} & entries.keys()
+
+
+def _is_trained(path: Path) -> bool:
+    entries = metadata_of(path)
+    return WEIGHTS_KEY in entries and ANNOTATION_KEY not in entries
 
 
 EXPORTED_FILE = Kind("an exported model", _is_exported, is_model=True)
+WEIGHTS_FILE = Kind("a trained model", _is_trained, is_model=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,10 @@ def kind_called(name: str) -> Kind:
             from planner.partition import ANNOTATED_FILE as KIND
         case "exported model":
             from planner.model.record import EXPORTED_FILE as KIND
+        case "trained model":
+            from planner.model.record import WEIGHTS_FILE as KIND
+        case "state dict":
+            from planner.exporting.weights import STATE_DICT_FILE as KIND
         case "trace":
             from planner.traces.write import TRACE_FILE as KIND
         case "picture":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.schedules.actions import Code, Direction, Kind, waiting_for_sends
-from planner.schedules.tasks import Tasks
+from planner.schedules.tasks import Cuts, Tasks
 from planner.support.arrays import Floats, Ints
 from planner.support.derived import derived
 
@@ -40,7 +40,12 @@ class Dependencies(NamedTuple):
 
 
 def tasks(
-    code: Code, known: Dependencies, members: Ints, duration_s: Floats, size_bytes: Floats
+    code: Code,
+    known: Dependencies,
+    members: Ints,
+    duration_s: Floats,
+    size_bytes: Floats,
+    cuts: Cuts | None = None,
 ) -> Tasks:
     """What the devices do in some lists.
 
@@ -49,11 +54,16 @@ def tasks(
         members: how many devices come to each all-reduce.
         duration_s: (n,) for which each action occupies its device.
         size_bytes: (n,) of receives.
+        cuts: of computations; without them the gradients of an all-reduce are there when its device
+            comes to it.
     """
+    if cuts is None:
+        none = np.zeros(0, dtype=np.int64)
+        cuts = Cuts(np.zeros(len(code.start), dtype=np.int64), none, np.zeros(0), none)
     counters = np.concatenate([np.zeros(known.num_computations, dtype=np.int64), members])
     return Tasks(
         code.start, code.kind, known.counter, known.pair, duration_s, size_bytes, counters,
-        known.source, known.target, known.first, known.send, known.receive,
+        known.source, known.target, known.first, known.send, known.receive, *cuts,
     )  # fmt: skip
 
 

@@ -4,13 +4,19 @@ The rules are written here, in the launcher (`launcher/runtime.py`) and in the t
 plain Python. The simulator runs the loop with the times of the actions and the links of a cluster.
 The dry run runs it with actions and links that take no time.
 
-Each device runs its list in order. A computation, an all-reduce and a step occupy the device for
-their duration, and so does the posting of a send or receive. Counters tell who waits for what:
+Each device runs its list in order. A computation and a step occupy the device for their duration,
+and so does the posting of a send or receive. All-reduces run beside them, on a stream of the
+device, one after the other in the order of the list; a device that comes to one waits until it has
+ended. Counters tell who waits for what:
 
     a send, a receive   raises its counter when it is posted; the end of its transfer lowers it
     a computation       begins when its counter is zero
     an all-reduce       has a counter that begins at the number of its members; each member lowers
-                        it when it comes, and the last one begins the all-reduce for all
+                        it when its stream has come to the all-reduce and its gradients are there,
+                        and the last one begins the all-reduce for all
+
+The gradients of an all-reduce are there at a cut: a moment within the computation that makes the
+last of them. Without a cut they are there when the device comes to the all-reduce.
 
 A transfer begins when both its ends have posted it and the transfer before it of the same ordered
 pair of devices has ended (rendezvous; first in, first out). `dependencies.py` finds the counters,
@@ -36,8 +42,8 @@ or ends. All-reduces, postings, and waiting take none of the others' time.
 No time depends on the order in which the events of one moment are taken: counters wait for zero
 only, and queues, rates and crowds are looked at when nothing else happens at the moment.
 
-Each device and each pair has one event to come at most, because a pair has one transfer under way
-at most. So a new rate moves the event of a transfer, and the heap never grows.
+Each device, pair and stream has one event to come at most, because a pair has one transfer under
+way at most. So a new rate moves the event of a transfer, and the heap never grows.
 """
 
 from typing import Any, NamedTuple
@@ -50,6 +56,9 @@ from planner.support.jit import inlined, inner, njit
 
 # `actions.Kind`, as numbers that are compiled in.
 COMPUTE, SEND, RECEIVE, ALL_REDUCE = 0, 1, 2, 3
+
+# How far the next all-reduce of a device's stream is.
+OUTSIDE, ENTERED, SUMMING = 0, 1, 2
 
 # How far the next transfer of a pair is.
 IDLE, QUEUED, LATENCY, MOVING = 0, 1, 2, 3
@@ -68,8 +77,15 @@ def _record(**fields: str) -> "np.dtype[np.void]":
 # posting: whether the device is posting the send or receive that it is at.
 # crowd: the device's, -1 where it computes at one speed; mate: the next device of the crowd, -1 for
 # none. computing: whether it runs a computation or step in a crowd, of which `left` s of work were
-# left at the time since_s, and which takes `slow` times as long as alone; 0 until that is known.
-DEVICE = _record(i8="at end waits posting crowd mate computing", f8="slow left since_s")
+# left until the next cut or its end at the time since_s, and which takes `slow` times as long as
+# alone; 0 until that is known.
+# cut, end_cut: the next of the device's cuts, and their end.
+# stream: the all-reduce at which the device's stream stands; the end of the list behind the last.
+# summing: how far that is.
+DEVICE = _record(
+    i8="at end waits posting crowd mate computing cut end_cut stream summing",
+    f8="slow left since_s",
+)
 
 # first: a device of the crowd; busy: how many of its devices compute; stirred: whether that has
 # changed at this moment.
@@ -113,7 +129,8 @@ class State(NamedTuple):
     """What is run, and where everything stands; letters as in `Tasks` and `Paths`.
 
     Attributes:
-        kind, counter, pair, duration_s, size_bytes, send, receive: as in `Tasks`.
+        kind, counter, pair, duration_s, size_bytes, send, receive, cut_at, cut_s, cut_of: as in
+            `Tasks`.
         counters: (C,) as they stand.
         devices: (D,) `DEVICE`.
         crowds: (H,) `CROWD`.
@@ -124,9 +141,9 @@ class State(NamedTuple):
         links: (L,) `LINK`.
         hops: `HOP`, pair after pair.
         clock: (1,) `CLOCK`.
-        event_s: (D + P,) times of the events to come, as a binary heap.
-        event_of: (D + P,) whose they are: a device, or D + a pair.
-        event_at: (D + P,) the position of each one's event in the heap, -1 without one.
+        event_s: (2 D + P,) times of the events to come, as a binary heap.
+        event_of: (2 D + P,) whose they are: a device, D + a pair, or D + P + a stream's device.
+        event_at: (2 D + P,) the position of each one's event in the heap, -1 without one.
         ready: (D,) devices that go on at once.
         fresh: (P,) pairs whose transfer got ready for its gates at this moment.
         freed: (P,) pairs whose transfer left its gates at this moment.
@@ -134,6 +151,7 @@ class State(NamedTuple):
         coupled: (P,) pairs whose transfers share links, as the last search found them.
         reached: (L,) the links that they are on.
         stirred: (H,) crowds of which a device began or ended a computation at this moment.
+        come: (n,) whether the gradients of each all-reduce are there.
         start_s, end_s, post_s, posted_s: as in `RunResult`.
     """
 
@@ -144,6 +162,9 @@ class State(NamedTuple):
     size_bytes: Floats
     send: Ints
     receive: Ints
+    cut_at: Ints
+    cut_s: Floats
+    cut_of: Ints
     counters: Ints
     devices: Records
     crowds: Records
@@ -164,6 +185,7 @@ class State(NamedTuple):
     coupled: Ints
     reached: Ints
     stirred: Ints
+    come: Kinds
     start_s: Floats
     end_s: Floats
     post_s: Floats
@@ -208,6 +230,8 @@ def beginning(tasks: Tasks, paths: Paths, crowds: Crowds) -> State:
         device = devices[d]
         device.at, device.end, device.waits = tasks.start[d], tasks.start[d + 1], -1
         device.crowd = crowds.crowd[d]
+        device.cut, device.end_cut = tasks.first_cut[d], tasks.first_cut[d + 1]
+        device.stream = next_sum(tasks.kind, device.at, device.end)
     groups = np.zeros(num_crowds, CROWD)
     for crowd in range(num_crowds):
         groups[crowd].first = -1
@@ -235,18 +259,19 @@ def beginning(tasks: Tasks, paths: Paths, crowds: Crowds) -> State:
     counters = np.zeros(len(tasks.counters), np.int64)
     for counter in range(len(counters)):
         counters[counter] = tasks.counters[counter]
-    num_events = num_devices + num_pairs
+    num_events = 2 * num_devices + num_pairs
     event_at = np.zeros(num_events, np.int64)
     for who in range(num_events):
         event_at[who] = -1
     return State(
         tasks.kind, tasks.counter, tasks.pair, tasks.duration_s, tasks.size_bytes, tasks.send,
-        tasks.receive, counters, devices, groups, crowds.slowdown, pairs, gates, places, links,
-        hops, np.zeros(1, CLOCK), np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
+        tasks.receive, tasks.cut_at, tasks.cut_s, tasks.cut_of, counters, devices, groups,
+        crowds.slowdown, pairs, gates, places, links, hops, np.zeros(1, CLOCK),
+        np.zeros(num_events), np.zeros(num_events, np.int64), event_at,
         np.zeros(num_devices, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_pairs, np.int64),
         np.zeros(num_pairs, np.int64), np.zeros(num_links, np.int64),
-        np.zeros(num_crowds, np.int64),
+        np.zeros(num_crowds, np.int64), np.zeros(num_actions, np.int8),
         np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions), np.zeros(num_actions),
     )  # fmt: skip
 
@@ -254,7 +279,7 @@ def beginning(tasks: Tasks, paths: Paths, crowds: Crowds) -> State:
 @inlined
 def take_events(state: State) -> None:
     """Takes event after event until nothing more happens."""
-    clock, num_devices = state.clock[0], len(state.devices)
+    clock, num_devices, num_pairs = state.clock[0], len(state.devices), len(state.pairs)
     for device in range(num_devices):
         wake(state, device)
     while True:
@@ -277,8 +302,10 @@ def take_events(state: State) -> None:
         who = next_event(state)
         if who < num_devices:
             finish(state, who)
-        else:
+        elif who < num_devices + num_pairs:
             proceed(state, who - num_devices)
+        else:
+            end_sum(state, who - num_devices - num_pairs)
 
 
 # ----------------------------------------------------------------------------------- devices
@@ -305,8 +332,11 @@ def advance(state: State, device: int) -> None:
             here.waits = state.counter[i]
             break
         elif kind == ALL_REDUCE:
-            join(state, device, i)
-            break
+            if here.stream <= i:
+                here.waits = state.counter[i]
+                come(state, device, i)
+                break
+            here.at += 1
         else:
             occupy(state, device, i)
             break
@@ -314,34 +344,37 @@ def advance(state: State, device: int) -> None:
 
 @inlined
 def occupy(state: State, device: int, i: int) -> None:
-    """Begins an action that occupies its device."""
+    """Begins a computation or step."""
     here, now_s = state.devices[device], state.clock[0].now_s
     state.start_s[i] = now_s
-    if here.crowd >= 0 and state.kind[i] != ALL_REDUCE:
-        here.computing, here.slow, here.left = 1, 0.0, state.duration_s[i]
+    if here.crowd >= 0:
+        here.computing, here.slow, here.left = 1, 0.0, next_cut_s(state, device)
         stir(state, here.crowd, 1)
     else:
         state.end_s[i] = now_s + state.duration_s[i]
-        foresee(state, device, state.end_s[i])
+        foresee(state, device, now_s + next_cut_s(state, device))
 
 
 @inlined
-def join(state: State, device: int, i: int) -> None:
-    """A device comes to an all-reduce, which begins for all members when the last one comes."""
-    counter = state.counter[i]
-    state.devices[device].waits = counter
-    state.counters[counter] -= 1
-    if not state.counters[counter]:
-        for member in range(len(state.devices)):
-            if state.devices[member].waits == counter:
-                state.devices[member].waits = -1
-                occupy(state, member, state.devices[member].at)
+def next_cut_s(state: State, device: int) -> float:
+    """From the start of the computation or step that a device is at to its next cut, or to its end
+    behind the last.
+    """
+    here = state.devices[device]
+    if here.cut < here.end_cut and state.cut_at[here.cut] == here.at:
+        return float(state.cut_s[here.cut])
+    return float(state.duration_s[here.at])
 
 
 @inlined
 def finish(state: State, device: int) -> None:
-    """The action that occupied a device has ended, or the posting of a send or receive has."""
+    """The action that occupied a device has ended, or the posting of a send or receive has; or the
+    action is at a cut.
+    """
     here = state.devices[device]
+    if not here.posting and here.cut < here.end_cut and state.cut_at[here.cut] == here.at:
+        pass_cut(state, device)
+        return
     if here.computing:
         here.computing = 0
         state.end_s[here.at] = state.clock[0].now_s
@@ -352,11 +385,85 @@ def finish(state: State, device: int) -> None:
 
 
 @inlined
+def pass_cut(state: State, device: int) -> None:
+    """Goes on with the computation that is at a cut."""
+    here, now_s, cut = state.devices[device], state.clock[0].now_s, state.devices[device].cut
+    here.cut += 1
+    if here.computing:
+        here.left, here.since_s = next_cut_s(state, device) - state.cut_s[cut], now_s
+        foresee(state, device, now_s + here.left * here.slow)
+    else:
+        foresee(state, device, state.start_s[here.at] + next_cut_s(state, device))
+    come(state, device, state.cut_of[cut])
+
+
+@inlined
 def wake(state: State, device: int) -> None:
     """A device goes on at once."""
     clock = state.clock[0]
     state.ready[clock.ready] = device
     clock.ready += 1
+
+
+# ------------------------------------------------------------------------------- all-reduces
+
+
+@inlined
+def next_sum(kind: Kinds, at: int, end: int) -> int:
+    """The first all-reduce of a list from an action on, its end without one."""
+    while at < end and kind[at] != ALL_REDUCE:
+        at += 1
+    return at
+
+
+@inlined
+def come(state: State, device: int, i: int) -> None:
+    """The gradients of an all-reduce are there on a device."""
+    if not state.come[i]:
+        state.come[i] = 1
+        state.post_s[i] = state.clock[0].now_s
+        enter(state, device)
+
+
+@inlined
+def enter(state: State, device: int) -> None:
+    """Enters the all-reduce at which the stream of a device stands, if its gradients are there; the
+    last member begins it for all.
+    """
+    here = state.devices[device]
+    if here.summing == OUTSIDE and here.stream < here.end and state.come[here.stream]:
+        here.summing = ENTERED
+        counter = state.counter[here.stream]
+        state.counters[counter] -= 1
+        if not state.counters[counter]:
+            for member in range(len(state.devices)):
+                one = state.devices[member]
+                if one.summing == ENTERED and state.counter[one.stream] == counter:
+                    begin_sum(state, member)
+
+
+@inlined
+def begin_sum(state: State, device: int) -> None:
+    """Begins the all-reduce at which the stream of a device stands."""
+    here, now_s = state.devices[device], state.clock[0].now_s
+    here.summing = SUMMING
+    state.start_s[here.stream] = now_s
+    state.end_s[here.stream] = now_s + state.duration_s[here.stream]
+    stream = len(state.devices) + len(state.pairs) + device
+    foresee(state, stream, state.end_s[here.stream])
+
+
+@inlined
+def end_sum(state: State, device: int) -> None:
+    """The all-reduce of a device's stream has ended."""
+    here = state.devices[device]
+    counter = state.counter[here.stream]
+    here.summing = OUTSIDE
+    here.stream = next_sum(state.kind, here.stream + 1, here.end)
+    if here.waits == counter:
+        here.waits = -1
+        wake(state, device)
+    enter(state, device)
 
 
 # ------------------------------------------------------------------------------------ crowds

@@ -17,6 +17,11 @@ class Tasks(NamedTuple):
         duration_s: (n,) for which each action occupies its device.
         size_bytes: (n,) of receives.
         counters: the value that each counter begins with.
+        first_cut: (D + 1,) where the cuts of each device begin, and the last ones end.
+        cut_at: (C,) of a cut, the computation that it is in; ascending within a device.
+        cut_s: (C,) how long after the start of the computation it is, if no other device computes;
+            ascending within a computation, and at most its duration.
+        cut_of: (C,) the all-reduce of the same device whose gradients are there from then on.
     """
 
     start: Ints
@@ -31,6 +36,19 @@ class Tasks(NamedTuple):
     first: Ints
     send: Ints
     receive: Ints
+    first_cut: Ints
+    cut_at: Ints
+    cut_s: Floats
+    cut_of: Ints
+
+
+class Cuts(NamedTuple):
+    """Moments within computations; fields as in `Tasks`."""
+
+    first_cut: Ints
+    cut_at: Ints
+    cut_s: Floats
+    cut_of: Ints
 
 
 class Paths(NamedTuple):
@@ -81,7 +99,8 @@ class RunResult(NamedTuple):
         posted: (P,) receives of each pair that were posted.
         start_s: (n,) when each action began; of a receive, its transfer.
         end_s: (n,) when it ended.
-        post_s: (n,) when the device came to a send or receive.
+        post_s: (n,) when the device came to a send or receive; of an all-reduce, when its gradients
+            were there.
         posted_s: (n,) when it was posted.
     """
 

@@ -80,7 +80,8 @@ def memory_over_time(
         rested = _with_rests(times.code, d)
         kept, buffers, workspace = use_bytes(problem, strategy, rested, 0, stages)
         use = kept + buffers + workspace + standing_memory(problem, stages).total_bytes
-        moments = np.stack([start_s[own], end_s[own]], axis=1).ravel()
+        # An all-reduce beside a computation needs nothing, so its moments may wait for that.
+        moments = np.maximum.accumulate(np.stack([start_s[own], end_s[own]], axis=1).ravel())
         curves[device] = _curve(moments, use)
     return curves
 

@@ -6,13 +6,15 @@ The search begins at the end. The last thing that an action waited for ended whe
 
     a computation     the action before it on its device, the transfer of something that it needs,
                       or that of a result of the second computation before it of its kind
-    an all-reduce     the action before it on the member that came last
-    a step, a post    the action before it on its device
+    an all-reduce     the all-reduce before it on a member, or what made the member's gradients: the
+                      computation that was at its cut, or the action before the all-reduce
+    a step, a post    the action before it on its device, or the all-reduce before it
     a transfer        the last action of its sender before the send, the last action of its receiver
                       before the receive, the transfer before it of the same pair of devices, or one
                       that had an exclusive link
 
-Of several that ended at that moment, the first of these is taken. Waits of no length do not show.
+Of several that ended at that moment, the first of these is taken. A computation that an all-reduce
+waited for counts up to its cut. Waits of no length do not show.
 """
 
 from bisect import bisect_left
@@ -53,7 +55,8 @@ class PathStep:
         transfer: whether it is one.
         reason: why it did not begin before.
         start_s: the end of the one before it, to the last bit; 0 of the first.
-        end_s: of the last one, the end of the iteration.
+        end_s: of the last one, the end of the iteration; of a computation that an all-reduce waited
+            for, when the gradients were there.
     """
 
     action: Action
@@ -87,13 +90,13 @@ def critical_path(times: Times, topology: Topology) -> tuple[PathStep, ...]:
     path.reverse()
     actions = decode(times.code, [i for (i, _), _ in path])
     owner = times.code.owner()
+    starts_s = [predecessors.start_s(*node) for node, _ in path]
     return tuple(
-        PathStep(
-            action, int(times.code.devices[owner[i]]), moving, reason,
-            float(predecessors.start_s(i, moving)), float(predecessors.end_s(i, moving)),
+        PathStep(action, int(times.code.devices[owner[i]]), moving, reason, start_s, end_s)
+        for action, ((i, moving), reason), start_s, end_s in zip(
+            actions, path, starts_s, [*starts_s[1:], times.iteration_s], strict=True
         )
-        for action, ((i, moving), reason) in zip(actions, path, strict=True)
-    )  # fmt: skip
+    )
 
 
 class _Predecessors:
@@ -113,8 +116,14 @@ class _Predecessors:
         self.exclusive = exclusive_links(topology)
         self.begins, self.ends = occupied(times)
         moving = transfers(code)
-        # Per action, the last one before it on its device that took time, -1 without one.
-        self.earlier = _latest_before(code.start, ~moving | (self.ends > self.begins))
+        occupying, sums = ~moving | (self.ends > self.begins), code.kind == Kind.ALL_REDUCE
+        # Per action, the last one before it on its device that took time, the last one of these
+        # that was no all-reduce, and the last all-reduce; -1 without one.
+        self.earlier = _latest_before(code.start, occupying)
+        self.earlier_own = _latest_before(code.start, occupying & ~sums)
+        self.earlier_sum = _latest_before(code.start, sums)
+        # Per all-reduce, the computation in which its gradients got there.
+        self.made_in = dict(zip(times.cut_of.tolist(), times.cut_at.tolist(), strict=True))
         # Per receive, its transfer: an index into `send` and `receive` of the dependencies.
         self.transfer_of = {i: t for t, i in enumerate(known.receive.tolist())}
         by_end = known.receive[np.argsort(times.end_s[known.receive], kind="stable")]
@@ -147,24 +156,47 @@ class _Predecessors:
         start = self.start_s(*node)
         if start == 0.0:
             return None, Reason.START
-        for candidate, reason in self._candidates(*node):
-            if self.end_s(*candidate) == start and candidate not in self.visited:
+        for candidate, reason, end_s in self._candidates(*node):
+            if end_s == start and candidate not in self.visited:
                 return candidate, reason
         raise ValueError(f"an action began at {start} s, when nothing had ended")
 
-    def _candidates(self, i: int, transfer: bool) -> Iterator[tuple[_Node, Reason]]:
+    def _candidates(self, i: int, transfer: bool) -> Iterator[tuple[_Node, Reason, float]]:
         if transfer:
-            yield from self._before_transfer(i)
+            before = self._before_transfer(i)
+        elif self.code.kind[i] == Kind.ALL_REDUCE:
+            yield from self._before_sum(i)
             return
-        if self.earlier[i] >= 0:
-            yield (int(self.earlier[i]), False), Reason.DEVICE
+        else:
+            before = self._before_action(i)
+        yield from ((node, reason, self.end_s(*node)) for node, reason in before)
+
+    def _before_action(self, i: int) -> Iterator[tuple[_Node, Reason]]:
+        for node in self._of_device(i):
+            yield node, Reason.DEVICE
         if self.code.kind[i] == Kind.COMPUTE:
             yield from self._arrivals(i)
-        elif self.code.kind[i] == Kind.ALL_REDUCE:
-            members = (self.code.kind == Kind.ALL_REDUCE) & (self.code.piece == self.code.piece[i])
-            for member in np.flatnonzero(members).tolist():
-                if self.earlier[member] >= 0:
-                    yield (int(self.earlier[member]), False), Reason.MEMBERS
+
+    def _of_device(self, i: int) -> Iterator[_Node]:
+        """What the device of an action may have ended last before it comes to it."""
+        for before in dict.fromkeys((int(self.earlier[i]), int(self.earlier_own[i]))):
+            if before >= 0:
+                yield before, False
+
+    def _before_sum(self, i: int) -> Iterator[tuple[_Node, Reason, float]]:
+        """What the members of an all-reduce may have ended last, the device's own first."""
+        members = (self.code.kind == Kind.ALL_REDUCE) & (self.code.piece == self.code.piece[i])
+        for member in (i, *np.flatnonzero(members).tolist()):
+            own = member == i
+            if self.earlier_sum[member] >= 0:
+                node = int(self.earlier_sum[member]), False
+                yield node, Reason.DEVICE if own else Reason.MEMBERS, self.end_s(*node)
+            if member in self.made_in:
+                node, there_s = (self.made_in[member], False), float(self.times.post_s[member])
+                yield node, Reason.DATA if own else Reason.MEMBERS, there_s
+                continue
+            for node in self._of_device(member):
+                yield node, Reason.DEVICE if own else Reason.MEMBERS, self.end_s(*node)
 
     def _arrivals(self, i: int) -> Iterator[tuple[_Node, Reason]]:
         """The transfers that a computation waits for."""
@@ -190,8 +222,8 @@ class _Predecessors:
         ):
             if self.ends[post] > self.begins[post]:
                 yield (post, False), reason
-            elif self.earlier[post] >= 0:
-                yield (int(self.earlier[post]), False), reason
+            else:
+                yield from ((node, reason) for node in self._of_device(post))
         # Transfers of a pair are numbered one after the other, in the order in which they run.
         pair, transfer = int(self.known.pair[receive]), self.transfer_of[receive]
         if transfer > self.known.first[pair]:

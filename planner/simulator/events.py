@@ -1,12 +1,17 @@
 """Times action lists (`schedules/actions.py`) on devices and links, by discrete events.
 
 The rules are those of `schedules/rules_kernels.py`, which runs the lists. Each device runs its list
-in order. Computations, all-reduces and steps occupy it. Sends and receives occupy it only for the
+in order. Computations and steps occupy it. Sends and receives occupy it only for the
 time that posting them takes. A computation or step on a device of a crowd (`ActionCosts.crowds`) is
 slower the more devices of the crowd compute at the time. A transfer starts when both its ends have
 posted it and the one before it of the same ordered pair of devices has ended. It waits for the
 latency of its route without taking bandwidth, then moves its bytes at a max-min fair rate, beside
-whatever the devices compute. An all-reduce of gradients starts when its last member has come to it.
+whatever the devices compute.
+
+All-reduces of gradients run beside the computations of their members, one after the other on each.
+One starts when all its members have the gradients, and have ended the all-reduce before it. The
+gradients are there within the last backward before it (`ActionCosts.left_s`), or when the device
+comes to the all-reduce (`costs/overlap.py` says where). There the device waits until it has ended.
 
 A route may have exclusive links. Then the transfer starts when it is its turn on all of them, and
 keeps them from then on, latency included. Turns go by the time at which transfers were ready, then
@@ -14,9 +19,10 @@ by source and target.
 
 The launcher behaves in the same way. One thread per device runs the list. The thread waits for the
 transfers that a computation needs or waits for, for each computation (on CUDA it synchronises after
-it), and for all-reduces, up to their end. Sends and receives go on beside it: gloo moves bytes in a
-thread of its own, nccl on streams of their own. They take the device's time only for the posting,
-and for copies that its processor makes for them (`ActionCosts.post_s`, `copy_s_per_byte`).
+it), and for all-reduces, up to their end. Sends, receives and all-reduces go on beside it: gloo
+moves bytes in threads of its own, nccl on streams of their own. Sends and receives take the
+device's time only for the posting, and for copies that its processor makes for them
+(`ActionCosts.post_s`, `copy_s_per_byte`).
 """
 
 from math import nan
@@ -29,7 +35,7 @@ from planner.schedules import rules_kernels as kernels
 from planner.schedules.actions import Code, Kind, Piece, Program
 from planner.schedules.dependencies import Dependencies, dependencies, tasks
 from planner.schedules.dry_run import dry_run
-from planner.schedules.tasks import Crowds, Paths
+from planner.schedules.tasks import Crowds, Cuts, Paths
 from planner.simulator.network import network, paths
 from planner.simulator.timeline import Timeline, Times, timeline_of, transfers
 from planner.support.arrays import Floats, Ints
@@ -83,12 +89,22 @@ class Workload(NamedTuple):
             posting. In a crowd, as if no other device computed.
         size_bytes: (n,) of a receive, the bytes that move over links; 0 of other actions.
         crowd, slowdown: as in `Crowds`.
+        first_cut, cut_at, cut_s, cut_of: as in `Tasks`.
     """
 
     duration_s: Floats
     size_bytes: Floats
     crowd: Ints
     slowdown: Floats
+    first_cut: Ints
+    cut_at: Ints
+    cut_s: Floats
+    cut_of: Ints
+
+    @property
+    def cuts(self) -> Cuts:
+        """Moments within computations at which the gradients of all-reduces are there."""
+        return Cuts(self.first_cut, self.cut_at, self.cut_s, self.cut_of)
 
 
 def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Workload) -> Times:
@@ -102,7 +118,9 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
         ValueError: if the lists block each other, or the costs lack an action.
     """
     code = program.code
-    job = tasks(code, known.dependencies, program.members, work.duration_s, work.size_bytes)
+    job = tasks(
+        code, known.dependencies, program.members, work.duration_s, work.size_bytes, work.cuts
+    )
     result = kernels.run(job, known.paths, Crowds(work.crowd, work.slowdown))
     if not result.ended:
         raise ValueError(f"the schedule blocks: {dry_run(program)}")
@@ -116,14 +134,35 @@ def run_prepared(program: Program, costs: ActionCosts, known: Prepared, work: Wo
         iteration_s=float(max(result.end_s.max(initial=0.0), result.posted_s.max(initial=0.0))),
         post_s=result.post_s,
         posted_s=result.posted_s,
+        cut_at=work.cut_at,
+        cut_of=work.cut_of,
     )
 
 
 def workload(code: Code, costs: ActionCosts) -> Workload:
     """What the actions of some lists take."""
+    duration_s, crowds = _durations_s(code, costs), _crowds(code.devices, costs)
+    cuts = _cuts(code, costs, duration_s)
     return Workload(
-        _durations_s(code, costs), _sizes_bytes(code, costs), *_crowds(code.devices, costs)
-    )
+        duration_s, _sizes_bytes(code, costs), crowds.crowd, crowds.slowdown,
+        cuts.first_cut, cuts.cut_at, cuts.cut_s, cuts.cut_of,
+    )  # fmt: skip
+
+
+def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:
+    """When the gradients of all-reduces are there, within the last backward before each."""
+    owner, places = code.owner(), np.arange(len(code))
+    back = (code.kind == Kind.COMPUTE) & code.backward
+    latest = np.maximum.accumulate(np.where(back, places, -1))
+    sums = np.flatnonzero((code.kind == Kind.ALL_REDUCE) & (latest >= code.start[owner]))
+    keys = zip(code.piece[sums].tolist(), code.devices[owner[sums]].tolist(), strict=True)
+    left_s = np.array([costs.left_s.get(key, nan) for key in keys], dtype=float)
+    sums, left_s = sums[~np.isnan(left_s)], left_s[~np.isnan(left_s)]
+    at = latest[sums]
+    cut_s = np.maximum(duration_s[at] - left_s, 0.0)
+    order = np.lexsort((cut_s, at))
+    first = np.searchsorted(at[order], code.start)
+    return Cuts(first, at[order], cut_s[order], sums[order])
 
 
 def _crowds(devices: Ints, costs: ActionCosts) -> Crowds:

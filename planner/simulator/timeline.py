@@ -18,8 +18,8 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An action that occupied a device: a computation, an all-reduce, a step, or, where it
-    took time, the posting of a send or receive.
+    """An action that took time of a device: a computation, a step, or, where it took time, the
+    posting of a send or receive; or an all-reduce, which may run beside them.
 
     Attributes:
         device: index into the topology.
@@ -140,8 +140,11 @@ class Times:
         end_s: (n,) of each action; of a receive, the end of the transfer. Sends have none.
         piece_bytes: size of each piece of the code.
         iteration_s: from the first start, at 0, to the last end.
-        post_s: (n,) of sends and receives, when the device came to it.
+        post_s: (n,) of sends and receives, when the device came to it; of all-reduces, when the
+            device had the gradients.
         posted_s: (n,) of sends and receives, when it was posted.
+        cut_at: (C,) computations in which the gradients of an all-reduce got there.
+        cut_of: (C,) the all-reduce of each of them.
     """
 
     code: Code
@@ -151,6 +154,8 @@ class Times:
     iteration_s: float
     post_s: Floats
     posted_s: Floats
+    cut_at: Ints
+    cut_of: Ints
 
 
 def timeline_of(times: Times) -> Timeline:
@@ -199,7 +204,7 @@ def transfers(code: Code) -> Bools:
 
 
 def occupied(times: Times) -> tuple[Floats, Floats]:
-    """(n,) each: from when until when each action occupied its device."""
+    """(n,) each: from when until when each action took time of its device."""
     moving = transfers(times.code)
     return (
         np.where(moving, times.post_s, times.start_s),

@@ -421,10 +421,24 @@ def _occupying(timeline: Timeline, device: int) -> list[Event]:
 
 
 def _all_reduces(run: MeasuredRun) -> Iterator[tuple[float, float]]:
-    """Predicted and measured time of each all-reduce, from when its last member came."""
-    for index, predicted_s in enumerate(evaluate(run.problem, run.plan.strategy).costs.sum_s):
+    """Predicted and measured time of each all-reduce, from when its last member had the gradients.
+
+    Where the prediction has it behind the backward (`costs/overlap.py`), only what was behind the
+    backward counts: the part before has made the backward longer.
+    """
+    costs = evaluate(run.problem, run.plan.strategy).costs
+    computed_s = {
+        device: max((e.end_s for e in own if isinstance(e.action, Compute)), default=0.0)
+        for device in run.plan.ranks
+        for own in [_occupying(run.timeline, device)]
+    }
+    for index, predicted_s in enumerate(costs.sum_s):
         events = [e for e in run.timeline.events if e.action == AllReduce(index)]
-        yield predicted_s, max(e.end_s for e in events) - max(e.start_s for e in events)
+        begun_s = max(
+            e.start_s if (index, e.device) in costs.left_s else max(e.start_s, computed_s[e.device])
+            for e in events
+        )
+        yield predicted_s, max(0.0, max(e.end_s for e in events) - begun_s)
 
 
 def _steps(run: MeasuredRun) -> Iterator[tuple[float, float]]:

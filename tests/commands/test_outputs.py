@@ -204,7 +204,9 @@ def test_an_exported_model_may_be_exported_again_and_no_other(folder):
 def test_weights_of_an_exported_model_replace_no_foreign_file(folder, monkeypatch):
     monkeypatch.setattr("planner.exporting.write.MAX_FILE_BYTES", 1)
     Path("net.onnx.data").write_bytes(b"mine")
-    with pytest.raises(FileError, match=r"net\.onnx\.data: is not the data of an exported net"):
+    with pytest.raises(
+        FileError, match=r"net\.onnx\.data: is not the data of an exported model net"
+    ):
         export("net.onnx")
     Path("net.onnx.data").unlink()
     export("net.onnx")

@@ -31,6 +31,7 @@ from tests.support.programs import (
     chain,
     disturbed,
     hosts,
+    in_buckets,
     mesh,
     split,
     split_graphs,
@@ -457,6 +458,46 @@ def test_the_same_input_gives_the_same_timeline(case):
     assert simulated(case)[1] == simulated(case)[1]
 
 
+# Sums beside the backward.
+
+
+def test_buckets_are_summed_while_the_backward_runs_by_hand():
+    # A backward of 6 s has the gradients of A0 2 s and those of A1 5 s after its start. The first
+    # sum runs from 3 to 7, the second waits for it: device 1 begins its backward 1 s later.
+    lists = written("0F0 0B0 A0 A1 O", "0F1 0B1 A0 A1 O", sums=[(0, 1), (0, 1)])
+    found = ActionCosts(
+        {(0, 0): 1.0, (0, 1): 2.0}, {(0, 0): 6.0, (0, 1): 6.0}, {}, (3.0, 1.0), {0: 0.5, 1: 0.5},
+        {(0, 0): 4.0, (0, 1): 4.0, (1, 0): 1.0, (1, 1): 1.0},
+    )  # fmt: skip
+    assert events(simulate(lists, found, mesh(2))) == (
+        "0F0[0,1] 0B0[1,7] A0[4,7] A1[7,8] O[8,8.5]\n0F1[0,2] 0B1[2,8] A0[4,7] A1[7,8] O[8,8.5]"
+    )
+
+
+def test_a_sum_that_is_ready_early_waits_for_the_one_before_it():
+    # The gradients of A1 are there at the start of the backward, those of A0 only at its end.
+    lists = written("0F0 0B0 A0 A1 O", "0F1 0B1 A0 A1 O", sums=[(0, 1), (0, 1)])
+    found = ActionCosts(
+        {(0, 0): 1.0, (0, 1): 1.0}, {(0, 0): 2.0, (0, 1): 2.0}, {}, (1.0, 1.0), {0: 0.0, 1: 0.0},
+        {(1, 0): 2.0, (1, 1): 2.0},
+    )  # fmt: skip
+    assert events(simulate(lists, found, mesh(2))) == (
+        "0F0[0,1] 0B0[1,3] A0[3,4] A1[4,5] O[5,5]\n0F1[0,1] 0B1[1,3] A0[3,4] A1[4,5] O[5,5]"
+    )
+
+
+def test_a_crowd_that_computes_slowly_comes_to_its_cuts_later():
+    # Together a second takes two. The cut is after 1 s of work, 2 s after the start.
+    lists = written("0B0 A0 O", "0B1 A0 O", sums=[(0, 1)])
+    found = ActionCosts(
+        {}, {(0, 0): 3.0, (0, 1): 3.0}, {}, (1.0,), {0: 0.0, 1: 0.0}, {(0, 0): 2.0, (0, 1): 2.0},
+        crowds=(Crowd((0, 1), (1.0, 1.0, 2.0)),),
+    )  # fmt: skip
+    assert events(simulate(lists, found, mesh(2))) == (
+        "0B0[0,6] A0[2,3] O[6,6]\n0B1[0,6] A0[2,3] O[6,6]"
+    )
+
+
 # Against the simulator in plain Python.
 
 
@@ -464,7 +505,7 @@ def test_the_same_input_gives_the_same_timeline(case):
 def timed_cases(draw):
     """A program with costs that often coincide, on a mesh or on a star of narrow links."""
     graph, strategy = draw(split_graphs(max_warmup=4))
-    lists = program(strategy, graph)
+    lists = in_buckets(strategy, graph, draw(st.sampled_from([4, 8, 2**20])))
     size = max(lists.lists) + 1
     some = st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0, 2.0, 3.0])
     width = st.sampled_from([0.3, 1.0, 2.0, 3.0, 7.0])
@@ -481,6 +522,12 @@ def timed_cases(draw):
         {name: draw(st.sampled_from([0, 1, 4, 9])) for name in sorted(equal.tensor_bytes)},
         tuple(draw(some) for _ in lists.sums),
         {device: draw(some) for device in lists.lists},
+        {
+            (index, device): draw(some)
+            for index, one in enumerate(lists.sums)
+            for device in one.devices
+            if draw(st.booleans())
+        },
         *extras,
         crowds=draw(crowds(sorted(lists.lists))),
     )

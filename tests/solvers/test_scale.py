@@ -15,7 +15,7 @@ from planner.problem import Options, Problem, Result, Status
 from planner.reports.solve import MAX_ROWS, stage_table
 from planner.solvers import SOLVERS
 from planner.solvers.fit import pipeline
-from planner.strategy import gradient_sums
+from planner.strategy import MAX_BUCKETS, gradient_sums
 from tests.support.scale import deep_profile, regular_cluster
 
 WIDE = 300 * 2**30  # of memory, so that everything fits
@@ -125,7 +125,11 @@ def test_many_stages_are_shown_by_the_first_and_the_last(tmp_path):
 def test_parameters_of_one_stage_are_summed_over_its_replicas_together(tmp_path):
     problem = problem_on(tmp_path, 8, 4, 64)
     sums = gradient_sums(pipelines(problem, 2, 16), problem.profile.graph)
-    assert [one.devices for one in sums] == [tuple(range(16)), tuple(range(16, 32))]
+    assert list(dict.fromkeys(one.devices for one in sums)) == [
+        tuple(range(16)), tuple(range(16, 32)),
+    ]  # fmt: skip
+    buckets = [one for one in sums if one.devices == tuple(range(16))]
+    assert 1 < len(buckets) <= 2 * MAX_BUCKETS
 
 
 @pytest.mark.slow

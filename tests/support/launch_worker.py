@@ -11,6 +11,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -40,12 +41,20 @@ from planner.plan import (
     StagePrediction,
 )
 from planner.profilers.measured import measure
-from planner.schedules.actions import waiting_for_sends
+from planner.schedules.actions import AllReduce, Compute, waiting_for_sends
 from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
 from planner.solvers.placement.stages import pieces, segments
-from planner.strategy import ScheduleName, Stage, Strategy, crossings, used_devices, violations
+from planner.strategy import (
+    BUCKET_BYTES,
+    ScheduleName,
+    Stage,
+    Strategy,
+    crossings,
+    used_devices,
+    violations,
+)
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 7
 
@@ -100,6 +109,7 @@ class Case:
     devices: tuple[int, ...] = ()  # of stages with one replica, where some share one
     placement: tuple[int, ...] = ()
     fine: bool = False  # whether the placement is cut into pieces
+    bucket_bytes: int = BUCKET_BYTES
 
     @property
     def num_devices(self):
@@ -142,6 +152,11 @@ CASES = {
     ),
     "data parallel": Case((4,), 6),
     "data parallel in float32": Case((3,), 7, dtype="float32"),
+    "data parallel in buckets": Case((3,), 7, bucket_bytes=1),
+    "replicated in buckets": Case((1, 2), 5, bucket_bytes=1),
+    "replicated in buckets, gpipe, recompute": Case(
+        (2, 1), 5, ScheduleName.GPIPE, True, bucket_bytes=128
+    ),
 }
 
 
@@ -289,7 +304,8 @@ def run_case(case, folder, rank):
     if rank >= len(plan.ranks):
         return {}
     assert violations(plan.strategy, model.graph, max(plan.ranks) + 1) == ()
-    lists = program(plan.strategy, model.graph, plan.prediction.stages)
+    with mock.patch("planner.strategy.BUCKET_BYTES", case.bucket_bytes):
+        lists = program(plan.strategy, model.graph, plan.prediction.stages)
     assert dry_run(lists) is None
     job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
     world = World(plan.ranks, rank, lists, "cpu")
@@ -302,7 +318,9 @@ def run_case(case, folder, rank):
     )  # fmt: skip
     feed = make_feed(job, part, Settings())
     batches = {m: feed(0, m) for m in range(case.num_microbatches)}
-    values = [runtime.iterate(batches).loss for _ in range(2)]
+    records = [runtime.iterate(batches) for _ in range(2)]
+    values = [record.loss for record in records]
+    check_overlap(case, records[-1].events)
     expected, loss = whole_gradients(model, case.num_microbatches, plan.seed, case.shorter)
     errors = {
         f"{name}, iteration {i}": relative(found[name], expected[name])
@@ -313,6 +331,14 @@ def run_case(case, folder, rank):
     errors["loss"] = abs(total * case.num_microbatches - loss) / abs(loss)
     world.close()
     return errors
+
+
+def check_overlap(case, events):
+    """The first of several buckets is summed while the last backward runs."""
+    starts = {action: start for action, start, _ in events if isinstance(action, AllReduce)}
+    backs = [end for a, _, end in events if isinstance(a, Compute) and a.direction == "B"]
+    if case.bucket_bytes == 1 and len(starts) > 1:
+        assert min(starts.values()) < max(backs)
 
 
 def relative(found, expected):

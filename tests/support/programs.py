@@ -1,12 +1,14 @@
 """Small graphs, strategies, programs and clusters for the tests of schedules and the simulator."""
 
 from dataclasses import replace
+from unittest import mock
 
 from hypothesis import strategies as st
 
 from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.schedules.actions import Program, parse
 from planner.schedules.orders import default_warmups
+from planner.schedules.program import program
 from planner.strategy import GradientSum, ScheduleName, Stage, Strategy
 from planner.topology import Device, DeviceType, Host, Link, Sharing, Topology
 from tests.support.strategies import dags
@@ -73,6 +75,12 @@ def written(*lines, sums=()):
     """A program from the text form, a line per device; `sums` are groups of devices."""
     lists = {d: tuple(parse(word) for word in line.split()) for d, line in enumerate(lines)}
     return Program(lists, tuple(GradientSum(devices, (), 0) for devices in sums))
+
+
+def in_buckets(strategy, graph, bucket_bytes):
+    """The program with smaller buckets of gradients."""
+    with mock.patch("planner.strategy.BUCKET_BYTES", bucket_bytes):
+        return program(strategy, graph)
 
 
 def disturbed(draw, lists):

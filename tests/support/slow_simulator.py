@@ -3,7 +3,7 @@ bit, and the dry run must block exactly where it does.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heappop, heappush
 
 from planner.clusters.routes import latency_s, routes
@@ -20,6 +20,8 @@ from planner.schedules.actions import (
 )
 from planner.simulator.timeline import Event, Timeline, Transfer
 from planner.topology import Sharing, Topology
+
+STREAM = -1
 
 # A computation, or the one that a receive is for: whether forward, stage, microbatch.
 _Key = tuple[bool, int, int]
@@ -38,7 +40,10 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
     simulation = _Simulation(program, costs, topology)
     if not simulation.run():
         raise ValueError("the schedule blocks")
-    events = sorted(simulation.events, key=lambda e: (e.start_s, e.device))
+    place = {d: {a: i for i, a in enumerate(one)} for d, one in program.lists.items()}
+    events = sorted(
+        simulation.events, key=lambda e: (e.start_s, e.device, place[e.device][e.action])
+    )
     ended = sorted(simulation.ended, key=lambda f: (f.start_s, f.source, f.target))
     last_s = max((one.end_s for many in (events, ended) for one in many), default=0.0)
     return Timeline(last_s, tuple(events), tuple(ended))
@@ -83,12 +88,24 @@ class _Computation:
     long; 0 until that is known.
     """
 
-    __slots__ = ("action", "left", "since_s", "slow", "start_s")
+    __slots__ = ("action", "cut_s", "left", "since_s", "slow", "start_s")
 
     def __init__(self, action: Action, now_s: float, time_s: float) -> None:
         self.action, self.left = action, time_s
         self.start_s = self.since_s = now_s
         self.slow = 0.0
+        self.cut_s = 0.0  # the cut that it has passed last
+
+
+class _Stream:
+    """The all-reduces of a device, one after the other beside its actions."""
+
+    __slots__ = ("ready", "running", "sums")
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        self.sums = deque(a.sum for a in actions if isinstance(a, AllReduce))
+        self.ready: set[int] = set()  # those whose gradients are there
+        self.running = False
 
 
 class _Simulation:
@@ -106,6 +123,11 @@ class _Simulation:
         waiting = _waiting(program)
         self.held = {device: held(actions, waiting) for device, actions in program.lists.items()}
         self.members: dict[int, list[int]] = {}
+        self.streams = {device: _Stream(actions) for device, actions in program.lists.items()}
+        # Per device and position of a computation, its cuts to come: (s from its start, sum).
+        self.cuts = {
+            d: cuts(d, actions, self._time_s, costs) for d, actions in program.lists.items()
+        }
         self.pairs: dict[tuple[int, int], _Pair] = {}
         # Per exclusive link, the transfers that hold it or wait for it; transfers that got ready
         # at this moment, and those that ended at it.
@@ -113,7 +135,8 @@ class _Simulation:
         self.fresh: list[_Transfer] = []
         self.freed: list[_Transfer] = []
         self.transfers: dict[int, _Transfer] = {}
-        # (time in s, device, order, transfer); no transfer where the device ends its action.
+        # (time in s, device, order, transfer); no transfer where the device ends its action, or is
+        # at a cut, and -1 where its stream ends an all-reduce.
         self.queue: list[tuple[float, int, int, int | None]] = []
         self.order = 0
         # The crowd of a device; the computations of each crowd, by device; crowds that changed.
@@ -143,12 +166,17 @@ class _Simulation:
                 if self.due[device] != order:
                     continue  # foreseen at a speed that has changed since
                 self.now_s = time_s
+                if self._pass_cut(device):
+                    continue
                 self._leave_crowd(device)
                 action = self.program.lists[device][self.position[device]]
                 if isinstance(action, Send | Receive):
                     self._post(device, action)
                 self.position[device] += 1
                 self._advance(device)
+            elif number == STREAM:
+                self.now_s = time_s
+                self._end_sum(device)
             # Else foreseen at a rate that has changed since.
             elif number in self.transfers and self.transfers[number].end_s == time_s:
                 self.now_s = time_s
@@ -179,16 +207,58 @@ class _Simulation:
         match actions[position]:
             case Compute() as compute:
                 self._compute(device, compute)
-            case AllReduce(index) as action:
-                members = self.members.setdefault(index, [])
-                members.append(device)
-                if len(members) == len(self.program.sums[index].devices):
-                    for member in members:
-                        launch_s = self.costs.launch_s.get(member, 0.0)
-                        self._occupy(member, action, self.costs.sum_s[index] + launch_s)
+            case AllReduce(index):
+                if index in self.streams[device].sums:
+                    self._there(device, index)
+                else:
+                    self.position[device] += 1
+                    self._advance(device)
             case Step() as action:
-                launch_s = self.costs.launch_s.get(device, 0.0)
-                self._occupy(device, action, self.costs.step_s[device] + launch_s)
+                self._occupy(device, action, self._time_s(device, action))
+
+    def _there(self, device: int, index: int) -> None:
+        """The gradients of an all-reduce are there."""
+        self.streams[device].ready.add(index)
+        self._enter(device)
+
+    def _enter(self, device: int) -> None:
+        """Enters the next all-reduce of a device if its gradients are there; the last member begins
+        it for all.
+        """
+        stream = self.streams[device]
+        if stream.running or not stream.sums or stream.sums[0] not in stream.ready:
+            return
+        stream.running = True
+        index = stream.sums[0]
+        members = self.members.setdefault(index, [])
+        members.append(device)
+        if len(members) == len(self.program.sums[index].devices):
+            for member in members:
+                end_s = self.now_s + self._time_s(member, AllReduce(index))
+                self.events.append(Event(member, AllReduce(index), self.now_s, end_s))
+                self._foresee(end_s, member, STREAM)
+
+    def _end_sum(self, device: int) -> None:
+        stream, position = self.streams[device], self.position[device]
+        index = stream.sums.popleft()
+        stream.running = False
+        self._enter(device)
+        actions = self.program.lists[device]
+        if position < len(actions) and actions[position] == AllReduce(index):
+            self._advance(device)
+
+    def _time_s(self, device: int, action: Action) -> float:
+        """For how long an action that is not a transfer runs, if no other device computes."""
+        launch_s = self.costs.launch_s.get(device, 0.0)
+        match action:
+            case Compute(direction, stage):
+                forward = direction is Direction.FORWARD
+                time_s = self.costs.forward_s if forward else self.costs.backward_s
+                return time_s[stage, device] + launch_s
+            case AllReduce(index):
+                return self.costs.sum_s[index] + launch_s
+            case _:
+                return self.costs.step_s[device] + launch_s
 
     def _compute(self, device: int, action: Compute) -> None:
         forward = action.direction is Direction.FORWARD
@@ -196,19 +266,37 @@ class _Simulation:
         if self.missing[device].get(key):
             self.waits_for[device] = key
         else:
-            time_s = self.costs.forward_s if forward else self.costs.backward_s
-            launch_s = self.costs.launch_s.get(device, 0.0)
-            self._occupy(device, action, time_s[action.stage, device] + launch_s)
+            self._occupy(device, action, self._time_s(device, action))
 
     def _occupy(self, device: int, action: Action, time_s: float) -> None:
+        ahead = self.cuts[device].get(self.position[device])
+        first_s = ahead[0][0] if ahead else time_s
         if device in self.crowds and isinstance(action, Compute | Step):
             crowd = self.crowds[device]
-            self.computing[crowd][device] = _Computation(action, self.now_s, time_s)
+            self.computing[crowd][device] = _Computation(action, self.now_s, first_s)
             self.stirred.add(crowd)
             return
-        end_s = self.now_s + time_s
-        self.events.append(Event(device, action, self.now_s, end_s))
-        self._foresee(end_s, device, None)
+        self.events.append(Event(device, action, self.now_s, self.now_s + time_s))
+        self._foresee(self.now_s + first_s, device, None)
+
+    def _pass_cut(self, device: int) -> bool:
+        """Goes on with a computation that is at a cut; False if it is at none."""
+        ahead = self.cuts[device].get(self.position[device])
+        if not ahead:
+            return False
+        passed_s, index = ahead.popleft()
+        action = self.program.lists[device][self.position[device]]
+        next_s = ahead[0][0] if ahead else self._time_s(device, action)
+        crowd = self.crowds.get(device)
+        if crowd is None:
+            start_s = next(e.start_s for e in reversed(self.events) if e.action == action)
+            self._foresee(start_s + next_s, device, None)
+        else:
+            one = self.computing[crowd][device]
+            one.left, one.since_s = next_s - passed_s, self.now_s
+            self._foresee(self.now_s + one.left * one.slow, device, None)
+        self._there(device, index)
+        return True
 
     def _pace(self) -> None:
         """At the end of a moment: foresees the computations of the crowds that changed."""
@@ -342,6 +430,29 @@ class _Simulation:
 
 def _key(action: Compute | Send | Receive) -> _Key:
     return action.direction is Direction.FORWARD, action.stage, action.microbatch
+
+
+def cuts(
+    device: int,
+    actions: Sequence[Action],
+    time_s: Callable[[int, Action], float],
+    costs: ActionCosts,
+) -> dict[int, deque[tuple[float, int]]]:
+    """Per position of a backward, when it has made all gradients of an all-reduce that comes before
+    the next backward.
+    """
+    found: dict[int, list[tuple[float, int]]] = {}
+    latest = None
+    for position, action in enumerate(actions):
+        if isinstance(action, Compute) and action.direction is Direction.BACKWARD:
+            latest = position
+        elif isinstance(action, AllReduce) and latest is not None:
+            left_s = costs.left_s.get((action.sum, device))
+            if left_s is not None:
+                there_s = max(time_s(device, actions[latest]) - left_s, 0.0)
+                found.setdefault(latest, []).append((there_s, action.sum))
+    # Sorted is stable: of equal times, the all-reduce that comes first.
+    return {p: deque(sorted(some, key=lambda one: one[0])) for p, some in found.items()}
 
 
 def _waiting(program: Program) -> Collection[bool]:

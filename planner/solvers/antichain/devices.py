@@ -16,6 +16,7 @@ from planner.clusters.routes import chain, host_order, pair_widths
 from planner.costs.collectives import ring_links, slowest_link
 from planner.costs.compute import slowdowns, step_s
 from planner.costs.memory import limit_bytes
+from planner.costs.overlap import runs_beside
 from planner.graphs.downsets import csr
 from planner.problem import Objective, Problem
 from planner.solvers.antichain import kernels
@@ -236,11 +237,12 @@ def _stages_on(
     per_byte = [step_s(problem.options.optimizer, 1, device_type(topology, d)) for d in order]
     step = speed * np.array(per_byte)
     latency, width = pair_widths(topology)
-    zero, infinite = ("limit", "ring_latency", "tie_latency", "step"), ("ring_rate", "tie_rate")
+    zero = ("limit", "ring_latency", "tie_latency", "step", "beside")
+    infinite = ("ring_rate", "tie_rate")
     decided = {name: np.zeros(len(stages)) for name in zero}
     decided |= {name: np.full(len(stages), math.inf) for name in infinite}
     decided["factor"] = np.zeros((len(kinds), len(stages)))
-    rings: dict[tuple[int, int], tuple[float, float]] = {}
+    rings: dict[tuple[int, int], tuple[float, float, bool]] = {}
     for c, (k, r) in enumerate(stages):
         if k == 0:
             continue
@@ -256,8 +258,12 @@ def _stages_on(
             )
         if r > 1:
             if (k, r) not in rings:
-                rings[k, r] = ring_links(topology, tuple(sorted(order[where])))
-            decided["ring_latency"][c], decided["ring_rate"][c] = rings[k, r]
+                devices = tuple(sorted(order[where]))
+                beside = runs_beside(problem, order, devices)
+                rings[k, r] = *ring_links(topology, devices), beside
+            latency_s, rate, beside = rings[k, r]
+            decided["ring_latency"][c], decided["ring_rate"][c] = latency_s, rate
+            decided["beside"][c] = beside
     return decided
 
 

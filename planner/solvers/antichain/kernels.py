@@ -30,6 +30,7 @@ from planner.support.arrays import Bools, Floats, Ints, Masks
 from planner.support.jit import inlined, inner, njit
 
 extend = inner(closed_form.extend)
+exposed_sum_s = inner(closed_form.exposed_sum_s)
 ring_allreduce_s = inner(collectives.ring_allreduce_s)
 search_bytes = inner(memory.search_bytes)
 search_recompute_bytes = inner(memory.search_recompute_bytes)
@@ -130,6 +131,7 @@ class Moves(NamedTuple):
         limit: (C,) bytes per device, reserve deducted.
         ring_latency: (C,) s.
         ring_rate: (C,) bytes/s.
+        beside: (C,) whether its sums of gradients run beside its backward.
         step: (C,) s of the optimizer's step per byte of trained parameters.
         tie_latency: (C,) s, the least between its devices and those behind it.
         tie_rate: (C,) bytes/s, the largest between the same.
@@ -149,6 +151,7 @@ class Moves(NamedTuple):
     limit: Floats
     ring_latency: Floats
     ring_rate: Floats
+    beside: Floats
     step: Floats
     tie_latency: Floats
     tie_rate: Floats
@@ -552,7 +555,7 @@ def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> Fro
     warmup = moves.w[to] if sweep.options.total > 0.0 else rounds
     ahead, left = sweep.times.ahead[i], _devices_left(sweep, to)
     spread = _least_period(ahead, left, sweep.options) if i > 0 else 0.0
-    tail = _tail_s(moves, stage, to)
+    tail = _tail_s(moves, stage, to, backward - again * forward)
     return FrontPrice(forward, backward, send, back, tail, rounds, warmup, again, spread)
 
 
@@ -570,12 +573,18 @@ def _slowest_passes(sweep: Sweep, stage: FrontStage, to: int, again: float) -> t
 
 
 @inlined
-def _tail_s(moves: Moves, stage: FrontStage, to: int) -> float:
-    """The optimizer's step and the all-reduces of gradients, once per iteration, in s."""
+def _tail_s(moves: Moves, stage: FrontStage, to: int, backward: float) -> float:
+    """The optimizer's step and what is left of the all-reduces of gradients behind the last
+    backward, once per iteration, in s.
+
+    Args:
+        backward: of the stage, without a forward that is run again.
+    """
     tail = moves.step[to] * stage.trained
     width, own = moves.r[to], stage.trained - stage.tied
     if width > 1 and stage.trained > stage.tied:
-        tail += ring_allreduce_s(own, width, moves.ring_latency[to], moves.ring_rate[to])
+        whole = ring_allreduce_s(own, width, moves.ring_latency[to], moves.ring_rate[to])
+        tail += exposed_sum_s(whole, own, backward, moves.beside[to] > 0.0)
     if stage.first > 0:
         tail += ring_allreduce_s(stage.first, width + 1, moves.tie_latency[to], moves.tie_rate[to])
     return float(tail)

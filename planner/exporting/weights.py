@@ -1,0 +1,186 @@
+"""A checkpoint's weights as a copy of the user's ONNX file, and as a state dict."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from onnx import TensorProto, helper
+
+from planner.errors import FileError
+from planner.exporting.forms import to_evaluation
+from planner.exporting.learned import LearnedModel
+from planner.exporting.write import MAX_FILE_BYTES, check_data
+from planner.launcher.checkpoints.folder import Checkpoint
+from planner.model.record import ANNOTATION_KEY, WEIGHTS_FILE, WEIGHTS_KEY, write_record
+from planner.support.outputs import Kind
+from planner.support.writing import explained, writing
+
+ALIGNED_BYTES = 4096
+"""External data begins at multiples of this, so that it can be mapped into memory."""
+MIN_EXTERNAL_BYTES = 1024
+"""Smaller tensors stay in the model, as onnx has it: it reads shapes among them there."""
+_MARK = b"planner state dict"
+
+
+class Form(StrEnum):
+    """The form of a model that is written."""
+
+    EVALUATION = "evaluation"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What was written.
+
+    Attributes:
+        step: number of steps that were done.
+        num_parameters: number of trained parameters.
+        num_statistics: number of running statistics.
+        form: of the model; None where no model was written.
+        num_changed: nodes that were brought into that form.
+        files: that were written.
+        notes: for people.
+    """
+
+    step: int
+    num_parameters: int
+    num_statistics: int
+    form: Form | None
+    num_changed: int
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def _is_state_dict(path: Path) -> bool:
+    """Whether a file ends with the planner's mark, the comment of the zip archive that it is."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-len(_MARK), 2)
+            return file.read() == _MARK
+    except OSError:  # it is shorter, or cannot be read
+        return False
+
+
+STATE_DICT_FILE = Kind("a state dict", _is_state_dict)
+
+
+def write_weights(
+    start: Checkpoint,
+    path: Path | None,
+    state_dict: Path | None = None,
+    *,
+    model_path: Path | None = None,
+    form: Form = Form.EVALUATION,
+) -> Weights:
+    """Writes the trained model, or its state dict, or both.
+
+    Args:
+        start: the checkpoint.
+        path: of the new ONNX file; weights of 1.8 GB or more are written to PATH.data beside it.
+        state_dict: of the new file with a dict of tensors by names of initializers.
+        model_path: the ONNX file that was trained, if it is not where the checkpoint says.
+        form: of the new ONNX file.
+
+    Raises:
+        FileError: if the model is not there or another one, the checkpoint is damaged, or a file
+            cannot be written.
+        ModelError: if the model cannot hold the weights, or has no evaluation form.
+    """
+    file = model_path or start.model_path
+    if model_path is None and not file.is_file():
+        raise FileError(f"{start.path}: trained from {file}, which is not there; give --model FILE")
+    model = LearnedModel(start, file)
+    changed = 0 if path is None else _formed(model, start, form)
+    data = None if path is None else _data_of(path, model)
+    files = [one for one in (data, path, state_dict) if one is not None]
+    with writing(*files) as opened:
+        by_path = dict(zip(files, opened, strict=True))
+        if path is not None:
+            _write_model(model, by_path[path], path, None if data is None else by_path[data])
+        if state_dict is not None:
+            _write_state_dict(model, by_path[state_dict], state_dict)
+    return Weights(
+        step=start.record.step,
+        num_parameters=len(start.record.trained),
+        num_statistics=len(model.learned) - len(start.record.trained),
+        form=None if path is None else form,
+        num_changed=changed,
+        files=tuple(one for one in (path, data, state_dict) if one is not None),
+        notes=(*start.notes, *model.notes),
+    )
+
+
+def _formed(model: LearnedModel, start: Checkpoint, form: Form) -> int:
+    """Brings the model into a form, and says in its metadata what it is; gives the number of nodes
+    that were changed.
+    """
+    model.place_all()
+    changed = 0
+    if form is Form.EVALUATION:
+        changed = to_evaluation(model.proto)
+        if model.record is not None:
+            write_record(model.proto, replace(model.record, training=False))
+    kept = {one.key: one.value for one in model.proto.metadata_props}
+    kept.pop(ANNOTATION_KEY, None)  # it belongs to no strategy any more
+    kept[WEIGHTS_KEY] = f"step {start.record.step} of model {start.record.model_hash}"
+    del model.proto.metadata_props[:]
+    for key, value in kept.items():
+        model.proto.metadata_props.add(key=key, value=value)
+    return changed
+
+
+def _data_of(path: Path, model: LearnedModel) -> Path | None:
+    """The file for the weights, where there are too many for one."""
+    size = sum(map(_num_bytes, model.proto.graph.initializer))
+    if size <= MAX_FILE_BYTES:
+        return None
+    data = path.with_name(f"{path.name}.data")
+    check_data(path, data, WEIGHTS_FILE)
+    return data
+
+
+def _num_bytes(tensor: TensorProto) -> int:
+    item = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return int(prod(tensor.dims) * item)
+
+
+def _write_model(
+    model: LearnedModel, file: BinaryIO, path: Path, data: BinaryIO | None
+) -> None:  # fmt: skip
+    for tensor in model.proto.graph.initializer:
+        if tensor.data_type == TensorProto.STRING:
+            continue
+        content = model.content(tensor)
+        full = TensorProto(
+            name=tensor.name, dims=tensor.dims, data_type=tensor.data_type,
+            doc_string=tensor.doc_string,
+        )  # fmt: skip
+        if data is None or len(content) < MIN_EXTERNAL_BYTES:
+            full.raw_data = content
+        else:
+            with explained(path):
+                _write_external(full, content, data, f"{path.name}.data")
+        tensor.CopyFrom(full)
+    with explained(path):
+        file.write(model.proto.SerializeToString(deterministic=True))
+
+
+def _write_external(tensor: TensorProto, content: bytes, data: BinaryIO, location: str) -> None:
+    offset = -(-data.tell() // ALIGNED_BYTES) * ALIGNED_BYTES
+    data.seek(offset)
+    data.write(content)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", len(content))):
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def _write_state_dict(model: LearnedModel, file: BinaryIO, path: Path) -> None:
+    """As torch.save has it, with the planner's mark as the comment of the archive."""
+    with explained(path):
+        torch.save(model.state_dict(), file)
+        file.seek(-2, 2)  # the length of the comment, which is the end of an archive without one
+        file.write(len(_MARK).to_bytes(2, "little") + _MARK)

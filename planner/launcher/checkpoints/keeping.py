@@ -1,0 +1,130 @@
+"""`Keeping`: the options of a launch about checkpoints, and the checkpoint that it goes on from."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import FileError, LaunchError, OptionError
+from planner.launcher.checkpoints.folder import Checkpoint, find, latest, name_of, read
+from planner.launcher.job import TrainingJob
+
+KEPT = 3
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What a user says about checkpoints.
+
+    Attributes:
+        folder: that they are written to; None writes none.
+        every: steps from one to the next; None writes one at the end only. There is always one at
+            the end.
+        keep: number of checkpoints that stay, the newest ones.
+        resume: a checkpoint, or a folder with some, to go on from; None starts anew.
+    """
+
+    folder: Path | None = None
+    every: int | None = None
+    keep: int = KEPT
+    resume: Path | None = None
+
+
+NOTHING_KEPT = Keeping()
+
+
+def check(keeping: Keeping) -> None:
+    """Raises the first thing that is wrong with the options themselves.
+
+    Raises:
+        OptionError: if a number is out of its range, or stands alone.
+        FileError: if no folder can be there.
+    """
+    for name, value in (("every", keeping.every), ("keep", keeping.keep)):
+        if value is not None and value < 1:
+            raise OptionError(f"--checkpoint-{name}: expected at least 1, got {value}")
+    folder = keeping.folder
+    if folder is None:
+        if keeping.every is not None:
+            raise OptionError(
+                f"--checkpoint-every {keeping.every}: expected a folder for the checkpoints; give"
+                " --checkpoint DIR, too"
+            )
+        return
+    there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise FileError(f"{folder}: expected a folder for checkpoints, {there} is none")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise FileError(
+            f"{folder}: expected a folder for checkpoints, but {there} takes no files of yours;"
+            " name another one"
+        )
+
+
+def start_of(keeping: Keeping, environment: Mapping[str, str] = os.environ) -> Checkpoint | None:
+    """The checkpoint that a launch goes on from; None if it starts anew.
+
+    A launch that torchrun has started again goes on from the newest one that it has written, if
+    there is one.
+
+    Raises:
+        FileError: if there is no whole checkpoint where the user says, or the folder for new ones
+            has later ones, which would be taken for those of this training.
+    """
+    if keeping.folder is not None and int(environment.get(RESTARTS, "0")) > 0:
+        own = latest(keeping.folder)
+        if own is not None:
+            return read(own)
+    start = None if keeping.resume is None else find(keeping.resume)
+    if keeping.folder is not None:
+        _check_later(keeping.folder, -1 if start is None else start.record.step)
+    return start
+
+
+def _check_later(folder: Path, step: int) -> None:
+    """Refuses a folder that has checkpoints of later steps than a training begins with."""
+    last = latest(folder)
+    if last is None or read(last).record.step <= step:
+        return
+    if step < 0:
+        raise FileError(
+            f"{folder}: has checkpoints of another launch, the last one {last.name}; go on from it"
+            f" with --resume {folder}, or name another folder"
+        )
+    raise FileError(
+        f"{folder}: has {last.name}, of a later step than {name_of(step)} to go on from; delete the"
+        " later ones, or write to another folder"
+    )
+
+
+def check_fits(start: Checkpoint, job: TrainingJob, steps: int) -> None:
+    """Refuses a checkpoint that the training of a job cannot go on from.
+
+    Args:
+        steps: of the whole training, from the very first.
+
+    Raises:
+        FileError: if it is one of another model, or of other parameters of it.
+        LaunchError: if all steps are done.
+    """
+    path, record, model = start.path, start.record, job.model
+    if record.model_hash != model.hash:
+        raise FileError(
+            f"{path}: a checkpoint of model {record.model_hash[:12]}, but {model.path} is"
+            f" {model.hash[:12]}; give the strategy of the same model, or another folder"
+        )
+    saved = record.trained
+    trained = {one.name for one in model.graph.parameters if one.trainable}
+    for only, where in ((trained - saved, "the strategy"), (saved - trained, "the checkpoint")):
+        if only:
+            raise FileError(
+                f"{path}: of another set of trained parameters: {min(only)!r} is trained by"
+                f" {where} alone ({len(only)} such); plan with the same --train, --freeze, --tie"
+                " and --untie"
+            )
+    if record.step >= steps:
+        raise LaunchError(
+            f"{path}: {record.step} steps are done, and --steps counts from the very first one:"
+            f" expected more than {record.step}, got {steps}"
+        )

@@ -1,0 +1,182 @@
+"""`Saver`: checkpoints written while the training goes on.
+
+After a step that is saved, a rank copies its tensors in memory, and the training waits for nothing
+else. A thread of each rank then writes them, in a process group of its own, since the training uses
+the others meanwhile. Rank 0 names the checkpoint when all ranks are done. A rank writes one
+checkpoint after the other; the copies stay, so that the next one needs no new memory.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from planner.errors import LaunchError, PlannerError, Stopped
+from planner.launcher.checkpoints import folder as folders
+from planner.launcher.checkpoints.folder import Checkpoint, Record
+from planner.launcher.checkpoints.keeping import Keeping
+from planner.launcher.checkpoints.state import optimizer_name, restore, tensors_to_save
+from planner.launcher.checkpoints.storage import say_nothing_of_being_alone, write
+from planner.launcher.job import TrainingJob
+from planner.launcher.store import TIMEOUT
+from planner.launcher.trainer import Trainer
+from planner.support.paths import relative
+from planner.version import __version__
+
+
+def resume(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
+    """Goes on from a checkpoint; all ranks call it.
+
+    Raises:
+        FileError: if the checkpoint does not fit this device, or is damaged.
+        LaunchError: if the ranks do not see the same one.
+    """
+    seen = trainer.world.gather((start.record.step, start.record.files))
+    for rank, (step, files) in enumerate(seen):
+        if (step, files) != seen[0]:
+            raise LaunchError(
+                f"{start.path}: rank {rank} sees a checkpoint of step {step} there, rank 0 another"
+                f" one of step {seen[0][0]}; give a folder that all hosts share"
+            )
+    restore(trainer, job, start)
+
+
+class Saver:
+    """Writes checkpoints of one training; every rank has one, and calls the same methods.
+
+    Args:
+        trainer: of this rank.
+        job: what it trains.
+        keeping: with a folder.
+        last: the last step of the training, which is saved in any case.
+
+    Raises:
+        FileError: if the remains of an earlier run cannot be removed.
+    """
+
+    def __init__(self, trainer: Trainer, job: TrainingJob, keeping: Keeping, last: int) -> None:
+        assert keeping.folder is not None
+        self._trainer, self._job = trainer, job
+        self._folder, self._every, self._keep = keeping.folder, keeping.every, keeping.keep
+        self._last = last
+        self._copies: dict[str, Tensor] = {}
+        self._thread: Thread | None = None
+        self._failed: BaseException | None = None
+        self._rank = job.plan.ranks.index(trainer.world.device)
+        names = trainer.world.gather(optimizer_name(trainer.optimizer))
+        self._optimizer = next((name for name in names if name is not None), None)
+        say_nothing_of_being_alone()
+        self._group = None
+        if len(names) > 1:
+            self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        if self._rank == 0:
+            folders.tidy(self._folder)
+
+    def after(self, step: int) -> None:
+        """Saves, if it is time to, and says of the save before whether it failed.
+
+        Args:
+            step: number of steps done.
+
+        Raises:
+            PlannerError: if a checkpoint could not be written.
+            Stopped: if another rank is gone.
+        """
+        if self._failed is not None:
+            self.finish()
+        if step == self._last or (self._every is not None and step % self._every == 0):
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Saves after a step, whether it is time to or not; all ranks do, after the same one.
+
+        Raises:
+            PlannerError: if the checkpoint before could not be written.
+            Stopped: if another rank is gone.
+        """
+        self.finish()
+        tensors = self._copied(tensors_to_save(self._trainer, self._job))
+        arguments = (step, tensors, dict(self._trainer.extras()))
+        self._thread = Thread(target=self._run, args=arguments, daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits until the last checkpoint is written.
+
+        Raises:
+            PlannerError: if it could not be written.
+            Stopped: if another rank is gone.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failed, self._failed = self._failed, None
+        if isinstance(failed, PlannerError):
+            raise failed
+        if isinstance(failed, RuntimeError):
+            raise Stopped(f"rank {self._rank} stops because another rank has") from failed
+        if failed is not None:
+            raise failed
+
+    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of the tensors, in memory of the CPU that is kept for them."""
+        copies = {}
+        for name, tensor in tensors.items():
+            old = self._copies.get(name)
+            if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
+                old = torch.empty(tensor.shape, dtype=tensor.dtype)
+            copies[name] = old.copy_(tensor.detach())
+        self._copies = copies
+        return copies
+
+    def _run(self, step: int, tensors: Mapping[str, Tensor], extras: dict[str, Any]) -> None:
+        """The thread of one checkpoint; its error is kept for the training."""
+        try:
+            self._write(step, tensors, extras)
+        except BaseException as error:  # `finish` raises it
+            self._failed = error
+
+    def _write(self, step: int, tensors: Mapping[str, Tensor], extras: dict[str, Any]) -> None:
+        part = self._begun(step)
+        places = write(tensors, part, self._group)
+        if self._rank > 0:
+            return
+        needed: dict[str, int] = {}
+        for place in places.values():
+            needed[place.file] = max(needed.get(place.file, 0), place.offset + place.length)
+        model = self._job.model
+        record = Record(
+            step=step,
+            model_path=relative(model.path, self._folder),
+            model_hash=model.hash,
+            tie=model.tie,
+            untie=model.untie,
+            optimizer=self._optimizer,
+            num_ranks=len(self._job.plan.ranks),
+            tensors=places,
+            files=folders.sizes(part, needed),
+            versions={"planner": __version__, "torch": torch.__version__},
+            extras=extras,
+        )
+        folders.publish(part, record)
+        folders.prune(self._folder, self._keep)
+
+    def _begun(self, step: int) -> Path:
+        """The folder to fill, which rank 0 makes before any other rank goes on."""
+        made: list[Path | PlannerError | None] = [None]
+        if self._rank == 0:
+            try:
+                made = [folders.begin(self._folder, step)]
+            except PlannerError as error:
+                made = [error]
+        if self._group is not None:
+            dist.broadcast_object_list(made, src=0, group=self._group)
+        (part,) = made
+        if isinstance(part, PlannerError):
+            raise part
+        assert part is not None
+        return part

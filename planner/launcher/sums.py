@@ -1,0 +1,82 @@
+"""The sums of a device's gradients, started within the backward that makes the last of them."""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor
+
+from planner.launcher.gradients import GradientBuffers
+from planner.launcher.world import PostedTransfer, World
+from planner.schedules.actions import Action, AllReduce, Compute, Direction
+
+
+class BucketSums:
+    """Sums one bucket after the other over the devices that have it, in the order of the action
+    list, as the simulator has it (`schedules/rules_kernels.py`). A sum starts when the backward
+    before it has made all gradients of the bucket, or when the device comes to its action.
+
+    Args:
+        actions: of the device.
+        gradients: of the device's trainable parameters.
+        world: the other devices.
+    """
+
+    def __init__(self, actions: Sequence[Action], gradients: GradientBuffers, world: World) -> None:
+        self._gradients, self._world = gradients, world
+        self._closing = closing_backwards(actions)
+        self._due: deque[int] = deque()  # sums of the backward that runs, which are not started
+        self._missing: dict[int, int] = {}  # how many gradients of each of them are not there yet
+        self._started: dict[int, list[PostedTransfer]] = {}
+        self._free_s = 0.0  # end of the last sum
+        early = sorted({index for due in self._closing.values() for index in due})
+        self._sizes = {index: len(gradients.parameters(index)) for index in early}
+        for index in early:
+            for parameter in gradients.parameters(index):
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    partial(self._made, index)
+                )
+
+    def begin(self, compute: Compute) -> None:
+        """A backward is about to begin: sums that come right after it may start within it."""
+        self._due = deque(self._closing.get(compute, ()))
+        self._missing = {index: self._sizes[index] for index in self._due}
+
+    def _made(self, index: int, _: Tensor) -> None:
+        """The backward has added up a gradient of a bucket."""
+        if index in self._missing:
+            self._missing[index] -= 1
+            while self._due and not self._missing[self._due[0]]:
+                self._start(self._due.popleft())
+
+    def _start(self, index: int) -> None:
+        buffers = self._gradients.buffers(index)
+        self._started[index] = [self._world.start_sum(one, index) for one in buffers]
+
+    def finish(self, index: int) -> tuple[float, float]:
+        """Waits until a bucket is summed; gives start and end on this process's clock."""
+        # The backward has left out a gradient of this bucket, or of one before it.
+        while self._due and index not in self._started:
+            self._start(self._due.popleft())
+        if index not in self._started:
+            self._start(index)
+        posted = self._started.pop(index)
+        start_s = max(self._free_s, posted[0].posted_s)
+        self._free_s = max(self._world.finish(one) for one in posted)
+        return start_s, self._free_s
+
+
+def closing_backwards(actions: Sequence[Action]) -> dict[Compute, tuple[int, ...]]:
+    """The sums of a list by the last backward before them; none where a device runs several stages,
+    which makes gradients of one bucket in several backwards.
+    """
+    closing: dict[Compute, tuple[int, ...]] = {}
+    if len({one.stage for one in actions if isinstance(one, Compute)}) > 1:
+        return closing
+    latest: Compute | None = None
+    for action in actions:
+        if isinstance(action, Compute) and action.direction is Direction.BACKWARD:
+            latest = action
+        elif isinstance(action, AllReduce) and latest is not None:
+            closing[latest] = (*closing.get(latest, ()), action.sum)
+    return closing

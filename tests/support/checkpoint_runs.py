@@ -1,0 +1,58 @@
+"""Launches with checkpoints, one after the other in one start of torchrun.
+
+    torchrun --nproc-per-node 3 tests/support/checkpoint_runs.py FOLDER
+
+FOLDER/cases.json has the cases by name: strategy, steps, every, folder and resume, the last two
+from FOLDER. The losses of each come into FOLDER/losses.json.
+"""
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from planner.commands.ends import ranks_leave_at_once
+from planner.launcher import run
+from planner.launcher.checkpoints.folder import find
+from planner.launcher.checkpoints.keeping import Keeping
+from planner.launcher.checkpoints.storage import empty, fill
+
+
+def tensors_of(path):
+    """All tensors of a checkpoint, but the generators' states, by name."""
+    checkpoint = find(path)
+    places = checkpoint.record.tensors
+    tensors = {name: empty(place) for name, place in places.items() if "random/" not in name}
+    fill(tensors, checkpoint.path, places)
+    return tensors
+
+
+def main(folder):
+    """Runs every case in the ranks that there are; all wait for the last one's files."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    start = dist.init_process_group
+    losses = {}
+    for name, case in json.loads((folder / "cases.json").read_text()).items():
+        dist.init_process_group = partial(start, store=dist.PrefixStore(name, store))
+        resume = case["resume"] and folder / case["resume"]
+        report = run.launch(
+            Path(case["strategy"]), steps=case["steps"], learning_rate=0.1,
+            keeping=Keeping(folder / case["folder"], case["every"], resume=resume),
+        )  # fmt: skip
+        if report is not None:
+            losses[name] = report.loss
+        store.set(f"{name} is over on {os.environ['RANK']}", b"")
+        store.wait([f"{name} is over on {rank}" for rank in range(int(os.environ["WORLD_SIZE"]))])
+    if os.environ["RANK"] == "0":
+        (folder / "losses.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    with ranks_leave_at_once():
+        main(Path(sys.argv[1]))
+        sys.exit(0)
