@@ -68,8 +68,8 @@ def with_causes(plan: Plan, device: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_out_of_memory(error):
-            raise LaunchError(_memory_message(predicted(plan, device), error)) from error
+        if (lack := out_of_memory(error)) is not None:
+            raise LaunchError(_memory_message(predicted(plan, device), lack)) from error
         if isinstance(error, PlannerError):
             raise
         frame = extract_tb(error.__traceback__)[-1]
@@ -78,15 +78,15 @@ def with_causes(plan: Plan, device: int) -> Iterator[None]:
         ) from error
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was made from, says that there was not enough memory."""
+def out_of_memory(error: BaseException | None) -> BaseException | None:
+    """The error, or the one that it was made from, that says that there was not enough memory."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
-            return True
+            return error
         if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
-            return True
+            return error
         error = error.__cause__
-    return False
+    return None
 
 
 def _memory_message(planned: DevicePrediction, error: BaseException) -> str:
@@ -118,8 +118,8 @@ def _in_use() -> str:
         used, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
         _, total = torch.cuda.mem_get_info()
         return f"{format_bytes(used)} in use (peak {format_bytes(peak)}, of {format_bytes(total)})"
-    here, most = used_bytes(os.getpid()), format_bytes(_peak_bytes())
-    return f"{most} at its peak" if here is None else f"{format_bytes(here)} in use (peak {most})"
+    used, most = used_bytes(os.getpid()), format_bytes(_peak_bytes())
+    return f"{most} at its peak" if used is None else f"{format_bytes(used)} in use (peak {most})"
 
 
 def _peak_bytes() -> int:
