@@ -115,9 +115,9 @@ def _size(text: str) -> str:
 def _in_use() -> str:
     """The memory that this process uses, and its peak."""
     if torch.cuda.is_available() and torch.cuda.memory_reserved():
-        used, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        now, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
         _, total = torch.cuda.mem_get_info()
-        return f"{format_bytes(used)} in use (peak {format_bytes(peak)}, of {format_bytes(total)})"
+        return f"{format_bytes(now)} in use (peak {format_bytes(peak)}, of {format_bytes(total)})"
     used, most = used_bytes(os.getpid()), format_bytes(_peak_bytes())
     return f"{most} at its peak" if used is None else f"{format_bytes(used)} in use (peak {most})"
 
