@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import FileError, ModelError, OptionError
 from planner.launcher import ending as ending
@@ -1196,18 +1196,14 @@ def launch(
     strategy: File,
     *,
     model: File | None = None,
-    steps: int = 10,
-    learning_rate: float | None = None,
     loss: str | Mapping[str, str] | None = None,
     class_dim: int | Mapping[str, int] | None = None,
-    data: str | None = None,
     device: str = "auto",
-    threads: int | None = None,
-    seed: int | None = None,
     trace: File | None = None,
     track_memory: bool = False,
     report: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int], None] = lambda step: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    **how: Any,
 ) -> "LaunchReport | None":
     """Trains as a strategy says. Every rank that torchrun starts calls it; a strategy for one
     device needs no torchrun.
@@ -1215,19 +1211,18 @@ def launch(
     Args:
         strategy: the file; the model is looked for relative to its folder.
         model: the ONNX file, if it is not where the strategy says.
-        steps: optimizer steps.
-        learning_rate: None takes the optimizer's usual one.
         loss: of all outputs that the profile gave one, or by output: see `read_model`; None takes
             the profile's.
         class_dim: the dimension that classes lie on, of all of them or by output.
-        data: "module:function" that gives the microbatches; None draws random ones.
         device: "auto", "cpu" or "cuda".
-        threads: CPU threads per rank; None takes the profile's.
-        seed: of random data and of random operators; None takes the strategy's.
         trace: file to write a measured iteration to.
         track_memory: whether memory is watched in one more step, which is slow.
         report: called with a line for people on a rank that idles.
-        progress: called on rank 0 with the number of steps done.
+        progress: called on rank 0 with the number of steps done, and of all.
+        how: the training itself: the options of the command line, in its words, such as `steps`,
+            `learning_rate` (--lr), `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`,
+            `dtype`, `data`, `seed` and `threads`; `planner.launcher.settings.Settings` describes
+            them.
 
     Returns:
         Predicted beside measured times on rank 0, None elsewhere.
@@ -1242,17 +1237,13 @@ def launch(
     return run.launch(
         Path(strategy),
         model_path=None if model is None else Path(model),
-        steps=steps,
-        learning_rate=learning_rate,
         loss=LossOptions(functions=loss, class_dims=class_dim),
-        data=data,
         device=device,
-        seed=seed,
-        threads=threads,
         trace=None if trace is None else Path(trace),
         track_memory=track_memory,
         report=report,
         progress=progress,
+        **how,
     )
 
 

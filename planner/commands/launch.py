@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ from planner.commands.option_types import loss_options
 from planner.commands.options import OPERATORS
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, say, show
+from planner.commands.training_options import LOOP
 
 if TYPE_CHECKING:
     from planner.api import LaunchReport
@@ -24,19 +25,10 @@ if TYPE_CHECKING:
               help="Start N processes on this host.")  # fmt: skip
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the strategy says.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), default=10, show_default=True)
-@click.option("--lr", "learning_rate", type=float,
-              help="Learning rate.  [default: the optimizer's usual one]")  # fmt: skip
+@LOOP
 @loss_options("as in the profile")
-@click.option("--data", metavar="MODULE:FUNCTION",
-              help="Function that gives the microbatches.  [default: synthetic data]")  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
               show_default=True)  # fmt: skip
-@click.option("--threads", type=click.IntRange(1),
-              help="CPU threads per rank.  [default: as in the profile]")  # fmt: skip
-@click.option("--seed", type=int,
-              help="Seed of synthetic data and of random operators, such as Dropout."
-              "  [default: the strategy's]")  # fmt: skip
 @click.option("--trace", type=click.Path(path_type=Path),
               help="Write a measured iteration as a trace for Perfetto.")  # fmt: skip
 @click.option("--track-memory", is_flag=True,
@@ -51,16 +43,8 @@ def launch(
     nproc: int | None,
     model_path: Path | None,
     trace: Path | None,
-    steps: int,
     as_json: bool,
-    learning_rate: float | None,
-    loss: str | dict[str, str] | None,
-    class_dim: int | dict[str, int] | None,
-    data: str | None,
-    device: str,
-    threads: int | None,
-    seed: int | None,
-    track_memory: bool,
+    **how: Any,
 ) -> None:
     """Trains as a STRATEGY says, and shows predicted beside measured times.
 
@@ -80,18 +64,10 @@ def launch(
         report = api.launch(
             strategy,
             model=model_path,
-            steps=steps,
-            learning_rate=learning_rate,
-            loss=loss,
-            class_dim=class_dim,
-            data=data,
-            device=device,
-            threads=threads,
-            seed=seed,
             trace=trace,
-            track_memory=track_memory,
             report=lambda line: say(line, err=True),
-            progress=lambda step: tick(step, steps),
+            progress=tick,
+            **how,
         )
     if report is not None:
         print_report(report, as_json)

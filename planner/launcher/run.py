@@ -3,16 +3,16 @@
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 
 from planner.files import read_plan
 from planner.launcher.clocks import Clock
 from planner.launcher.feed import Copies
-from planner.launcher.job import TrainingJob, check_ranks, prepare
+from planner.launcher.job import TrainingJob, check_ranks, prepare, with_settings
 from planner.launcher.part import staying
 from planner.launcher.report import Findings, LaunchReport, make_report
 from planner.launcher.runtime import Record
@@ -20,6 +20,7 @@ from planner.launcher.settings import Settings, check
 from planner.launcher.trainer import Trainer
 from planner.launcher.world import ProcessRank, process_rank
 from planner.model.losses import NO_OPTIONS, LossOptions
+from planner.plan import Plan
 from planner.profilers.storages import watching
 from planner.traces.read import measured_by
 from planner.traces.write import write_trace
@@ -31,35 +32,27 @@ def launch(
     strategy_path: Path,
     *,
     model_path: Path | None = None,
-    steps: int = 10,
-    learning_rate: float | None = None,
     loss: LossOptions = NO_OPTIONS,
-    data: str | None = None,
     device: str = "auto",
-    seed: int | None = None,
-    threads: int | None = None,
     trace: Path | None = None,
     track_memory: bool = False,
     report: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int], None] = lambda step: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    **how: Any,
 ) -> LaunchReport | None:
     """Trains as the strategy says; every rank that torchrun starts calls it.
 
     Args:
         strategy_path: strategy.json.
         model_path: the ONNX file; None takes the plan's, relative to the strategy's folder.
-        steps: optimizer steps.
-        learning_rate: None takes the optimizer's usual one.
         loss: functions and dimensions of classes that replace those of the plan.
-        data: module:function; None draws random data, the same in each step.
         device: auto, cpu or cuda.
-        seed: of random data and of random operators; None takes the plan's.
-        threads: of torch on a CPU; None takes the profile's.
         trace: file that the median iteration is written to, for Perfetto.
         track_memory: whether to run one more step, whose memory is watched and whose time is not
             reported.
         report: gets a line of text from a rank that idles.
-        progress: on rank 0, gets the number of steps done, after each.
+        progress: on rank 0, gets the number of steps done, and of all, after each.
+        how: the fields of `Settings`.
 
     Returns:
         The report on rank 0, None elsewhere.
@@ -68,7 +61,7 @@ def launch(
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one; that one has a message for the user.
     """
-    settings = Settings(steps, learning_rate, data, seed, threads)
+    settings = Settings(**how)
     seat = process_rank()
     plan = read_plan(strategy_path)
     check_ranks(plan, strategy_path, seat)
@@ -78,39 +71,68 @@ def launch(
         return None
     job = prepare(plan, strategy_path, model_path, seat, (loss, device))
     check(settings)
-    findings, clocks = _trained(job, settings, seat, progress, track_memory=track_memory)
+    job = with_settings(job, settings)
+    done = _trained(job, settings, seat, progress, track_memory=track_memory)
     if seat.rank > 0:
         return None
-    made = make_report(plan, job.model.graph, job.losses, findings, clocks)
-    made = replace(made, notes=(*job.model.notes, *made.notes))
+    made = make_report(plan, job.model.graph, job.losses, done.findings, done.clocks)
+    notes = (*job.model.notes, *_chosen(plan, job.plan), *made.notes, *_skipped(done, made.steps))
+    made = replace(made, notes=notes)
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(made.timeline, names, trace, measured_by(plan))
     return made
 
 
+def _chosen(planned: Plan, run: Plan) -> list[str]:
+    """Notes on what was chosen otherwise than planned, which changes times and memory."""
+    pairs = (planned.optimizer, run.optimizer), (planned.dtype, run.dtype)
+    return [f"planned for {one}, run with {other}" for one, other in pairs if one != other]
+
+
+def _skipped(done: "_Trained", steps: int) -> list[str]:
+    """A note on steps that left the weights as they were."""
+    if not done.skipped:
+        return []
+    return [f"{done.skipped} of {steps} steps left out: a loss or gradient was not finite"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """What a training leaves behind.
+
+    Attributes:
+        findings: of all ranks.
+        clocks: of all ranks.
+        skipped: number of steps that left the weights as they were.
+    """
+
+    findings: list[Findings]
+    clocks: list[Clock]
+    skipped: int
+
+
 def _trained(
     job: TrainingJob,
     settings: Settings,
     seat: ProcessRank,
-    progress: Callable[[int], None],
+    progress: Callable[[int, int], None],
     *,
     track_memory: bool,
-) -> tuple[list[Findings], list[Clock]]:
-    """Trains; the findings and clocks of all ranks."""
+) -> _Trained:
     trainer = Trainer(job, settings, seat.rank)
     world = trainer.world
     records: deque[Record] = deque(maxlen=KEPT_STEPS)
     losses, begun_s, iterations_s = [], [], []
     before = world.read_clocks()
-    for step in range(settings.steps):
+    for step in range(trainer.num_steps):
         record = trainer.step()
         records.append(record)
         losses.append(record.loss)
         begun_s.append(record.begun_s)
         iterations_s.append(record.iteration_s)
         if seat.rank == 0:
-            progress(step + 1)
+            progress(step + 1, trainer.num_steps)
     clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
     own = Findings(
         device=world.device,
@@ -123,7 +145,7 @@ def _trained(
     )
     findings = world.gather(own)
     world.close()
-    return findings, clocks
+    return _Trained(findings, clocks, trainer.updates.skipped)
 
 
 def _watched(trainer: Trainer, device: str) -> tuple[int, ...]:

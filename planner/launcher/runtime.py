@@ -5,12 +5,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.optim import Optimizer
 
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
@@ -48,6 +47,13 @@ def _reporting_errors(action: Compute) -> Iterator[None]:
         yield
     except REFUSALS as error:
         raise LaunchError(f"at {text(action)}: {type(error).__name__}: {error}") from error
+
+
+class Updating(Protocol):
+    """An optimizer, or what stands around one."""
+
+    def step(self) -> object:
+        """Changes the weights."""
 
 
 @dataclass(slots=True)
@@ -106,6 +112,7 @@ class StageRunner:
         criteria: the losses of the outputs that the stage makes, by output, already divided by the
             number of microbatches.
         precision: gives the context that forward passes run in.
+        scale: gives the factor of the losses in a backward pass.
     """
 
     def __init__(
@@ -115,6 +122,7 @@ class StageRunner:
         recompute: bool,
         criteria: Mapping[str, Criterion],
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
+        scale: Callable[[], float] = lambda: 1.0,
     ) -> None:
         tensors = tensors_by_name(graph)
         self.input_names = cast(tuple[str, ...], module.input_names)
@@ -124,6 +132,7 @@ class StageRunner:
         self._recompute = recompute
         self._criteria = criteria
         self._precision = precision
+        self._scale = scale
         self.running = running_statistics(module)
         self._stash: dict[int, _SavedForward] = {}
 
@@ -163,7 +172,7 @@ class StageRunner:
             (made.outputs[name], gradient) for name, gradient in gradients.items()
         ]
         if made.loss is not None and made.loss.requires_grad:
-            roots.append((made.loss, None))
+            roots.append((made.loss, torch.full_like(made.loss, self._scale())))
         if roots:
             torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
         # A gradient that no path leads to is sent as zeros, because its receive has been posted.
@@ -276,7 +285,7 @@ class Runtime:
 
     def __init__(
         self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
-        gradients: GradientBuffers, optimizer: Optimizer | None, world: World,
+        gradients: GradientBuffers, optimizer: Updating | None, world: World,
         waiting: Collection[Direction], seed: int = 0,
     ) -> None:  # fmt: skip
         if any(isinstance(one, Send | Receive) and one.box is not None for one in actions):
@@ -299,6 +308,11 @@ class Runtime:
         self._waiting = waiting
         self._seed, self._step_index = seed, 0
         self._made: Tensors = {}  # by the last computation, for the sends right after it
+
+    @property
+    def loss(self) -> float:
+        """This device's share of the loss in the current or last iteration."""
+        return self._record.loss
 
     def iterate(
         self, batches: Mapping[int, Batch], watch: MemoryWatch | None = None, *, step: int = 0

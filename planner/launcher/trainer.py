@@ -1,15 +1,18 @@
 """`Trainer`: one device's part of a training, step after step."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from planner.launcher.feed import Batch, BatchNeeds, Feed, synthetic_feed, user_feed
-from planner.launcher.gradients import GradientBuffers, make_optimizer
+from planner.launcher.gradients import DEFAULT_LEARNING_RATES, GradientBuffers, make_optimizer
 from planner.launcher.job import TrainingJob
-from planner.launcher.part import Part, as_it_crosses, make_part
+from planner.launcher.part import Part, as_it_crosses, make_part, shorter_dtype
 from planner.launcher.runtime import Record, Runtime
-from planner.launcher.settings import Settings
+from planner.launcher.settings import USUAL_STEPS, Settings
+from planner.launcher.training.rates import rate_factor
+from planner.launcher.training.updates import Rules, Updates, loss_scale, owned
 from planner.launcher.world import World
 from planner.problem import Optimizer as OptimizerName
 from planner.profilers.storages import MemoryWatch
@@ -24,6 +27,8 @@ class Trainer:
         part: its stages and parameters.
         gradients: of its trained parameters.
         optimizer: of the same; None if there are none.
+        updates: what stands around the optimizer.
+        num_steps: steps of the whole training.
         runtime: runs its actions.
         next_step: the index of the step that `step` runs next.
 
@@ -39,21 +44,45 @@ class Trainer:
             torch.set_num_threads(settings.threads or plan.threads or 1)
         else:
             torch.cuda.set_device(job.device)
+        self.num_steps = settings.steps or USUAL_STEPS
         self.world = World(plan.ranks, rank, job.program, job.device)
-        self.part = make_part(job, self.world.device)
+        scale = loss_scale(shorter_dtype(job))
+        self.part = make_part(job, self.world.device, lambda: scale.value)
         self.optimizer = make_optimizer(
-            OptimizerName(plan.optimizer), list(self.part.trained.values()), settings.learning_rate
-        )
+            OptimizerName(plan.optimizer), list(self.part.trained.values()),
+            settings.learning_rate, settings.weight_decay,
+        )  # fmt: skip
         self.gradients = GradientBuffers(self.part.trained, job.program.sums, self.world.device)
+        self.updates = Updates(
+            self.optimizer, self.gradients,
+            owned(self.part.trained, job.program.sums, self.world.device), self.world,
+            _rules(job, settings, self.num_steps), scale,
+        )  # fmt: skip
         actions = job.program.lists[self.world.device]
         self.runtime = Runtime(
             actions, as_it_crosses(job.model.graph, plan), self.part.stages, self.gradients,
-            self.optimizer, self.world, waiting_for_sends(job.program.code),
-            seed_of(job, settings),
+            self.updates, self.world, waiting_for_sends(job.program.code), seed_of(job, settings),
         )  # fmt: skip
         self._feed = make_feed(job, self.part, settings)
         self._microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
         self.next_step = 0
+
+    def extras(self) -> dict[str, Any]:
+        """The state besides weights, statistics and optimizer, as JSON."""
+        scale = self.updates.scale
+        return {"loss_scale": {"value": scale.value, "good_steps": scale.good_steps}}
+
+    def restore(self, extras: Mapping[str, Any], step: int) -> None:
+        """Goes on as after some steps.
+
+        Args:
+            extras: what `extras` has given; fields that are not there stay as they are.
+            step: the index of the step that is next.
+        """
+        if "loss_scale" in extras and self.updates.scale.is_dynamic:
+            self.updates.scale.value = float(extras["loss_scale"]["value"])
+            self.updates.scale.good_steps = int(extras["loss_scale"]["good_steps"])
+        self.next_step = step
 
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
@@ -70,9 +99,18 @@ class Trainer:
         """
         if batches is None:
             batches = self.batches()
+        self.updates.begin(self.next_step, lambda: self.runtime.loss)
         record = self.runtime.iterate(batches, watch, step=self.next_step)
         self.next_step += 1
         return record
+
+
+def _rules(job: TrainingJob, settings: Settings, num_steps: int) -> Rules:
+    rate = settings.learning_rate
+    if rate is None:
+        rate = DEFAULT_LEARNING_RATES[OptimizerName(job.plan.optimizer)]
+    factor = rate_factor(settings.lr_schedule, num_steps)
+    return Rules(rate, factor, settings.clip, settings.nan)
 
 
 def make_feed(job: TrainingJob, part: Part, settings: Settings) -> Feed:

@@ -252,9 +252,9 @@ def seat(monkeypatch):
 def test_one_device_trains_without_torchrun(tmp_path, optimizer):
     path = write_case(tmp_path, Case((1,), 3), optimizer=optimizer.value)
     steps = []
-    found = launch(path, steps=5, progress=steps.append)
+    found = launch(path, steps=5, progress=lambda *done: steps.append(done))
     assert found.loss[-1] < found.loss[0]
-    assert steps == [1, 2, 3, 4, 5]
+    assert steps == [(done, 5) for done in (1, 2, 3, 4, 5)]
     assert found.comparable and found.notes == ()
 
 
