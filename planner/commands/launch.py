@@ -53,9 +53,11 @@ def launch(
     planner launch strategy.json --nproc 8 --steps 20
 
     \b
-    --data names a function (step, microbatch, inputs) -> (tensors by input name, target), where
-    inputs maps the name of each input of the model to its shape and dtype. Every rank calls it
-    for its own microbatches. With several losses, the target is a dict by output.
+    --data names a function without parameters that returns a dataset: its samples, or the batches
+    of its DataLoader, are those of a loop on one device, and every rank reads its own part. Or it
+    names a function (step, microbatch, inputs) -> (tensors by input name, target), where inputs
+    maps the name of each input of the model to its shape and dtype. With several losses, the
+    target is a dict by output.
     """
     check_output({"trace": trace}, {"model": model_path}, strategy)
     if nproc is not None and "RANK" not in os.environ:
@@ -92,9 +94,14 @@ def forwarded() -> list[str]:
     arguments: list[str] = []
     for parameter in ctx.command.params:
         value, name = ctx.params.get(parameter.name or ""), parameter.opts[0]
-        if parameter.name in ("strategy", "nproc") or value is None or value is False:
+        if parameter.name in ("strategy", "nproc", "config") or value is None:
             continue
-        texts = [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [str(value)]
-        for text in texts:
-            arguments += [name] if value is True else [name, text]
+        if isinstance(value, bool):
+            arguments += [name] if value else parameter.secondary_opts[:1]
+            continue
+        given = value if isinstance(value, tuple) else (value,)
+        if isinstance(value, dict):
+            given = tuple(f"{key}={one}" for key, one in value.items())
+        for one in given:
+            arguments += [name, str(one)]
     return arguments

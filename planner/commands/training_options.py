@@ -7,6 +7,8 @@ from planner.commands.options import stacked
 LOOP = stacked(
     click.option("--steps", type=click.IntRange(1), metavar="N",
                  help="Optimizer steps, counted from the very first.  [default: 10]"),
+    click.option("--epochs", type=click.IntRange(1), metavar="N",
+                 help="Passes over the dataset of --data, instead of --steps."),
     click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam", "adamw"]),
                  help="Optimizer, with at most the state that was planned."
                  "  [default: the strategy's]"),
@@ -27,8 +29,12 @@ LOOP = stacked(
                  help="Type that products and convolutions are computed in (autocast); float16 has"
                  " a loss scale.  [default: the strategy's]"),
     click.option("--data", metavar="MODULE:CALLABLE",
-                 help="Function (step, microbatch, inputs) -> (tensors by input, target)."
-                 "  [default: synthetic data]"),
+                 help="Function without required parameters that returns a dataset or a DataLoader"
+                 " with the batch of a step, or function (step, microbatch, inputs) -> (tensors by"
+                 " input, target).  [default: synthetic data]"),
+    click.option("--shuffle/--no-shuffle", default=True, show_default=True,
+                 help="Draw the samples of a dataset in another order in each epoch; a DataLoader"
+                 " says that itself."),
     click.option("--threads", type=click.IntRange(1),
                  help="CPU threads per rank.  [default: as in the profile]"),
     click.option("--seed", type=int,

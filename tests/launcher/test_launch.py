@@ -408,7 +408,7 @@ def test_one_gpu_trains_as_a_cpu_does(alone):
 def use_data(monkeypatch, tmp_path, function):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planner.launcher.settings.function_named", lambda *_: function)
-    monkeypatch.setattr("planner.launcher.feed.function_named", lambda *_: function)
+    monkeypatch.setattr("planner.launcher.training.datasets.function_named", lambda *_: function)
 
 
 def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):

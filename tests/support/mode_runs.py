@@ -5,7 +5,8 @@ Under torchrun, which runs every `*.strategy.json` of a folder:
     torchrun --nproc-per-node 2 tests/support/mode_runs.py FOLDER STEPS
 
 Rank r writes FOLDER/NAME.r.pt: losses (rank 0), parameters and running statistics by name.
-Settings besides the steps are in FOLDER/NAME.settings.json, where it is there.
+Settings besides the steps are in FOLDER/NAME.settings.json, where it is there; 0 steps leave the
+number to them.
 """
 
 import json
@@ -206,7 +207,7 @@ def main(folder, steps):
         dist.init_process_group = partial(start, store=dist.PrefixStore(path.name, store))
         settings = path.with_name(path.name.replace("strategy", "settings"))
         how = json.loads(settings.read_text()) if settings.exists() else {}
-        report, held, running = launched(path, steps, **how)
+        report, held, running = launched(path, steps or None, **how)
         losses = None if report is None else report.loss
         torch.save((losses, held, running), folder / f"{path.name.partition('.')[0]}.{rank}.pt")
 
