@@ -143,7 +143,7 @@ def user_feed(
             )
         inputs, given = made
         targets = _targets(where, given, compared)
-        checked = {
+        read = {
             n: checked(f"{where}: input {n!r}", inputs.get(n), *wanted[n])
             for n in sorted(needs.inputs)
         }
@@ -152,7 +152,7 @@ def user_feed(
             for loss in compared
             if loss.output.name in needs.targets
         }
-        return Batch(moved(checked, device), moved(goals, device))
+        return Batch(moved(read, device), moved(goals, device))
 
     return feed
 
