@@ -1202,7 +1202,7 @@ def launch(
     trace: File | None = None,
     track_memory: bool = False,
     report: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int, float | None], None] = lambda done, total, loss: None,
     **how: Any,
 ) -> "LaunchReport | None":
     """Trains as a strategy says. Every rank that torchrun starts calls it; a strategy for one
@@ -1218,11 +1218,12 @@ def launch(
         trace: file to write a measured iteration to.
         track_memory: whether memory is watched in one more step, which is slow.
         report: called with a line for people on a rank that idles.
-        progress: called on rank 0 with the number of steps done, and of all.
+        progress: called on rank 0 after each step with the number of steps done, that of all, and
+            the loss where it is known.
         how: the training itself: the options of the command line, in its words, such as `steps`,
             `learning_rate` (--lr), `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`,
-            `dtype`, `data`, `seed` and `threads`; `planner.launcher.settings.Settings` describes
-            them.
+            `dtype`, `data`, `epochs`, `shuffle`, `eval_data`, `eval_every`, `metrics`, `log`,
+            `seed` and `threads`; `planner.launcher.settings.Settings` describes them.
 
     Returns:
         Predicted beside measured times on rank 0, None elsewhere.

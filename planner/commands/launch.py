@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def launch(
     maps the name of each input of the model to its shape and dtype. With several losses, the
     target is a dict by output.
     """
-    check_output({"trace": trace}, {"model": model_path}, strategy)
+    check_output({"trace": trace, "log": how["log"]}, {"model": model_path}, strategy)
     if nproc is not None and "RANK" not in os.environ:
         ctx.exit(api.start_launch(strategy, nproc, forwarded()))
     with one_of_several(), bar("Training") as tick:
@@ -68,11 +69,17 @@ def launch(
             model=model_path,
             trace=trace,
             report=lambda line: say(line, err=True),
-            progress=tick,
+            progress=lambda done, total, loss: tick(done, total, loss_text(loss)),
+            tells=sys.stderr.isatty(),
             **how,
         )
     if report is not None:
         print_report(report, as_json)
+
+
+def loss_text(loss: float | None) -> str:
+    """What the progress bar says of a step."""
+    return "" if loss is None else f", loss {loss:.4g}"
 
 
 def print_report(report: "LaunchReport", as_json: bool) -> None:

@@ -1,5 +1,7 @@
 """Options of `planner launch` about the training itself: the fields of the launcher's settings."""
 
+from pathlib import Path
+
 import click
 
 from planner.commands.options import stacked
@@ -35,6 +37,14 @@ LOOP = stacked(
     click.option("--shuffle/--no-shuffle", default=True, show_default=True,
                  help="Draw the samples of a dataset in another order in each epoch; a DataLoader"
                  " says that itself."),
+    click.option("--eval-data", metavar="MODULE:CALLABLE",
+                 help="The same for a dataset to evaluate on: loss, accuracy and --metric."),
+    click.option("--eval-every", type=click.IntRange(1), metavar="N",
+                 help="Evaluate after every N steps.  [default: after the last one]"),
+    click.option("--metric", "metrics", multiple=True, metavar="MODULE:FUNCTION",
+                 help="Function (output, target) -> number, a mean over samples; may be repeated."),
+    click.option("--log", type=click.Path(path_type=Path),
+                 help="Write a line of JSON for each step and evaluation."),
     click.option("--threads", type=click.IntRange(1),
                  help="CPU threads per rank.  [default: as in the profile]"),
     click.option("--seed", type=int,

@@ -14,10 +14,11 @@ from planner.launcher.clocks import Clock
 from planner.launcher.feed import Copies
 from planner.launcher.job import TrainingJob, check_ranks, prepare, with_settings
 from planner.launcher.part import staying
-from planner.launcher.report import Findings, LaunchReport, make_report
+from planner.launcher.report import Evaluation, Findings, LaunchReport, make_report
 from planner.launcher.runtime import Record
 from planner.launcher.settings import Settings, check
 from planner.launcher.trainer import Trainer
+from planner.launcher.training.following import Follower
 from planner.launcher.world import ProcessRank, process_rank
 from planner.model.losses import NO_OPTIONS, LossOptions
 from planner.plan import Plan
@@ -25,6 +26,7 @@ from planner.profilers.storages import watching
 from planner.traces.read import measured_by
 from planner.traces.write import write_trace
 
+Progress = Callable[[int, int, float | None], None]
 KEPT_STEPS = 50  # the last ones, whose actions are kept
 
 
@@ -37,7 +39,7 @@ def launch(
     trace: Path | None = None,
     track_memory: bool = False,
     report: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total, loss: None,
     **how: Any,
 ) -> LaunchReport | None:
     """Trains as the strategy says; every rank that torchrun starts calls it.
@@ -51,7 +53,8 @@ def launch(
         track_memory: whether to run one more step, whose memory is watched and whose time is not
             reported.
         report: gets a line of text from a rank that idles.
-        progress: on rank 0, gets the number of steps done, and of all, after each.
+        progress: on rank 0, gets after each step the number of steps done, that of all, and the
+            loss of all ranks where it is known.
         how: the fields of `Settings`.
 
     Returns:
@@ -76,8 +79,8 @@ def launch(
     if seat.rank > 0:
         return None
     made = make_report(plan, job.model.graph, job.losses, done.findings, done.clocks)
-    notes = (*job.model.notes, *_chosen(plan, job.plan), *made.notes, *_skipped(done, made.steps))
-    made = replace(made, notes=notes)
+    said = (*_chosen(plan, job.plan), *made.notes, *_skipped(done, made.steps), *done.notes)
+    made = replace(made, notes=(*job.model.notes, *said), evaluations=done.evaluations)
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(made.timeline, names, trace, measured_by(plan))
@@ -105,18 +108,22 @@ class _Trained:
         findings: of all ranks.
         clocks: of all ranks.
         skipped: number of steps that left the weights as they were.
+        evaluations: all figures, in their order.
+        notes: on the evaluations.
     """
 
     findings: list[Findings]
     clocks: list[Clock]
     skipped: int
+    evaluations: tuple[Evaluation, ...]
+    notes: tuple[str, ...]
 
 
 def _trained(
     job: TrainingJob,
     settings: Settings,
     seat: ProcessRank,
-    progress: Callable[[int, int], None],
+    progress: Progress,
     *,
     track_memory: bool,
 ) -> _Trained:
@@ -125,14 +132,17 @@ def _trained(
     records: deque[Record] = deque(maxlen=KEPT_STEPS)
     losses, begun_s, iterations_s = [], [], []
     before = world.read_clocks()
-    for step in range(trainer.num_steps):
+    follower = Follower(trainer, settings, seat.rank)
+    for step in range(trainer.next_step, trainer.num_steps):
         record = trainer.step()
         records.append(record)
         losses.append(record.loss)
         begun_s.append(record.begun_s)
         iterations_s.append(record.iteration_s)
+        follower.after(step, record)
         if seat.rank == 0:
-            progress(step + 1, trainer.num_steps)
+            progress(step + 1, trainer.num_steps, trainer.updates.last.loss)
+    follower.close()
     clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
     own = Findings(
         device=world.device,
@@ -145,7 +155,9 @@ def _trained(
     )
     findings = world.gather(own)
     world.close()
-    return _Trained(findings, clocks, trainer.updates.skipped)
+    return _Trained(
+        findings, clocks, trainer.updates.skipped, tuple(follower.evaluations), follower.notes
+    )
 
 
 def _watched(trainer: Trainer, device: str) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
 from planner.operators.losses import Criterion
+from planner.operators.modes import evaluating
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing
 from planner.operators.running import REFUSALS
@@ -181,6 +182,16 @@ class StageRunner:
             for name, leaf in stashed.leaves.items()
             if leaf.requires_grad
         }
+
+    def evaluate(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """The outputs of the stage as in evaluation, without losses and without a stash.
+
+        Args:
+            tensors: inputs of the stage, by name.
+        """
+        with torch.no_grad(), evaluating(), self._precision():
+            results = self._module(*(tensors[name] for name in self.input_names))
+        return dict(zip(self.output_names, results, strict=True))
 
     def _run(self, leaves: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> _ForwardPass:
         with self._precision():

@@ -44,6 +44,7 @@ class Settings:
         eval_every: steps between two evaluations; None evaluates after the last step only.
         metrics: "module:function"s of (output, target), besides loss and accuracy.
         log: file that rank 0 writes a line of JSON into after each step.
+        tells: whether somebody wants to know the loss after each step.
     """
 
     steps: int | None = None
@@ -63,6 +64,7 @@ class Settings:
     eval_every: int | None = None
     metrics: tuple[str, ...] = ()
     log: Path | None = None
+    tells: bool = False
 
 
 def check(settings: Settings) -> None:

@@ -21,6 +21,7 @@ from planner.launcher.training.datasets import (
     said,
 )
 from planner.launcher.training.dealing import Deal, History
+from planner.launcher.training.evaluation import EvalData, Evaluator
 from planner.launcher.training.rates import rate_factor
 from planner.launcher.training.samples import Reader
 from planner.launcher.training.updates import Rules, Updates, loss_scale, owned
@@ -42,6 +43,7 @@ class Trainer:
         num_steps: steps of the whole training.
         deal: how samples become microbatches.
         history: the sizes of all batches since the first step.
+        evaluate: gives the figures of an evaluation; all ranks call it together. None without data.
         runtime: runs its actions.
         next_step: the index of the step that `step` runs next.
 
@@ -65,8 +67,15 @@ class Trainer:
         self.history = History(((0, self.deal.samples),))
         # Data that does not fit is told before the ranks meet.
         self._feed = make_feed(job, self.part, settings, self._microbatches)
+        eval_data = self._eval_data(job, settings.eval_data)
         self.world = World(plan.ranks, rank, job.program, job.device)
         self.num_steps = _num_steps(settings, self._feed, self.world)
+        crossing = as_it_crosses(job.model.graph, plan)
+        self.evaluate: Evaluator | None = None
+        if eval_data is not None:
+            self.evaluate = Evaluator(
+                job, self.part, crossing, self.world, eval_data, self.deal, settings.metrics
+            )
         self.optimizer = make_optimizer(
             OptimizerName(plan.optimizer), list(self.part.trained.values()),
             settings.learning_rate, settings.weight_decay,
@@ -75,13 +84,22 @@ class Trainer:
         self.updates = Updates(
             self.optimizer, self.gradients,
             owned(self.part.trained, job.program.sums, self.world.device), self.world,
-            _rules(job, settings, self.num_steps), scale,
+            _rules(job, settings, self.num_steps, self.world), scale,
         )  # fmt: skip
         self.runtime = Runtime(
-            actions, as_it_crosses(job.model.graph, plan), self.part.stages, self.gradients,
+            actions, crossing, self.part.stages, self.gradients,
             self.updates, self.world, waiting_for_sends(job.program.code), seed_of(job, settings),
         )  # fmt: skip
         self.next_step = 0
+
+    def _eval_data(self, job: TrainingJob, data: object) -> EvalData | None:
+        """What this device reads of the data of evaluations."""
+        if data is None:
+            return None
+        needs = needs_of(job, self.part)
+        reader = Reader(job.model.graph, job.losses, needs, job.device)
+        reads = reader if needs.inputs or needs.targets else None
+        return EvalData(data, "--eval-data", self.deal, self._microbatches, reads)
 
     def extras(self) -> dict[str, Any]:
         """The state besides weights, statistics and optimizer, as JSON."""
@@ -129,12 +147,13 @@ class Trainer:
         return record
 
 
-def _rules(job: TrainingJob, settings: Settings, num_steps: int) -> Rules:
+def _rules(job: TrainingJob, settings: Settings, num_steps: int, world: World) -> Rules:
     rate = settings.learning_rate
     if rate is None:
         rate = DEFAULT_LEARNING_RATES[OptimizerName(job.plan.optimizer)]
     factor = rate_factor(settings.lr_schedule, num_steps)
-    return Rules(rate, factor, settings.clip, settings.nan)
+    tells = any(world.gather(settings.tells or settings.log is not None))
+    return Rules(rate, factor, settings.clip, settings.nan, tells)
 
 
 def _num_steps(settings: Settings, feed: Feed, world: World) -> int:

@@ -254,7 +254,7 @@ def test_one_device_trains_without_torchrun(tmp_path, optimizer):
     steps = []
     found = launch(path, steps=5, progress=lambda *done: steps.append(done))
     assert found.loss[-1] < found.loss[0]
-    assert steps == [(done, 5) for done in (1, 2, 3, 4, 5)]
+    assert steps == [(done, 5, None) for done in (1, 2, 3, 4, 5)]
     assert found.comparable and found.notes == ()
 
 

@@ -119,3 +119,8 @@ def of_two(step, microbatch):
 def number():
     """Is no dataset."""
     return 7
+
+
+def none():
+    """No samples."""
+    return []

@@ -5,6 +5,10 @@
     dealing.py     samples -> microbatches of steps; the numbers that datasets draw
     datasets.py    a dataset of the user -> the microbatches of one device
     samples.py     a sample or batch of the user -> tensors by their names in the model
+    evaluation.py  forward passes over other data
+    metrics.py     the figures of an evaluation
+    log.py         a line of JSON for each step
+    following.py   what happens between two steps
 
 A step itself is `planner.launcher.runtime`.
 """

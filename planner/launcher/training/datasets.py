@@ -34,13 +34,9 @@ from torch.utils.data import (
 
 from planner.errors import LaunchError
 from planner.launcher.feed import Batch
-from planner.launcher.training.dealing import Deal, History, drawing, seed_of
+from planner.launcher.training.dealing import Deal, History, Request, drawing, seed_of
 from planner.launcher.training.samples import Reader
 from planner.support.named import function_named
-
-Request = tuple[int, list[Any]]
-"""A seed, and the indices of the samples of one microbatch."""
-
 
 # ------------------------------------------------------------------------------ what is given
 
@@ -154,7 +150,7 @@ class MapSource:
     def order(self, epoch: int) -> list[Any]:
         """The indices of the samples of an epoch."""
         if epoch not in self._orders:
-            with _told(self.where), drawing(seed_of(self._deal.seed, "epoch", epoch)):
+            with told(self.where), drawing(seed_of(self._deal.seed, "epoch", epoch)):
                 self._orders = {epoch: self._drawn(epoch)}
         return self._orders[epoch]
 
@@ -263,7 +259,7 @@ class MapFeed:
     def __call__(self, step: int, microbatch: int) -> Batch:
         """One microbatch of a step."""
         where = f"{self._source.where}: step {step}, microbatch {microbatch}"
-        with _told(where):
+        with told(where):
             if self._due != (step, microbatch):
                 self._coming = self._source.fetched(self._requests(step, microbatch))
             item = next(self._coming)
@@ -282,7 +278,7 @@ class MapFeed:
         """
         microbatch = self._mine[0]
         where = f"{self._source.where}: step 0, microbatch {microbatch}"
-        with _told(where):
+        with told(where):
             item = self._source.first(next(self._requests(0, microbatch)))
         self._read.microbatch(item, where)
 
@@ -329,7 +325,7 @@ class StreamFeed:
     def __call__(self, step: int, microbatch: int) -> Batch:
         """One microbatch of a step."""
         where = f"{self._where}: step {step}, microbatch {microbatch}"
-        with _told(where):
+        with told(where):
             if step < self._step:
                 self._begin()
             while self._step < step:
@@ -400,7 +396,7 @@ def _rows(item: object) -> int | None:
 
 
 @contextmanager
-def _told(where: str) -> Iterator[None]:
+def told(where: str) -> Iterator[None]:
     """Names the place of what a dataset raises."""
     try:
         yield

@@ -4,11 +4,15 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from planner.operators.randomness import seeded
+
+Request = tuple[int, list[Any]]
+"""A seed, and the indices of the samples of one microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
