@@ -19,10 +19,9 @@ from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
 from planner.operators.losses import Criterion
-from planner.operators.modes import evaluating
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing
-from planner.operators.running import REFUSALS
+from planner.operators.running import REFUSALS, evaluating
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import (
     Action,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from planner.errors import OperatorError
-from planner.operators.modes import evaluates
+from planner.operators.running import evaluates
 from planner.operators.shape import Integers
 
 _updated: ContextVar[frozenset[int]] = ContextVar("updated", default=frozenset())

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from planner.errors import OperatorError
 from planner.operators import randomness
-from planner.operators.modes import evaluates
+from planner.operators.running import evaluates
 
 
 def dropout(

@@ -1,7 +1,7 @@
 """An evaluation: the forward passes of a step's action lists, over data of its own.
 
 Modules, parameters and the order of actions are those of the training. Operators compute as in
-evaluation (`planner.operators.modes`), whatever the file says of its training. Each replica has
+evaluation (`planner.operators.running`), whatever the file says of its training. Each replica has
 running statistics of its own microbatches; all take those of the first one, which are those of the
 model, as in DistributedDataParallel. Every sample counts once: the last microbatch is filled up
 with its last sample, and the rows of that are cut off before anything is computed from them.
