@@ -117,7 +117,7 @@ _evaluates: ContextVar[bool] = ContextVar("evaluates", default=False)
 @contextmanager
 def evaluating() -> Iterator[None]:
     """A context in which operators compute as in evaluation: BatchNormalization normalizes by its
-    running statistics and leaves them as they are, Dropout keeps everything, whatever the file says.
+    running statistics and leaves them as they are, Dropout keeps everything; the file may say else.
     """
     token = _evaluates.set(True)
     try:
