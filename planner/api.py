@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import FileError, ModelError, OptionError
 from planner.launcher import ending as ending
@@ -1204,15 +1204,9 @@ def launch(
     strategy: File,
     *,
     model: File | None = None,
-    steps: int = 10,
-    learning_rate: float | None = None,
     loss: str | Mapping[str, str] | None = None,
     class_dim: int | Mapping[str, int] | None = None,
-    data: str | None = None,
     device: str = "auto",
-    threads: int | None = None,
-    seed: int | None = None,
-    hang_timeout: float = 20.0,
     trace: File | None = None,
     track_memory: bool = False,
     checkpoint: File | None = None,
@@ -1220,7 +1214,8 @@ def launch(
     checkpoint_keep: int = 3,
     resume: File | None = None,
     report: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int], None] = lambda step: None,
+    progress: Callable[[int, int, float | None], None] = lambda done, total, loss: None,
+    **how: Any,
 ) -> "LaunchReport | None":
     """Trains as a strategy says. Every rank that torchrun starts calls it; a strategy for one
     device needs no torchrun.
@@ -1228,16 +1223,10 @@ def launch(
     Args:
         strategy: the file; the model is looked for relative to its folder.
         model: the ONNX file, if it is not where the strategy says.
-        steps: optimizer steps, with those before the checkpoint that it goes on from.
-        learning_rate: None takes the optimizer's usual one.
         loss: of all outputs that the profile gave one, or by output: see `read_model`; None takes
             the profile's.
         class_dim: the dimension that classes lie on, of all of them or by output.
-        data: "module:function" that gives the microbatches; None draws random ones.
         device: "auto", "cpu" or "cuda".
-        threads: CPU threads per rank; None takes the profile's.
-        seed: of random data and of random operators; None takes the strategy's.
-        hang_timeout: time that a rank may always stand in one action, in s; 0 for ever.
         trace: file to write a measured iteration to.
         track_memory: whether memory is watched in one more step, which is slow.
         checkpoint: folder for checkpoints; one is written at the end.
@@ -1246,7 +1235,12 @@ def launch(
         resume: a checkpoint, or a folder with some, to go on from; it may be that of another
             strategy of the same model.
         report: called with a line for people on a rank that idles.
-        progress: called on rank 0 with the number of steps done.
+        progress: called on rank 0 after each step with the number of steps done, that of all, and
+            the loss where it is known.
+        how: the training itself: the options of the command line, in its words, such as `steps`,
+            `learning_rate` (--lr), `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`,
+            `dtype`, `data`, `epochs`, `shuffle`, `eval_data`, `eval_every`, `metrics`, `log`,
+            `seed` and `threads`; `planner.launcher.settings.Settings` describes them.
 
     Returns:
         Predicted beside measured times on rank 0, None elsewhere.
@@ -1262,14 +1256,8 @@ def launch(
     return run.launch(
         Path(strategy),
         model_path=None if model is None else Path(model),
-        steps=steps,
-        learning_rate=learning_rate,
         loss=LossOptions(functions=loss, class_dims=class_dim),
-        data=data,
         device=device,
-        seed=seed,
-        threads=threads,
-        hang_timeout=hang_timeout,
         trace=None if trace is None else Path(trace),
         track_memory=track_memory,
         keeping=Keeping(
@@ -1280,6 +1268,7 @@ def launch(
         ),
         report=report,
         progress=progress,
+        **how,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from planner.commands.option_types import loss_options
 from planner.commands.options import OPERATORS, packed
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, say, show
+from planner.commands.training_options import LOOP
 
 if TYPE_CHECKING:
     from planner.api import LaunchReport
@@ -38,19 +40,10 @@ CHECKPOINTS = packed(
               help="Start N processes on this host.")  # fmt: skip
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the strategy says.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), default=10, show_default=True)
-@click.option("--lr", "learning_rate", type=float,
-              help="Learning rate.  [default: the optimizer's usual one]")  # fmt: skip
+@LOOP
 @loss_options("as in the profile")
-@click.option("--data", metavar="MODULE:FUNCTION",
-              help="Function that gives the microbatches.  [default: synthetic data]")  # fmt: skip
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
               show_default=True)  # fmt: skip
-@click.option("--threads", type=click.IntRange(1),
-              help="CPU threads per rank.  [default: as in the profile]")  # fmt: skip
-@click.option("--seed", type=int,
-              help="Seed of synthetic data and of random operators, such as Dropout."
-              "  [default: the strategy's]")  # fmt: skip
 @click.option("--hang-timeout", type=click.FloatRange(0), default=20, show_default=True,
               metavar="S",
               help="Seconds that a rank may always stand in one action; 0: for ever.")  # fmt: skip
@@ -69,18 +62,9 @@ def launch(
     nproc: int | None,
     model_path: Path | None,
     trace: Path | None,
-    steps: int,
     as_json: bool,
-    learning_rate: float | None,
-    loss: str | dict[str, str] | None,
-    class_dim: int | dict[str, int] | None,
-    data: str | None,
-    device: str,
-    threads: int | None,
-    seed: int | None,
-    hang_timeout: float,
-    track_memory: bool,
     checkpoints: dict[str, Any],
+    **how: Any,
 ) -> None:
     """Trains as a STRATEGY says, and shows predicted beside measured times.
 
@@ -89,34 +73,33 @@ def launch(
     planner launch strategy.json --nproc 8 --steps 20
 
     \b
-    --data names a function (step, microbatch, inputs) -> (tensors by input name, target), where
-    inputs maps the name of each input of the model to its shape and dtype. Every rank calls it
-    for its own microbatches. With several losses, the target is a dict by output.
+    --data names a function without parameters that returns a dataset: its samples, or the batches
+    of its DataLoader, are those of a loop on one device, and every rank reads its own part. Or it
+    names a function (step, microbatch, inputs) -> (tensors by input name, target), where inputs
+    maps the name of each input of the model to its shape and dtype. With several losses, the
+    target is a dict by output.
     """
-    check_output({"trace": trace}, {"model": model_path}, strategy)
+    check_output({"trace": trace, "log": how["log"]}, {"model": model_path}, strategy)
     if nproc is not None and "RANK" not in os.environ:
         ctx.exit(api.start_launch(strategy, nproc, forwarded()))
     with one_of_several(), bar("Training") as tick:
         report = api.launch(
             strategy,
             model=model_path,
-            steps=steps,
-            learning_rate=learning_rate,
-            loss=loss,
-            class_dim=class_dim,
-            data=data,
-            device=device,
-            threads=threads,
-            seed=seed,
-            hang_timeout=hang_timeout,
             trace=trace,
-            track_memory=track_memory,
             **checkpoints,
             report=lambda line: say(line, err=True),
-            progress=lambda step: tick(step, steps),
+            progress=lambda done, total, loss: tick(done, total, loss_text(loss)),
+            tells=sys.stderr.isatty(),
+            **how,
         )
     if report is not None:
         print_report(report, as_json)
+
+
+def loss_text(loss: float | None) -> str:
+    """What the progress bar says of a step."""
+    return "" if loss is None else f", loss {loss:.4g}"
 
 
 def print_report(report: "LaunchReport", as_json: bool) -> None:
@@ -138,9 +121,14 @@ def forwarded() -> list[str]:
     arguments: list[str] = []
     for parameter in ctx.command.params:
         value, name = ctx.params.get(parameter.name or ""), parameter.opts[0]
-        if parameter.name in ("strategy", "nproc") or value is None or value is False:
+        if parameter.name in ("strategy", "nproc", "config") or value is None:
             continue
-        texts = [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [str(value)]
-        for text in texts:
-            arguments += [name] if value is True else [name, text]
+        if isinstance(value, bool):
+            arguments += [name] if value else parameter.secondary_opts[:1]
+            continue
+        given = value if isinstance(value, tuple) else (value,)
+        if isinstance(value, dict):
+            given = tuple(f"{key}={one}" for key, one in value.items())
+        for one in given:
+            arguments += [name, str(one)]
     return arguments

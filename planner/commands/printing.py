@@ -192,10 +192,12 @@ def show_chart(lines: "Callable[[int], Sequence[Sequence[Piece]]]") -> None:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar with the time left, on standard error; silent where that is no terminal."""
+def bar(title: str) -> Iterator[Callable[..., None]]:
+    """A progress bar with the time left, on standard error; silent where that is no terminal. It
+    is told the work done, all work, and words to be shown behind the title.
+    """
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda done, total, text="": None
         return
     from rich.progress import Progress, TextColumn
 
@@ -205,7 +207,9 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     )
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task(printable(title), total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield lambda done, total, text="": progress.update(
+            task, completed=done, total=total, description=printable(title + text)
+        )
 
 
 class SolverLog(logging.Handler):

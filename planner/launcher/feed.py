@@ -13,7 +13,6 @@ from planner.graph import Graph, tensors_by_name
 from planner.model import Model
 from planner.model.losses import Loss, LossName
 from planner.operators import synthetic
-from planner.support.named import function_named
 
 IGNORED_CLASS = -100  # torch's losses ignore elements of this class
 
@@ -105,56 +104,61 @@ def synthetic_feed(
 
 
 def user_feed(
-    name: str, graph: Graph, losses: Sequence[Loss], needs: BatchNeeds, device: str
+    name: str,
+    function: Callable[..., object],
+    graph: Graph,
+    losses: Sequence[Loss],
+    needs: BatchNeeds,
+    device: str,
 ) -> Feed:
     """The user's own data.
 
     Args:
-        name: "module:function"; the module may be in the current folder. The function is called as
-            `function(step, microbatch, {input: (shape, dtype)})` on every rank that needs the
-            microbatch, and has to return the same everywhere: ({input: tensor}, target). The
-            target is a tensor; with several losses that have one, {output: tensor}; without any,
-            it is not read.
+        name: how messages call it, such as "--data mine:data".
+        function: called as `function(step, microbatch, {input: (shape, dtype)})` on every rank
+            that needs the microbatch, and has to return the same everywhere: ({input: tensor},
+            target). The target is a tensor; with several losses that have one, {output: tensor};
+            without any, it is not read.
         graph: the graph.
         losses: the losses.
         needs: the data that this process needs.
         device: the device that the data is moved to, such as "cuda:0".
 
     Raises:
-        LaunchError: if the function is not there; later, if it fails or returns something else.
+        LaunchError: later, if it fails or returns something else.
     """
-    function = function_named(name, "--data", LaunchError)
     compared = [loss for loss in losses if loss.has_target]
     tensors = tensors_by_name(graph)
     wanted: Specification = {n: (tensors[n].shape, torch_dtype(tensors[n])) for n in graph.inputs}
 
     def feed(step: int, microbatch: int) -> Batch:
-        where = f"--data {name}: step {step}, microbatch {microbatch}"
+        where = f"{name}: step {step}, microbatch {microbatch}"
         try:
             made: object = function(step, microbatch, dict(wanted))
         except Exception as error:
             raise LaunchError(f"{where}: {type(error).__name__}: {error}") from error
         if not (isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[0], Mapping)):
             raise LaunchError(
-                f"{where}: expected ({{input: tensor}}, target), got {_described(made)}"
+                f"{where}: expected ({{input: tensor}}, target), got {described(made)}"
             )
         inputs, given = made
         targets = _targets(where, given, compared)
-        checked = {
-            n: _checked(f"{where}: input {n!r}", inputs.get(n), *wanted[n])
+        read = {
+            n: checked(f"{where}: input {n!r}", inputs.get(n), *wanted[n])
             for n in sorted(needs.inputs)
         }
         goals = {
-            loss.output.name: _checked_target(where, targets.get(loss.output.name), loss)
+            loss.output.name: checked_target(where, targets.get(loss.output.name), loss)
             for loss in compared
             if loss.output.name in needs.targets
         }
-        return Batch(_moved(checked, device), _moved(goals, device))
+        return Batch(moved(read, device), moved(goals, device))
 
     return feed
 
 
-def _moved(tensors: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
+def moved(tensors: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
+    """The tensors on a device."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
@@ -168,14 +172,14 @@ def _targets(where: str, given: object, compared: Sequence[Loss]) -> Mapping[str
     return given if isinstance(given, Mapping) else {}
 
 
-def _checked_target(where: str, value: object, loss: Loss) -> Tensor:
+def checked_target(where: str, value: object, loss: Loss) -> Tensor:
     """A target that a loss can be computed from; one for the user's function is any tensor."""
     place = f"{where}: target of {loss.output.name!r}"
     if loss.is_users:
         if not isinstance(value, Tensor):
             raise LaunchError(f"{place}: expected a tensor, got {type(value).__name__}")
         return value
-    goal = _checked(place, value, loss.target_shape, getattr(torch, loss.target_dtype))
+    goal = checked(place, value, loss.target_shape, getattr(torch, loss.target_dtype))
     if loss.class_dim is not None:
         _check_classes(place, goal, loss.num_classes)
     elif loss.function == LossName.BCE:
@@ -185,7 +189,12 @@ def _checked_target(where: str, value: object, loss: Loss) -> Tensor:
     return goal
 
 
-def _checked(where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def checked(where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of a shape and type, from the user.
+
+    Raises:
+        LaunchError: if it is none.
+    """
     expected = f"expected a tensor of shape {shape} and {dtype}"
     if not isinstance(value, Tensor):
         raise LaunchError(f"{where}: {expected}, got {type(value).__name__}")
@@ -203,7 +212,7 @@ def _check_classes(where: str, target: Tensor, num_classes: int) -> None:
         )
 
 
-def _described(value: object) -> str:
+def described(value: object) -> str:
     """The type of a value; for a pair the types of its items."""
     if isinstance(value, tuple | list):
         return f"({', '.join(type(item).__name__ for item in value)})"

@@ -80,7 +80,10 @@ def _flat(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def make_optimizer(
-    name: OptimizerName, parameters: Sequence[Tensor], learning_rate: float | None
+    name: OptimizerName,
+    parameters: Sequence[Tensor],
+    learning_rate: float | None,
+    weight_decay: float | None = None,
 ) -> Optimizer | None:
     """The optimizer of one device; None if it trains nothing.
 
@@ -91,16 +94,19 @@ def make_optimizer(
         name: name of the optimizer.
         parameters: the device's trainable parameters.
         learning_rate: None takes that of `DEFAULT_LEARNING_RATES`.
+        weight_decay: None takes torch's usual one.
     """
     if not parameters:
         return None
     rate = DEFAULT_LEARNING_RATES[name] if learning_rate is None else learning_rate
+    usual = 0.01 if name is OptimizerName.ADAMW else 0.0
+    decay = usual if weight_decay is None else weight_decay
     match name:
         case OptimizerName.SGD:
-            return SGD(parameters, lr=rate)
+            return SGD(parameters, lr=rate, weight_decay=decay)
         case OptimizerName.MOMENTUM:
-            return SGD(parameters, lr=rate, momentum=0.9)
+            return SGD(parameters, lr=rate, momentum=0.9, weight_decay=decay)
         case OptimizerName.ADAM:
-            return Adam(parameters, lr=rate, fused=True)
+            return Adam(parameters, lr=rate, weight_decay=decay, fused=True)
         case OptimizerName.ADAMW:
-            return AdamW(parameters, lr=rate, fused=True)
+            return AdamW(parameters, lr=rate, weight_decay=decay, fused=True)

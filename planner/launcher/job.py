@@ -4,9 +4,10 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.errors import FileError, LaunchError
-from planner.graph import losses_of
+from planner.errors import FileError, LaunchError, OptionError
+from planner.graph import Graph, losses_of, retyped
 from planner.launcher.processes import torchrun_command
+from planner.launcher.settings import Settings
 from planner.launcher.source import read_model
 from planner.launcher.world import ProcessRank, choose_device
 from planner.model import Model
@@ -14,10 +15,13 @@ from planner.model.losses import Loss, LossOptions, chosen, losses
 from planner.operators.losses import criterion
 from planner.plan import Plan
 from planner.problem import Optimizer as OptimizerName
+from planner.profilers.devices import autocast_dtype
+from planner.profilers.facts import facts
 from planner.schedules.actions import Program
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
-from planner.strategy import used_devices, violations
+from planner.strategy import Strategy, crossings, operator_indices, used_devices, violations
+from planner.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +108,62 @@ def prepare(
     for one in used:
         criterion(one)  # raises where the user's function is not there
     return TrainingJob(plan, model, lists, used, device)
+
+
+def with_settings(job: TrainingJob, settings: Settings) -> TrainingJob:
+    """The job with the optimizer and the type of the computation that a user chose instead of the
+    plan's.
+
+    Raises:
+        OptionError: if the optimizer keeps more state than was planned, or nothing computes in
+            that type.
+    """
+    plan, graph = job.plan, job.model.graph
+    optimizer = OptimizerName(settings.optimizer or plan.optimizer)
+    _check_state(job, optimizer)
+    plan = replace(plan, optimizer=optimizer.value)
+    dtype = settings.dtype or plan.dtype
+    if dtype != plan.dtype:
+        shorter = autocast_dtype(graph, dtype)
+        if plan.crossings and job.device != "cpu":
+            # Autocast treats other operators on a GPU, and nothing says which tensors it changes.
+            raise OptionError(
+                f"--dtype {dtype}: expected {plan.dtype}, which the plan was made for; on GPUs,"
+                f" run: planner profile --dtype {dtype} and planner solve"
+            )
+        made = facts(job.model, shorter) if shorter and plan.crossings else ()
+        types = {name: one for fact in made for name, one in fact.dtypes.items()}
+        plan = replace(plan, dtype=dtype, crossings=crossings(plan.strategy, retyped(graph, types)))
+    return replace(job, plan=plan)
+
+
+def _check_state(job: TrainingJob, chosen: OptimizerName) -> None:
+    """Refuses an optimizer that keeps more state than was planned."""
+    plan, planned = job.plan, OptimizerName(job.plan.optimizer)
+    if chosen.num_moments <= planned.num_moments:
+        return
+    held_bytes = {
+        one.device: trained_bytes(job.model.graph, plan.strategy, one.device)
+        for one in plan.prediction.devices
+    }
+    fullest = max(plan.prediction.devices, key=lambda one: held_bytes[one.device])
+    needed, known = (
+        format_bytes(kind.num_moments * held_bytes[fullest.device]) for kind in (chosen, planned)
+    )
+    raise OptionError(
+        f"--optimizer {chosen}: expected at most the state that was planned, {known} on device"
+        f" {fullest.name} for {planned}, got {needed}; run: planner solve --optimizer {chosen}"
+    )
+
+
+def trained_bytes(graph: Graph, strategy: Strategy, device: int) -> int:
+    """Of the parameters that a device trains."""
+    index_of = operator_indices(graph)
+    held = {
+        name
+        for stage in strategy.stages
+        if device in stage.devices
+        for operator in stage.operators
+        for name in graph.operators[index_of[operator]].parameters
+    }
+    return sum(one.bytes for one in graph.parameters if one.trainable and one.name in held)

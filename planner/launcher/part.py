@@ -1,6 +1,6 @@
 """`TrainingJob` -> the stages, parameters and data of one device."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,8 +34,12 @@ class Part:
     trained: dict[str, Tensor]
 
 
-def make_part(job: TrainingJob, device: int) -> Part:
-    """The stages of a device, with the parameters of the model's file."""
+def make_part(job: TrainingJob, device: int, scale: Callable[[], float] = lambda: 1.0) -> Part:
+    """The stages of a device, with the parameters of the model's file.
+
+    Args:
+        scale: gives the factor of the losses in a backward pass.
+    """
     plan, graph = job.plan, job.model.graph
     index_of = operator_indices(graph)
     mine = {
@@ -53,7 +57,7 @@ def make_part(job: TrainingJob, device: int) -> Part:
     )
     values = parameters(job.model, held, job.device)
     described = parameters_by_name(graph)
-    shorter = plan.dtype if plan.dtype != main_dtype(graph) else None
+    shorter = shorter_dtype(job)
     stages = {
         s: StageRunner(
             to_torch(job.model, operators, values, job.device),
@@ -61,11 +65,17 @@ def make_part(job: TrainingJob, device: int) -> Part:
             plan.strategy.stages[s].recompute,
             _criteria(job, operators),
             partial(autocast, job.device, shorter),
+            scale,
         )
         for s, operators in mine.items()
     }
     trained = {name: values[name] for name in held if described[name].trainable}
     return Part(stages, values, trained)
+
+
+def shorter_dtype(job: TrainingJob) -> str | None:
+    """The type that autocast computes in; None if that is the model's own."""
+    return job.plan.dtype if job.plan.dtype != main_dtype(job.model.graph) else None
 
 
 def _criteria(job: TrainingJob, operators: list[int]) -> dict[str, Criterion]:

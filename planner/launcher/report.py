@@ -57,6 +57,19 @@ class MeasuredDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Figures of the model in the middle of a training.
+
+    Attributes:
+        step: number of steps before it.
+        figures: loss, accuracy and the user's, by name.
+    """
+
+    step: int
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchReport:
     """The result of a launch, on rank 0.
 
@@ -73,6 +86,7 @@ class LaunchReport:
         notes: reasons why the figures differ, among them why they are not comparable.
         times: origin of the operator times in the prediction.
         losses: the losses whose sum was trained.
+        evaluations: in their order.
     """
 
     steps: int
@@ -86,6 +100,7 @@ class LaunchReport:
     notes: tuple[str, ...]
     times: str
     losses: tuple[Loss, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:

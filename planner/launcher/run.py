@@ -3,35 +3,43 @@
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 
 from planner.files import read_plan
 from planner.launcher.checkpoints.folder import Checkpoint
-from planner.launcher.checkpoints.keeping import NOTHING_KEPT, Keeping, check_fits, start_of
+from planner.launcher.checkpoints.keeping import (
+    NOTHING_KEPT,
+    Keeping,
+    check_fits,
+    check_left,
+    start_of,
+)
 from planner.launcher.checkpoints.keeping import check as check_keeping
 from planner.launcher.checkpoints.saver import Saver, resume
 from planner.launcher.clocks import Clock
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
-from planner.launcher.failures.page import HANG_TIMEOUT_S
 from planner.launcher.feed import Copies
 from planner.launcher.greeting import compare_jobs, failure_told, meet_others
-from planner.launcher.job import TrainingJob, check_ranks, prepare
+from planner.launcher.job import TrainingJob, check_ranks, prepare, with_settings
 from planner.launcher.part import staying
-from planner.launcher.report import Findings, LaunchReport, make_report
+from planner.launcher.report import Evaluation, Findings, LaunchReport, make_report
 from planner.launcher.runtime import Record
 from planner.launcher.settings import Settings, check
 from planner.launcher.trainer import Trainer
+from planner.launcher.training.following import Follower
 from planner.launcher.world import ProcessRank, process_rank
 from planner.model.losses import NO_OPTIONS, LossOptions
+from planner.plan import Plan
 from planner.profilers.storages import watching
 from planner.traces.read import measured_by
 from planner.traces.write import write_trace
 
+Progress = Callable[[int, int, float | None], None]
 KEPT_STEPS = 50  # the last ones, whose actions are kept
 
 
@@ -39,39 +47,30 @@ def launch(
     strategy_path: Path,
     *,
     model_path: Path | None = None,
-    steps: int = 10,
-    learning_rate: float | None = None,
     loss: LossOptions = NO_OPTIONS,
-    data: str | None = None,
     device: str = "auto",
-    seed: int | None = None,
-    threads: int | None = None,
-    hang_timeout: float = HANG_TIMEOUT_S,
     trace: Path | None = None,
     track_memory: bool = False,
     keeping: Keeping = NOTHING_KEPT,
     report: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int], None] = lambda step: None,
+    progress: Progress = lambda done, total, loss: None,
+    **how: Any,
 ) -> LaunchReport | None:
     """Trains as the strategy says; every rank that torchrun starts calls it.
 
     Args:
         strategy_path: strategy.json.
         model_path: the ONNX file; None takes the plan's, relative to the strategy's folder.
-        steps: optimizer steps, with those before the checkpoint that it goes on from.
-        learning_rate: None takes the optimizer's usual one.
         loss: functions and dimensions of classes that replace those of the plan.
-        data: module:function; None draws random data, the same in each step.
         device: auto, cpu or cuda.
-        seed: of random data and of random operators; None takes the plan's.
-        threads: of torch on a CPU; None takes the profile's.
-        hang_timeout: time that a rank may always stand in one action, in s; 0 for ever.
         trace: file that the median iteration is written to, for Perfetto.
         track_memory: whether to run one more step, whose memory is watched and whose time is not
             reported.
         keeping: the checkpoints to write and to go on from.
         report: gets a line of text from a rank that idles.
-        progress: on rank 0, gets the number of steps done, after each.
+        progress: on rank 0, gets after each step the number of steps done, that of all, and the
+            loss of all ranks where it is known.
+        how: the fields of `Settings`.
 
     Returns:
         The report on rank 0, None elsewhere.
@@ -80,7 +79,7 @@ def launch(
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one; that one has a message for the user.
     """
-    settings = Settings(steps, learning_rate, data, seed, threads, hang_timeout)
+    settings = Settings(**how)
     seat = process_rank()
     with failure_told(seat):
         check(settings)
@@ -96,31 +95,62 @@ def launch(
     introduce(plan, mine, settings.hang_timeout)
     with hosts_watched(agreed.hosts, seat.rank), with_causes(plan, mine):
         job = prepare(plan, strategy_path, model_path, seat, (loss, device))
-        start = _start(keeping, job, settings, restarted=agreed.restarted)
+        start = _start(keeping, job, restarted=agreed.restarted)
         compare_jobs(job, seat)
-        job = replace(job, plan=replace(plan, ranks=agreed.ranks, hosts=()))
-        findings, clocks = _trained(
-            job, settings, (keeping, start), seat, progress, track_memory=track_memory
-        )
+        planned = replace(plan, ranks=agreed.ranks, hosts=())
+        job = with_settings(replace(job, plan=planned), settings)
+        done = _trained(job, settings, (keeping, start), seat, progress, track_memory=track_memory)
     if seat.rank > 0:
         return None
-    made = make_report(job.plan, job.model.graph, job.losses, findings, clocks)
-    made = replace(made, notes=(*job.model.notes, *_resumed(start), *made.notes))
+    made = make_report(planned, job.model.graph, job.losses, done.findings, done.clocks)
+    said = (*_chosen(plan, job.plan), *made.notes, *_skipped(done, made.steps), *done.notes)
+    notes = (*job.model.notes, *_resumed(start), *said)
+    made = replace(made, notes=notes, evaluations=done.evaluations)
     if trace is not None:
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(made.timeline, names, trace, measured_by(plan))
     return made
 
 
-def _start(
-    keeping: Keeping, job: TrainingJob, settings: Settings, *, restarted: bool
-) -> Checkpoint | None:
+def _start(keeping: Keeping, job: TrainingJob, *, restarted: bool) -> Checkpoint | None:
     """The checkpoint to go on from, before any rank can write one."""
     check_keeping(keeping)
     start = start_of(keeping, restarted=restarted)
     if start is not None:
-        check_fits(start, job, settings.steps)
+        check_fits(start, job)
     return start
+
+
+def _chosen(planned: Plan, run: Plan) -> list[str]:
+    """Notes on what was chosen otherwise than planned, which changes times and memory."""
+    pairs = (planned.optimizer, run.optimizer), (planned.dtype, run.dtype)
+    return [f"planned for {one}, run with {other}" for one, other in pairs if one != other]
+
+
+def _skipped(done: "_Trained", steps: int) -> list[str]:
+    """A note on steps that left the weights as they were."""
+    if not done.skipped:
+        return []
+    return [f"{done.skipped} of {steps} steps left out: a loss or gradient was not finite"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """What a training leaves behind.
+
+    Attributes:
+        findings: of all ranks.
+        clocks: of all ranks.
+        skipped: number of steps that left the weights as they were.
+        evaluations: all figures, in their order.
+        notes: on the evaluations.
+    """
+
+    findings: list[Findings]
+    clocks: list[Clock]
+    skipped: int
+    evaluations: tuple[Evaluation, ...]
+    notes: tuple[str, ...]
 
 
 def _trained(
@@ -128,30 +158,33 @@ def _trained(
     settings: Settings,
     checkpoints: tuple[Keeping, Checkpoint | None],
     seat: ProcessRank,
-    progress: Callable[[int], None],
+    progress: Progress,
     *,
     track_memory: bool,
-) -> tuple[list[Findings], list[Clock]]:
-    """Trains; the findings and clocks of all ranks."""
+) -> _Trained:
     trainer = Trainer(job, settings, seat.rank)
     world = trainer.world
     keeping, start = checkpoints
     if start is not None:
+        check_left(start, trainer.num_steps)
         resume(trainer, job, start)
-    saver = Saver(trainer, job, keeping, settings.steps) if keeping.folder is not None else None
+    saver = Saver(trainer, job, keeping, trainer.num_steps) if keeping.folder is not None else None
     records: deque[Record] = deque(maxlen=KEPT_STEPS)
     losses, begun_s, iterations_s = [], [], []
     before = world.read_clocks()
-    for step in range(trainer.next_step, settings.steps):
+    follower = Follower(trainer, settings, seat.rank)
+    for step in range(trainer.next_step, trainer.num_steps):
         record = trainer.step()
         records.append(record)
         losses.append(record.loss)
         begun_s.append(record.begun_s)
         iterations_s.append(record.iteration_s)
+        follower.after(step, record)
         if seat.rank == 0:
-            progress(step + 1)
+            progress(step + 1, trainer.num_steps, trainer.updates.last.loss)
         if saver is not None:
             saver.after(step + 1)
+    follower.close()
     if saver is not None:
         saver.finish()
     clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
@@ -166,7 +199,9 @@ def _trained(
     )
     findings = world.gather(own)
     world.close()
-    return findings, clocks
+    return _Trained(
+        findings, clocks, trainer.updates.skipped, tuple(follower.evaluations), follower.notes
+    )
 
 
 def _resumed(start: Checkpoint | None) -> tuple[str, ...]:

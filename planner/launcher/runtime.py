@@ -5,12 +5,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.optim import Optimizer
 
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
@@ -25,7 +24,7 @@ from planner.launcher.world import PostedTransfer, World
 from planner.operators.losses import Criterion
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing
-from planner.operators.running import REFUSALS
+from planner.operators.running import REFUSALS, evaluating
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import (
     Action,
@@ -51,6 +50,13 @@ def _reporting_errors() -> Iterator[None]:
         yield
     except REFUSALS as error:
         raise LaunchError(f"{here()}: {type(error).__name__}: {error}") from error
+
+
+class Updating(Protocol):
+    """An optimizer, or what stands around one."""
+
+    def step(self) -> object:
+        """Changes the weights."""
 
 
 @dataclass(slots=True)
@@ -109,6 +115,7 @@ class StageRunner:
         criteria: the losses of the outputs that the stage makes, by output, already divided by the
             number of microbatches.
         precision: gives the context that forward passes run in.
+        scale: gives the factor of the losses in a backward pass.
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class StageRunner:
         recompute: bool,
         criteria: Mapping[str, Criterion],
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
+        scale: Callable[[], float] = lambda: 1.0,
     ) -> None:
         tensors = tensors_by_name(graph)
         self.input_names = cast(tuple[str, ...], module.input_names)
@@ -127,6 +135,7 @@ class StageRunner:
         self._recompute = recompute
         self._criteria = criteria
         self._precision = precision
+        self._scale = scale
         self.running = running_statistics(module)
         self._stash: dict[int, _SavedForward] = {}
 
@@ -166,7 +175,7 @@ class StageRunner:
             (made.outputs[name], gradient) for name, gradient in gradients.items()
         ]
         if made.loss is not None and made.loss.requires_grad:
-            roots.append((made.loss, None))
+            roots.append((made.loss, torch.full_like(made.loss, self._scale())))
         if roots:
             torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
         # A gradient that no path leads to is sent as zeros, because its receive has been posted.
@@ -175,6 +184,16 @@ class StageRunner:
             for name, leaf in stashed.leaves.items()
             if leaf.requires_grad
         }
+
+    def evaluate(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """The outputs of the stage as in evaluation, without losses and without a stash.
+
+        Args:
+            tensors: inputs of the stage, by name.
+        """
+        with torch.no_grad(), evaluating(), self._precision():
+            results = self._module(*(tensors[name] for name in self.input_names))
+        return dict(zip(self.output_names, results, strict=True))
 
     def _run(self, leaves: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> _ForwardPass:
         with self._precision():
@@ -279,7 +298,7 @@ class Runtime:
 
     def __init__(
         self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
-        gradients: GradientBuffers, optimizer: Optimizer | None, world: World,
+        gradients: GradientBuffers, optimizer: Updating | None, world: World,
         waiting: Collection[Direction], seed: int = 0,
     ) -> None:  # fmt: skip
         if any(isinstance(one, Send | Receive) and one.box is not None for one in actions):
@@ -304,6 +323,11 @@ class Runtime:
         self._seed, self._step_index = seed, 0
         self._page = ending.page()
         self._made: Tensors = {}  # by the last computation, for the sends right after it
+
+    @property
+    def loss(self) -> float:
+        """This device's share of the loss in the current or last iteration."""
+        return self._record.loss
 
     def iterate(
         self, batches: Mapping[int, Batch], watch: MemoryWatch | None = None, *, step: int = 0

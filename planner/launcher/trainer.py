@@ -1,16 +1,30 @@
 """`Trainer`: one device's part of a training, step after step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from planner.errors import LaunchError
 from planner.launcher.feed import Batch, BatchNeeds, Feed, synthetic_feed, user_feed
-from planner.launcher.gradients import GradientBuffers, make_optimizer
+from planner.launcher.gradients import DEFAULT_LEARNING_RATES, GradientBuffers, make_optimizer
 from planner.launcher.job import TrainingJob
-from planner.launcher.part import Part, as_it_crosses, make_part
+from planner.launcher.part import Part, as_it_crosses, make_part, shorter_dtype
 from planner.launcher.runtime import Record, Runtime
-from planner.launcher.settings import Settings
+from planner.launcher.settings import USUAL_STEPS, Settings
+from planner.launcher.training.datasets import (
+    MapFeed,
+    StreamFeed,
+    dataset_feed,
+    given,
+    is_dataset,
+    said,
+)
+from planner.launcher.training.dealing import Deal, History
+from planner.launcher.training.evaluation import EvalData, Evaluator
+from planner.launcher.training.rates import rate_factor
+from planner.launcher.training.samples import Reader
+from planner.launcher.training.updates import Rules, Updates, loss_scale, owned
 from planner.launcher.world import World
 from planner.problem import Optimizer as OptimizerName
 from planner.profilers.storages import MemoryWatch
@@ -25,6 +39,11 @@ class Trainer:
         part: its stages and parameters.
         gradients: of its trained parameters.
         optimizer: of the same; None if there are none.
+        updates: what stands around the optimizer.
+        num_steps: steps of the whole training.
+        deal: how samples become microbatches.
+        history: the sizes of all batches since the first step.
+        evaluate: gives the figures of an evaluation; all ranks call it together. None without data.
         runtime: runs its actions.
         next_step: the index of the step that `step` runs next.
 
@@ -40,21 +59,72 @@ class Trainer:
             torch.set_num_threads(settings.threads or plan.threads or 1)
         else:
             torch.cuda.set_device(job.device)
-        self.world = World(plan.ranks, rank, job.program, job.device)
-        self.part = make_part(job, self.world.device)
-        self.optimizer = make_optimizer(
-            OptimizerName(plan.optimizer), list(self.part.trained.values()), settings.learning_rate
-        )
-        self.gradients = GradientBuffers(self.part.trained, job.program.sums, self.world.device)
-        actions = job.program.lists[self.world.device]
-        self.runtime = Runtime(
-            actions, as_it_crosses(job.model.graph, plan), self.part.stages, self.gradients,
-            self.optimizer, self.world, waiting_for_sends(job.program.code),
-            seed_of(job, settings),
-        )  # fmt: skip
-        self._feed = make_feed(job, self.part, settings)
+        scale = loss_scale(shorter_dtype(job))
+        actions = job.program.lists[plan.ranks[rank]]
         self._microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
+        self.part = make_part(job, plan.ranks[rank], lambda: scale.value)
+        self.deal = deal_of(job, settings)
+        self.history = History(((0, self.deal.samples),))
+        # Data that does not fit is told before the ranks meet.
+        self._feed = make_feed(job, self.part, settings, self._microbatches)
+        eval_data = self._eval_data(job, settings.eval_data)
+        self.world = World(plan.ranks, rank, job.program, job.device)
+        self.num_steps = _num_steps(settings, self._feed, self.world)
+        crossing = as_it_crosses(job.model.graph, plan)
+        self.evaluate: Evaluator | None = None
+        if eval_data is not None:
+            self.evaluate = Evaluator(
+                job, self.part, crossing, self.world, eval_data, self.deal, settings.metrics
+            )
+        self.optimizer = make_optimizer(
+            OptimizerName(plan.optimizer), list(self.part.trained.values()),
+            settings.learning_rate, settings.weight_decay,
+        )  # fmt: skip
+        self.gradients = GradientBuffers(self.part.trained, job.program.sums, self.world.device)
+        self.updates = Updates(
+            self.optimizer, self.gradients,
+            owned(self.part.trained, job.program.sums, self.world.device), self.world,
+            _rules(job, settings, self.num_steps, self.world), scale,
+        )  # fmt: skip
+        self.runtime = Runtime(
+            actions, crossing, self.part.stages, self.gradients,
+            self.updates, self.world, waiting_for_sends(job.program.code), seed_of(job, settings),
+        )  # fmt: skip
         self.next_step = 0
+
+    def _eval_data(self, job: TrainingJob, data: object) -> EvalData | None:
+        """What this device reads of the data of evaluations."""
+        if data is None:
+            return None
+        needs = needs_of(job, self.part)
+        reader = Reader(job.model.graph, job.losses, needs, job.device)
+        reads = reader if needs.inputs or needs.targets else None
+        return EvalData(data, "--eval-data", self.deal, self._microbatches, reads)
+
+    def extras(self) -> dict[str, Any]:
+        """The state besides weights, statistics and optimizer, as JSON."""
+        scale = self.updates.scale
+        return {
+            "loss_scale": {"value": scale.value, "good_steps": scale.good_steps},
+            "batches": [[*part] for part in self.history.parts],
+        }
+
+    def restore(self, extras: Mapping[str, Any], step: int) -> None:
+        """Goes on as after some steps.
+
+        Args:
+            extras: what `extras` has given; fields that are not there stay as they are.
+            step: the index of the step that is next.
+        """
+        if "loss_scale" in extras and self.updates.scale.is_dynamic:
+            self.updates.scale.value = float(extras["loss_scale"]["value"])
+            self.updates.scale.good_steps = int(extras["loss_scale"]["good_steps"])
+        if "batches" in extras:
+            known = History(tuple((int(begin), int(size)) for begin, size in extras["batches"]))
+            self.history = known.then(step, self.deal.samples)
+        if isinstance(self._feed, MapFeed | StreamFeed):
+            self._feed.history = self.history
+        self.next_step = step
 
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
@@ -71,37 +141,82 @@ class Trainer:
         """
         if batches is None:
             batches = self.batches()
+        self.updates.begin(self.next_step, lambda: self.runtime.loss)
         record = self.runtime.iterate(batches, watch, step=self.next_step)
         self.next_step += 1
         return record
 
-    def extras(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides tensors, as JSON has it; the same on every rank."""
-        return {}
 
-    def restore(self, extras: Mapping[str, Any], step: int) -> None:
-        """Goes on after a step whose tensors are here again.
-
-        Args:
-            extras: of that step.
-            step: number of steps that were done.
-        """
-        self.next_step = step
+def _rules(job: TrainingJob, settings: Settings, num_steps: int, world: World) -> Rules:
+    rate = settings.learning_rate
+    if rate is None:
+        rate = DEFAULT_LEARNING_RATES[OptimizerName(job.plan.optimizer)]
+    factor = rate_factor(settings.lr_schedule, num_steps)
+    tells = any(world.gather(settings.tells or settings.log is not None))
+    return Rules(rate, factor, settings.clip, settings.nan, tells)
 
 
-def make_feed(job: TrainingJob, part: Part, settings: Settings) -> Feed:
+def _num_steps(settings: Settings, feed: Feed, world: World) -> int:
+    """The steps of a training; those of its epochs are known to ranks that read data."""
+    if settings.data is None:
+        return settings.steps or USUAL_STEPS
+    known = [one for one in world.gather(getattr(feed, "steps_per_epoch", None)) if one is not None]
+    if len({*known}) > 1:
+        raise LaunchError(
+            f"{said(settings.data, '--data')}: expected the same dataset on all ranks, got epochs"
+            f" of {' and '.join(map(str, sorted({*known})))} steps"
+        )
+    if settings.epochs is None:
+        return settings.steps or USUAL_STEPS
+    if not known:
+        raise LaunchError(
+            f"--epochs {settings.epochs}: expected data with a length, got"
+            f" {said(settings.data, '--data')}; give the dataset a __len__, or give --steps"
+        )
+    return settings.epochs * int(known[0])
+
+
+def make_feed(job: TrainingJob, part: Part, settings: Settings, mine: Sequence[int] = ()) -> Feed:
     """The data of this device: the inputs of the graph that its stages read, and the targets of
     the losses that they compute.
+
+    Args:
+        mine: indices of its microbatches, ascending.
+
+    Raises:
+        LaunchError: if the user's data does not fit the model.
     """
+    graph, needs = job.model.graph, needs_of(job, part)
+    if settings.data is None:
+        return synthetic_feed(job.model, job.losses, needs, seed_of(job, settings), job.device)
+    if not needs.inputs and not needs.targets:
+        return lambda step, microbatch: Batch({}, {})
+    where, data = given(settings.data, "--data")
+    if callable(data) and not is_dataset(data):
+        return user_feed(where, data, graph, job.losses, needs, job.device)
+    reader = Reader(graph, job.losses, needs, job.device)
+    feed = dataset_feed(where, data, deal_of(job, settings), mine, reader)
+    feed.check()
+    return feed
+
+
+def deal_of(job: TrainingJob, settings: Settings) -> Deal:
+    """How samples become the microbatches of this training."""
+    plan = job.plan
+    return Deal(
+        plan.microbatch_size, plan.strategy.num_microbatches, seed_of(job, settings),
+        settings.shuffle,
+    )  # fmt: skip
+
+
+def needs_of(job: TrainingJob, part: Part) -> BatchNeeds:
+    """The data that a device reads."""
     read = {name for stage in part.stages.values() for name in stage.input_names}
     made = {name for stage in part.stages.values() for name in stage.output_names}
-    needs = BatchNeeds(
+    return BatchNeeds(
         inputs=frozenset(read & {*job.model.graph.inputs}),
         targets=frozenset(one.output.name for one in job.losses if one.has_target) & made,
     )
-    if settings.data is not None:
-        return user_feed(settings.data, job.model.graph, job.losses, needs, job.device)
-    return synthetic_feed(job.model, job.losses, needs, seed_of(job, settings), job.device)
 
 
 def seed_of(job: TrainingJob, settings: Settings) -> int:

@@ -6,7 +6,7 @@ One process alone needs no process group.
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -289,6 +289,15 @@ class World:
             work = dist.all_reduce(buffer, group=self._groups[index], async_op=True)
         assert work is not None
         return PostedTransfer(buffer, work, self._sums)
+
+    def add_up(self, values: Sequence[float]) -> list[float]:
+        """Sums of a few numbers over all ranks; every rank calls it and gets the same."""
+        if self._size == 1:
+            return [*values]
+        sums = torch.tensor(values, dtype=torch.float64)
+        with contact(self._rank):
+            dist.all_reduce(sums)
+        return [float(one) for one in sums.tolist()]
 
     def barrier(self) -> None:
         """Waits for all ranks."""

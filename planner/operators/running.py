@@ -8,6 +8,7 @@ import linecache
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from types import TracebackType
 
 import torch
@@ -106,3 +107,25 @@ def _places(traceback: TracebackType | None) -> Iterator[tuple[str, int]]:
     while traceback is not None:
         yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
         traceback = traceback.tb_next
+
+
+# ---- training and evaluation
+
+_evaluates: ContextVar[bool] = ContextVar("evaluates", default=False)
+
+
+@contextmanager
+def evaluating() -> Iterator[None]:
+    """A context in which operators compute as in evaluation: BatchNormalization normalizes by its
+    running statistics and leaves them as they are, Dropout keeps everything; the file may say else.
+    """
+    token = _evaluates.set(True)
+    try:
+        yield
+    finally:
+        _evaluates.reset(token)
+
+
+def evaluates() -> bool:
+    """Whether operators compute as in evaluation here."""
+    return _evaluates.get()

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from planner.errors import OperatorError
 from planner.operators import randomness
+from planner.operators.running import evaluates
 
 
 def dropout(
@@ -32,7 +33,7 @@ def dropout(
         raise OperatorError(f"ratio: expected a number from 0 to 1, got {ratio}")
     training = bool(training_mode) if version >= 12 else version < 7 and not is_test
     kind = torch.bool if version >= 10 else data.dtype
-    if not training or ratio == 0:
+    if not training or ratio == 0 or evaluates():
         keeping = num_outputs > 1 and read_outputs[1]
         mask = torch.ones_like(data, dtype=kind) if keeping else None
         return (data, mask) if num_outputs > 1 else data

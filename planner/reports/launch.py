@@ -13,7 +13,7 @@ from planner.reports.tables import Table, count
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.launcher.report import LaunchReport, MeasuredDevice
+    from planner.launcher.report import Evaluation, LaunchReport, MeasuredDevice
 
 
 PEAK_MEMORY = ">peak memory (without reserve / of the process)"
@@ -92,7 +92,17 @@ def loss_lines(report: "LaunchReport") -> tuple[str, ...]:
         f"{loss:.4f}" if math.isfinite(loss) else "not finite"
         for loss in (report.loss[0], report.loss[-1])
     )
-    return (*chosen_losses(report.losses), f"{count(report.steps, 'step')}, loss {values}")
+    last = report.evaluations[-1:]
+    return (
+        *chosen_losses(report.losses),
+        f"{count(report.steps, 'step')}, loss {values}",
+        *(f"evaluation after {count(one.step, 'step')}: {figures(one)}" for one in last),
+    )
+
+
+def figures(evaluation: "Evaluation") -> str:
+    """Such as "loss 0.4132, accuracy 0.8810"."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in evaluation.figures.items())
 
 
 def launch_json(report: "LaunchReport") -> dict[str, Any]:
@@ -100,7 +110,11 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
     return {
         "steps": report.steps,
         "losses": loss_json(report.losses),
-        "loss": [loss if math.isfinite(loss) else None for loss in report.loss],
+        "loss": [_number(loss) for loss in report.loss],
+        "evaluations": [
+            {"step": one.step, **{name: _number(value) for name, value in one.figures.items()}}
+            for one in report.evaluations
+        ],
         "measured_iteration_s": report.measured_iteration_s,
         "predicted_iteration_s": report.predicted_iteration_s,
         "peak_bytes": list(report.peak_bytes),
@@ -122,6 +136,10 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
             for stage in report.stages
         ],
     }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def run_lines(strategy: Path, num_ranks: int) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ def kind_called(name: str) -> Kind:
             from planner.clusters.yaml.write import TOPOLOGY_FILE as KIND
         case "table":
             from planner.reports.compare import TABLE_FILE as KIND
+        case "log":
+            from planner.launcher.training.log import LOG_FILE as KIND
         case _:
             raise ValueError(f"{name} is no kind of file that a command writes")
     return KIND

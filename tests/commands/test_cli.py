@@ -519,3 +519,16 @@ def test_of_thousands_of_mistakes_some_are_shown(folder):
     assert len(lines) == 20 and lines[-2] == "and 2981 more lines"
     assert lines[0].startswith("Error: hostfile: line 1: expected HOST slots=N")
     assert max(map(len, lines)) < 1100
+
+
+def test_ranks_get_flags_that_are_off_and_options_that_are_repeated(folder, monkeypatch):
+    got = []
+    monkeypatch.setattr(
+        "planner.launcher.processes.start_launch", lambda _, __, more: got.extend(more) or 0
+    )
+    monkeypatch.delenv("RANK", raising=False)
+    run("launch", "s.json", "--nproc", "2", "--no-shuffle", "--operators", "json")
+    assert "--no-shuffle" in got
+    got.clear()
+    run("launch", "s.json", "--nproc", "2")
+    assert "--shuffle" in got and "--no-shuffle" not in got

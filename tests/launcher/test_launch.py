@@ -258,9 +258,9 @@ def seat(monkeypatch):
 def test_one_device_trains_without_torchrun(tmp_path, optimizer):
     path = write_case(tmp_path, Case((1,), 3), optimizer=optimizer.value)
     steps = []
-    found = launch(path, steps=5, progress=steps.append)
+    found = launch(path, steps=5, progress=lambda *done: steps.append(done))
     assert found.loss[-1] < found.loss[0]
-    assert steps == [1, 2, 3, 4, 5]
+    assert steps == [(done, 5, None) for done in (1, 2, 3, 4, 5)]
     assert found.comparable and found.notes == ()
 
 
@@ -414,7 +414,7 @@ def test_one_gpu_trains_as_a_cpu_does(alone):
 def use_data(monkeypatch, tmp_path, function):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planner.launcher.settings.function_named", lambda *_: function)
-    monkeypatch.setattr("planner.launcher.feed.function_named", lambda *_: function)
+    monkeypatch.setattr("planner.launcher.training.datasets.function_named", lambda *_: function)
 
 
 def test_data_comes_from_a_function(alone, tmp_path, monkeypatch):

@@ -179,9 +179,7 @@ def test_data_gives_a_target_for_each_loss(tmp_path, monkeypatch):
     path = two_stages(Path("strategy.json"), model, split, (0, 0))
 
     def run(make):
-        monkeypatch.setattr("planner.launcher.settings.function_named", lambda *_: make)
-        monkeypatch.setattr("planner.launcher.feed.function_named", lambda *_: make)
-        return launch(path, steps=STEPS, learning_rate=RATE, data="mine:data")
+        return launch(path, steps=STEPS, learning_rate=RATE, data=make)
 
     def both(step, microbatch, inputs):
         x, classes, values = data[microbatch]

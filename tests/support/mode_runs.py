@@ -5,8 +5,11 @@ Under torchrun, which runs every `*.strategy.json` of a folder:
     torchrun --nproc-per-node 2 tests/support/mode_runs.py FOLDER STEPS
 
 Rank r writes FOLDER/NAME.r.pt: losses (rank 0), parameters and running statistics by name.
+Settings besides the steps are in FOLDER/NAME.settings.json, where it is there; 0 steps leave the
+number to them.
 """
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -21,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from planner.commands.ends import ranks_leave_at_once
-from planner.files import write_plan
+from planner.files import read_plan, write_plan
 from planner.launcher import run, trainer
 from planner.launcher.gradients import make_optimizer
 from planner.model import load
@@ -137,8 +140,12 @@ def write_strategy(path, profile, widths, *, recompute=False, num_microbatches=M
     return path
 
 
-def launched(path, steps, learning_rate=0.1):
-    """The report, and parameters and running statistics of this process after a launch."""
+def launched(path, steps, learning_rate=0.1, **how):
+    """The report, and parameters and running statistics of this process after a launch.
+
+    Args:
+        how: other settings.
+    """
     parts = []
     make_part = trainer.make_part
 
@@ -148,7 +155,7 @@ def launched(path, steps, learning_rate=0.1):
 
     trainer.make_part = remembered
     try:
-        report = run.launch(path, steps=steps, learning_rate=learning_rate)
+        report = run.launch(path, steps=steps, learning_rate=learning_rate, **how)
     finally:
         trainer.make_part = make_part
     (part,) = parts
@@ -158,15 +165,21 @@ def launched(path, steps, learning_rate=0.1):
 
 
 def loop(module, path, steps, learning_rate=0.1, num_microbatches=MICROBATCHES, optimizer="sgd",
-         own=lambda m: True):  # fmt: skip
+         own=lambda m: True, weight_decay=None, begin=lambda step_of: None,
+         before=lambda: None, after=lambda: None):  # fmt: skip
     """Plain PyTorch: microbatches one after the other, gradients accumulated; gives the losses.
 
     Args:
         own: microbatches that the module sees; its losses and gradients are of these alone.
+        begin: is called with the optimizer first.
+        before, after: are called before and after each step of the optimizer.
     """
     model = load(path, batch=BATCH)
     (chosen,) = model_losses(model.graph)
-    step_of = make_optimizer(OptimizerName(optimizer), list(module.parameters()), learning_rate)
+    step_of = make_optimizer(
+        OptimizerName(optimizer), list(module.parameters()), learning_rate, weight_decay
+    )
+    begin(step_of)
     losses = []
     for step in range(steps):
         losses.append(0.0)
@@ -177,7 +190,9 @@ def loop(module, path, steps, learning_rate=0.1, num_microbatches=MICROBATCHES, 
                 loss = nn.functional.cross_entropy(module(x), target) / num_microbatches
             loss.backward()
             losses[-1] += loss.item()
+        before()
         step_of.step()
+        after()
         step_of.zero_grad()
     return losses
 
@@ -189,8 +204,12 @@ def main(folder, steps):
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     start = dist.init_process_group
     for path in sorted(folder.glob("*.strategy.json")):
+        if int(rank) >= len(read_plan(path).ranks):
+            continue
         dist.init_process_group = partial(start, store=dist.PrefixStore(path.name, store))
-        report, held, running = launched(path, steps)
+        settings = path.with_name(path.name.replace("strategy", "settings"))
+        how = json.loads(settings.read_text()) if settings.exists() else {}
+        report, held, running = launched(path, steps or None, **how)
         losses = None if report is None else report.loss
         torch.save((losses, held, running), folder / f"{path.name.partition('.')[0]}.{rank}.pt")
 

@@ -105,15 +105,11 @@ def _check_later(folder: Path, step: int) -> None:
     )
 
 
-def check_fits(start: Checkpoint, job: TrainingJob, steps: int) -> None:
+def check_fits(start: Checkpoint, job: TrainingJob) -> None:
     """Refuses a checkpoint that the training of a job cannot go on from.
-
-    Args:
-        steps: of the whole training, from the very first.
 
     Raises:
         FileError: if it is one of another model, or of other parameters of it.
-        LaunchError: if all steps are done.
     """
     path, record, model = start.path, start.record, job.model
     if record.model_hash != model.hash:
@@ -130,6 +126,18 @@ def check_fits(start: Checkpoint, job: TrainingJob, steps: int) -> None:
                 f" {where} alone ({len(only)} such); plan with the same --train, --freeze, --tie"
                 " and --untie"
             )
+
+
+def check_left(start: Checkpoint, steps: int) -> None:
+    """Refuses a checkpoint after which no step is left.
+
+    Args:
+        steps: of the whole training, from the very first.
+
+    Raises:
+        LaunchError: if all steps are done.
+    """
+    path, record = start.path, start.record
     if record.step >= steps:
         raise LaunchError(
             f"{path}: {record.step} steps are done, and --steps counts from the very first one:"

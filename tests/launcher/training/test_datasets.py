@@ -1,0 +1,263 @@
+"""Datasets of the user in a launch: the samples of each microbatch, epochs, seeds, bad data."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from planner.errors import LaunchError
+from planner.launcher.feed import BatchNeeds
+from planner.launcher.run import launch
+from planner.launcher.training.datasets import dataset_feed, given
+from planner.launcher.training.dealing import Deal, History
+from planner.launcher.training.samples import Reader
+from planner.model import load
+from planner.model.losses import losses as model_losses
+from planner.operators import randomness
+from tests.support import datasets
+from tests.support.mode_runs import SEED, launched, net, profile_of, write_strategy
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = "tests.support.datasets"
+DEAL = Deal(size=4, count=4, seed=SEED, shuffle=True)
+ALL = BatchNeeds(frozenset({"x"}), frozenset({"logits"}))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the model, and its profile."""
+    folder = tmp_path_factory.mktemp("datasets")
+    net(folder / "net.onnx")
+    return folder, profile_of(folder / "net.onnx")
+
+
+@pytest.fixture
+def feed(made):
+    """Makes the feed of a device, by the name of a dataset."""
+    model = load(made[0] / "net.onnx", batch=4)
+
+    def make(name, mine=(0, 1, 2, 3), needs=ALL, **changes):
+        where, data = given(f"{HERE}:{name}", "--data")
+        reader = Reader(model.graph, model_losses(model.graph), needs, "cpu")
+        return dataset_feed(where, data, replace(DEAL, **changes), mine, reader)
+
+    return make
+
+
+def step_of(feed, step, mine=range(4)):
+    """Inputs and targets of a step."""
+    batches = [feed(step, m) for m in mine]
+    return (
+        torch.cat([one.inputs["x"] for one in batches]),
+        torch.cat([one.targets["logits"] for one in batches]),
+    )
+
+
+# ------------------------------------------------------------------------------ which samples
+
+
+@pytest.mark.parametrize(
+    "name", ["samples", "named_samples", "Stream", "SizedStream", "stream_loader"]
+)
+def test_steps_have_the_batches_of_a_plain_data_loader(feed, name):
+    """Two whole batches of 16 in 41 samples; then the next epoch begins."""
+    ours = feed(name, shuffle=False)
+    theirs = [*DataLoader(datasets.samples(), batch_size=16, drop_last=True)]
+    for step in range(5):
+        x, classes = step_of(ours, step)
+        assert torch.equal(x, theirs[step % 2][0]), step
+        assert torch.equal(classes, theirs[step % 2][1]), step
+
+
+def test_a_data_loader_shuffles_as_it_says_and_by_the_seed(feed):
+    first, again, other = feed("loader"), feed("loader"), feed("loader", seed=9)
+    orders = [step_of(first, step)[0] for step in range(4)]
+    assert all(torch.equal(one, step_of(again, step)[0]) for step, one in enumerate(orders))
+    assert not torch.equal(orders[0], step_of(other, 0)[0])
+    assert not torch.equal(orders[0], orders[2]), "each epoch has an order of its own"
+    seen = torch.cat(orders[:2]).flatten(1)
+    assert len(torch.unique(seen, dim=0)) == 32, "no sample comes twice in an epoch"
+    assert not torch.equal(orders[0], datasets.tensors()[0][:16])
+
+
+def test_each_device_gets_its_own_microbatches_of_the_same_step(feed):
+    whole, odd = feed("Augmented"), feed("Augmented", mine=(1, 3))
+    for step in range(3):
+        for m in (1, 3):
+            assert torch.equal(whole(step, m).inputs["x"], odd(step, m).inputs["x"])
+
+
+@pytest.mark.parametrize("name", ["Augmented", "loader_with_workers"])
+def test_inputs_and_targets_of_two_stages_are_of_the_same_draw(feed, name):
+    first = feed(name, needs=BatchNeeds(frozenset({"x"}), frozenset()), shuffle=False)
+    last = feed(name, needs=BatchNeeds(frozenset(), frozenset({"logits"})), shuffle=False)
+    x, classes = datasets.tensors()
+    moved = set()
+    for m in range(4):
+        rows = slice(4 * m, 4 * m + 4)
+        by = (first(0, m).inputs["x"] - x[rows])[:, 0, 0, 0].round().long()
+        assert torch.equal((classes[rows] + by) % 5, last(0, m).targets["logits"])
+        moved |= {*by.tolist()}
+    assert len(moved) > 1
+
+
+def test_data_that_draws_leaves_other_draws_alone(feed):
+    ours = feed("Augmented")
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    ours(0, 0)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_training_that_goes_on_elsewhere_reads_what_is_due(feed):
+    """After three steps of 8 samples: 41 - 24 samples are left in the epoch, one step of 16."""
+    ours = feed("samples", shuffle=False)
+    ours.history = History(((0, 8),)).then(3, 16)
+    x, _ = datasets.tensors()
+    assert torch.equal(step_of(ours, 3)[0], x[24:40])
+    assert torch.equal(step_of(ours, 4)[0], x[:16])
+    stream = feed("Stream")
+    stream.history = ours.history
+    assert torch.equal(step_of(stream, 3)[0], x[24:40])
+    assert torch.equal(step_of(stream, 4)[0], x[:16])
+
+
+@pytest.mark.parametrize(("parts", "step", "position"), [
+    (((0, 4),), 0, (0, 0)), (((0, 4),), 1, (0, 4)), (((0, 4),), 2, (1, 0)), (((0, 4),), 5, (2, 4)),
+    (((0, 4), (1, 2)), 1, (0, 4)), (((0, 4), (1, 2)), 3, (1, 0)), (((0, 4), (1, 6)), 1, (1, 0)),
+    (((0, 4), (3, 2)), 4, (1, 6)), (((0, 4), (3, 2), (4, 4)), 4, (2, 0)),
+])  # fmt: skip
+def test_positions_with_nine_samples(parts, step, position):
+    assert History(parts).position(step, 9) == position
+
+
+def test_a_history_forgets_what_was_undone():
+    history = History(((0, 8),)).then(5, 16).then(7, 4)
+    assert history.parts == ((0, 8), (5, 16), (7, 4))
+    assert history.then(5, 8).parts == ((0, 8),)
+    assert history.then(6, 16).parts == ((0, 8), (5, 16))
+
+
+# ------------------------------------------------------------------------------ a launch
+
+
+def by_torch(path, data, steps):
+    """Losses and state of a plain loop over a DataLoader, with microbatches of 4."""
+    module, losses = net(path.parent / "same.onnx"), []
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    batches = [*DataLoader(data, batch_size=16, drop_last=True)]
+    for step in range(steps):
+        x, classes = batches[step % len(batches)]
+        losses.append(0.0)
+        for m in range(4):
+            rows = slice(4 * m, 4 * m + 4)
+            with randomness.drawing(SEED, step, m):
+                loss = nn.functional.cross_entropy(module(x[rows]), classes[rows]) / 4
+            loss.backward()
+            losses[-1] += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, module.state_dict()
+
+
+@pytest.fixture(scope="module")
+def together(made):
+    """Losses and state by rank: two epochs of a dataset, in one start of torchrun on two ranks."""
+    folder, profile = made
+    how = {"data": f"{HERE}:samples", "shuffle": False, "epochs": 2}
+    for name, widths in {"pipeline": (1, 1), "replicas": (2,)}.items():
+        write_strategy(folder / f"{name}.strategy.json", profile, widths)
+        (folder / f"{name}.settings.json").write_text(json.dumps(how))
+    write_strategy(folder / "streamed.strategy.json", profile, (1, 1))
+    streamed = {"data": f"{HERE}:stream_loader", "epochs": 2}
+    (folder / "streamed.settings.json").write_text(json.dumps(streamed))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [*command, "2", str(ROOT / "tests/support/mode_runs.py"), str(folder), "0"],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = ("pipeline", "replicas", "streamed")
+    return {name: [torch.load(folder / f"{name}.{rank}.pt") for rank in (0, 1)] for name in names}
+
+
+@pytest.mark.parametrize("name", ["pipeline", "replicas", "streamed"])
+def test_any_partition_trains_on_the_same_samples(made, together, name):
+    losses, state = by_torch(made[0] / "net.onnx", datasets.samples(), 4)
+    ranks = together[name]
+    assert ranks[0][0] == pytest.approx(losses, rel=1e-7)
+    for _, held, running in ranks:
+        for key in held.keys() - {*running}:
+            torch.testing.assert_close(held[key], state[key], rtol=1e-7, atol=1e-7)
+
+
+def test_a_dataset_itself_may_be_given(made):
+    folder, profile = made
+    path = write_strategy(folder / "alone.json", profile, (1,))
+    report, _, _ = launched(path, None, data=datasets.samples(), shuffle=False, epochs=1)
+    losses, _ = by_torch(folder / "net.onnx", datasets.samples(), 2)
+    assert report.loss == pytest.approx(losses, rel=1e-7)
+
+
+# ------------------------------------------------------------------------------ bad data
+
+
+WRONG = {
+    "few_samples": "expected at least the samples of one step, 16 (4 microbatches of 4), got 15;"
+    " give more data, or plan with smaller microbatches",
+    "small_loader": "expected a DataLoader with the samples of a whole step, batch_size=16 (4"
+    " microbatches of 4), got 4",
+    "wide": "step 0, microbatch 0: input 'x': expected a tensor of shape (4, 3, 6, 6) and"
+    " torch.float64, got shape (4, 3, 6, 5) and torch.float64",
+    "float_targets": "step 0, microbatch 0: target of 'logits': expected a tensor of shape (4,) and"
+    " torch.int64, got shape (4,) and torch.float64",
+    "long_classes": "step 0, microbatch 0: target of 'logits': expected class indices from 0 to 4,"
+    " or -100 for elements to ignore, got 7",
+    "alone": "step 0, microbatch 0: expected ('x', target of 'logits'), or a dict of them by name,"
+    " got (Tensor)",
+    "failing": "FileNotFoundError: no such folder: pictures",
+    "of_two": "expected a function of three required arguments (step, microbatch, inputs), or one"
+    " of none that returns a dataset, got one of 2",
+    "number": "expected a map-style dataset, an iterable one or a DataLoader, got int",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_data_is_told_before_the_first_step(made, name):
+    folder, profile = made
+    path = write_strategy(folder / "wrong.json", profile, (1,))
+    done = []
+    with pytest.raises(LaunchError) as error:
+        launch(path, data=f"{HERE}:{name}", shuffle=False, progress=lambda *step: done.append(step))
+    assert str(error.value) == f"--data {HERE}:{name}: {WRONG[name]}"
+    assert not done
+
+
+def test_data_that_ends_early_says_after_how_many_steps(made):
+    folder, profile = made
+    path = write_strategy(folder / "early.json", profile, (1,))
+    with pytest.raises(LaunchError) as error:
+        launch(path, data=f"{HERE}:generator", steps=5)
+    assert str(error.value) == (
+        f"--data {HERE}:generator: expected a dataset that can be read again in epoch 1, got"
+        " nothing after the first 2 steps; return one whose __iter__ begins anew, or give --steps 2"
+    )
+
+
+def test_epochs_need_a_length(made):
+    folder, profile = made
+    path = write_strategy(folder / "endless.json", profile, (1,))
+    with pytest.raises(LaunchError) as error:
+        launch(path, data=f"{HERE}:Stream", epochs=2)
+    assert str(error.value) == (
+        f"--epochs 2: expected data with a length, got --data {HERE}:Stream; give the dataset a"
+        " __len__, or give --steps"
+    )

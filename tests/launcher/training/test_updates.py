@@ -1,0 +1,240 @@
+"""Clipping, decay, schedules, loss scale and NaN in a launch, beside PyTorch's own loop."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import LaunchError, OptionError
+from planner.launcher.run import launch
+from planner.launcher.training.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned
+from planner.strategy import GradientSum
+from tests.support.mode_runs import launched, loop, net, profile_of, write_strategy
+
+ROOT = Path(__file__).resolve().parents[3]
+STEPS = 6
+HOW = {
+    "lr_schedule": "cosine:2:8", "weight_decay": 0.05, "clip": 1.0, "optimizer": "momentum",
+    "nan": "stop",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the model, and its profile."""
+    folder = tmp_path_factory.mktemp("updates")
+    net(folder / "net.onnx")
+    return folder, profile_of(folder / "net.onnx")
+
+
+def by_torch(path, steps=STEPS):
+    """Losses and state of a loop with torch's own clipping and schedulers, and the norms."""
+    module, norms, rates = net(path.parent / "same.onnx"), [], []
+    known = torch.optim.lr_scheduler
+
+    def begin(optimizer):
+        warm = known.LinearLR(optimizer, 0.5, total_iters=1)
+        cosine = known.CosineAnnealingLR(optimizer, 6)
+        rates.append(known.SequentialLR(optimizer, [warm, cosine], milestones=[2]))
+
+    def before():
+        norms.append(nn.utils.clip_grad_norm_(module.parameters(), HOW["clip"]).item())
+
+    losses = loop(
+        module, path, steps, 0.1, optimizer="momentum", weight_decay=0.05, begin=begin,
+        before=before, after=lambda: rates[0].step(),
+    )  # fmt: skip
+    return losses, module.state_dict(), norms
+
+
+@pytest.fixture(scope="module")
+def by_hand(made):
+    return by_torch(made[0] / "net.onnx")
+
+
+def assert_state(held, state):
+    for name, value in held.items():
+        torch.testing.assert_close(value, state[name], rtol=1e-7, atol=1e-7)
+
+
+def test_one_process_updates_as_torch_does(made, by_hand):
+    folder, profile = made
+    path = write_strategy(folder / "alone.json", profile, (1,), optimizer="momentum")
+    report, held, _ = launched(path, STEPS, **HOW)
+    losses, state, norms = by_hand
+    assert min(norms) < HOW["clip"] < max(norms), "clipping has to matter, and not always"
+    assert report.loss == pytest.approx(losses, rel=1e-7)
+    assert_state(held, state)
+
+
+@pytest.fixture(scope="module")
+def together(made):
+    """Losses and state by rank of several strategies in one start of torchrun on two ranks."""
+    folder, profile = made
+    for name, widths in {"pipeline": (1, 1), "replicas": (2,)}.items():
+        write_strategy(folder / f"{name}.strategy.json", profile, widths, optimizer="momentum")
+        (folder / f"{name}.settings.json").write_text(json.dumps(HOW))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [*command, "2", str(ROOT / "tests/support/mode_runs.py"), str(folder), str(STEPS)],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = ("pipeline", "replicas")
+    return {name: [torch.load(folder / f"{name}.{rank}.pt") for rank in (0, 1)] for name in names}
+
+
+@pytest.mark.parametrize("name", ["pipeline", "replicas"])
+def test_the_norm_is_that_of_all_ranks(together, by_hand, name):
+    """Half of the gradients, or all of them twice, would be clipped by another factor."""
+    losses, state, _ = by_hand
+    ranks = together[name]
+    assert ranks[0][0] == pytest.approx(losses, rel=1e-7)
+    for _, held, running in ranks:
+        assert_state({n: held[n] for n in held if n not in running}, state)
+
+
+def test_a_parameter_of_several_devices_belongs_to_the_first():
+    trained = {name: torch.zeros(1) for name in ("a", "b", "c")}
+    sums = (GradientSum((0, 2), ("a",), 8), GradientSum((1, 2), ("b",), 8))
+    held = {device: owned(trained, sums, device) for device in (0, 1, 2)}
+    assert [len(held[device]) for device in (0, 1, 2)] == [3, 3, 1]
+    assert held[2][0] is trained["c"]
+
+
+# ------------------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize(("how", "message"), [
+    ({"clip": 0.0}, "--clip: expected a finite number above 0, got 0.0"),
+    ({"weight_decay": -1.0}, "--weight-decay: expected a finite number of at least 0, got -1.0"),
+    ({"nan": "ignore"}, "--nan: expected one of stop, skip, got 'ignore'"),
+    ({"steps": 3, "epochs": 2, "data": "a:b"}, "--epochs 2 and --steps 3: expected one"),
+    ({"epochs": 2}, "--epochs: synthetic data has no epochs"),
+    ({"eval_every": 2}, "--eval-every: there is no data to evaluate on; give --eval-data"),
+    ({"optimizer": "adagrad"}, "--optimizer: expected one of sgd, momentum, adam, adamw"),
+])  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(made, how, message):
+    folder, profile = made
+    path = write_strategy(folder / "wrong.json", profile, (1,))
+    with pytest.raises(OptionError) as error:
+        launch(path, **how)
+    assert str(error.value).startswith(message)
+
+
+def test_an_optimizer_with_more_state_than_planned_is_refused(made):
+    folder, profile = made
+    path = write_strategy(folder / "sgd.json", profile, (1,))
+    with pytest.raises(OptionError) as error:
+        launch(path, optimizer="adam")
+    bytes_ = 2 * 8 * (3 * 6 * 9 + 6 * 2 + 6 * 8 * 9 + 8 * 2 + 8 * 5 + 5)
+    assert str(error.value) == (
+        "--optimizer adam: expected at most the state that was planned, 0 B on device d0 for sgd,"
+        f" got {bytes_ / 1024:.1f} KiB; run: planner solve --optimizer adam"
+    )
+
+
+def test_an_optimizer_with_less_state_is_noted(made):
+    folder, profile = made
+    path = write_strategy(folder / "adam.json", profile, (1,), optimizer="adam")
+    assert "planned for adam, run with sgd" in launch(path, steps=1, optimizer="sgd").notes
+
+
+# ------------------------------------------------------------------------------ NaN
+
+
+def poisoned(step, microbatch, inputs):
+    """Data that is not finite in one microbatch of step 2."""
+    shape, dtype = inputs["x"]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(microbatch), dtype=dtype)
+    if (step, microbatch) == (2, 1):
+        x[0] = torch.nan
+    return {"x": x}, torch.arange(shape[0]) % 5
+
+
+DATA = "tests.launcher.training.test_updates:poisoned"
+
+
+def test_nan_stop_ends_before_the_weights_change(made):
+    folder, profile = made
+    path = write_strategy(folder / "nan.json", profile, (1,))
+    with pytest.raises(LaunchError) as error:
+        launch(path, steps=5, nan="stop", data=DATA)
+    assert str(error.value).startswith(
+        "step 2: expected a finite loss and finite gradients, got a loss of nan and gradients of"
+        " norm nan (--nan stop); lower --lr"
+    )
+
+
+def test_nan_skip_leaves_the_step_out(tmp_path):
+    net(tmp_path / "net.onnx", training=False)  # or the running statistics would have learned it
+    path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
+    report, held, _ = launched(path, 5, nan="skip", data=DATA)
+    assert [torch.tensor(one).isfinite().item() for one in report.loss] == [True] * 2 + [
+        False, True, True,
+    ]  # fmt: skip
+    assert "1 of 5 steps left out: a loss or gradient was not finite" in report.notes
+    _, before, _ = launched(path, 2, nan="skip", data=DATA)
+    _, after, _ = launched(path, 3, nan="skip", data=DATA)
+    assert_state(after, before)
+    assert all(value.isfinite().all() for value in held.values())
+
+
+# ------------------------------------------------------------------------------ shorter types
+
+
+def test_the_loss_scale_follows_the_rules_of_torch():
+    ours = LossScale(FIRST_SCALE, is_dynamic=True)
+    theirs = torch.amp.GradScaler("cpu", growth_interval=2000)
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    good = [*[True] * 1999, False, *[True] * 2000, False, False, True]
+    for finite in good:
+        theirs.scale(weight.sum() * (1.0 if finite else torch.inf)).backward()
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        ours.learn(finite=finite)
+        assert ours.value == theirs.get_scale()
+    assert ours.value == FIRST_SCALE * BACKOFF**2
+
+
+def test_only_float16_has_a_loss_scale():
+    assert [loss_scale(one).value for one in (None, "bfloat16", "float16")] == [1, 1, FIRST_SCALE]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_shorter_types_train_as_autocast_does(tmp_path, dtype):
+    module = net(tmp_path / "net.onnx", dtype="float32", training=False).eval()
+    path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
+    report, held, _ = launched(path, 3, dtype=dtype)
+    assert f"planned for float32, run with {dtype}" in report.notes
+    with torch.autocast("cpu", getattr(torch, dtype), cache_enabled=False):
+        losses = loop(module, tmp_path / "net.onnx", 3)
+    whole = loop(net(tmp_path / "same.onnx", dtype="float32", training=False).eval(),
+                 tmp_path / "net.onnx", 3)  # fmt: skip
+    assert report.loss == pytest.approx(losses, rel=2e-3)
+    assert report.loss != pytest.approx(whole, rel=1e-6)
+    assert all(value.dtype == torch.float32 for value in held.values())
+
+
+def test_float16_skips_steps_whose_gradients_overflow(tmp_path, monkeypatch):
+    net(tmp_path / "net.onnx", dtype="float32")
+    path = write_strategy(tmp_path / "s.json", profile_of(tmp_path / "net.onnx"), (1,))
+    monkeypatch.setattr("planner.launcher.training.updates.FIRST_SCALE", 2.0**40)
+    report, _, _ = launched(path, 30, dtype="float16")
+    (note,) = [one for one in report.notes if "left out" in one]
+    assert 10 < int(note.split()[0]) < 30
+    assert report.loss[-1] < report.loss[0]
+
+
+def test_a_type_that_nothing_computes_in_is_refused(made):
+    folder, profile = made
+    path = write_strategy(folder / "long.json", profile, (1,))
+    with pytest.raises(OptionError, match="--dtype: expected float64, the model's own"):
+        launch(path, steps=1, dtype="float16")

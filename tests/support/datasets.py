@@ -1,0 +1,126 @@
+"""Datasets as users write them, for the model of `mode_runs.net`: x (N, 3, 6, 6), five classes."""
+
+import random
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+SAMPLES = 41
+
+
+def tensors(dtype=torch.float64, num_samples=SAMPLES):
+    """Inputs and classes that an input tells."""
+    random = torch.Generator().manual_seed(5)
+    classes = torch.randint(5, (num_samples,), generator=random)
+    x = torch.randn(num_samples, 3, 6, 6, generator=random, dtype=dtype)
+    return x + classes[:, None, None, None].to(dtype) / 2, classes
+
+
+def samples():
+    """A map-style dataset."""
+    return TensorDataset(*tensors())
+
+
+def few_samples():
+    """Fewer than a step has."""
+    return TensorDataset(*(one[:15] for one in tensors()))
+
+
+def named_samples():
+    """The same by names."""
+    return [{"x": x, "label": label} for x, label in zip(*tensors(), strict=True)]
+
+
+def loader():
+    """A DataLoader with the batch of a whole step."""
+    return DataLoader(samples(), batch_size=16, shuffle=True)
+
+
+def loader_with_workers():
+    """The same, read by other processes."""
+    return DataLoader(Augmented(), batch_size=16, num_workers=1)
+
+
+def small_loader():
+    """A DataLoader with the batch of a microbatch."""
+    return DataLoader(samples(), batch_size=4)
+
+
+class Augmented(Dataset):
+    """Draws from every generator, for inputs and targets alike."""
+
+    def __init__(self):
+        self.x, self.classes = tensors()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        moved = int(torch.randint(3, ())) + random.randrange(2)
+        return self.x[index] + moved, (self.classes[index] + moved) % 5
+
+
+class Stream(IterableDataset):
+    """The samples in their order."""
+
+    def __iter__(self):
+        return iter(samples())
+
+
+class SizedStream(Stream):
+    """The same with a length."""
+
+    def __len__(self):
+        return SAMPLES
+
+
+def stream_loader():
+    """Batches of a stream; the last one is short."""
+    return DataLoader(SizedStream(), batch_size=16)
+
+
+def generator():
+    """Samples that can be read once."""
+    return iter(samples())
+
+
+def long_classes():
+    """Classes beyond those of the model."""
+    x, classes = tensors()
+    return TensorDataset(x, classes + 3)
+
+
+def float_targets():
+    """Targets of a type that cross-entropy does not take."""
+    x, classes = tensors()
+    return TensorDataset(x, classes.double())
+
+
+def wide():
+    """Inputs of another shape."""
+    x, classes = tensors()
+    return TensorDataset(x[..., :5], classes)
+
+
+def alone():
+    """Inputs without targets."""
+    return TensorDataset(tensors()[0])
+
+
+def failing():
+    """Fails on some sample."""
+    raise FileNotFoundError("no such folder: pictures")
+
+
+def of_two(step, microbatch):
+    """Neither a function of three nor of none."""
+
+
+def number():
+    """Is no dataset."""
+    return 7
+
+
+def none():
+    """No samples."""
+    return []
