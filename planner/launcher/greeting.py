@@ -24,7 +24,7 @@ from planner.model.losses import LossOptions
 from planner.plan import Plan
 from planner.version import __version__
 
-OWN_SETTINGS = frozenset({"threads", "hang_timeout", "log", "checkpoint", "resume"})
+OWN_SETTINGS = frozenset({"threads", "hang_timeout", "log", "tells", "checkpoint", "resume"})
 """Fields of `Settings` that each rank may have its own of: they change no number, or are paths."""
 HASH_DIGITS = 12
 
