@@ -25,6 +25,7 @@ WRITTEN = {
     "tests/bench/profile.py": {"training.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/launcher/test_ending.py": {"mine.py"},
+    "tests/launcher/test_restarts.py": {"mine.py"},
     "tests/solvers/test_registry.py": {"toy.py"},
     "tests/profilers/test_contention.py": {"worker.py"},
     "tests/support/memory_runs.py": {"worker.py"},

@@ -11,7 +11,13 @@ import torch
 
 from planner.files import read_plan
 from planner.launcher.checkpoints.folder import Checkpoint
-from planner.launcher.checkpoints.keeping import NOTHING_KEPT, Keeping, check_fits, start_of
+from planner.launcher.checkpoints.keeping import (
+    NOTHING_KEPT,
+    RESTARTS,
+    Keeping,
+    check_fits,
+    start_of,
+)
 from planner.launcher.checkpoints.keeping import check as check_keeping
 from planner.launcher.checkpoints.saver import Saver, resume
 from planner.launcher.clocks import Clock
@@ -96,9 +102,10 @@ def launch(
     introduce(plan, mine, settings.hang_timeout)
     with hosts_watched(agreed.hosts, seat.rank), with_causes(plan, mine):
         job = prepare(plan, strategy_path, model_path, seat, (loss, device))
-        compare_jobs(job, seat)
+        # Each agent of torchrun counts its own restarts, so the ranks have to agree on them.
+        start = start_of(keeping, {RESTARTS: str(int(agreed.restarted))})
+        compare_jobs(job, seat, "" if start is None else start.path.name)
         job = replace(job, plan=replace(plan, ranks=agreed.ranks, hosts=()))
-        start = start_of(keeping)
         if start is not None:
             check_fits(start, job, settings.steps)
         findings, clocks = _trained(
