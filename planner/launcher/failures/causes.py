@@ -118,8 +118,8 @@ def _in_use() -> str:
         used, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
         _, total = torch.cuda.mem_get_info()
         return f"{format_bytes(used)} in use (peak {format_bytes(peak)}, of {format_bytes(total)})"
-    used, most = used_bytes(os.getpid()), format_bytes(_peak_bytes())
-    return f"{most} at its peak" if used is None else f"{format_bytes(used)} in use (peak {most})"
+    now, most = used_bytes(os.getpid()), format_bytes(_peak_bytes())
+    return f"{most} at its peak" if now is None else f"{format_bytes(now)} in use (peak {most})"
 
 
 def _peak_bytes() -> int:
