@@ -26,6 +26,7 @@ WRITTEN = {
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/launcher/test_checkpoints.py": {"drawing.py"},
     "tests/launcher/test_ending.py": {"mine.py"},
+    "tests/launcher/test_restarts.py": {"mine.py"},
     "tests/solvers/test_registry.py": {"toy.py"},
     "tests/profilers/test_contention.py": {"worker.py"},
     "tests/support/memory_runs.py": {"worker.py"},

@@ -41,14 +41,15 @@ def meet_others(
         LaunchError: if the ranks are not of one launch.
         Stopped: if another rank has ended.
     """
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if seat.world_size == 1:
-        return Agreement("", restarted=False, ranks=plan.ranks)
+        return Agreement("", restarted=restarts > 0, ranks=plan.ranks)
     several = seat.world_size > seat.local_world_size
     mine = Hello(
         values=_values(plan, settings, choices, several_hosts=several),
         host=host_key(),
         first=seat.rank - seat.local_rank,
-        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        restarts=restarts,
     )
     keep_to_this_host()
     with contact(seat.rank):
@@ -58,17 +59,21 @@ def meet_others(
     return agreed
 
 
-def compare_jobs(job: TrainingJob, seat: ProcessRank) -> None:
+def compare_jobs(job: TrainingJob, seat: ProcessRank, start: str) -> None:
     """Compares what the ranks with a device know once they have read the model.
 
+    Args:
+        start: name of the checkpoint that this rank goes on from; "" for none.
+
     Raises:
-        LaunchError: if they have different models or kinds of devices.
+        LaunchError: if they have different models, kinds of devices or checkpoints.
         Stopped: if another rank has ended.
     """
     if len(job.plan.ranks) == 1:
         return
     values = {
         "model": job.model.hash[:HASH_DIGITS],
+        "checkpoint": start,
         "kind of device": job.device.partition(":")[0],
     }
     with contact(seat.rank):

@@ -96,7 +96,7 @@ def launch(
     with hosts_watched(agreed.hosts, seat.rank), with_causes(plan, mine):
         job = prepare(plan, strategy_path, model_path, seat, (loss, device))
         start = _start(keeping, job, restarted=agreed.restarted)
-        compare_jobs(job, seat)
+        compare_jobs(job, seat, "" if start is None else start.path.name)
         planned = replace(plan, ranks=agreed.ranks, hosts=())
         job = with_settings(replace(job, plan=planned), settings)
         done = _trained(job, settings, (keeping, start), seat, progress, track_memory=track_memory)
