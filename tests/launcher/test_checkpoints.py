@@ -152,7 +152,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(alone, tmp_path, monkeyp
         assert free.wait(60)
         return write(*given)
 
-    def progress(step):
+    def progress(step, total, loss):
         steps.append(step)
         if step == 3:
             assert not list(tmp_path.glob("step-*")), "the second step is not written yet"
@@ -232,7 +232,7 @@ def test_an_optimizer_whose_state_is_no_tensor_is_refused(alone, tmp_path, monke
 
     monkeypatch.setattr(
         "planner.launcher.trainer.make_optimizer",
-        lambda name, parameters, rate: Counting(parameters),
+        lambda name, parameters, rate, decay: Counting(parameters),
     )
     with pytest.raises(LaunchError, match=r"the state of Counting for .* has 'calls', a int"):
         launch(path, 1, folder=tmp_path)

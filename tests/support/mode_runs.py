@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from planner.commands.ends import ranks_leave_at_once
-from planner.files import read_plan, write_plan
+from planner.files import write_plan
 from planner.launcher import run, trainer
 from planner.launcher.gradients import make_optimizer
 from planner.model import load
@@ -158,6 +158,8 @@ def launched(path, steps, learning_rate=0.1, **how):
         report = run.launch(path, steps=steps, learning_rate=learning_rate, **how)
     finally:
         trainer.make_part = make_part
+    if not parts:  # of a rank that idles
+        return report, {}, []
     (part,) = parts
     held = {name: value.detach().clone() for name, value in part.values.items()}
     running = [name for stage in part.stages.values() for name in stage.running]
@@ -204,8 +206,6 @@ def main(folder, steps):
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     start = dist.init_process_group
     for path in sorted(folder.glob("*.strategy.json")):
-        if int(rank) >= len(read_plan(path).ranks):
-            continue
         dist.init_process_group = partial(start, store=dist.PrefixStore(path.name, store))
         settings = path.with_name(path.name.replace("strategy", "settings"))
         how = json.loads(settings.read_text()) if settings.exists() else {}
