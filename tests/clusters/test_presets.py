@@ -181,7 +181,7 @@ def test_all_reduces_of_a_dgx_1v_are_those_that_were_measured():
 def test_measured_times_change_the_plan(tmp_path):
     # Eight equal layers with many parameters: a ring makes data parallelism too slow, what was
     # measured does not.
-    graph = graph_of([[v - 1] if v else [] for v in range(8)], [10**5] * 8, [4 * 10**8] * 8)
+    graph = graph_of([[v - 1] if v else [] for v in range(8)], [10**5] * 8, [7 * 10**8] * 8)
     profile = profile_of(graph, [5e-3] * 8, work=[(10**11, 10**6)] * 8)
     profile = replace(profile, device_type="V100-SXM2-16GB")
     write_profile(profile, tmp_path / "profile.json")

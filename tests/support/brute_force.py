@@ -7,7 +7,7 @@ priced by the closed forms of time and memory from what `costs` says of sets of 
 import math
 from functools import cache
 
-from planner.costs.closed_form import extend
+from planner.costs.closed_form import exposed_sum_s, extend
 from planner.costs.collectives import ring_allreduce_s, ring_links, slowest_link
 from planner.costs.compute import slowdown, step_s, times_on
 from planner.costs.memory import (
@@ -17,6 +17,7 @@ from planner.costs.memory import (
     search_recompute_bytes,
     static_bytes,
 )
+from planner.costs.overlap import runs_beside
 from planner.costs.passes import block_workspace_bytes
 from planner.graph import consumers, producers, tensors_by_name
 from planner.graphs.downsets import downsets, members
@@ -122,7 +123,9 @@ class _Trial:
         )
         if width > 1 and trained:
             links = ring_links(topology, tuple(sorted(devices)))
-            tail += ring_allreduce_s(trained, width, *links)
+            whole = ring_allreduce_s(trained, width, *links)
+            beside = runs_beside(problem, self.order, devices)
+            tail += exposed_sum_s(whole, trained, b - again * f, beside)
         weight = {
             Objective.ITERATION: rounds - 1.0,
             Objective.BOTTLENECK: 1 / width,
