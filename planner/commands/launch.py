@@ -121,7 +121,7 @@ def forwarded() -> list[str]:
     arguments: list[str] = []
     for parameter in ctx.command.params:
         value, name = ctx.params.get(parameter.name or ""), parameter.opts[0]
-        if parameter.name in ("strategy", "nproc", "config") or value is None:
+        if parameter.name in ("strategy", "nproc") or value is None:
             continue
         if isinstance(value, bool):
             arguments += [name] if value else parameter.secondary_opts[:1]

@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from planner.errors import LaunchError
 from planner.graph import Graph, tensors_by_name
+from planner.launcher import ending
 from planner.launcher.exchange import Arrival, Exchange, dense
+from planner.launcher.failures.page import Phase
 from planner.launcher.feed import Batch, torch_dtype
 from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part
@@ -167,7 +169,11 @@ class Evaluator:
 
             count = min(self._deal.count, total - first)
             self._forwards.run(count, partial(_at, batch_of, first), judge)
-        return meter.figures(self._world.add_up(meter.sums()))
+        page = ending.page()
+        page.enter(Phase.BARRIER)
+        sums = self._world.add_up(meter.sums())
+        page.enter(Phase.BETWEEN)
+        return meter.figures(sums)
 
 
 def _at(batch_of: Callable[[int], Batch], first: int, microbatch: int) -> Batch:
@@ -226,6 +232,7 @@ class Forwards:
         self._actions = [*_forwards(actions)]
         self._tensors, self._stages, self._world = tensors_by_name(graph), stages, world
         self._exchange, self._seed = Exchange(world), seed
+        self._page = ending.page()
 
     def run(
         self,
@@ -256,12 +263,15 @@ class Forwards:
             else:
                 s, m = action.stage, action.microbatch
                 if m not in batches:
+                    self._page.enter(Phase.BETWEEN)
                     batches[m] = batch_of(m)
                 arrived = {**handover.tensors(s, m), **self._taken(action, awaited)}
+                self._page.enter(Phase.FORWARD, s, m)
                 made = self._computed(action, {**batches[m].inputs, **arrived})
                 awaited = [one for one in awaited if not waits(action, one.action)]
                 handover.keep(s, m, {**arrived, **made})
                 judge(m, made, batches[m])
+        self._page.enter(Phase.SEND)
         for transfer in sent:
             self._world.finish(transfer)
 
@@ -270,7 +280,8 @@ class Forwards:
         taken = {}
         for arrival in awaited:
             if waits(compute, arrival.action):
-                name = arrival.action.tensor
+                name, device = arrival.action.tensor, arrival.action.device
+                self._page.enter(Phase.RECEIVE, compute.stage, compute.microbatch, device)
                 taken[name], _ = self._exchange.take(arrival, self._tensors[name].shape)
         return taken
 
