@@ -59,15 +59,18 @@ def test_the_measured_time_is_that_of_torchs_own_profiler(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        loss = torch.nn.functional.cross_entropy(output, target)
-        with torch.profiler.profile() as run:
-            torch.nn.functional.cross_entropy(output, target)
-            loss.backward()
+        runs = []
+        for _ in range(5):
+            loss = torch.nn.functional.cross_entropy(output, target)
+            with torch.profiler.profile() as run:
+                torch.nn.functional.cross_entropy(output, target)
+                loss.backward()
+            runs.append({e.key: e.self_cpu_time_total for e in run.key_averages()})
     finally:
         torch.set_num_threads(before)
-    taken_us = {e.key: e.self_cpu_time_total for e in run.key_averages()}
-    forward_s = taken_us["aten::_log_softmax"] / 1e6
-    backward_s = taken_us["aten::_log_softmax_backward_data"] / 1e6
+    # The shortest: the first ones wait for memory, and any may wait for a core.
+    forward_s = min(taken_us["aten::_log_softmax"] for taken_us in runs) / 1e6
+    backward_s = min(taken_us["aten::_log_softmax_backward_data"] for taken_us in runs) / 1e6
     assert not unknown
     # The main kernels are a part of it, and most of it; a busy machine is allowed for.
     assert 0.2 * forward_s < cost.forward_s < 10 * forward_s
