@@ -1,7 +1,6 @@
 """Weights that stay in an ONNX file until somebody asks for them."""
 
 import gc
-import os
 from pathlib import Path
 
 import ml_dtypes
@@ -161,8 +160,8 @@ def test_one_file_is_open_for_a_model_and_none_when_it_is_gone(tmp_path):
 
     def opened():
         # Other files may be closed meanwhile, by tests before this one.
-        links = (os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
-        return sum(link == str(path) for link in links)
+        links = [one.readlink() for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        return links.count(path)
 
     model = load(path)
     arrays = [model.values[tensor.name] for tensor in MATRICES]
