@@ -1,6 +1,7 @@
 """Weights that stay in an ONNX file until somebody asks for them."""
 
 import gc
+import os
 from pathlib import Path
 
 import ml_dtypes
