@@ -1,7 +1,5 @@
 """BatchNormalization in training, Dropout and drawn numbers in a launch, against PyTorch's loop."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +10,7 @@ from planner.launcher.run import launch
 from planner.profiles import BatchNorm
 from planner.reports.launch import launch_json
 from tests.support.memory_runs import peaks_of
-from tests.support.mode_runs import (
-    launched,
-    loop,
-    net,
-    profile_of,
-    write_strategy,
-)
+from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 10
@@ -76,13 +68,7 @@ def together(made):
     }  # fmt: skip
     for name, (widths, options) in cases.items():
         write_strategy(folder / f"{name}.strategy.json", profile, widths, **options)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "2", str(ROOT / "tests/support/mode_runs.py"), str(folder), str(STEPS)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_all(folder, 2, STEPS)
     return {name: [torch.load(folder / f"{name}.{rank}.pt") for rank in (0, 1)] for name in cases}
 
 

@@ -11,6 +11,7 @@ number to them.
 
 import json
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,8 @@ from planner.schedules.orders import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
+
+ROOT = Path(__file__).parents[2]
 
 BATCH, SEED, MICROBATCHES = 4, 3, 4
 RATIO = 0.3
@@ -197,6 +200,22 @@ def loop(module, path, steps, learning_rate=0.1, num_microbatches=MICROBATCHES, 
         after()
         step_of.zero_grad()
     return losses
+
+
+def run_all(folder, num_ranks, steps=0):
+    """Runs every strategy of a folder in one start of torchrun, which writes NAME.RANK.pt there:
+    losses, parameters, and names of running statistics.
+
+    Args:
+        steps: of each; 0 leaves them to the settings of each strategy.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [*command, str(num_ranks), __file__, str(folder), str(steps)],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def main(folder, steps):

@@ -1,8 +1,6 @@
 """Datasets of the user in a launch: the samples of each microbatch, epochs, seeds, bad data."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from planner.model import load
 from planner.model.losses import losses as model_losses
 from planner.operators import randomness
 from tests.support import datasets
-from tests.support.mode_runs import SEED, launched, net, profile_of, write_strategy
+from tests.support.mode_runs import SEED, launched, net, profile_of, run_all, write_strategy
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = "tests.support.datasets"
@@ -178,13 +176,7 @@ def together(made):
     write_strategy(folder / "streamed.strategy.json", profile, (1, 1))
     streamed = {"data": f"{HERE}:stream_loader", "epochs": 2}
     (folder / "streamed.settings.json").write_text(json.dumps(streamed))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "2", str(ROOT / "tests/support/mode_runs.py"), str(folder), "0"],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_all(folder, 2)
     names = ("pipeline", "replicas", "streamed")
     return {name: [torch.load(folder / f"{name}.{rank}.pt") for rank in (0, 1)] for name in names}
 

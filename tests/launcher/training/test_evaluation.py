@@ -1,8 +1,6 @@
 """Evaluations during a launch, beside the module's own in evaluation mode; the log of a launch."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from planner.launcher.run import launch
 from planner.reports.launch import launch_json, loss_lines
 from tests.launcher.training.test_datasets import by_torch
 from tests.support import datasets
-from tests.support.mode_runs import launched, net, profile_of, write_strategy
+from tests.support.mode_runs import launched, net, profile_of, run_all, write_strategy
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = "tests.support.datasets"
@@ -109,13 +107,7 @@ def together(quiet_model):
         how = HOW | {"log": str(folder / f"{name}.jsonl"), "clip": 100.0}
         write_strategy(folder / f"{name}.strategy.json", profile, widths)
         (folder / f"{name}.settings.json").write_text(json.dumps(how))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "3", str(ROOT / "tests/support/mode_runs.py"), str(folder), "0"],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_all(folder, 3)
     names = ("pipeline", "replicas", "uneven")
     return {name: read_log(folder / f"{name}.jsonl") for name in names}
 

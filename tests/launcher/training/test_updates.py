@@ -1,8 +1,6 @@
 """Clipping, decay, schedules, loss scale and NaN in a launch, beside PyTorch's own loop."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from planner.errors import LaunchError, OptionError
 from planner.launcher.run import launch
 from planner.launcher.training.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned
 from planner.strategy import GradientSum
-from tests.support.mode_runs import launched, loop, net, profile_of, write_strategy
+from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 6
@@ -78,13 +76,7 @@ def together(made):
     for name, widths in {"pipeline": (1, 1), "replicas": (2,)}.items():
         write_strategy(folder / f"{name}.strategy.json", profile, widths, optimizer="momentum")
         (folder / f"{name}.settings.json").write_text(json.dumps(HOW))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "2", str(ROOT / "tests/support/mode_runs.py"), str(folder), str(STEPS)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_all(folder, 2, STEPS)
     names = ("pipeline", "replicas")
     return {name: [torch.load(folder / f"{name}.{rank}.pt") for rank in (0, 1)] for name in names}
 
