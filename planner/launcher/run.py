@@ -114,7 +114,6 @@ def launch(
 
 def _start(keeping: Keeping, job: TrainingJob, *, restarted: bool) -> Checkpoint | None:
     """The checkpoint to go on from, before any rank can write one."""
-    check_keeping(keeping)
     start = start_of(keeping, restarted=restarted)
     if start is not None:
         check_fits(start, job)
@@ -162,6 +161,7 @@ def _trained(
     *,
     track_memory: bool,
 ) -> _Trained:
+    """Runs the steps that are left, and what stands around them."""
     trainer = Trainer(job, settings, seat.rank)
     world = trainer.world
     keeping, start = checkpoints
