@@ -278,13 +278,10 @@ class World:
         with contact(self._rank):
             return transfer.wait()
 
-    def sum_up(self, buffer: Tensor, index: int) -> None:
-        """Adds up a buffer over the devices of an all-reduce of the program, in place."""
-        with contact(self._rank):
-            dist.all_reduce(buffer, group=self._groups[index])
-
     def start_sum(self, buffer: Tensor, index: int) -> PostedTransfer:
-        """Starts to do the same; all members start their sums in one order."""
+        """Starts to add up a buffer over the devices of an all-reduce of the program, in place; all
+        members start their sums in one order.
+        """
         with contact(self._rank):
             work = dist.all_reduce(buffer, group=self._groups[index], async_op=True)
         assert work is not None
