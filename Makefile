@@ -6,7 +6,7 @@ OUT ?= .cache/strategies
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-launch bench-memory bench-zoo docs check clean
+.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -93,8 +93,14 @@ bench-demo: $(READY) ## the demo three times, predicted beside measured, on a qu
 bench-launch: $(READY) ## steps of the launcher beside PyTorch's own loops, on a quiet machine (about 3 minutes)
 	$(BIN)/python -m tests.bench.launch
 
+bench-pipedream: $(READY) ## minibatches and memory under --schedule pipedream, on a quiet machine (about 10 minutes)
+	$(BIN)/python -m tests.bench.pipedream
+
 bench-memory: $(READY) ## peak memory of 60 plans predicted and tracked; writes docs/accuracy.md (about 5 minutes)
 	$(BIN)/python -m tests.bench.memory --write
+
+bench-convergence: $(READY) ## 40 epochs of two networks beside PyTorch; writes docs/training.md (about 10 minutes)
+	$(BIN)/python -m tests.bench.convergence --write
 
 bench-zoo: $(READY) ## the zoo of networks on the user's way, beside PyTorch; writes docs/models.md (about an hour)
 	$(BIN)/python -m tests.bench.zoo --write

@@ -12,7 +12,9 @@ told to callbacks. Nothing is printed. Files are written by the functions whose 
     profile, rescale, compare_engines           the costs of operators
     solve, compare, solve_under, sensitivity    a plan, and its bottlenecks
     simulate, simulate_stages                   one iteration of a plan
-    launch, start_launch, probe, start_probe    training, and measuring the cluster
+    launch, start_launch, read_config, trainer  training, by the planner's loop or by yours
+    measure                                     the plans of all solvers, run on this machine
+    probe, start_probe                          measuring the cluster
     write_weights                               what was trained, as an ONNX file
     compare_traces, calibrate                   measured beside predicted
     convert, import_topology                    other formats
@@ -24,10 +26,10 @@ be written. Modules are imported when they are used, because some take long to l
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from planner.errors import FileError, ModelError, OptionError
 from planner.launcher import ending as ending
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
     from planner.judging.sensitivity import Gain as Gain
     from planner.launcher.probe import Probed as Probed
     from planner.launcher.report import LaunchReport as LaunchReport
+    from planner.launcher.settings import LoopOptions, TrainingOptions
+    from planner.launcher.training.own_loop import LoopTrainer as LoopTrainer
+    from planner.launcher.trials import Trial as Trial
     from planner.model import Choice as Choice
     from planner.model import Model as Model
     from planner.model.inspection import Inspection as Inspection
@@ -780,7 +785,8 @@ def solve(
         training: how the model is trained.
         search: how strategies are searched for.
         solvers: keys of `SOLVERS`; none asks `portfolio()`.
-        cost_model: "planner", or "pipedream", whose optimizer alone is asked then.
+        cost_model: "planner", or "pipedream", whose optimizer alone is asked then; its plan has
+            the schedule pipedream.
         what_if: changes of the topology; the present one is planned for too.
         calibration: see `simulate`.
         time_limit_s: for all solvers together; the present and the changed topology get half each.
@@ -962,6 +968,10 @@ def check_cost_model(
         if set(solvers) - {"pipedream"}:
             raise OptionError(
                 "--cost-model pipedream asks only the solver pipedream; drop --solver"
+            )
+        if training.schedule == "gpipe":
+            raise OptionError(
+                "--cost-model pipedream plans for --schedule pipedream; drop --schedule gpipe"
             )
         return
     if solvers:
@@ -1152,9 +1162,8 @@ def _simulated(problem: "Problem", solver: str, result: "Result", what_if: WhatI
         problem = replace(problem, topology=changed_cluster(problem.topology, what_if).topology)
     if result.strategy is None:
         return Simulation(problem, None, reason=result.reason)
-    verdict, times = judge_unchanged(problem, result.strategy)
+    verdict, num_actions = judge_unchanged(problem, result.strategy)
     plan = as_plan(problem, solver, result, verdict, lower_bound_s(problem))
-    num_actions = len(times.code)
     described = account(problem, result.strategy) if num_actions <= MAX_ACTIONS else None
     return Simulation(problem, plan, described, num_actions)
 
@@ -1215,7 +1224,7 @@ def launch(
     resume: File | None = None,
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int, float | None], None] = lambda done, total, loss: None,
-    **how: Any,
+    **how: "Unpack[TrainingOptions]",
 ) -> "LaunchReport | None":
     """Trains as a strategy says. Every rank that torchrun starts calls it; a strategy for one
     device needs no torchrun.
@@ -1240,7 +1249,8 @@ def launch(
         how: the training itself: the options of the command line, in its words, such as `steps`,
             `learning_rate` (--lr), `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`,
             `dtype`, `data`, `epochs`, `shuffle`, `eval_data`, `eval_every`, `metrics`, `log`,
-            `seed` and `threads`; `planner.launcher.settings.Settings` describes them.
+            `seed` and `threads`; `planner.launcher.settings.Settings` describes them. `read_config`
+            reads them, and the arguments above, from a file that `config` names.
 
     Returns:
         Predicted beside measured times on rank 0, None elsewhere.
@@ -1270,6 +1280,125 @@ def launch(
         progress=progress,
         **how,
     )
+
+
+def read_config(path: File) -> dict[str, Any]:
+    """The options of a training in a YAML file, as keyword arguments of `launch`:
+
+        planner.launch("strategy.json", **planner.read_config("train.yaml"))
+
+    Keys are the options of the command line, with - or _ inside; paths are relative to the folder
+    of the file. `config`, the name of the file and the hash of its content, is added: ranks that
+    have read different files refuse to train.
+
+    Raises:
+        FileError: if the file is missing, no YAML, or has unknown options or wrong values.
+    """
+    from planner.launcher.training import config
+
+    return config.read_config(Path(path))
+
+
+def trainer(
+    strategy: "File | Plan",
+    model: File | None = None,
+    *,
+    loss: str | Mapping[str, str] | None = None,
+    class_dim: int | Mapping[str, int] | None = None,
+    device: str = "auto",
+    metrics: Sequence[str] = (),
+    checkpoint: File | None = None,
+    checkpoint_keep: int = 3,
+    resume: File | None = None,
+    **how: "Unpack[LoopOptions]",
+) -> "LoopTrainer":
+    """A training as a strategy says, in a loop of your own. Every rank that torchrun starts runs
+    the whole script; a strategy for one device needs no torchrun.
+
+        with planner.trainer("strategy.json", learning_rate=0.1) as trainer:
+            for batch in loader:
+                loss = trainer.step(batch)
+            trainer.save("run")
+
+    Args:
+        strategy: the file, or a plan.
+        model: the ONNX file, if it is not where the strategy says; a plan needs it.
+        loss, class_dim, device: see `launch`.
+        metrics: "module:function"s of (output, target) for `LoopTrainer.evaluate`.
+        checkpoint: folder that `LoopTrainer.save` writes to, and that a training that torchrun has
+            restarted goes on from.
+        checkpoint_keep: number of checkpoints that stay, the newest ones.
+        resume: a checkpoint, or a folder with some, to go on from.
+        how: `learning_rate`, `lr_schedule`, `weight_decay`, `optimizer`, `clip`, `nan`, `dtype`,
+            `seed`, `threads` and `hang_timeout`, as of `launch`.
+
+    Raises:
+        PlannerError: if files, options and processes do not fit each other.
+        Stopped: on a rank that has lost another one.
+    """
+    from planner.launcher.checkpoints.keeping import Keeping
+    from planner.launcher.joining import Asked
+    from planner.launcher.settings import Settings
+    from planner.launcher.training import own_loop
+    from planner.model.losses import LossOptions
+
+    plan, path = _plan_and_path(strategy, model)
+    keeping = Keeping(
+        folder=None if checkpoint is None else Path(checkpoint),
+        keep=checkpoint_keep,
+        resume=None if resume is None else Path(resume),
+    )
+    asked = Asked(
+        plan, path, None if model is None else Path(model), LossOptions((), loss, class_dim),
+        device, Settings(**how, tells=True), keeping,
+    )  # fmt: skip
+    return own_loop.begin(asked, tuple(metrics))
+
+
+def _plan_and_path(strategy: "File | Plan", model: File | None) -> "tuple[Plan, Path]":
+    """A plan, and how messages call it."""
+    from planner.files import read_plan
+
+    if isinstance(strategy, str | os.PathLike):
+        return read_plan(Path(strategy)), Path(strategy)
+    if model is None:
+        raise OptionError(
+            "trainer: expected the ONNX file of the plan, which does not say where it is; give"
+            " model, or the strategy as a file"
+        )
+    return strategy, Path("the plan")
+
+
+def measure(
+    plans: Plans,
+    model: "File | Model",
+    *,
+    steps: int,
+    progress: Callable[[int, str], None] = lambda done, solver: None,
+) -> "Generator[Trial, None, None]":
+    """Launches the plan of every solver on this host, one after the other, on synthetic data.
+
+    A plan that needs more processes or another device than there are, or that fails while it runs,
+    has a reason instead of times. Equal plans are run once.
+
+    Args:
+        plans: of `compare`.
+        model: their ONNX file, read or not.
+        steps: steps of each plan that are timed, after one that warms up.
+        progress: called before each plan with the number of plans before it and its solver.
+
+    Yields:
+        A trial for each plan, as soon as it is there.
+
+    Raises:
+        OptionError: if there are no steps.
+    """
+    from planner.launcher.trials import trials
+
+    if steps < 1:
+        raise OptionError(f"steps: expected 1 or more, got {steps}")
+    path = Path(model) if isinstance(model, str | os.PathLike) else model.path
+    return trials(plans.comparison.rows, path.absolute(), steps, progress)
 
 
 def write_weights(

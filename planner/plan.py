@@ -34,6 +34,8 @@ class MemoryParts:
         buffer_bytes: tensors received and not yet used, and gradients of tensors that were sent.
         workspace_bytes: activations and their gradients that live only inside a stage's pass.
         reserve_bytes: memory for runtime and libraries.
+        version_bytes: older versions of the trained parameters, which minibatches in flight still
+            use under an asynchronous schedule; files leave out 0.
     """
 
     parameter_bytes: int = 0
@@ -43,11 +45,27 @@ class MemoryParts:
     buffer_bytes: int = 0
     workspace_bytes: int = 0
     reserve_bytes: int = 0
+    version_bytes: int = field(default=0, metadata=LEFT_OUT_AS_DEFAULT)
 
     @property
     def total_bytes(self) -> int:
         """The peak."""
         return sum(getattr(self, one.name) for one in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class StageTransfer:
+    """What a stage sends to another one for one microbatch, on idle links.
+
+    Attributes:
+        stage: the one that reads the tensors.
+        send_s: time for the tensors.
+        return_s: time for their gradients back; 0 where there are none.
+    """
+
+    stage: int
+    send_s: float
+    return_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +75,14 @@ class StagePrediction:
     Attributes:
         forward_s: of the forward pass.
         backward_s: of the backward pass, recomputation included.
+        transfers: to later stages on other devices, ascending. Only plans in which a device runs
+            several stages have them: there they decide the order of its stages
+            (`schedules/shared.py`).
     """
 
     forward_s: float
     backward_s: float
+    transfers: tuple[StageTransfer, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +113,8 @@ class Prediction:
     """The judge's figures for one strategy.
 
     Attributes:
-        iteration_s: from the first start to the last end of an iteration of M microbatches.
+        iteration_s: from the first start to the last end of an iteration of M microbatches; under
+            an asynchronous schedule, M times the time per minibatch in the steady state.
         bottleneck_s: the largest stage time per microbatch, divided by the stage's replicas.
         latency_s: forward and backward of one microbatch, alone.
         throughput: samples per s.
@@ -118,7 +141,8 @@ class Certificate:
     Attributes:
         objective: name of the figure that was minimised.
         lower_bound_s: no strategy on these devices is faster: every placement, replication,
-            recomputation and synchronous schedule, with free communication.
+            recomputation and schedule (synchronous, or asynchronous where the plan's is), with free
+            communication.
         gap: (predicted - bound) / bound.
         space_bound_s: the solver's own bound, for its own space only; None if it has none.
         space: that space, in words.

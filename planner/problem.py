@@ -60,6 +60,7 @@ class Options:
     Attributes:
         num_microbatches: M, per iteration.
         schedule: the rhythm of the stages.
+        vertical_sync: see `Strategy`.
         optimizer: for its state and the time of its step.
         objective: the figure to minimise.
         recompute: see `Recompute`.
@@ -88,6 +89,7 @@ class Options:
     seed: int = 0
     pins: tuple[tuple[str, str], ...] = ()
     switches: tuple[object, ...] = ()
+    vertical_sync: bool = False
 
     def __post_init__(self) -> None:
         if len({type(one) for one in self.switches}) < len(self.switches):
@@ -136,6 +138,8 @@ class Result:
         others: strategies that are nearly as good by the solver's own objective; the judge may
             find one of them better.
         report: the solver's own figures, for the user; they may be there without a strategy.
+        unfit: whether the strategy is a plan even if it does not fit by the planner's count, since
+            the solver was asked to count as it was published.
     """
 
     status: Status
@@ -146,6 +150,7 @@ class Result:
     reproducible: bool = True
     others: tuple[Strategy, ...] = ()
     report: object | None = None
+    unfit: bool = False
 
     def __post_init__(self) -> None:
         if (self.strategy is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):

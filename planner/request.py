@@ -20,7 +20,9 @@ class Training:
         global_batch: samples per iteration, instead of `microbatches`.
         microbatch_size: samples in a microbatch, as profiled or between two profiled sizes; None
             leaves the choice to `solve`, and takes the largest elsewhere.
-        schedule: "1f1b" or "gpipe".
+        schedule: "1f1b", "gpipe" or "pipedream", which is asynchronous.
+        vertical_sync: whether a minibatch meets equally old parameters in all stages; of the
+            schedule pipedream only.
         optimizer: "sgd", "momentum", "adam" or "adamw".
         objective: the figure to minimise: "iteration", "bottleneck" or "latency".
         recompute: whether forward passes run twice instead of stashing: "auto", "none" or "full".
@@ -37,6 +39,7 @@ class Training:
     recompute: str = "auto"
     device_memory: int | str | None = None
     reserve: int | str = "1 GiB"
+    vertical_sync: bool = False
 
     def __post_init__(self) -> None:
         """Raises an OptionError where a number is out of range."""

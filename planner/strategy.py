@@ -5,10 +5,19 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
-from planner.graph import Graph, Parameter, consumers, holders, producers, tensors_by_name
+from planner.graph import (
+    LEFT_OUT_AS_DEFAULT,
+    Graph,
+    Parameter,
+    consumers,
+    holders,
+    producers,
+    tensors_by_name,
+)
 from planner.sharding import Sharding
 from planner.support.derived import derived
 
@@ -18,6 +27,14 @@ class ScheduleName(StrEnum):
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
+    PIPEDREAM = "pipedream"
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the pipeline is never emptied: a stage steps after every minibatch of each of its
+        replicas, and keeps the versions of its parameters that minibatches in flight began with.
+        """
+        return self is ScheduleName.PIPEDREAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +82,16 @@ class Strategy:
     Attributes:
         stages: in the order of the flow: a tensor never goes to an earlier stage.
         schedule: the rhythm.
-        num_microbatches: M, per iteration, over all replicas.
+        num_microbatches: M, per iteration, over all replicas. Under PipeDream's schedule each of
+            them is a minibatch of PipeDream's, and an iteration is M of these.
+        vertical_sync: whether a minibatch meets in every stage the version of the parameters that
+            its first stage had when it entered; of PipeDream's schedule only.
     """
 
     stages: tuple[Stage, ...]
     schedule: ScheduleName
     num_microbatches: int
+    vertical_sync: bool = field(default=False, metadata=LEFT_OUT_AS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +297,7 @@ def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str,
     for s, stage in enumerate(strategy.stages):
         if not stage.operators or not stage.devices:
             wrong.append(f"stage {s} is empty or has no device")
-        elif not 1 <= stage.warmup <= -(-strategy.num_microbatches // stage.num_replicas):
+        elif not 1 <= stage.warmup <= most_in_flight(strategy, s):
             wrong.append(f"stage {s} has {stage.warmup} microbatches in flight")
         elif stage.num_replicas > strategy.num_microbatches:
             wrong.append(f"stage {s} has more replicas than there are microbatches")
@@ -288,4 +309,39 @@ def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str,
             for c in crossings(strategy, graph)
             if c.targets[0] < c.source
         ]
+        wrong += asynchronous_violations(strategy, graph)
     return tuple(wrong)
+
+
+def most_in_flight(strategy: Strategy, s: int) -> float:
+    """The most microbatches that a replica of a stage can have in flight: all of an iteration, or
+    any number where iterations follow each other without a gap.
+    """
+    if strategy.schedule.is_asynchronous:
+        return inf
+    return -(-strategy.num_microbatches // strategy.stages[s].num_replicas)
+
+
+def asynchronous_violations(strategy: Strategy, graph: Graph) -> Iterator[str]:
+    """What an asynchronous schedule cannot run, of a strategy that any other one can."""
+    if not strategy.schedule.is_asynchronous:
+        if strategy.vertical_sync:
+            yield f"vertical sync is of the schedule pipedream, not of {strategy.schedule.value}"
+        return
+    if shares_devices(strategy):
+        yield "a device runs several stages, which the schedule pipedream cannot do"
+    stages, users = stage_of(strategy, graph), holders(graph)
+    for parameter in graph.parameters:
+        tied = sorted({stages[v] for v in users[parameter.name]})
+        if parameter.trainable and len(tied) > 1:
+            yield (
+                f"parameter {parameter.name} is used in stages {', '.join(map(str, tied))}; under"
+                " the schedule pipedream each stage steps by itself, so put them into one stage"
+            )
+    for s, stage in enumerate(strategy.stages):
+        if strategy.num_microbatches % stage.num_replicas:
+            yield (
+                f"stage {s} has {stage.num_replicas} replicas, and {strategy.num_microbatches}"
+                " minibatches cannot be dealt to them evenly; the schedule pipedream sums one of"
+                " each replica before a step"
+            )

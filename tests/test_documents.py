@@ -19,18 +19,20 @@ FOLDER = re.compile(r"`([\w/-]+/)`")
 
 # Files that tests, or users, write.
 WRITTEN = {
-    "README.md": {"nets.py"},
+    "README.md": {"nets.py", "train.py"},
     "docs/api.md": {"nets.py"},
     "tests/exporting/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
+    "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/launcher/test_checkpoints.py": {"drawing.py"},
     "tests/launcher/test_ending.py": {"mine.py"},
+    "tests/launcher/test_hangs.py": {"mine.py"},
     "tests/launcher/test_restarts.py": {"mine.py"},
     "tests/solvers/test_registry.py": {"toy.py"},
     "tests/profilers/test_contention.py": {"worker.py"},
     "tests/support/memory_runs.py": {"worker.py"},
-    "tests/test_readme.py": {"nets.py"},
+    "tests/test_readme.py": {"nets.py", "train.py"},
     "tests/test_jit.py": {"a/b.py", "a/c.py", "solvers/deep/kernels.py", "solvers/kernels.py"},
 }
 

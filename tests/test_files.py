@@ -321,7 +321,14 @@ SPLIT = Strategy(
 def test_a_strategy_of_format_1_is_read_as_it_was():
     plan = read_plan(GOLDEN / "skip-1f1b-format-1.json")
     assert isinstance(plan, Plan)
-    assert plan.strategy == read_plan(GOLDEN / "skip-1f1b.json").strategy
+    assert plan.strategy.schedule is ScheduleName.ONE_F_ONE_B
+    assert plan.strategy.num_microbatches == 6
+    assert plan.strategy.stages == (
+        Stage(("op0", "op1"), ((0,),), warmup=5, recompute=False),
+        Stage(("op2", "op3"), ((1,),), warmup=3, recompute=False),
+        Stage(("op4",), ((2,),), warmup=1, recompute=False),
+        Stage(("op5",), ((2,),), warmup=1, recompute=False),
+    )
     assert all(stage.sharding is None for stage in plan.strategy.stages)
 
 
@@ -398,7 +405,7 @@ def strategy(folder, at, value):
         (["microbatch_size"], 0, "microbatch_size: expected 1 to"),
         (["ranks"], [], "ranks: expected each of the devices (0, 1, 2) once, got ()"),
         (["prediction", "devices"], [], "prediction.devices: expected each of the devices"),
-        (["prediction", "stages"], [], "prediction.stages: expected one per stage (4), got 0"),
+        (["prediction", "stages"], [], "prediction.stages: expected one per stage ("),
         (["prediction", "iteration_s"], 0.0, "prediction.iteration_s: expected a time above 0"),
         (["strategy", "stages"], [], "strategy.stages: expected stages on devices from 0 on"),
         (["notes"], ["\ud800"], "expected planner-strategy/2, this is no JSON: 'utf-8' codec"),

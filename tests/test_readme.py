@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def test_every_line_that_is_not_run_stands_in_the_readme():
 def test_what_is_smaller_here_stands_in_the_readme():
     assert all(large in README for large in SMALL)
     assert BY_HAND in README
+    assert OWN_LOOP in README
     assert {language for language, _ in blocks()} == {"", "python"}
 
 
@@ -69,7 +71,14 @@ def resnet50_as_text():
     return to_text(from_profile(profile)).encode()
 
 
+def shown_after(words):
+    """The indented text after some words of the README."""
+    (text,) = re.findall(rf"{re.escape(words)}\n\n((?:    .*\n)+)", README)
+    return textwrap.dedent(text)
+
+
 BROUGHT = {
+    "train.yaml": lambda: shown_after("reads them from YAML, here").encode(),
     "profiles/gpt2.json": (shipped("profiles") / "gpt2.json").read_bytes,
     "profiles/resnet50.json": (shipped("profiles") / "resnet50.json").read_bytes,
     "vgg16.txt": resnet50_as_text,
@@ -129,6 +138,9 @@ def model():
 SMALL = {"GPT2Config(n_layer=6)": "GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=100)"}
 """What is smaller here than in the README."""
 
+OWN_LOOP = "import torch\nfrom torch.utils.data import DataLoader"
+"""The begin of the user's script train.py."""
+
 BY_HAND = "torch.onnx.export(module, inputs"
 """The call of those who export by themselves; it runs in a folder of its own."""
 
@@ -140,6 +152,9 @@ def script(text, folder):
     if text.startswith("def "):
         (folder / "nets.py").write_text(NETS + text)
         return "import nets", folder
+    if text.startswith(OWN_LOOP):
+        (folder / "train.py").write_text(text)
+        return "", folder  # torchrun runs it
     if text.startswith(BY_HAND):
         by_hand = folder / "by_hand"
         by_hand.mkdir()

@@ -1,6 +1,8 @@
 """`planner compare`."""
 
 import json
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +11,12 @@ import click
 
 from planner import api
 from planner.commands.ends import NO_PLAN
-from planner.commands.inputs import InputNames, planned
+from planner.commands.inputs import InputNames, Inputs, planned
 from planner.commands.option_types import TIME
 from planner.commands.options import (
     CALIBRATION,
     INPUTS,
+    OPERATORS,
     SEARCH,
     TRAINING,
     WHAT_IF,
@@ -21,10 +24,11 @@ from planner.commands.options import (
     solver_list,
 )
 from planner.commands.outputs import check_output
-from planner.commands.printing import say, show
+from planner.commands.printing import bar, say, show
+from planner.errors import OptionError
 
 if TYPE_CHECKING:
-    from planner.api import Plans, Search, Training, WhatIf
+    from planner.api import Model, Plans, Search, Training, Trial, WhatIf
 
 # Columns of the longest bar.
 BAR_WIDTH = 48
@@ -32,6 +36,8 @@ BAR_WIDTH = 48
 
 @click.command(epilog=solver_list())
 @INPUTS
+@click.option("--model", "model_path", type=click.Path(path_type=Path),
+              help="The ONNX file for --run, if it is not where the profile says.")  # fmt: skip
 @solver_choice("Compare", api.automatic())
 @CALIBRATION
 @TRAINING
@@ -39,20 +45,26 @@ BAR_WIDTH = 48
 @click.option("--time-limit", "time_limit_s", type=TIME, default="10s", show_default=True,
               help="Time for each solver.")  # fmt: skip
 @WHAT_IF
+@click.option("--run", "steps", type=click.IntRange(1), metavar="STEPS",
+              help="Launch every plan that this machine can run, one after the other, and time"
+              " STEPS steps of each.")  # fmt: skip
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path),
               help="Write the table to this file.")  # fmt: skip
+@OPERATORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def compare(
     ctx: click.Context,
     /,
     names: InputNames,
+    model_path: Path | None,
     solvers: tuple[str, ...],
     calibrated: bool,
     training: "Training",
     search: "Search",
     time_limit_s: float,
     what_if: "WhatIf",
+    steps: int | None,
     csv_path: Path | None,
     as_json: bool,
 ) -> None:
@@ -62,46 +74,126 @@ def compare(
     planner compare --gpus 4 --topology p3.yaml
     planner compare --profile profiles/gpt2.json --gpus 4 --objective latency --microbatches 1
     planner compare --solver heft --solver netsplit --time-limit 60s --csv rows.csv
+    planner compare --gpus 2 --run 20
 
     Of a profile with several sizes of the microbatch, the largest is taken, or --microbatch-size.
     No strategy is written; that is what solve does.
 
     Exits with 3 if no strategy fits.
     """
-    from planner.reports.compare import compare_csv
-
-    inputs = names.read(calibrated=calibrated, quiet=as_json)
+    inputs = names.read(calibrated=calibrated, quiet=as_json, model=model_path)
+    model = None if steps is None else model_to_run(inputs, model_path)
     if csv_path is not None:
-        read = {"profile": inputs.profile_path, "topology": inputs.topology_path}
+        read = {"profile": inputs.profile_path, "topology": inputs.topology_path,
+                "model": None if model is None else model.path}  # fmt: skip
         check_output({"table": csv_path}, read)
     ask = partial(
         api.compare, training=training, search=search, solvers=solvers, what_if=what_if,
         time_limit_s=time_limit_s,
     )  # fmt: skip
     plans = planned(ask, inputs)
-    if csv_path is not None:
-        api.write_text(compare_csv(plans.comparison), csv_path)
-    print_plans(plans, csv_path, as_json)
+    if model is None and csv_path is not None:
+        write_rows(plans, csv_path)
+    if not as_json:
+        print_plans(plans)
+    if steps is None or model is None:
+        finish(plans, csv_path, as_json)
+    else:
+        run_plans(plans, model, steps, csv_path, as_json)
     if plans.plan is None:
         ctx.exit(NO_PLAN)
 
 
-def print_plans(plans: "Plans", csv_path: Path | None, as_json: bool) -> None:
+def model_to_run(inputs: Inputs, model_path: Path | None) -> "Model":
+    """The model that --run launches."""
+    name = str(inputs.profile_path)
+    model = api.find_model(inputs.profiles[-1], model_path, name=name)
+    if model is None:
+        raise OptionError(
+            f"--run: the model of {name} is not where the profile says; give it with --model FILE"
+        )
+    return model
+
+
+def print_plans(plans: "Plans") -> None:
     """The table, bars and the winner."""
     from planner.reports.compare import compare_bars, winner_line
-    from planner.reports.solve import comparison_json, comparison_table, reason_lines
+    from planner.reports.solve import comparison_table, reason_lines, unfit_lines
 
     comparison = plans.comparison
-    if as_json:
-        plain = comparison_json(comparison, plans.num_devices, None, None)
-        click.echo(json.dumps({**plain, "csv": None if csv_path is None else str(csv_path)}))
-        return
     show(comparison_table(comparison))
     for line in (
         *compare_bars(comparison, BAR_WIDTH),
-        *(f"note: {reason}" for reason in reason_lines(comparison)),
+        *(f"note: {line}" for line in (*reason_lines(comparison), *unfit_lines(comparison))),
         *filter(None, [winner_line(comparison)]),
     ):
         say(line)
-    if csv_path is not None:
+
+
+def write_rows(plans: "Plans", csv_path: Path) -> None:
+    """The table of plans that are not launched, as a file."""
+    from planner.reports.compare import compare_csv
+
+    api.write_text(compare_csv(plans.comparison), csv_path)
+
+
+def finish(plans: "Plans", csv_path: Path | None, as_json: bool) -> None:
+    """What is said of plans that are not launched."""
+    from planner.reports.solve import comparison_json
+
+    if as_json:
+        plain = comparison_json(plans.comparison, plans.num_devices, None, None)
+        click.echo(json.dumps({**plain, "csv": None if csv_path is None else str(csv_path)}))
+    elif csv_path is not None:
         say(f"wrote {csv_path}")
+
+
+def run_plans(
+    plans: "Plans", model: "Model", steps: int, csv_path: Path | None, as_json: bool
+) -> None:
+    """Launches the plans. After Ctrl-C, too, the plans that have run are shown."""
+    trials: list[Trial] = []
+    num_plans = sum(row.plan is not None for row in plans.comparison.rows)
+    try:
+        with bar("Launching") as tick:
+
+            def told(done: int, solver: str) -> None:
+                tick(done, num_plans, f" the plan of {solver}")
+
+            with closing(api.measure(plans, model, steps=steps, progress=told)) as running:
+                for trial in running:
+                    trials.append(trial)
+    finally:
+        finish_run(plans, trials, steps, csv_path, as_json)
+
+
+def finish_run(
+    plans: "Plans", trials: "Sequence[Trial]", steps: int, csv_path: Path | None, as_json: bool
+) -> None:
+    """The files, the JSON or the table of plans that were launched."""
+    from planner.reports.trials import (
+        complete,
+        note_lines,
+        order_line,
+        order_of,
+        trials_csv,
+        trials_json,
+        trials_table,
+    )
+
+    comparison = plans.comparison
+    trials = complete(comparison, trials)
+    if csv_path is not None:
+        api.write_text(trials_csv(comparison, trials), csv_path)
+    if as_json:
+        plain = trials_json(comparison, trials, plans.num_devices)
+        click.echo(json.dumps({**plain, "csv": None if csv_path is None else str(csv_path)}))
+        return
+    if trials:
+        show(trials_table(trials, steps))
+    for line in (
+        *filter(None, [order_line(order_of(trials))]),
+        *(f"note: {note}" for note in note_lines(trials)),
+        *([] if csv_path is None else [f"wrote {csv_path}"]),
+    ):
+        say(line)

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner import api
+from planner.commands.config import (
+    CONFIG,
+    is_from_file,
+    name_of_config,
+    with_origin,
+    without_replaced,
+)
 from planner.commands.ends import one_of_several
 from planner.commands.option_types import loss_options
 from planner.commands.options import OPERATORS, packed
@@ -40,6 +47,7 @@ CHECKPOINTS = packed(
               help="Start N processes on this host.")  # fmt: skip
 @click.option("--model", "model_path", type=click.Path(path_type=Path),
               help="The ONNX file, if it is not where the strategy says.")  # fmt: skip
+@CONFIG
 @LOOP
 @loss_options("as in the profile")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
@@ -62,6 +70,7 @@ def launch(
     nproc: int | None,
     model_path: Path | None,
     trace: Path | None,
+    config: Path | None,
     as_json: bool,
     checkpoints: dict[str, Any],
     **how: Any,
@@ -79,7 +88,9 @@ def launch(
     maps the name of each input of the model to its shape and dtype. With several losses, the
     target is a dict by output.
     """
-    check_output({"trace": trace, "log": how["log"]}, {"model": model_path}, strategy)
+    how = {**without_replaced(ctx, how), "config": name_of_config(ctx)}
+    read = {"model": model_path, "config": config}
+    check_output({"trace": trace, "log": how["log"]}, read, strategy)
     if nproc is not None and "RANK" not in os.environ:
         ctx.exit(api.start_launch(strategy, nproc, forwarded()))
     with one_of_several(), bar("Training") as tick:
@@ -94,7 +105,7 @@ def launch(
             **how,
         )
     if report is not None:
-        print_report(report, as_json)
+        print_report(with_origin(ctx, report), as_json)
 
 
 def loss_text(loss: float | None) -> str:
@@ -116,12 +127,16 @@ def print_report(report: "LaunchReport", as_json: bool) -> None:
 
 
 def forwarded() -> list[str]:
-    """This command's options for its ranks: all but --nproc."""
+    """This command's options for its ranks: all but --nproc, and those that they read from a file
+    themselves.
+    """
     ctx = click.get_current_context()
     arguments: list[str] = []
     for parameter in ctx.command.params:
         value, name = ctx.params.get(parameter.name or ""), parameter.opts[0]
         if parameter.name in ("strategy", "nproc") or value is None:
+            continue
+        if is_from_file(ctx, parameter.name or ""):
             continue
         if isinstance(value, bool):
             arguments += [name] if value else parameter.secondary_opts[:1]

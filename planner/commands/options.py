@@ -253,7 +253,17 @@ TRAINING = packed(
         help="Samples in a microbatch, profiled or interpolated.  [default: the best]",
     ),
     click.option(
-        "--schedule", type=click.Choice(["1f1b", "gpipe"]), default="1f1b", show_default=True
+        "--schedule",
+        type=click.Choice(["1f1b", "gpipe", "pipedream"]),
+        default="1f1b",
+        show_default=True,
+        help="Order of forwards and backwards. pipedream is asynchronous: it steps after every"
+        " microbatch, with older versions of the parameters.",
+    ),
+    click.option(
+        "--vertical-sync",
+        is_flag=True,
+        help="A microbatch meets equally old parameters in all stages; for --schedule pipedream.",
     ),
     click.option(
         "--optimizer",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Options that contradict a strategy, which says them itself.
 OF_THE_STRATEGY = (
     "gpus", "objective", "global_batch", "microbatch_size", "schedule", "optimizer", "recompute",
-    "cuts", "replicas",
+    "vertical_sync", "cuts", "replicas",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Times and sizes that no strategy can beat, whatever its placement, replication, recomputation and
-synchronous schedule on the given devices, with free communication.
+schedule on the given devices, with free communication. The schedule is any synchronous one, or any
+asynchronous one where such a one is asked for.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +21,8 @@ def lower_bound_s(problem: Problem) -> float:
     """The largest of the bounds that hold for the problem's objective, in s.
 
     iteration: M times the fractional assignment, the longest path, and the time that one operator
-    takes with its ceil(M / K) microbatches on its busiest replica.
+    takes with its ceil(M / K) microbatches on its busiest replica. Under an asynchronous schedule,
+    whose iterations follow each other without a gap, the first of these only.
     bottleneck: the fractional assignment.
     latency: the longest path.
     """
@@ -30,6 +32,8 @@ def lower_bound_s(problem: Problem) -> float:
             return fractional_s(problem)
         case Objective.LATENCY:
             return longest_path_s(problem)
+    if problem.options.schedule.is_asynchronous:
+        return num_microbatches * fractional_s(problem)
     return max(
         num_microbatches * fractional_s(problem),
         longest_path_s(problem),
@@ -40,11 +44,14 @@ def lower_bound_s(problem: Problem) -> float:
 def unreplicated_s(problem: Problem) -> float:
     """The same over strategies in which every operator is on one device, in s."""
     bound_s, num_microbatches = lower_bound_s(problem), problem.options.num_microbatches
+    slowest_s = float(np.max(_fastest(problem).sum(axis=0), initial=0.0))
     match problem.options.objective:
         case Objective.BOTTLENECK:
-            return max(bound_s, float(np.max(_fastest(problem).sum(axis=0), initial=0.0)))
+            return max(bound_s, slowest_s)
         case Objective.LATENCY:
             return bound_s
+    if problem.options.schedule.is_asynchronous:
+        return max(bound_s, num_microbatches * slowest_s)
     return max(bound_s, operator_s(problem, num_microbatches))
 
 

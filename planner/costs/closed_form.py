@@ -20,6 +20,18 @@ replica starts a new one at most every l_s / W_s. This is how transfers that the
 hide slow a pipeline down. With all microbatches in flight the term falls away. It overrates
 pipelines whose slowest stage is an early one, whose round trips hide behind its warm-up.
 
+PipeDream's schedule never ends, and all it takes is the time per minibatch of the slowest stage,
+whose optimizer steps after each:
+
+    iteration = M max_s max(p_s / R_s, max(c_s, g_s) / min(R_s, R_{s+1}))
+    p_s = max(f_s + b_s + a_s, (l_s + a_s) / W_s,
+              (f_s + b_s + c_s + g_s + f_{s+1} + b_{s+1} + a_s) / n_s)
+    n_s = W_s - ceil((W_{s+1} - 1) R_{s+1} / R_s)
+
+The last of these is a chain of waits that turns around in the next stage: behind a forward that has
+just come, this runs the backward of W_{s+1} - 1 rounds before, and stage s begins n_s rounds later
+than it did when that comes back.
+
 GPipe runs all forwards before the backwards, and the slowest stage may be another one there and
 back: its second term is such a maximum with f_s and c_s plus another one with b_s and g_s.
 
@@ -36,6 +48,9 @@ from dataclasses import dataclass
 from planner.problem import Objective
 from planner.strategy import BUCKET_BYTES, MAX_BUCKETS, ScheduleName
 
+MANY_ROUNDS = 2**31
+"""Microbatches per replica of a flow that does not end."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
@@ -46,7 +61,7 @@ class StageCost:
         backward_s: b of the slowest replica.
         send_s: c, the tensors over the cut behind the stage.
         return_s: g, the gradients over it.
-        tail_s: a, once per iteration.
+        tail_s: a, once per iteration, or per microbatch of a replica under PipeDream's schedule.
         num_replicas: R.
         warmup: W.
         others_forward_s: forwards of the other stages on its device.
@@ -104,9 +119,11 @@ def extend(
     tail: float,
     rounds: int,
     warmup: int,
+    turn: int,
     weight: float,
     weight_behind: float,
     phases: bool,
+    steady: bool,
 ) -> tuple[float, float, float, float]:
     """Puts one more stage in front of a pipeline. Compiled by the solver that searches with it.
 
@@ -117,7 +134,8 @@ def extend(
     Args:
         total: round trip of a microbatch through the stages so far, in s.
         worst: max over them of weight x period, in s; with phases, of the forward's.
-        worst_back: with phases, of the backward's period; else 0.
+        worst_back: with phases, of the backward's period; with `steady`, forward and backward of
+            the first of them; else 0.
         exposed: time from the last backward of the first of them to the end, in s.
         forward: f of the new stage.
         backward: b of the new stage.
@@ -126,9 +144,12 @@ def extend(
         tail: a of the new stage.
         rounds: ceil(M / R), microbatches per replica of the new stage.
         warmup: W of the new stage; with `rounds`, any number may be in flight.
-        weight: factor of its period: rounds - 1 for the iteration, 1 / R for the bottleneck.
+        turn: n of the new stage; see `rounds_to_turn`. With `steady` only.
+        weight: factor of its period: rounds - 1 for the iteration, or M / R under PipeDream's
+            schedule, 1 / R for the bottleneck.
         weight_behind: the same of the stage behind it, 0 if there is none.
         phases: whether all forwards run before all backwards (GPipe).
+        steady: whether the optimizer steps after every backward (PipeDream).
 
     Returns:
         total, worst, worst_back and exposed with the new stage.
@@ -140,36 +161,48 @@ def extend(
         worst = max(worst, weight * forward, crossing * send)
         worst_back = max(worst_back, weight * backward, crossing * back)
     else:
-        period = forward + backward
+        step = tail if steady else 0.0
+        period = forward + backward + step
         # With all microbatches in flight, no forward waits for a backward.
         if warmup < rounds:
-            period = max(period, total / warmup)
+            period = max(period, (total + step) / warmup)
+        if steady:
+            here = forward + backward
+            period = max(period, (here + send + back + worst_back + step) / turn)
+            worst_back = here
         worst = max(worst, weight * period, crossing * max(send, back))
     # The stages behind end theirs while the last gradient comes to the new stage, which then runs
     # its backward.
-    exposed = max(tail, exposed - backward - back)
+    exposed = 0.0 if steady else max(tail, exposed - backward - back)
     return total, worst, worst_back, exposed
 
 
-def iteration_s(stages: Sequence[StageCost], num_microbatches: int, *, phases: bool) -> float:
+def iteration_s(
+    stages: Sequence[StageCost], num_microbatches: int, schedule: ScheduleName
+) -> float:  # fmt: skip
     """Time of one iteration of M microbatches, in s.
 
     Args:
         stages: in the order of the flow.
         num_microbatches: M.
-        phases: whether all forwards run before all backwards (GPipe).
 
     >>> one = StageCost(1.0, 2.0, 0.0, 0.0, 0.0, num_replicas=1, warmup=2)
-    >>> iteration_s([one, one], 4, phases=False)
+    >>> iteration_s([one, one], 4, ScheduleName.ONE_F_ONE_B)
     15.0
+    >>> last = StageCost(1.0, 2.0, 0.0, 0.0, 0.0, num_replicas=1, warmup=1)
+    >>> iteration_s([one, last], 4, ScheduleName.PIPEDREAM)
+    12.0
     """
+    if schedule.is_asynchronous:
+        return num_microbatches * _steady_s(stages)
+    phases = schedule is ScheduleName.GPIPE
     total = worst = worst_back = exposed = behind = 0.0
     for stage in reversed(stages):
         rounds = -(-num_microbatches // stage.num_replicas)
         total, worst, worst_back, exposed = extend(
             total - stage.beside_s, worst, worst_back, exposed,
             stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
-            rounds, stage.warmup, rounds - 1, behind, phases,
+            rounds, stage.warmup, 1, rounds - 1, behind, phases, False,
         )  # fmt: skip
         load_s, load_back_s = _loads_s(stage)
         if phases:
@@ -179,6 +212,33 @@ def iteration_s(stages: Sequence[StageCost], num_microbatches: int, *, phases: b
             worst = max(worst, (rounds - 1) * (load_s + load_back_s))
         behind = rounds - 1
     return total + worst + worst_back + exposed
+
+
+def _steady_s(stages: Sequence[StageCost]) -> float:
+    """Time per minibatch under PipeDream's schedule, in s."""
+    total = worst = here = behind = 0.0
+    ahead, width = 1, 1  # W and R of the stage behind; of none, 1
+    for stage in reversed(stages):
+        weight = 1.0 / stage.num_replicas
+        turn = rounds_to_turn(stage.warmup, stage.num_replicas, ahead, width)
+        total, worst, here, _ = extend(
+            total, worst, here, 0.0,
+            stage.forward_s, stage.backward_s, stage.send_s, stage.return_s, stage.tail_s,
+            MANY_ROUNDS, stage.warmup, turn, weight, behind, False, True,
+        )  # fmt: skip
+        ahead, width, behind = stage.warmup, stage.num_replicas, weight
+    return worst
+
+
+def rounds_to_turn(warmup: int, width: int, warmup_behind: int, width_behind: int) -> int:
+    """n, the rounds of a stage between a forward and the one that waits for the backward that the
+    next stage runs right behind its forward of the same minibatch. At least 1, or the stages would
+    wait for each other for ever. Compiled by the solver that searches with it.
+
+    >>> rounds_to_turn(4, 1, 3, 1), rounds_to_turn(2, 8, 2, 4)
+    (2, 1)
+    """
+    return max(1, warmup - -(-(warmup_behind - 1) * width_behind // width))
 
 
 def objective_s(
@@ -195,23 +255,26 @@ def objective_s(
     """
     match objective:
         case Objective.ITERATION:
-            phases = schedule is ScheduleName.GPIPE
-            return iteration_s(stages, num_microbatches, phases=phases)
+            return iteration_s(stages, num_microbatches, schedule)
         case Objective.BOTTLENECK:
-            return bottleneck_s(stages)
+            return bottleneck_s(stages, schedule)
     return latency_s(stages)
 
 
-def bottleneck_s(stages: Sequence[StageCost]) -> float:
+def bottleneck_s(
+    stages: Sequence[StageCost], schedule: ScheduleName = ScheduleName.ONE_F_ONE_B
+) -> float:  # fmt: skip
     """The largest time per microbatch of a stage over its replicas, or of all stages of a device
     that runs several, in s: the time between two microbatches in the steady state, if enough of
     them are in flight. Transfers overlap with the computation, and are divided by the replicas of
-    the side that has fewer.
+    the side that has fewer. Under PipeDream's schedule a step and the exposed sums before it are a
+    part of the stage's time.
     """
+    steps = 1.0 if schedule.is_asynchronous else 0.0
     behind = [stage.num_replicas for stage in stages[1:]]
     return max(
         max(
-            sum(_loads_s(s)) / s.num_replicas,
+            (sum(_loads_s(s)) + steps * s.tail_s) / s.num_replicas,
             max(s.send_s, s.return_s) / min(s.num_replicas, ahead),
         )
         for s, ahead in zip(stages, [*behind, stages[-1].num_replicas], strict=True)

@@ -2,7 +2,7 @@
 (`judging/judge.py`) adds the simulated times.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.costs.closed_form import StageCost, exposed_sum_s, objective_s
@@ -16,11 +16,12 @@ from planner.costs.memory import (
 )
 from planner.costs.overlap import runs_beside
 from planner.costs.pricing import ActionCosts, action_costs, all_busy, stage_price, sum_factor
-from planner.costs.shared import shared_stage_costs
+from planner.costs.shared import shared_stage_costs, stage_transfers
 from planner.plan import MemoryParts, StagePrediction
 from planner.problem import Problem
 from planner.schedules.actions import Program
 from planner.schedules.dry_run import dry_run
+from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.program import program
 from planner.strategy import (
     GradientSum,
@@ -41,9 +42,11 @@ class Evaluation:
     """One strategy, priced.
 
     Attributes:
-        program: its action lists, proved to run to their end.
+        program: its action lists, proved to run to their end: of an iteration or, under an
+            asynchronous schedule, of a flow that reaches the steady state.
         costs: times and sizes of the actions.
         stages: as the closed form sees them.
+        times: of each stage, as the action lists have it.
         needs: of each stage, the memory of one replica.
         memory: the peak of each used device.
         shortage: why it does not fit, or None.
@@ -52,6 +55,7 @@ class Evaluation:
     program: Program
     costs: ActionCosts
     stages: tuple[StageCost, ...]
+    times: tuple[StagePrediction, ...]
     needs: tuple[StageMemory, ...]
     memory: Mapping[int, MemoryParts]
     shortage: str | None
@@ -70,9 +74,11 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
     if wrong:
         raise ValueError("; ".join(wrong))
     costs, stages, needs = _priced(problem, strategy)
-    lists = program(
-        strategy, graph, [StagePrediction(one.forward_s, one.backward_s) for one in stages]
-    )
+    times = tuple(_times(problem, strategy, stages))
+    if strategy.schedule.is_asynchronous:
+        lists = flow(strategy, graph, steady_minibatches(strategy))
+    else:
+        lists = program(strategy, graph, times)
     blocked = dry_run(lists)
     if blocked:
         raise ValueError(blocked)
@@ -81,10 +87,21 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
         program=lists,
         costs=costs,
         stages=stages,
+        times=times,
         needs=tuple(needs),
         memory=memory,
         shortage=_shortage(problem, strategy, memory),
     )
+
+
+def _times(
+    problem: Problem, strategy: Strategy, stages: Sequence[StageCost]
+) -> Iterator[StagePrediction]:
+    """The times of each stage, with its transfers where a device runs several."""
+    shared = shares_devices(strategy)
+    moved = stage_transfers(problem, strategy) if shared else ((),) * len(stages)
+    for one, transfers in zip(stages, moved, strict=True):
+        yield StagePrediction(one.forward_s, one.backward_s, transfers)
 
 
 def closed_form_s(problem: Problem, strategy: Strategy) -> float:
@@ -228,9 +245,11 @@ def _shortage(
         else f"stages {', '.join(map(str, stages))} together need"
     )
     parts, limit = memory[device], limit_bytes(problem, used, device)
+    versions = f" versions {format_bytes(parts.version_bytes)}," if parts.version_bytes else ""
     return (
         f"{who} {format_bytes(parts.total_bytes)} per device, the limit is"
-        f" {format_bytes(limit)} (parameters {format_bytes(parts.parameter_bytes)}, gradients"
+        f" {format_bytes(limit)} (parameters {format_bytes(parts.parameter_bytes)},{versions}"
+        f" gradients"
         f" {format_bytes(parts.gradient_bytes)}, optimizer {format_bytes(parts.optimizer_bytes)},"
         f" stash {format_bytes(parts.stash_bytes)}, buffers {format_bytes(parts.buffer_bytes)},"
         f" workspace {format_bytes(parts.workspace_bytes)}, reserve"

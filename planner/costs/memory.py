@@ -30,6 +30,7 @@ from planner.plan import MemoryParts
 from planner.problem import Optimizer, Problem
 from planner.profiles import Profile, storage_owner
 from planner.schedules.actions import Code, Kind, piece_bytes
+from planner.schedules.versions import alive
 from planner.strategy import Stage, Strategy, indices_of
 from planner.support.arrays import Bools, Ints
 from planner.topology import device_type, hosts_by_name
@@ -292,7 +293,7 @@ def peak_memory(
         waits: whether outputs and gradients stay as long as they may have to wait until they are
             sent, however slow links and other devices are (`waiting.py`); else they go at once.
     """
-    base = standing_memory(problem, stages)
+    base = standing_memory(problem, strategy, stages)
     kept, buffers, workspace = use_bytes(problem, strategy, code, device, stages, waits)
     use = kept + buffers + workspace
     fullest = int(use.argmax()) if len(use) else 0
@@ -306,15 +307,21 @@ def peak_memory(
     )
 
 
-def standing_memory(problem: Problem, stages: Mapping[int, StageMemory]) -> MemoryParts:
-    """Memory that a device holds all the time.
+def standing_memory(
+    problem: Problem, strategy: Strategy, stages: Mapping[int, StageMemory]
+) -> MemoryParts:
+    """Memory that a device holds all the time, or, of versions of its parameters, at most.
 
     Args:
         stages: as of `peak_memory`.
     """
     trainable = sum(one.trainable_bytes for one in stages.values())
+    older = 0
+    if strategy.schedule.is_asynchronous:
+        older = sum((alive(strategy, s) - 1) * one.trainable_bytes for s, one in stages.items())
     return MemoryParts(
         parameter_bytes=sum(one.parameter_bytes for one in stages.values()),
+        version_bytes=older,
         gradient_bytes=trainable,
         optimizer_bytes=problem.options.optimizer.num_moments * trainable,
         reserve_bytes=problem.options.reserve_bytes,

@@ -14,6 +14,7 @@ from itertools import accumulate
 from planner.costs.closed_form import StageCost
 from planner.costs.collectives import slowest_link
 from planner.costs.pricing import ActionCosts
+from planner.plan import StageTransfer
 from planner.problem import Problem
 from planner.strategy import (
     GradientSum,
@@ -65,6 +66,23 @@ def shared_stage_costs(
             )
         )
     return tuple(stage_costs)
+
+
+def stage_transfers(problem: Problem, strategy: Strategy) -> tuple[tuple[StageTransfer, ...], ...]:
+    """Per stage, what it sends to later stages on other devices."""
+    stages = strategy.stages
+    ahead: list[dict[int, list[float]]] = [{} for _ in stages]
+    for one in crossings(strategy, problem.profile.graph):
+        source = stages[one.source].devices
+        for t in deliveries(strategy, one):
+            target = stages[t].devices
+            both = ahead[one.source].setdefault(t, [0.0, 0.0])
+            both[0] += _transfer_s(problem, source, target, one.bytes)
+            if one.gradient:
+                both[1] += _transfer_s(problem, target, source, one.bytes)
+    return tuple(
+        tuple(StageTransfer(t, *times) for t, times in sorted(each.items())) for each in ahead
+    )
 
 
 def _transfer_s(problem: Problem, source: _Devices, target: _Devices, size_bytes: int) -> float:

@@ -17,15 +17,14 @@ from planner.costs.compute import (
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.files import artefact_hash
 from planner.graph import losses_of
-from planner.plan import Certificate, DevicePrediction, Plan, Prediction, StagePrediction
+from planner.plan import Certificate, DevicePrediction, Plan, Prediction
 from planner.problem import Objective, Problem, Result
 from planner.profiles import Profile
-from planner.schedules.actions import Kind
-from planner.schedules.orders import default_warmups, with_microbatches
-from planner.schedules.program import program
-from planner.simulator.events import run
-from planner.simulator.timeline import Times, shares_s
-from planner.strategy import ScheduleName, Strategy, crossings, indices_of, used_devices
+from planner.schedules.orders import default_warmups
+from planner.simulator.objective import latency_s
+from planner.simulator.steady import Iteration, iterate
+from planner.simulator.timeline import shares_s
+from planner.strategy import Strategy, crossings, indices_of, used_devices
 from planner.support.module_paths import blocks
 from planner.topology import Topology
 from planner.version import __version__
@@ -33,6 +32,8 @@ from planner.version import __version__
 # Variants of a solver's strategy have at most this many actions together, which are simulated in
 # some seconds.
 MAX_ACTIONS = 4_000_000
+# A time per minibatch that changes by less than this share has settled.
+_SETTLED = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,14 @@ class Verdict:
         prediction: the simulator's figures.
         notes: where the judge did less than usual, or accepted more.
         cut: whether the clock kept variants from being simulated.
+        shortage: why it does not fit by the planner's count; None if it does.
     """
 
     strategy: Strategy
     prediction: Prediction
     notes: tuple[str, ...] = ()
     cut: bool = False
+    shortage: str | None = None
 
 
 def predicted_s(prediction: Prediction, objective: Objective) -> float:
@@ -125,8 +128,7 @@ def judge(
         if evaluation.shortage is None:
             size = len(evaluation.program.code)
             simulated += size
-            times = run(evaluation.program, evaluation.costs, problem.topology)
-            verdicts.append(Verdict(candidate, predict(problem, candidate, evaluation, times)))
+            verdicts.append(_verdict(problem, candidate, evaluation))
         else:
             shortage = shortage or evaluation.shortage
     if not verdicts:
@@ -138,27 +140,44 @@ def judge(
     note = (
         f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated: {why}"
     )
-    return replace(best, notes=(note,), cut=cut), None
+    return replace(best, notes=(*best.notes, note), cut=cut), None
 
 
-def judge_unchanged(problem: Problem, strategy: Strategy) -> tuple[Verdict, Times]:
+def _verdict(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> Verdict:
+    """Simulates a strategy that has been evaluated."""
+    iteration = iterate(problem, strategy, evaluation)
+    prediction = predict(problem, strategy, evaluation, iteration)
+    if iteration.unsettled < _SETTLED:
+        return Verdict(strategy, prediction)
+    note = (
+        f"the time per minibatch had not settled after {iteration.num_minibatches} minibatches: it"
+        f" is a mean, {100 * iteration.unsettled:.1g} % from that of their second half"
+    )
+    return Verdict(strategy, prediction, (note,))
+
+
+def judge_unchanged(problem: Problem, strategy: Strategy) -> tuple[Verdict, int]:
     """The verdict on a strategy and no variant of it, even if it does not fit by the planner's
-    count, which a note says; and its simulated iteration.
+    count, which a note says; and the number of actions that were simulated.
 
     Raises:
         ValueError: if the strategy is wrong.
     """
     evaluation = evaluate(problem, strategy)
-    times = run(evaluation.program, evaluation.costs, problem.topology)
-    prediction = predict(problem, strategy, evaluation, times)
-    notes: tuple[str, ...] = ()
+    verdict = _verdict(problem, strategy, evaluation)
     if evaluation.shortage is not None:
-        notes = (f"it does not fit by the planner's count: {evaluation.shortage}",)
-    return Verdict(strategy, prediction, notes), times
+        note = f"it does not fit by the planner's count: {evaluation.shortage}"
+        notes = (note, *verdict.notes)
+        verdict = replace(verdict, notes=notes, shortage=evaluation.shortage)
+    return verdict, len(evaluation.program.code)
 
 
 def one_more_in_flight(strategy: Strategy) -> Strategy:
-    """The same stages, each with one more microbatch in flight than the default."""
+    """The same stages, each with one more microbatch in flight than the default; unchanged under an
+    asynchronous schedule, where the minibatches in flight decide what is trained.
+    """
+    if strategy.schedule.is_asynchronous:
+        return strategy
     depths = default_warmups(
         [stage.num_replicas for stage in strategy.stages],
         strategy.num_microbatches,
@@ -171,25 +190,22 @@ def one_more_in_flight(strategy: Strategy) -> Strategy:
 
 
 def predict(
-    problem: Problem, strategy: Strategy, evaluation: Evaluation, times: Times
+    problem: Problem, strategy: Strategy, evaluation: Evaluation, iteration: Iteration
 ) -> Prediction:
     """The simulator's figures of a strategy."""
+    times = iteration.window
     used = used_devices(strategy)
     devices = problem.topology.devices
     num_microbatches = strategy.num_microbatches
     computing, communicating, idle = (share.tolist() for share in shares_s(times))
     return Prediction(
         iteration_s=times.iteration_s,
-        bottleneck_s=bottleneck_s(evaluation.stages),
-        latency_s=_latency_s(problem, strategy, evaluation, times),
+        bottleneck_s=bottleneck_s(evaluation.stages, strategy.schedule),
+        latency_s=latency_s(problem, strategy, evaluation, iteration.times),
         throughput=num_microbatches * problem.profile.microbatch_size / times.iteration_s,
         bubble_fraction=1.0 - sum(computing) / (len(used) * times.iteration_s),
-        closed_form_s=iteration_s(
-            evaluation.stages,
-            num_microbatches,
-            phases=strategy.schedule is ScheduleName.GPIPE,
-        ),
-        stages=tuple(StagePrediction(s.forward_s, s.backward_s) for s in evaluation.stages),
+        closed_form_s=iteration_s(evaluation.stages, num_microbatches, strategy.schedule),
+        stages=evaluation.times,
         devices=tuple(
             DevicePrediction(
                 device=d,
@@ -205,18 +221,6 @@ def predict(
             )
         ),
     )
-
-
-def _latency_s(problem: Problem, strategy: Strategy, evaluation: Evaluation, times: Times) -> float:
-    """When the last backward of one microbatch ends that is alone, in s."""
-    if strategy.num_microbatches > 1:
-        lists = program(
-            with_microbatches(strategy, 1),
-            problem.profile.graph,
-            [StagePrediction(stage.forward_s, stage.backward_s) for stage in evaluation.stages],
-        )
-        times = run(lists, evaluation.costs, problem.topology)
-    return float(times.end_s[times.code.kind == Kind.COMPUTE].max(initial=0.0))
 
 
 def _modules(strategy: Strategy, profile: Profile) -> tuple[tuple[str, ...], ...]:

@@ -45,6 +45,8 @@ class SolverRow:
         microbatch_size: samples in a microbatch.
         source: origin of the profile of that size.
         report: the solver's own figures, if it has some.
+        shortage: why the plan does not fit by the planner's count; None if it does. Only a solver
+            that was asked to count as it was published has such a plan.
     """
 
     solver: str
@@ -55,6 +57,7 @@ class SolverRow:
     microbatch_size: int
     source: Source
     report: object | None = None
+    shortage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,14 @@ class SolverComparison:
 
     @property
     def best(self) -> SolverRow | None:
-        """The row with the best plan; of equals the one with the shorter iteration, then one that
-        is optimal in its space, then the earlier one.
+        """The row with the best plan, one that fits if there is any; of equals the one with the
+        shorter iteration, then one that is optimal in its space, then the earlier one.
         """
-        ranked = [(_rank_of(row.plan, row), row) for row in self.rows if row.plan is not None]
+        ranked = [
+            ((row.shortage is not None, *_rank_of(row.plan, row)), row)
+            for row in self.rows
+            if row.plan is not None
+        ]
         return min(ranked, key=lambda one: one[0])[1] if ranked else None
 
     @property
@@ -119,6 +126,11 @@ class Attempt:
     verdict: Verdict | None = None
     solve_s: float = 0.0
 
+    @property
+    def fitting(self) -> Verdict | None:
+        """The verdict, if the plan fits."""
+        return None if self.verdict is None or self.verdict.shortage else self.verdict
+
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
@@ -138,13 +150,13 @@ class Attempts:
 
     @property
     def best_rank(self) -> Rank | None:
-        """Of the best attempt; None if there is none with a verdict."""
+        """Of the best attempt; None if no plan fits."""
         size, objective = self.problem.profile.microbatch_size, self.problem.options.objective
         return min(
             (
-                _rank(one.verdict.prediction, objective, size, one.result.status)
+                _rank(one.fitting.prediction, objective, size, one.result.status)
                 for one in self.of_solvers
-                if one.verdict is not None
+                if one.fitting is not None
             ),
             default=None,
         )
@@ -200,13 +212,13 @@ def attempts(
             share_s = share * time_limit_s
             allowed_s = time_limit_s if thorough else min(left_s, share_s)
             reason = None if thorough else _not_asked(problem, name, made, left_s, bound_s)
-            if shortage is not None:
+            if shortage is not None and SOLVERS[name].counts_memory(problem.options):
                 made.append(Attempt(name, Result(Status.INFEASIBLE, None, reason=shortage)))
             elif reason is not None:
                 made.append(Attempt(name, Result(Status.UNKNOWN, None, reason=reason)))
             else:
                 progress(name)
-                known = tuple(one.verdict.strategy for one in made if one.verdict is not None)
+                known = tuple(one.fitting.strategy for one in made if one.fitting is not None)
                 start = time.monotonic()
                 # A solver that another one starts from may have answered already.
                 if name not in answers:
@@ -233,7 +245,7 @@ def _not_asked(
         made: the attempts before it.
     """
     solver, objective = SOLVERS[name], problem.options.objective
-    values = [predicted_s(one.verdict.prediction, objective) for one in made if one.verdict]
+    values = [predicted_s(one.fitting.prediction, objective) for one in made if one.fitting]
     if any(gap_to(bound_s, value_s) <= GOOD_ENOUGH for value_s in values):
         return f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
     if solver.unreplicated and values:
@@ -264,6 +276,8 @@ def _judged(
         result, reason = _without_broken(asked, result)
         if result.strategy is not None:
             verdict, reason = judge(problem, name, result, over)
+            if verdict is None and result.unfit:
+                verdict, _ = judge_unchanged(problem, result.strategy)
         result = result if verdict else _without_strategy(result, reason)
     attempt = Attempt(name, result, verdict, time.monotonic() - start)
     return _not_reproducible(attempt) if verdict is not None and verdict.cut else attempt
@@ -338,20 +352,34 @@ def _row(problem: Problem, attempt: Attempt, bound_s: float, of_sizes: bool) -> 
         microbatch_size=problem.profile.microbatch_size,
         source=problem.profile.source,
         report=result.report,
+        shortage=None if verdict is None else verdict.shortage,
     )
 
 
 def under_pipedream(problem: Problem) -> SolverComparison:
-    """PipeDream's plan alone, as its own cost model judges it. The plan is priced and simulated
-    like every other one, but kept if it does not fit by the planner's count, which a note says.
+    """PipeDream's plan alone, as its own cost model judges it, with PipeDream's schedule. The plan
+    is priced and simulated like every other one, but kept if it does not fit by the planner's
+    count, which a note says.
     """
     from planner.solvers.pipedream.solve import solve_alone  # compiled: loaded when it is asked
 
     start, result, verdict = time.monotonic(), solve_alone(problem), None
     if result.strategy is not None:
-        verdict, _ = judge_unchanged(problem, result.strategy)
-        note = "chosen by PipeDream's cost model; the prediction is the planner's"
-        verdict = replace(verdict, notes=(*verdict.notes, note))
+        asked, strategy = problem.options.num_microbatches, result.strategy
+        options = replace(
+            problem.options,
+            schedule=strategy.schedule,
+            num_microbatches=strategy.num_microbatches,
+        )
+        problem = replace(problem, options=options)
+        verdict, _ = judge_unchanged(problem, strategy)
+        notes = ["chosen by PipeDream's cost model; the prediction is the planner's"]
+        if strategy.num_microbatches != asked:
+            notes.append(
+                f"an iteration has {strategy.num_microbatches} microbatches, not {asked}, so that"
+                " all replicas of each stage have equally many"
+            )
+        verdict = replace(verdict, notes=(*verdict.notes, *notes))
     attempt = Attempt("pipedream", result, verdict, time.monotonic() - start)
     shortage = result.reason if result.status is Status.INFEASIBLE else None
     return comparison([Attempts(problem, lower_bound_s(problem), shortage, (attempt,))])

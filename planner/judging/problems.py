@@ -90,9 +90,13 @@ def options_of(training: Training, search: Search) -> Options:
     if search.exact and search.max_downsets is not None:
         raise OptionError("give either --exact or --max-downsets, not both")
     memory = training.device_memory
+    schedule = choice(ScheduleName, "schedule", training.schedule)
+    if training.vertical_sync and not schedule.is_asynchronous:
+        raise OptionError("--vertical-sync is for --schedule pipedream; give that, too")
     return Options(
         num_microbatches=1,
-        schedule=choice(ScheduleName, "schedule", training.schedule),
+        schedule=schedule,
+        vertical_sync=training.vertical_sync,
         optimizer=choice(Optimizer, "optimizer", training.optimizer),
         objective=choice(Objective, "objective", training.objective),
         recompute=choice(Recompute, "recompute", training.recompute),
@@ -209,6 +213,7 @@ def replayed(
         training,
         objective=certificate.objective,
         schedule=strategy.schedule.value,
+        vertical_sync=strategy.vertical_sync,
         optimizer=plan.optimizer,
         recompute=Recompute.AUTO.value,
     )
@@ -228,6 +233,11 @@ def replayed(
             raise OptionError(
                 f"--microbatches {count}: stage {s} has {stage.num_replicas} replicas and needs at"
                 f" least {stage.num_replicas} microbatches"
+            )
+        if strategy.schedule.is_asynchronous and count % stage.num_replicas:
+            raise OptionError(
+                f"--microbatches {count}: stage {s} has {stage.num_replicas} replicas and needs a"
+                " multiple of that under the schedule pipedream"
             )
     space = "another topology or number of microbatches than was planned for"
     return problem, Result(Status.FEASIBLE, with_microbatches(strategy, count), space=space)

@@ -1,12 +1,14 @@
 """Running a strategy with PyTorch: one process per device, each with its own action list.
 
     processes.py  starting the processes, and ending them
+    trials.py     the plans of several solvers, launched one after the other
     ending.py     which rank says why a launch ends; no rank outlives the launcher
     failures/     ranks that die, hang or raise
     run.py        the steps, and the report
     settings.py   what a user says besides the strategy
     source.py     which file the model is read from, and whether it is the plan's
     job.py        strategy.json -> what is trained, known before the ranks meet
+    joining.py    how a rank comes to that, whoever writes the loop
     part.py       -> the stages and parameters of this device
     trainer.py    one step of this device after the other
     store.py      what all ranks read and write before they are connected

@@ -117,13 +117,17 @@ class Rank:
         has done its work. The main thread calls it.
         """
         if code == 0:
-            self.page.enter(Phase.ENDED)
-            if self._lock_file is not None:
-                self._file(self.rank).unlink(missing_ok=True)
+            self.end_work()
         if self.parent is not None and os.getpgrp() == os.getpid():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.killpg(os.getpid(), signal.SIGTERM)
         os._exit(code)
+
+    def end_work(self) -> None:
+        """After the last step: from now on, no other rank misses this one."""
+        self.page.enter(Phase.ENDED)
+        if self._lock_file is not None:
+            self._file(self.rank).unlink(missing_ok=True)
 
     def missing(self) -> list[int]:
         """The ranks of this host that have ended without leaving, as far as can be seen."""

@@ -1,6 +1,6 @@
 """The gradients of one device in flat buffers, and the optimizers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -17,14 +17,15 @@ DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {
 
 
 class GradientBuffers:
-    """The gradients of a device's parameters, in one flat buffer per all-reduce and dtype.
+    """The gradients of a device's parameters, in one flat buffer per bucket and dtype.
 
     Every parameter's gradient is a view into its buffer, so that microbatches accumulate in place
     and an all-reduce needs no copy.
 
     Args:
         parameters: the device's trainable parameters, by name.
-        sums: all-reduces of the whole program; those of other devices are left out.
+        sums: the buckets of the whole program, each once (`buckets`); those of other devices are
+            left out.
         device: index of the device in the topology.
     """
 
@@ -39,6 +40,8 @@ class GradientBuffers:
         }
         self._buffers: dict[int | None, list[Tensor]] = {}
         self._parameters: dict[int | None, list[Tensor]] = {}
+        self._listeners: dict[int, Callable[[Tensor], None]] = {}
+        self._bucket_of = {parameters[name]: index for name, index in sum_of.items()}
         # All members of an all-reduce lay out its buffers alike, by dtype and then by name, though
         # each has parameters besides that the others do not have.
         kinds = sorted(parameters, key=lambda n: (sum_of.get(n, -1), str(parameters[n].dtype), n))
@@ -48,12 +51,29 @@ class GradientBuffers:
             self._parameters.setdefault(index, []).extend(some)
 
     def buffers(self, index: int) -> Sequence[Tensor]:
-        """The buffers of an all-reduce, one per dtype, in the same order on all its members."""
+        """The buffers of a bucket, one per dtype, in the same order on all devices that have it."""
         return self._buffers[index]
 
     def parameters(self, index: int) -> Sequence[Tensor]:
-        """The parameters whose gradients an all-reduce sums."""
+        """The parameters whose gradients are in a bucket."""
         return self._parameters[index]
+
+    def listen(self, index: int, listener: Callable[[Tensor], None]) -> None:
+        """Calls a function whenever a backward has added up a gradient of a bucket."""
+        self._listeners[index] = listener
+        for parameter in self._parameters[index]:
+            _call_after(parameter, listener)
+
+    def adopt(self, parameter: Tensor, leaf: Tensor) -> None:
+        """Adds up the gradients of another tensor in the place of a parameter's.
+
+        Args:
+            leaf: stands for the parameter in forward and backward passes.
+        """
+        leaf.grad = parameter.grad
+        listener = self._listeners.get(self._bucket_of.get(parameter, -1))
+        if listener is not None:
+            _call_after(leaf, listener)
 
     def everything(self) -> Iterator[Tensor]:
         """All buffers."""
@@ -65,6 +85,20 @@ class GradientBuffers:
         for buffers in self._buffers.values():
             for buffer in buffers:
                 buffer.zero_()
+
+
+def buckets(sums: Sequence[GradientSum]) -> tuple[GradientSum, ...]:
+    """The buckets that all-reduces sum, each once, in the order in which they come first.
+
+    >>> one, two = GradientSum((0, 1), ("w",), 4), GradientSum((2, 3), ("v",), 4)
+    >>> buckets([one, two, one, two]) == (one, two)
+    True
+    """
+    return tuple(dict.fromkeys(sums))
+
+
+def _call_after(leaf: Tensor, listener: Callable[[Tensor], None]) -> None:
+    leaf.register_post_accumulate_grad_hook(listener)  # type: ignore[no-untyped-call]
 
 
 def _flat(parameters: Sequence[Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ from planner.profilers.devices import autocast_dtype
 from planner.profilers.facts import facts
 from planner.schedules.actions import Program
 from planner.schedules.dry_run import dry_run
+from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.program import program
 from planner.strategy import Strategy, crossings, operator_indices, used_devices, violations
 from planner.units import format_bytes
@@ -98,7 +99,7 @@ def prepare(
             "run: planner solve"
         )
     lists = program(plan.strategy, model.graph, plan.prediction.stages)
-    blocked = dry_run(lists)
+    blocked = dry_run(_all_in_turn(plan.strategy, model.graph, lists))
     if blocked is not None:
         raise LaunchError(f"{path}: the schedule would hang: {blocked}; run: planner solve")
     types = frozenset(device.type for device in plan.prediction.devices)
@@ -108,6 +109,15 @@ def prepare(
     for one in used:
         criterion(one)  # raises where the user's function is not there
     return TrainingJob(plan, model, lists, used, device)
+
+
+def _all_in_turn(strategy: Strategy, graph: Graph, lists: Program) -> Program:
+    """Lists in which everything comes to pass that can in a training: the iteration's, or, under an
+    asynchronous schedule, those of a flow in which the pipeline is full for a while.
+    """
+    if not strategy.schedule.is_asynchronous:
+        return lists
+    return flow(strategy, graph, steady_minibatches(strategy))
 
 
 def with_settings(job: TrainingJob, settings: Settings) -> TrainingJob:

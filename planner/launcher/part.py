@@ -1,6 +1,6 @@
 """`TrainingJob` -> the stages, parameters and data of one device."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -79,9 +79,12 @@ def shorter_dtype(job: TrainingJob) -> str | None:
 
 
 def _criteria(job: TrainingJob, operators: list[int]) -> dict[str, Criterion]:
-    """The losses of the outputs that a stage makes, each over the number of microbatches."""
+    """The losses of the outputs that a stage makes, each over the number of microbatches that a
+    step of the optimizer takes the mean of.
+    """
     made = {name for v in operators for name in job.model.graph.operators[v].outputs}
-    num_microbatches = job.plan.strategy.num_microbatches
+    strategy = job.plan.strategy
+    num_microbatches = 1 if strategy.schedule.is_asynchronous else strategy.num_microbatches
 
     def share(loss: Loss) -> Criterion:
         whole = criterion(loss)
@@ -91,10 +94,18 @@ def _criteria(job: TrainingJob, operators: list[int]) -> dict[str, Criterion]:
 
 
 def staying(
-    part: Part, gradients: GradientBuffers, optimizer: Optimizer | None
+    part: Part,
+    gradients: GradientBuffers,
+    optimizer: Optimizer | None,
+    versions: Iterable[Tensor] = (),
 ) -> Iterator[Tensor]:
-    """The tensors of a device that stay from iteration to iteration."""
+    """The tensors of a device that stay from iteration to iteration.
+
+    Args:
+        versions: memory for versions of its parameters.
+    """
     yield from part.values.values()
+    yield from versions
     yield from gradients.everything()
     for state in () if optimizer is None else optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from planner.errors import LaunchError
 from planner.files import read_plan
@@ -44,6 +45,9 @@ CAUSE_S = 2.0
 """Time in which the cause is found after a rank has ended because another one had, in s."""
 END_S = 3.0
 """Time that SIGTERM gives the ranks before SIGKILL, in s."""
+Streams = tuple[IO[bytes] | None, IO[bytes] | None]
+"""Standard output and standard error; None is that of this process."""
+INHERITED: Streams = (None, None)
 SIGNAL_OF = {TERMINATED: signal.SIGTERM, INTERRUPTED: signal.SIGINT}
 
 
@@ -53,13 +57,16 @@ def torchrun_command(strategy: Path, num_ranks: int) -> str:
     return f"torchrun --nproc-per-node {num_ranks} --no-python planner launch {path}"
 
 
-def start_launch(strategy: Path, nproc: int, arguments: Sequence[str] = ()) -> int:
+def start_launch(
+    strategy: Path, nproc: int, arguments: Sequence[str] = (), streams: Streams = INHERITED
+) -> int:
     """Runs `planner launch STRATEGY ARGUMENTS` in N processes, and waits for them.
 
     Args:
         strategy: path of strategy.json.
         nproc: N, at least the number of the strategy's devices.
         arguments: the other options, without --nproc.
+        streams: of the ranks.
 
     Returns:
         The exit code: 0, or 1 if a rank has failed and printed the reason.
@@ -74,16 +81,17 @@ def start_launch(strategy: Path, nproc: int, arguments: Sequence[str] = ()) -> i
             f"{strategy}: the strategy uses {needed} devices, --nproc is {nproc}; "
             f"run: planner launch {shlex.quote(str(strategy))} --nproc {needed}"
         )
-    return start_ranks(["launch", str(strategy), *arguments], nproc)
+    return start_ranks(["launch", str(strategy), *arguments], nproc, streams)
 
 
-def start_ranks(command: Sequence[str], nproc: int) -> int:
+def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED) -> int:
     """Runs `planner COMMAND` in N processes, and waits for them. None of them is left however this
     function ends, by Ctrl-C for example.
 
     Args:
         command: the command and its options, without --nproc.
         nproc: N.
+        streams: of the ranks.
 
     Returns:
         The exit code: 0, or 1 if a rank has failed and printed the reason.
@@ -92,7 +100,7 @@ def start_ranks(command: Sequence[str], nproc: int) -> int:
         LaunchError: if a rank was killed.
     """
     sys.stdout.flush()
-    with _running([sys.executable, "-u", str(CLI), *command], nproc) as (ranks, pages):
+    with _running([sys.executable, "-u", str(CLI), *command], nproc, streams) as (ranks, pages):
         codes = _wait(ranks, Watch(pages, nproc))
     if isinstance(codes, Hang):
         raise LaunchError(codes.message)
@@ -122,7 +130,7 @@ def _obituary(rank: int, number: int, glance: Glance | None = None) -> str:
 
 @contextmanager
 def _running(
-    command: Sequence[str], nproc: int
+    command: Sequence[str], nproc: int, streams: Streams
 ) -> Iterator[tuple[list[subprocess.Popen[bytes]], dict[int, Page]]]:
     """The processes, which have ended when the context does, and their pages."""
     shared = pages_file(nproc)
@@ -146,7 +154,12 @@ def _running(
                 variables.update({name: str(value) for name, value in seat.items()})
                 ranks.append(
                     subprocess.Popen(
-                        command, env=variables, pass_fds=[*passed.values()], start_new_session=True
+                        command,
+                        env=variables,
+                        pass_fds=[*passed.values()],
+                        start_new_session=True,
+                        stdout=streams[0],
+                        stderr=streams[1],
                     )
                 )
         yield ranks, pages

@@ -8,10 +8,12 @@ from itertools import chain
 from statistics import median
 
 from planner.graph import Graph, tensors_by_name
+from planner.launcher.asynchronous.steady import cropped, steady_window, steps_to_show
 from planner.launcher.clocks import Clock
 from planner.launcher.runtime import Record
 from planner.model.losses import Loss
 from planner.plan import DevicePrediction, Plan, StagePrediction, said_times
+from planner.profilers.devices import is_of_type
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
 
@@ -87,6 +89,9 @@ class LaunchReport:
         times: origin of the operator times in the prediction.
         losses: the losses whose sum was trained.
         evaluations: in their order.
+        num_minibatches: minibatches of an iteration, under an asynchronous schedule; else None.
+        iterations_s: time of each iteration, from the first step on, which warms up; under an
+            asynchronous schedule of the first one and of those with a full pipeline.
     """
 
     steps: int
@@ -101,6 +106,8 @@ class LaunchReport:
     times: str
     losses: tuple[Loss, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    num_minibatches: int | None = None
+    iterations_s: tuple[float, ...] = ()
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -117,12 +124,13 @@ class Findings:
         loss: its share of the loss, per step.
         begun_s: start of each step, on the rank's clock.
         iterations_s: length of each step.
-        records: the records of the last steps.
+        records: the records of the last steps; under an asynchronous schedule, that of a flow.
         peak_bytes: as in `MeasuredDevice`.
         peaks_bytes: peak memory at each event of an iteration in which memory was watched, as in
             `Record`; None without one.
         type: its device's own name for its type.
         threads: number of torch's threads.
+        ended_s: of each step of that flow, since its start; empty under other schedules.
     """
 
     device: int
@@ -134,6 +142,26 @@ class Findings:
     peaks_bytes: tuple[int, ...] | None
     type: str
     threads: int
+    ended_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The times of a training.
+
+    Attributes:
+        iteration_s: of a typical iteration.
+        iterations_s: of the first one and those that tell.
+        timeline: of a typical one.
+        kept: indices of the records with the times of actions.
+        notes: on what they are.
+    """
+
+    iteration_s: float
+    iterations_s: tuple[float, ...]
+    timeline: Timeline
+    kept: range
+    notes: tuple[str, ...] = ()
 
 
 def make_report(
@@ -152,6 +180,37 @@ def make_report(
         findings: the measurements of all ranks, by rank.
         clocks: the clocks of all ranks, by rank.
     """
+    steps = len(findings[0].loss)
+    measure = _steady if plan.strategy.schedule.is_asynchronous else _typical
+    measured = measure(plan, graph, findings, clocks)
+    timeline, kept = measured.timeline, measured.kept
+    notes = _incomparable(plan, findings)
+    loss = tuple(sum(shares) for shares in zip(*(one.loss for one in findings), strict=True))
+    return LaunchReport(
+        steps=steps,
+        loss=loss,
+        measured_iteration_s=measured.iteration_s,
+        iterations_s=measured.iterations_s,
+        predicted_iteration_s=plan.prediction.iteration_s,
+        stages=tuple(_stage(plan, s, findings, kept) for s in range(len(plan.strategy.stages))),
+        devices=tuple(_device(plan, rank, one, timeline) for rank, one in enumerate(findings)),
+        timeline=timeline,
+        comparable=not notes,
+        notes=(
+            *notes, *_threads(plan, findings), *_short(steps), *measured.notes, *_diverged(loss)
+        ),
+        times=said_times(plan),
+        losses=tuple(losses),
+        num_minibatches=(
+            plan.strategy.num_microbatches if plan.strategy.schedule.is_asynchronous else None
+        ),
+    )  # fmt: skip
+
+
+def _typical(
+    plan: Plan, graph: Graph, findings: Sequence[Findings], clocks: Sequence[Clock]
+) -> _Measured:
+    """The times of iterations that follow each other, each begun by all ranks together."""
     steps = len(findings[0].loss)
     # (steps, ranks) start of each step on rank 0's clock, on which ranks can be compared.
     begun_s = [
@@ -177,20 +236,41 @@ def make_report(
         {one.device: late for one, late in zip(findings, late_s, strict=True)},
     )
     timeline = replace(timeline, memory=_memory(findings, typical, late_s))
-    notes = _incomparable(plan, findings)
-    loss = tuple(sum(shares) for shares in zip(*(one.loss for one in findings), strict=True))
-    return LaunchReport(
-        steps=steps,
-        loss=loss,
-        measured_iteration_s=measured_s,
-        predicted_iteration_s=plan.prediction.iteration_s,
-        stages=tuple(_stage(plan, s, findings, kept) for s in range(len(plan.strategy.stages))),
-        devices=tuple(_device(plan, rank, one, timeline) for rank, one in enumerate(findings)),
-        timeline=timeline,
-        comparable=not notes,
-        notes=(*notes, *_threads(plan, findings), *_short(steps), *_diverged(loss)),
-        times=said_times(plan),
-        losses=tuple(losses),
+    return _Measured(measured_s, tuple(iterations_s), timeline, kept)
+
+
+def _steady(
+    plan: Plan, graph: Graph, findings: Sequence[Findings], clocks: Sequence[Clock]
+) -> _Measured:
+    """The times of iterations that run through each other, from the longest flow."""
+    pairs = [
+        (one, one.records[-1].begun_s, clock) for one, clock in zip(findings, clocks, strict=True)
+    ]
+    begun_s = min(clock.on_rank_0(begun) for _, begun, clock in pairs)
+    ends_s = [
+        max(clock.on_rank_0(begun + one.ended_s[i]) for one, begun, clock in pairs) - begun_s
+        for i in range(len(findings[0].ended_s))
+    ]
+    window = steady_window(plan.strategy, 0.0, ends_s)
+    # Clocks go at different speeds, so a flow is not equally late all the time.
+    late_s = {
+        one.device: clock.on_rank_0(begun + one.ended_s[window.step]) - begun_s
+        - one.ended_s[window.step]
+        for one, begun, clock in pairs
+    }  # fmt: skip
+    whole = measured_timeline(graph, {one.device: one.records[-1] for one in findings}, late_s)
+    timeline = cropped(whole, window.start_s, window.end_s)
+    notes = () if window.is_steady else (_unsteady(plan, len(ends_s)),)
+    return _Measured(window.step_s, window.steps_s, timeline, range(-1, 0), notes)
+
+
+def _unsteady(plan: Plan, steps: int) -> str:
+    """A note on a flow that was too short."""
+    length = "1 step" if steps == 1 else f"{steps} steps"
+    return (
+        f"the longest run without emptying the pipeline is {length}, and the prediction is of a"
+        f" full one: expected at least {steps_to_show(plan.strategy)}; give more --steps, or save"
+        " and evaluate less often"
     )
 
 
@@ -312,18 +392,8 @@ def _incomparable(plan: Plan, findings: Sequence[Findings]) -> list[str]:
     return [
         f"not comparable: planned for {type_}, run on {name} (ranks {', '.join(map(str, which))})"
         for (type_, name), which in ranks.items()
-        if not _same_type(type_, name)
+        if not is_of_type(name, type_)
     ]
-
-
-def _same_type(planned: str, name: str) -> bool:
-    """Whether a device's own name is that of a topology's device type.
-
-    >>> _same_type("V100-SXM2-16GB", "Tesla V100-SXM2-16GB"), _same_type("cpu", "NVIDIA H200")
-    (True, False)
-    """
-    short = ["".join(c for c in text.lower() if c.isalnum()) for text in (planned, name)]
-    return short[0] == short[1] if "cpu" in short else short[0] in short[1]
 
 
 def _threads(plan: Plan, findings: Sequence[Findings]) -> list[str]:

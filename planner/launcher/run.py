@@ -5,31 +5,26 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict, Unpack
 
 import torch
 
 from planner.files import read_plan
+from planner.launcher.asynchronous.flows import flow_end
+from planner.launcher.asynchronous.rules import check_schedule
 from planner.launcher.checkpoints.folder import Checkpoint
-from planner.launcher.checkpoints.keeping import (
-    NOTHING_KEPT,
-    Keeping,
-    check_fits,
-    check_left,
-    start_of,
-)
-from planner.launcher.checkpoints.keeping import check as check_keeping
+from planner.launcher.checkpoints.keeping import NOTHING_KEPT, Keeping, check_left
 from planner.launcher.checkpoints.saver import Saver, resume
 from planner.launcher.clocks import Clock
 from planner.launcher.failures.causes import introduce, with_causes
 from planner.launcher.failures.hosts import hosts_watched
-from planner.launcher.feed import Copies
-from planner.launcher.greeting import compare_jobs, failure_told, meet_others
-from planner.launcher.job import TrainingJob, check_ranks, prepare, with_settings
+from planner.launcher.greeting import failure_told, meet_others
+from planner.launcher.job import TrainingJob, check_ranks
+from planner.launcher.joining import Asked, check_options, read_job, seated
 from planner.launcher.part import staying
 from planner.launcher.report import Evaluation, Findings, LaunchReport, make_report
 from planner.launcher.runtime import Record
-from planner.launcher.settings import Settings, check
+from planner.launcher.settings import Settings, TrainingOptions
 from planner.launcher.trainer import Trainer
 from planner.launcher.training.following import Follower
 from planner.launcher.world import ProcessRank, process_rank
@@ -54,7 +49,7 @@ def launch(
     keeping: Keeping = NOTHING_KEPT,
     report: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total, loss: None,
-    **how: Any,
+    **how: Unpack[TrainingOptions],
 ) -> LaunchReport | None:
     """Trains as the strategy says; every rank that torchrun starts calls it.
 
@@ -82,11 +77,12 @@ def launch(
     settings = Settings(**how)
     seat = process_rank()
     with failure_told(seat):
-        check(settings)
-        check_keeping(keeping)
+        check_options(settings, keeping)
         plan = read_plan(strategy_path)
+        check_schedule(plan, settings)
         check_ranks(plan, strategy_path, seat)
     seat = seat or ProcessRank(0, 1, 0, 1)
+    asked = Asked(plan, strategy_path, model_path, loss, device, settings, keeping)
     agreed = meet_others(plan, settings, (loss, device), seat)
     if seat.rank >= len(plan.ranks):
         report(f"rank {seat.rank} idles: the strategy needs {len(plan.ranks)} of the ranks")
@@ -94,15 +90,13 @@ def launch(
     mine = agreed.ranks[seat.rank]
     introduce(plan, mine, settings.hang_timeout)
     with hosts_watched(agreed.hosts, seat.rank), with_causes(plan, mine):
-        job = prepare(plan, strategy_path, model_path, seat, (loss, device))
-        start = _start(keeping, job, restarted=agreed.restarted)
-        compare_jobs(job, seat, "" if start is None else start.path.name)
-        planned = replace(plan, ranks=agreed.ranks, hosts=())
-        job = with_settings(replace(job, plan=planned), settings)
+        job, start = read_job(asked, agreed, seat)
         done = _trained(job, settings, (keeping, start), seat, progress, track_memory=track_memory)
     if seat.rank > 0:
         return None
-    made = make_report(planned, job.model.graph, job.losses, done.findings, done.clocks)
+    made = make_report(
+        seated(plan, agreed), job.model.graph, job.losses, done.findings, done.clocks
+    )
     said = (*_chosen(plan, job.plan), *made.notes, *_skipped(done, made.steps), *done.notes)
     notes = (*job.model.notes, *_resumed(start), *said)
     made = replace(made, notes=notes, evaluations=done.evaluations)
@@ -110,14 +104,6 @@ def launch(
         names = {device.device: device.name for device in plan.prediction.devices}
         write_trace(made.timeline, names, trace, measured_by(plan))
     return made
-
-
-def _start(keeping: Keeping, job: TrainingJob, *, restarted: bool) -> Checkpoint | None:
-    """The checkpoint to go on from, before any rank can write one."""
-    start = start_of(keeping, restarted=restarted)
-    if start is not None:
-        check_fits(start, job)
-    return start
 
 
 def _chosen(planned: Plan, run: Plan) -> list[str]:
@@ -173,28 +159,31 @@ def _trained(
     losses, begun_s, iterations_s = [], [], []
     before = world.read_clocks()
     follower = Follower(trainer, settings, seat.rank)
-    for step in range(trainer.next_step, trainer.num_steps):
-        record = trainer.step()
-        records.append(record)
-        losses.append(record.loss)
-        begun_s.append(record.begun_s)
-        iterations_s.append(record.iteration_s)
-        follower.after(step, record)
-        if seat.rank == 0:
-            progress(step + 1, trainer.num_steps, trainer.updates.last.loss)
-        if saver is not None:
-            saver.after(step + 1)
+    while trainer.next_step < trainer.num_steps:
+        for record in trainer.run(_until(job, trainer, settings, keeping) - trainer.next_step):
+            done = trainer.next_step
+            records.append(record)
+            losses.append(record.loss)
+            begun_s.append(record.begun_s)
+            iterations_s.append(record.iteration_s)
+            follower.after(done - 1, record)
+            if seat.rank == 0:
+                progress(done, trainer.num_steps, trainer.updates.last.loss)
+            if saver is not None:
+                saver.after(done)
     follower.close()
     if saver is not None:
         saver.finish()
     clocks = [Clock(*pair) for pair in zip(before, world.read_clocks(), strict=True)]
+    flow = None if trainer.flows is None else trainer.flows.longest
     own = Findings(
         device=world.device,
+        ended_s=() if flow is None else tuple(flow.ended_s),
         peaks_bytes=_watched(trainer, job.device) if track_memory else None,
         loss=tuple(losses),
         begun_s=tuple(begun_s),
         iterations_s=tuple(iterations_s),
-        records=tuple(records),
+        records=tuple(records) if flow is None else (flow.record,),
         **_machine(job.device),
     )
     findings = world.gather(own)
@@ -209,14 +198,23 @@ def _resumed(start: Checkpoint | None) -> tuple[str, ...]:
     return () if start is None else (*start.notes, f"went on from {start.path}")
 
 
-def _watched(trainer: Trainer, device: str) -> tuple[int, ...]:
-    """Memory in one more step, by event, in bytes. Its data is freed after its last use, as that
-    of a real feed is.
+def _until(job: TrainingJob, trainer: Trainer, settings: Settings, keeping: Keeping) -> int:
+    """The number of steps up to which a training runs on; under an asynchronous schedule the one
+    at which the pipeline has to be empty.
     """
-    batches = Copies(trainer.batches())
-    stay = staying(trainer.part, trainer.gradients, trainer.optimizer)
+    if trainer.flows is None:
+        return trainer.num_steps
+    every = keeping.every, settings.eval_every
+    count = job.plan.strategy.num_microbatches
+    return flow_end(trainer.next_step, trainer.num_steps, count, every)
+
+
+def _watched(trainer: Trainer, device: str) -> tuple[int, ...]:
+    """Memory in more steps, by event, in bytes."""
+    versions = () if trainer.flows is None else trainer.flows.versions.tensors()
+    stay = staying(trainer.part, trainer.gradients, trainer.optimizer, versions)
     with watching(device, stay) as watch:
-        return tuple(trainer.step(batches, watch).peaks_bytes)
+        return tuple(trainer.watched(watch).peaks_bytes)
 
 
 class _Machine(TypedDict):

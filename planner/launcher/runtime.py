@@ -100,10 +100,26 @@ class _SavedForward:
     made: _ForwardPass | None
 
 
+class Passes(Protocol):
+    """The forward and backward passes of one stage: a `StageRunner`, or what stands around one."""
+
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+
+    def forward(
+        self, microbatch: int, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    ) -> tuple[Tensors, float]:
+        """As `StageRunner.forward`."""
+
+    def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> Tensors:
+        """As `StageRunner.backward`."""
+
+
 class StageRunner:
     """Forward and backward of one stage.
 
     Attributes:
+        module: its operators and their parameters.
         running: the running statistics of its batch normalizations in training, by the target of
             the buffer in the module that holds them. Each forward pass updates them once, by the
             microbatch of this replica; running it again for its backward pass does not.
@@ -131,7 +147,7 @@ class StageRunner:
         self.input_names = cast(tuple[str, ...], module.input_names)
         self.output_names = cast(tuple[str, ...], module.output_names)
         self._trained = {name for name in self.input_names if tensors[name].gradient}
-        self._module = module
+        self.module = module
         self._recompute = recompute
         self._criteria = criteria
         self._precision = precision
@@ -192,12 +208,12 @@ class StageRunner:
             tensors: inputs of the stage, by name.
         """
         with torch.no_grad(), evaluating(), self._precision():
-            results = self._module(*(tensors[name] for name in self.input_names))
+            results = self.module(*(tensors[name] for name in self.input_names))
         return dict(zip(self.output_names, results, strict=True))
 
     def _run(self, leaves: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> _ForwardPass:
         with self._precision():
-            results = self._module(*(leaves[name] for name in self.input_names))
+            results = self.module(*(leaves[name] for name in self.input_names))
         outputs = dict(zip(self.output_names, results, strict=True))
         losses = [of(outputs[name], targets.get(name)) for name, of in self._criteria.items()]
         return _ForwardPass(outputs, sum(losses[1:], losses[0]) if losses else None)
@@ -227,7 +243,7 @@ class LocalHandover:
         stages: by index.
     """
 
-    def __init__(self, stages: Mapping[int, StageRunner]) -> None:
+    def __init__(self, stages: Mapping[int, Passes]) -> None:
         order = sorted(stages)
         self._later: dict[int, frozenset[str]] = {}
         self._earlier: dict[int, frozenset[str]] = {}
@@ -297,7 +313,7 @@ class Runtime:
     """
 
     def __init__(
-        self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
+        self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, Passes],
         gradients: GradientBuffers, optimizer: Updating | None, world: World,
         waiting: Collection[Direction], seed: int = 0,
     ) -> None:  # fmt: skip
@@ -339,13 +355,19 @@ class Runtime:
             watch: of the memory in use.
             step: its index, for the numbers that operators draw.
         """
-        self._step_index = step
-        self._batches, self._record, self._watch = batches, Record(), watch
+        self._step_index, self._batches = step, batches
+        self._begin(step, watch)
+        for action in self._actions:
+            self._run(action)
+        return self._end()
+
+    def _begin(self, step: int, watch: MemoryWatch | None) -> None:
+        self._record, self._watch = Record(), watch
         self._page.begin_step(step)
         self._world.barrier()
         self._start_s = self._record.begun_s = clocks.now_s()
-        for action in self._actions:
-            self._run(action)
+
+    def _end(self) -> Record:
         self._page.enter(Phase.SEND)
         for transfers in chain.from_iterable(self._sending.values()):
             self._finish(transfers)
@@ -364,9 +386,9 @@ class Runtime:
                 arrived = self._wait_for(action)
                 self._wait_for_sends(action)
                 start_s = self._now_s()
-                self._page.enter(_PHASES[action.direction], action.stage, action.microbatch)
-                drawn = drawing(self._seed, self._step_index, action.microbatch)
-                with _reporting_errors(), drawn:
+                step, microbatch = self._place(action.microbatch)
+                self._page.enter(_PHASES[action.direction], action.stage, microbatch)
+                with _reporting_errors(), drawing(self._seed, step, microbatch):
                     self._made = self._compute(action, arrived)
                 self._note(action, start_s, self._now_s())
             case Send():
@@ -381,6 +403,10 @@ class Runtime:
                 self._step()
                 self._note(action, start_s, self._now_s())
 
+    def _place(self, microbatch: int) -> tuple[int, int]:
+        """The step that a microbatch of the lists belongs to, and its number there."""
+        return self._step_index, microbatch
+
     def _receive(self, action: Receive) -> None:
         tensor = self._tensors[action.tensor]
         self._awaited.append(self._exchange.expect(action, tensor.shape, torch_dtype(tensor)))
@@ -391,7 +417,8 @@ class Runtime:
         for arrival in self._awaited:
             receive = arrival.action
             if waits(compute, receive):
-                self._page.enter(Phase.RECEIVE, compute.stage, compute.microbatch, receive.device)
+                _, microbatch = self._place(compute.microbatch)
+                self._page.enter(Phase.RECEIVE, compute.stage, microbatch, receive.device)
                 tensor, ended_s = self._exchange.take(arrival, self._tensors[receive.tensor].shape)
                 posted_s = arrival.transfer.posted_s
                 known = self._record.receives.setdefault(receive.device, [])
@@ -429,8 +456,12 @@ class Runtime:
         batch, here = self._batches[m], self._handover.tensors(s, m)
         outputs, loss = stage.forward(m, {**batch.inputs, **here, **arrived}, batch.targets)
         self._handover.keep(s, m, {**arrived, **outputs})
-        self._record.loss += loss
+        self._lost(m, loss)
         return outputs
+
+    def _lost(self, microbatch: int, loss: float) -> None:
+        """A forward has given this device's share of a loss."""
+        self._record.loss += loss
 
     def _send(self, action: Send) -> None:
         self._made[action.tensor] = dense(self._made[action.tensor])  # one copy for all targets

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TypedDict
 
 from planner.errors import LaunchError, OptionError
 from planner.launcher.failures.page import HANG_TIMEOUT_S
@@ -12,6 +13,8 @@ from planner.problem import Optimizer
 from planner.support.named import function_named
 
 USUAL_STEPS = 10
+MAX_THREADS = 1024
+"""Of a rank; with a million, OpenMP takes the process down."""
 
 
 class NanRule(StrEnum):
@@ -48,6 +51,7 @@ class Settings:
         metrics: "module:function"s of (output, target), besides loss and accuracy.
         log: file that rank 0 writes a line of JSON into after each step.
         tells: whether somebody wants to know the loss after each step.
+        config: name and hash of the file that options are from; "" for none.
     """
 
     steps: int | None = None
@@ -69,6 +73,37 @@ class Settings:
     metrics: tuple[str, ...] = ()
     log: Path | None = None
     tells: bool = False
+    config: str = ""
+
+
+class LoopOptions(TypedDict, total=False):
+    """Fields of `Settings` that a training has whoever writes its loop, as keyword arguments."""
+
+    learning_rate: float | None
+    seed: int | None
+    threads: int | None
+    hang_timeout: float
+    optimizer: str | None
+    lr_schedule: str
+    weight_decay: float | None
+    clip: float | None
+    nan: str | None
+    dtype: str | None
+
+
+class TrainingOptions(LoopOptions, total=False):
+    """All fields of `Settings`, as keyword arguments."""
+
+    steps: int | None
+    data: object
+    epochs: int | None
+    shuffle: bool
+    eval_data: object
+    eval_every: int | None
+    metrics: tuple[str, ...]
+    log: Path | None
+    tells: bool
+    config: str
 
 
 def check(settings: Settings) -> None:
@@ -82,6 +117,8 @@ def check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise OptionError(f"{_option(name)}: expected at least 1, got {value}")
+    if settings.threads is not None and settings.threads > MAX_THREADS:
+        raise OptionError(f"--threads: expected at most {MAX_THREADS}, got {settings.threads}")
     for name in ("learning_rate", "weight_decay"):
         value = getattr(settings, name)
         if value is not None and not 0 <= value < math.inf:

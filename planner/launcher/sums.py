@@ -17,25 +17,28 @@ class BucketSums:
     before it has made all gradients of the bucket, or when the device comes to its action.
 
     Args:
-        actions: of the device.
+        actions: of the device; all-reduces have the numbers of their buckets.
         gradients: of the device's trainable parameters.
         world: the other devices.
     """
 
     def __init__(self, actions: Sequence[Action], gradients: GradientBuffers, world: World) -> None:
         self._gradients, self._world = gradients, world
-        self._closing = closing_backwards(actions)
+        self._closing: dict[Compute, tuple[int, ...]] = {}
+        self._sizes: dict[int, int] = {}
         self._due: deque[int] = deque()  # sums of the backward that runs, which are not started
         self._missing: dict[int, int] = {}  # how many gradients of each of them are not there yet
         self._started: dict[int, list[PostedTransfer]] = {}
         self._free_s = 0.0  # end of the last sum
-        early = sorted({index for due in self._closing.values() for index in due})
-        self._sizes = {index: len(gradients.parameters(index)) for index in early}
-        for index in early:
-            for parameter in gradients.parameters(index):
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    partial(self._made, index)
-                )
+        self.follow(actions)
+
+    def follow(self, actions: Sequence[Action]) -> None:
+        """Takes another list of the device."""
+        self._closing = closing_backwards(actions)
+        early = {index for due in self._closing.values() for index in due}
+        for index in sorted(early - self._sizes.keys()):
+            self._sizes[index] = len(self._gradients.parameters(index))
+            self._gradients.listen(index, partial(self._made, index))
 
     def begin(self, compute: Compute) -> None:
         """A backward is about to begin: sums that come right after it may start within it."""

@@ -1,13 +1,23 @@
 """`Trainer`: one device's part of a training, step after step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from planner.errors import LaunchError
-from planner.launcher.feed import Batch, BatchNeeds, Feed, synthetic_feed, user_feed
-from planner.launcher.gradients import DEFAULT_LEARNING_RATES, GradientBuffers, make_optimizer
+from planner.launcher.asynchronous.flows import Flows
+from planner.launcher.asynchronous.steady import steps_to_show
+from planner.launcher.asynchronous.updates import StageUpdates
+from planner.launcher.feed import Batch, BatchNeeds, Copies, Feed, synthetic_feed, user_feed
+from planner.launcher.gradients import (
+    DEFAULT_LEARNING_RATES,
+    GradientBuffers,
+    buckets,
+    make_optimizer,
+)
 from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part, as_it_crosses, make_part, shorter_dtype
 from planner.launcher.runtime import Record, Runtime
@@ -37,9 +47,11 @@ class Trainer:
     Attributes:
         world: the other devices.
         part: its stages and parameters.
+        microbatches: indices of those that it runs, ascending.
         gradients: of its trained parameters.
         optimizer: of the same; None if there are none.
         updates: what stands around the optimizer.
+        flows: runs the steps of an asynchronous schedule; None for other schedules.
         num_steps: steps of the whole training.
         deal: how samples become microbatches.
         history: the sizes of all batches since the first step.
@@ -61,14 +73,15 @@ class Trainer:
             torch.cuda.set_device(job.device)
         scale = loss_scale(shorter_dtype(job))
         actions = job.program.lists[plan.ranks[rank]]
-        self._microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
+        self.microbatches = sorted({a.microbatch for a in actions if isinstance(a, Compute)})
         self.part = make_part(job, plan.ranks[rank], lambda: scale.value)
         self.deal = deal_of(job, settings)
         self.history = History(((0, self.deal.samples),))
         # Data that does not fit is told before the ranks meet.
-        self._feed = make_feed(job, self.part, settings, self._microbatches)
+        self._feed = make_feed(job, self.part, settings, self.microbatches)
         eval_data = self._eval_data(job, settings.eval_data)
-        self.world = World(plan.ranks, rank, job.program, job.device)
+        sums = buckets(job.program.sums)
+        self.world = World(plan.ranks, rank, replace(job.program, sums=sums), job.device)
         self.num_steps = _num_steps(settings, self._feed, self.world)
         crossing = as_it_crosses(job.model.graph, plan)
         self.evaluate: Evaluator | None = None
@@ -80,17 +93,25 @@ class Trainer:
             OptimizerName(plan.optimizer), list(self.part.trained.values()),
             settings.learning_rate, settings.weight_decay,
         )  # fmt: skip
-        self.gradients = GradientBuffers(self.part.trained, job.program.sums, self.world.device)
-        self.updates = Updates(
-            self.optimizer, self.gradients,
-            owned(self.part.trained, job.program.sums, self.world.device), self.world,
-            _rules(job, settings, self.num_steps, self.world), scale,
-        )  # fmt: skip
-        self.runtime = Runtime(
-            actions, crossing, self.part.stages, self.gradients,
-            self.updates, self.world, waiting_for_sends(job.program.code), seed_of(job, settings),
-        )  # fmt: skip
+        self.gradients = GradientBuffers(self.part.trained, sums, self.world.device)
+        rules = _rules(job, settings, self.num_steps, self.world)
         self.next_step = 0
+        self.updates: Updates | StageUpdates
+        self.runtime: Runtime
+        self.flows: Flows | None = None
+        if plan.strategy.schedule.is_asynchronous:
+            self.flows = Flows(
+                job, self.part, self.gradients, self.optimizer, self.world, rules,
+                seed_of(job, settings),
+            )  # fmt: skip
+            self.updates, self.runtime = self.flows.updates, self.flows.runtime
+            return
+        mine = owned(self.part.trained, sums, self.world.device)
+        updates = Updates(self.optimizer, self.gradients, mine, self.world, rules, scale)
+        self.updates, self.runtime = updates, Runtime(
+            actions, crossing, self.part.stages, self.gradients, updates, self.world,
+            waiting_for_sends(job.program.code), seed_of(job, settings),
+        )  # fmt: skip
 
     def _eval_data(self, job: TrainingJob, data: object) -> EvalData | None:
         """What this device reads of the data of evaluations."""
@@ -99,7 +120,7 @@ class Trainer:
         needs = needs_of(job, self.part)
         reader = Reader(job.model.graph, job.losses, needs, job.device)
         reads = reader if needs.inputs or needs.targets else None
-        return EvalData(data, "--eval-data", self.deal, self._microbatches, reads)
+        return EvalData(data, "--eval-data", self.deal, self.microbatches, reads)
 
     def extras(self) -> dict[str, Any]:
         """The state besides weights, statistics and optimizer, as JSON."""
@@ -126,14 +147,45 @@ class Trainer:
             self._feed.history = self.history
         self.next_step = step
 
+    def run(self, num_steps: int) -> Iterator[Record]:
+        """Some steps, one after the other; under an asynchronous schedule a flow of them, which is
+        over with the last one.
+
+        Args:
+            num_steps: how many.
+        """
+        if self.flows is None:
+            for _ in range(num_steps):
+                yield self.step()
+            return
+        for record in self.flows.run(self._feed, self.next_step, num_steps):
+            self.next_step += 1
+            yield record
+
+    def watched(self, watch: MemoryWatch) -> Record:
+        """Steps in which memory is watched, enough of them for its peak: one, or under an
+        asynchronous schedule a flow in which all versions are alive. The data is that of one step,
+        and is freed after its last use, as that of a real feed is.
+
+        Returns:
+            All actions.
+        """
+        batches = Copies(self.batches())
+        if self.flows is None:
+            return self.step(batches, watch)
+        count = steps_to_show(self.flows.strategy)
+        steps = self.flows.run(partial(_one_of, batches), self.next_step, count, watch)
+        self.next_step += sum(1 for _ in steps)
+        return self.flows.runtime.last.record
+
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
-        return {m: self._feed(self.next_step, m) for m in self._microbatches}
+        return {m: self._feed(self.next_step, m) for m in self.microbatches}
 
     def step(
         self, batches: Mapping[int, Batch] | None = None, watch: MemoryWatch | None = None
     ) -> Record:
-        """One step of the optimizer.
+        """One step of the training. Under an asynchronous schedule it is a flow of its own.
 
         Args:
             batches: the data of this device, by microbatch; None takes that of `batches`.
@@ -141,10 +193,21 @@ class Trainer:
         """
         if batches is None:
             batches = self.batches()
+        if self.flows is not None:
+            fetch = partial(_one_of, batches)
+            (record,) = self.flows.run(fetch, self.next_step, 1, watch)
+            self.next_step += 1
+            return record
+        assert isinstance(self.updates, Updates)
         self.updates.begin(self.next_step, lambda: self.runtime.loss)
         record = self.runtime.iterate(batches, watch, step=self.next_step)
         self.next_step += 1
         return record
+
+
+def _one_of(batches: Mapping[int, Batch], step: int, microbatch: int) -> Batch:
+    """The data of a microbatch, the same in all steps."""
+    return batches[microbatch]
 
 
 def _rules(job: TrainingJob, settings: Settings, num_steps: int, world: World) -> Rules:

@@ -6,6 +6,7 @@ One process alone needs no process group.
 
 import os
 import socket
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -210,6 +211,47 @@ class Channel:
         return PostedTransfer(raw, work, self._watcher)
 
 
+class LateSums:
+    """Sums of numbers over all ranks, each of which is known once the last rank has given its part.
+    All ranks give their parts in the same order.
+
+    Args:
+        rank: of this process.
+        group: of all ranks, for these sums alone; None if there is one rank.
+    """
+
+    def __init__(self, rank: int, group: dist.ProcessGroup | None) -> None:
+        self._rank, self._group = rank, group
+        self._watcher = None if group is None else _Watcher()
+        self._waiting: deque[tuple[Tensor, PostedTransfer | None]] = deque()
+
+    def start(self, value: float) -> None:
+        """Gives this rank's part of the next sum."""
+        total, posted = torch.tensor([value], dtype=torch.float64), None
+        if self._group is not None:
+            with contact(self._rank):
+                work = dist.all_reduce(total, group=self._group, async_op=True)
+            assert work is not None
+            posted = PostedTransfer(total, work, self._watcher)
+        self._waiting.append((total, posted))
+
+    def known(self, *, all_of_them: bool = False) -> Iterator[float]:
+        """The sums that are there and were not given yet, in their order.
+
+        Args:
+            all_of_them: whether to wait for those that are not there.
+        """
+        while self._waiting:
+            total, posted = self._waiting[0]
+            if posted is not None and not all_of_them and not posted.is_over():
+                return
+            if posted is not None:
+                with contact(self._rank):
+                    posted.wait()
+            self._waiting.popleft()
+            yield total.item()
+
+
 class World:
     """Everything that this process shares with the others.
 
@@ -220,7 +262,8 @@ class World:
     Args:
         ranks: device of each rank.
         rank: of this process.
-        program: decides which groups there are; the same on every rank.
+        program: decides which groups there are; the same on every rank. Its sums are buckets, each
+            once.
     """
 
     def __init__(
@@ -286,6 +329,13 @@ class World:
             work = dist.all_reduce(buffer, group=self._groups[index], async_op=True)
         assert work is not None
         return PostedTransfer(buffer, work, self._sums)
+
+    def late_sums(self) -> "LateSums":
+        """Sums that no rank waits for; every rank calls it at the same place."""
+        group = None
+        if self._size > 1:
+            group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        return LateSums(self._rank, group)
 
     def add_up(self, values: Sequence[float]) -> list[float]:
         """Sums of a few numbers over all ranks; every rank calls it and gets the same."""

@@ -33,6 +33,32 @@ def device_type(device: str) -> str:
     return TYPES.get(name, name.replace(" ", "-"))
 
 
+def is_of_type(name: str, type_: str) -> bool:
+    """Whether a device is of a topology's device type.
+
+    Args:
+        name: its own name: "cpu" or CUDA's.
+
+    >>> is_of_type("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"), is_of_type("NVIDIA H200", "cpu")
+    (True, False)
+    >>> is_of_type("NVIDIA H200", "H200-SXM"), is_of_type("NVIDIA H200", "H100-SXM")
+    (True, False)
+    """
+    if TYPES.get(name) == type_:
+        return True
+    own, short = ["".join(c for c in text.lower() if c.isalnum()) for text in (name, type_)]
+    return short == own if "cpu" in (short, own) else short in own
+
+
+def gpu_names() -> tuple[str, ...]:
+    """CUDA's names of the GPUs of this machine, by index; loads torch."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
+
+
 def check_measuring(
     device: str,
     threads: int,

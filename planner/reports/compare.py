@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterable, Iterator, Sequence
 
 from planner.drawing.bars import bars
 from planner.judging.judge import comparable_s, objective_s
@@ -36,19 +37,36 @@ def compare_bars(comparison: SolverComparison, width: int) -> tuple[str, ...]:
     return (f"{objective}; the mark is the lower bound, {format_seconds(bound_s)}", *drawn)
 
 
-_HEAD = (
+TABLE_HEAD = (
     "solver", "status", "iteration_s", "bottleneck_s", "latency_s", "throughput",
     "bubble_fraction", "peak_bytes", "lower_bound_s", "gap", "space_bound_s", "num_stages",
     "num_devices", "solve_s", "reason",
 )  # fmt: skip
-TABLE_FILE = Kind("a table", lambda path: head_of(path).startswith(",".join(_HEAD) + "\n"))
+MEASURED_HEAD = (
+    "measured_throughput", "least_throughput", "most_throughput", "measured_steps", "same_as",
+    "not_measured",
+)  # fmt: skip
+"""The columns that `compare --run` adds."""
+_HEADS = tuple(",".join(head) + "\n" for head in (TABLE_HEAD, TABLE_HEAD + MEASURED_HEAD))
+TABLE_FILE = Kind("a table", lambda path: head_of(path).startswith(_HEADS))
 
 
 def compare_csv(comparison: SolverComparison) -> str:
     """A line per solver; times in s, sizes in bytes, empty where there is no plan."""
+    return csv_text(TABLE_HEAD, compare_rows(comparison))
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows below their head."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_HEAD)
+    writer.writerow(head)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def compare_rows(comparison: SolverComparison) -> Iterator[tuple[object, ...]]:
+    """The cells of each solver, below `TABLE_HEAD`."""
     for row in comparison.rows:
         plan, figures = row.plan, [""] * 5 + [""] + [comparison.lower_bound_s] + [""] * 4
         if plan is not None:
@@ -61,8 +79,7 @@ def compare_csv(comparison: SolverComparison) -> str:
                 len(plan.strategy.stages), len(said.devices),
             ]  # fmt: skip
         reason = printable_lines(row.reason or "")
-        writer.writerow([row.solver, row.status.value, *figures, row.solve_s, reason])
-    return text.getvalue()
+        yield row.solver, row.status.value, *figures, row.solve_s, reason
 
 
 def winner_line(comparison: SolverComparison) -> str:

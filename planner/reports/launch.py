@@ -24,6 +24,7 @@ def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
     """Predicted and measured times of the iteration, of each stage and of each device."""
     times = [
         ("iteration", report.predicted_iteration_s, report.measured_iteration_s),
+        *_minibatch(report),
         *(
             (f"stage {s} {what}", predicted_s, measured_s)
             for s, stage in enumerate(report.stages)
@@ -45,6 +46,20 @@ def launch_tables(report: "LaunchReport") -> tuple[Table, ...]:
             ("", ">compute", ">communication", ">idle", LIVE_MEMORY if watched else PEAK_MEMORY),
             tuple(map(_device_cells, report.devices)),
             optional=(">idle", ">communication"),
+        ),
+    )
+
+
+def _minibatch(report: "LaunchReport") -> tuple[tuple[str, float, float], ...]:
+    """The times of one minibatch, where each leads to a step."""
+    count = report.num_minibatches
+    if count is None:
+        return ()
+    return (
+        (
+            "minibatch",
+            report.predicted_iteration_s / count,
+            report.measured_iteration_s / count,
         ),
     )
 
@@ -115,8 +130,14 @@ def launch_json(report: "LaunchReport") -> dict[str, Any]:
             {"step": one.step, **{name: _number(value) for name, value in one.figures.items()}}
             for one in report.evaluations
         ],
+        "iterations_s": list(report.iterations_s),
         "measured_iteration_s": report.measured_iteration_s,
         "predicted_iteration_s": report.predicted_iteration_s,
+        **{
+            f"{which}_minibatch_s": time_s
+            for _, *pair in _minibatch(report)
+            for which, time_s in zip(("predicted", "measured"), pair, strict=True)
+        },
         "peak_bytes": list(report.peak_bytes),
         "live_bytes": [device.live_bytes for device in report.devices],
         "predicted_live_bytes": [

@@ -51,6 +51,13 @@ def pipedream_lines(report: "PipeDreamReport") -> tuple[str, ...]:
 def launched_line(plan: Plan) -> str:
     """The time of PipeDream's strategy as the planner launches it."""
     iteration_s, num_microbatches = plan.prediction.iteration_s, plan.strategy.num_microbatches
+    if plan.strategy.schedule.is_asynchronous:
+        minibatch_s = format_seconds(iteration_s / num_microbatches)
+        return (
+            f"as launched, with PipeDream's schedule: {minibatch_s} per minibatch in the steady"
+            f" state, by the simulator; an iteration of {num_microbatches} minibatches takes"
+            f" {format_seconds(iteration_s)}"
+        )
     return (
         f"as launched, synchronously: an iteration of {num_microbatches} minibatches takes"
         f" {format_seconds(iteration_s)}, {format_seconds(iteration_s / num_microbatches)} per"

@@ -9,6 +9,7 @@ from planner.plan import Plan, Prediction, said_times
 from planner.problem import Objective, Status
 from planner.profiles import Source
 from planner.reports.tables import Table, device_runs, percent
+from planner.schedules.versions import alive
 from planner.support.module_paths import from_to
 from planner.units import format_bytes, format_seconds
 
@@ -54,13 +55,13 @@ def _row_cells(row: SolverRow, best: bool) -> tuple[str, ...]:
         str(len(prediction.devices)),
         *(format_seconds(predicted_s(prediction, objective)) for objective in _OBJECTIVES),
         format_seconds(prediction.iteration_s),
-        _throughput(prediction.throughput),
+        samples_per_s(prediction.throughput),
         percent(prediction.bubble_fraction),
         percent(row.plan.certificate.gap),
         format_bytes(_peak_bytes(prediction)),
         f"{100 * off:+.1f} %",
         took,
-        "best" if best else "",
+        "; ".join(["best"] * best + ["does not fit"] * (row.shortage is not None)),
     )
 
 
@@ -70,13 +71,13 @@ def _size(row: SolverRow) -> str:
     return f"{row.microbatch_size}{' interpolated' if between else ''}"
 
 
-def _throughput(samples_per_s: float) -> str:
-    """Four digits, or all of a larger number.
+def samples_per_s(rate: float) -> str:
+    """A rate in four digits, or all of a larger number.
 
-    >>> _throughput(11780.4), _throughput(1.23456)
+    >>> samples_per_s(11780.4), samples_per_s(1.23456)
     ('11780', '1.235')
     """
-    return f"{samples_per_s:.0f}" if samples_per_s >= 1000 else f"{samples_per_s:.4g}"
+    return f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
 def _peak_bytes(prediction: Prediction) -> int:
@@ -84,9 +85,12 @@ def _peak_bytes(prediction: Prediction) -> int:
 
 
 def stage_table(plan: Plan) -> Table:
-    """The stages of a plan; of many, the first and the last ones."""
+    """The stages of a plan; of many, the first and the last ones. Versions are those of the
+    parameters that a replica keeps under an asynchronous schedule.
+    """
     rows: list[tuple[str, ...]] = []
     peaks = {d.device: d.memory.total_bytes for d in plan.prediction.devices}
+    asynchronous = plan.strategy.schedule.is_asynchronous
     for s, stage in enumerate(plan.strategy.stages):
         times = plan.prediction.stages[s]
         memory = max(peaks[device] for device in stage.devices)
@@ -98,20 +102,22 @@ def stage_table(plan: Plan) -> Table:
                 format_seconds(times.forward_s),
                 format_seconds(times.backward_s),
                 str(stage.warmup),
+                str(alive(plan.strategy, s)) if asynchronous else "",
                 "yes" if stage.recompute else "",
                 format_bytes(memory),
                 _span(plan, s),
             )
         )
     columns = (">stage", "devices", ">operators", ">forward", ">backward", ">in flight",
-               "recompute", ">peak memory", "from .. to")  # fmt: skip
+               ">versions", "recompute", ">peak memory", "from .. to")  # fmt: skip
     optional = ("from .. to", "recompute", ">in flight", ">operators")
     title = "Stages, per microbatch"
     if len(rows) > MAX_ROWS:
         ends = MAX_ROWS // 2
         title += f" (the first and the last {ends} of {len(rows)}; the strategy file has all)"
         rows = [*rows[:ends], ("..", *[""] * (len(columns) - 1)), *rows[-ends:]]
-    return Table(title, columns, tuple(rows), optional=optional)
+    table = Table(title, columns, tuple(rows), optional=optional)
+    return table if asynchronous else table.without(">versions")
 
 
 def _span(plan: Plan, stage: int) -> str:
@@ -148,6 +154,7 @@ def row_json(row: SolverRow, lower_bound_s: float, num_devices: int) -> dict[str
         "solver": row.solver,
         "status": row.status.value,
         "reason": row.reason,
+        "shortage": row.shortage,
         "solve_s": row.solve_s,
         "microbatch_size": row.microbatch_size,
         "source": row.source.value,
@@ -245,6 +252,15 @@ def reason_lines(comparison: SolverComparison) -> tuple[str, ...]:
         if row.plan is None:
             solvers.setdefault(row.reason or row.status.value, {})[row.solver] = None
     return tuple(f"{', '.join(names)}: {reason}" for reason, names in solvers.items())
+
+
+def unfit_lines(comparison: SolverComparison) -> tuple[str, ...]:
+    """Plans that do not fit by the planner's count, and why."""
+    return tuple(
+        f"{row.solver}'s plan does not fit by the planner's count: {row.shortage}"
+        for row in comparison.rows
+        if row.plan is not None and row.shortage is not None
+    )
 
 
 def no_plan_lines(comparison: SolverComparison) -> tuple[str, ...]:

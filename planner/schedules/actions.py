@@ -11,6 +11,8 @@ launcher runs them.
                 order.
     Step        the optimizer.
 
+Under an asynchronous schedule all-reduces and a step come after every backward: see `flows.py`.
+
 A transfer starts when both ends have posted it, and ends for both at once (rendezvous). The
 transfers of an ordered pair of devices run first in, first out.
 
@@ -190,7 +192,9 @@ class Program:
     Attributes:
         lists: per used device, its actions in order; each all-reduce is once in the list of each
             member.
-        sums: the all-reduces, in their global order.
+        sums: the all-reduces, in their global order; of a flow (`flows.py`), those of round 0, then
+            those of round 1, and so on. The last ones are of no device where its stage has fewer
+            rounds.
     """
 
     lists: Mapping[int, tuple[Action, ...]]

@@ -41,6 +41,7 @@ def one_f_one_b(num_microbatches: int, warmup: int) -> Iterator[tuple[Direction,
 SCHEDULES: Mapping[ScheduleName, Callable[[int, int], Iterator[tuple[Direction, int]]]] = {
     ScheduleName.GPIPE: gpipe,
     ScheduleName.ONE_F_ONE_B: one_f_one_b,
+    ScheduleName.PIPEDREAM: one_f_one_b,
 }
 
 
@@ -56,19 +57,28 @@ def default_warmups(
         W_s = ceil(W_{s+1} R_{s+1} / R_s) + 1 + extra,
 
     at most ceil(M / R_s), without the 1 + extra where a device of the stage runs a later one too:
-    it has that one's microbatches to go on with. For GPipe: ceil(M / R_s).
+    it has that one's microbatches to go on with. For GPipe: ceil(M / R_s). For PipeDream, whatever
+    M is, what keeps a pipeline of equal stages busy, which is NOAM in the first stage (Narayanan et
+    al., PipeDream, SOSP 2019, section 3.2):
+
+        W_s = ceil(sum_{t >= s} R_t / R_s)
 
     Args:
         widths: R_s, the number of replicas of each stage.
         num_microbatches: M.
-        extra: more microbatches in flight per stage, to hide transfers.
+        extra: more microbatches in flight per stage, to hide transfers; not for PipeDream, where
+            they decide what is trained.
         devices: of each stage; without them no two stages share one.
 
     >>> default_warmups((2, 3, 1), 12)
     (4, 2, 1)
     >>> default_warmups((1, 1, 1), 12, devices=((0,), (1,), (0,)))
     (2, 2, 1)
+    >>> default_warmups((2, 3, 1), 12, schedule=ScheduleName.PIPEDREAM)
+    (3, 2, 1)
     """
+    if schedule is ScheduleName.PIPEDREAM:
+        return tuple(-(-sum(widths[s:]) // width) for s, width in enumerate(widths))
     if schedule is ScheduleName.GPIPE:
         return tuple(-(-num_microbatches // width) for width in widths)
     warmups: list[int] = []
@@ -95,6 +105,8 @@ def with_microbatches(strategy: Strategy, num_microbatches: int) -> Strategy:
             devices=[stage.devices for stage in strategy.stages],
         )
 
+    if strategy.schedule.is_asynchronous:
+        return replace(strategy, num_microbatches=num_microbatches)
     before, after = defaults(strategy.num_microbatches), defaults(num_microbatches)
     stages = [
         replace(

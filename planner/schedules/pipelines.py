@@ -49,7 +49,8 @@ class ListShape(NamedTuple):
         warmup: W.
         entering: per tensor that comes into the stage, whether it has a gradient.
         leaving: per tensor that leaves the stage, whether it has a gradient.
-        num_sums: how many all-reduces the replica takes part in.
+        num_sums: how many all-reduces the replica takes part in; of an asynchronous schedule, in
+            each of its rounds.
     """
 
     schedule: ScheduleName
@@ -65,7 +66,7 @@ class ListPattern(NamedTuple):
 
     Attributes:
         kind, backward: as in `Code`.
-        turn: which of the replica's microbatches, from 0 on.
+        turn: which of the replica's microbatches, from 0 on; of an all-reduce, which of its rounds.
         slot: the tensor or all-reduce of the action: a position among the tensors that enter the
             stage, those that leave it, its all-reduces, and one more for actions without either.
     """
@@ -84,7 +85,7 @@ class Block:
         devices: of the replicas.
         kind, backward, stage: (n,).
         microbatch, peer: (r, n).
-        slot: (n,) as in `ListPattern`.
+        slot, turn: (n,) as in `ListPattern`.
     """
 
     devices: tuple[int, ...]
@@ -94,6 +95,7 @@ class Block:
     microbatch: Ints
     peer: Ints
     slot: Ints
+    turn: Ints
 
 
 def stage_tensors(crossing: Sequence[Crossing], num_stages: int) -> tuple[StageTensors, ...]:
@@ -155,7 +157,7 @@ def stage_blocks(
             peer[:, own] = far[microbatch[:, own] % len(far)]
         devices = tuple(stage.devices[replica] for replica in which)
         stages = np.where(of_stage, s, 0)
-        blocks.append(Block(devices, kind, backward, stages, microbatch, peer, slot))
+        blocks.append(Block(devices, kind, backward, stages, microbatch, peer, slot, turn))
     return tuple(blocks)
 
 
@@ -170,7 +172,8 @@ def assembled(
     Args:
         blocks: of each stage.
         tensors: of each stage.
-        tails: of each stage, its all-reduces.
+        tails: of each stage, its all-reduces; of an asynchronous schedule, those of its first
+            round.
         names: of the tensors that cross stages, in the order of the crossings.
     """
     rows = sorted(
@@ -224,11 +227,20 @@ def _pieces(
         np.array([*(e.crossing for e in (*both.entering, *both.leaving)), *tail, 0])
         for both, tail in zip(tensors, tails, strict=True)
     ]
-    return np.concatenate([moved[s][block.slot] for s, block in rows])
+    # The all-reduces of a round have the numbers behind those of all stages in the round before.
+    in_round = 1 + max((i for tail in tails for i in tail), default=-1)
+    return np.concatenate(
+        [
+            moved[s][block.slot] + np.where(block.kind == Kind.ALL_REDUCE, in_round * block.turn, 0)
+            for s, block in rows
+        ]
+    )
 
 
 def pattern(shape: ListShape) -> ListPattern:
-    """Forwards, backwards and transfers of a replica, then its all-reduces and the step."""
+    """Forwards, backwards and transfers of a replica. Its all-reduces and the step come at the end,
+    or, under an asynchronous schedule, behind each backward and its sends.
+    """
     order = list(SCHEDULES[shape.schedule](shape.num_microbatches, shape.warmup))
     back = np.array([direction is Direction.BACKWARD for direction, _ in order], dtype=bool)
     turn = np.array([k for _, k in order], dtype=np.int64)
@@ -240,7 +252,8 @@ def pattern(shape: ListShape) -> ListPattern:
         same = np.flatnonzero(back == backward)
         posted[same[1:]] = same[:-1]
         posted[same[:1]] = np.maximum(same[:1] - 1, 0)
-    # (place, 0 before its action or 2 after it, computation, position), and the kind of the action.
+    # (place, 0 before its action, 2 after it or 3 behind that, computation, position), and the kind
+    # of the action.
     keys = [np.stack([places, np.ones_like(places), places, np.zeros_like(places)])]
     before = {True: 0, False: len(shape.entering)}
     nothing = len(shape.entering) + len(shape.leaving) + shape.num_sums
@@ -254,19 +267,23 @@ def pattern(shape: ListShape) -> ListPattern:
                     place = at[own], np.full_like(own, phase), own, np.full_like(own, j)
                     keys.append(np.stack(place))
                     parts.append((kind, own, before[entering] + j))
+    ending = [Kind.ALL_REDUCE] * shape.num_sums + [Kind.STEP]
+    if shape.schedule.is_asynchronous:
+        own = np.flatnonzero(back)
+        for j, kind in enumerate(ending):
+            keys.append(np.stack([own, np.full_like(own, 3), own, np.full_like(own, j)]))
+            parts.append((kind, own, nothing - shape.num_sums + j))
+        ending = []
     sizes = [len(own) for _, own, _ in parts]
     of = np.concatenate([own for _, own, _ in parts])
     place_of, phase_of, computation, j_of = np.concatenate(keys, axis=1)
     by_place = np.lexsort((j_of, computation, phase_of, place_of))
-    zeros = np.zeros(shape.num_sums + 1, dtype=np.int64)
-    tail = [*[Kind.ALL_REDUCE] * shape.num_sums, Kind.STEP]
-
-    def column(values: Sequence[int], end: Sequence[int]) -> Ints:
-        return np.concatenate([np.repeat(values, sizes)[by_place], end])
-
+    kinds: Ints = np.repeat([kind for kind, *_ in parts], sizes)[by_place]
+    slots: Ints = np.repeat([slot for *_, slot in parts], sizes)[by_place]
+    zeros = np.zeros(len(ending), dtype=np.int64)
     return ListPattern(
-        column([kind for kind, *_ in parts], tail).astype(np.int8),
-        np.concatenate([back[of][by_place], zeros.astype(bool)]),
+        np.concatenate([kinds, ending]).astype(np.int8),
+        np.concatenate([back[of][by_place] & (kinds <= Kind.RECEIVE), zeros.astype(bool)]),
         np.concatenate([turn[of][by_place], zeros]),
-        column([slot for *_, slot in parts], range(nothing - shape.num_sums, nothing + 1)),
+        np.concatenate([slots, nothing - shape.num_sums + np.arange(len(ending))]),
     )

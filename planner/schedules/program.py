@@ -18,7 +18,8 @@ from planner.strategy import Strategy, crossings, gradient_sums, shares_devices
 
 
 def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] = ()) -> Program:
-    """The action lists of one iteration.
+    """The action lists of one iteration; of an asynchronous schedule, those of a flow of M
+    minibatches (`flows.py`).
 
     Args:
         strategy: sound, as `violations` says.
@@ -37,4 +38,13 @@ def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] =
         for s in range(len(strategy.stages))
     ]
     code = assembled(blocks, tensors, tails, tuple(one.tensor for one in crossing))
-    return Program(Lists(code), sums)
+    return Program(Lists(code), sums * num_rounds(strategy))
+
+
+def num_rounds(strategy: Strategy) -> int:
+    """How often each all-reduce comes: once, or, under an asynchronous schedule, once per round of
+    the stage with the fewest replicas.
+    """
+    if not strategy.schedule.is_asynchronous:
+        return 1
+    return strategy.num_microbatches // min(stage.num_replicas for stage in strategy.stages)

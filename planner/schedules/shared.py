@@ -1,8 +1,9 @@
 """Action lists where a device runs several stages.
 
 A device with one stage keeps the order of its schedule (`orders.SCHEDULES`). The others are
-list-scheduled, on an estimate of the times that leaves transfers out: a device that is idle takes
-a backward that is ready, else a forward, of the oldest microbatch. What a computation waits for:
+list-scheduled, on an estimate of the times: a device that is idle takes a backward that is ready,
+else a forward, of the oldest microbatch. All that a stage sends to another one is there together,
+and the transfers between two devices follow each other. What a computation waits for:
 
     F of (s, m)   F of m in the stages that feed s, and in the stage before s on its device;
                   F of (s, m - 1); B of (s, m - W_s), so that no more than W_s are in flight
@@ -23,10 +24,11 @@ it, and is posted when its tensor is expected, so that a short stage does not ho
 """
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from math import inf
 
 from planner.plan import StagePrediction
@@ -171,15 +173,27 @@ def _list_schedule(
     missing = {c: len(earlier) for c, earlier in waits.items()}
     order = _Order({device: [] for device in sorted(set(place.values()))})
     ready: dict[int, list[tuple[tuple[bool, int, int], Compute]]] = {d: [] for d in order.on}
-    for compute, count in missing.items():
-        if count == 0:
+    for compute, number in missing.items():
+        if number == 0:
             heappush(ready[place[compute]], (_urgency(compute), compute))
-    running: list[tuple[float, int, Compute]] = []
+    # Ends of computations on their devices, and arrivals of what others wait for.
+    running: list[tuple[float, int, int | None, Compute]] = []
+    turns = count()
+    moving_s = _transfers_s(times)
+    free_s: dict[tuple[int, int], float] = defaultdict(float)
     busy: set[int] = set()
+
+    def arrive(later: Compute) -> None:
+        """A computation waits for one thing less."""
+        missing[later] -= 1
+        if missing[later] == 0:
+            heappush(ready[place[later]], (_urgency(later), later))
+            looked_at.add(place[later])
+
     # `looked_at` are the devices that became idle or got something to do at this moment. No other
     # device can begin anything: it is busy, or nothing has become ready for it since it was idle.
     now_s, looked_at = 0.0, set(order.on)
-    while looked_at:
+    while looked_at or running:
         for device in sorted(looked_at - busy):
             if ready[device]:
                 _, compute = heappop(ready[device])
@@ -187,20 +201,27 @@ def _list_schedule(
                 order.on[device].append(compute)
                 order.start_s[compute] = now_s
                 order.end_s[compute] = now_s + _duration_s(strategy, compute, times)
-                heappush(running, (order.end_s[compute], device, compute))
+                heappush(running, (order.end_s[compute], next(turns), device, compute))
         looked_at = set()
         now_s = running[0][0] if running else now_s
         # All that ends at this moment ends before anything begins, so that a device chooses among
         # all that is ready by then.
         while running and running[0][0] == now_s:
-            _, device, compute = heappop(running)
-            busy.remove(device)
-            looked_at.add(device)
+            _, _, ended_on, compute = heappop(running)
+            if ended_on is None:
+                arrive(compute)
+                continue
+            busy.remove(ended_on)
+            looked_at.add(ended_on)
             for later in then[compute]:
-                missing[later] -= 1
-                if missing[later] == 0:
-                    heappush(ready[place[later]], (_urgency(later), later))
-                    looked_at.add(place[later])
+                there = place[later]
+                moved_s = moving_s.get((compute.direction, compute.stage, later.stage), 0.0)
+                if there == ended_on or not moved_s:
+                    arrive(later)
+                else:
+                    channel = ended_on, there
+                    free_s[channel] = max(free_s[channel], now_s) + moved_s
+                    heappush(running, (free_s[channel], next(turns), None, later))
     if len(order.start_s) < len(waits):
         for device, mine in stages_by_device(strategy).items():
             left = [c for c in _in_turn(strategy, device, mine) if c not in order.start_s]
@@ -208,6 +229,18 @@ def _list_schedule(
             order.start_s.update(dict.fromkeys(left, inf))
             order.end_s.update(dict.fromkeys(left, inf))
     return order
+
+
+def _transfers_s(times: Sequence[StagePrediction]) -> dict[tuple[Direction, int, int], float]:
+    """By direction and stages, from which and to which, how long it takes to send all that one
+    makes for the other.
+    """
+    moving_s = {}
+    for s, stage in enumerate(times):
+        for one in stage.transfers:
+            moving_s[_F, s, one.stage] = one.send_s
+            moving_s[_B, one.stage, s] = one.return_s
+    return moving_s
 
 
 def _duration_s(strategy: Strategy, compute: Compute, times: Sequence[StagePrediction]) -> float:

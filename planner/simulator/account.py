@@ -1,5 +1,6 @@
 """The description of one iteration of a strategy: its timeline with memory, the causes of idle
-time, and the critical path.
+time, and the critical path. Under an asynchronous schedule it is a window of a flow in the steady
+state (`steady.py`), and so are its parts.
 """
 
 from collections.abc import Mapping
@@ -12,14 +13,11 @@ from planner.costs.memory import StageMemory, standing_memory, use_bytes
 from planner.problem import Problem
 from planner.schedules.actions import Code, Kind
 from planner.simulator.critical_path import PathStep, critical_path
-from planner.simulator.events import run
-from planner.simulator.idle import Wait, idle_by_cause
+from planner.simulator.idle import Wait, by_cause, idle_times
+from planner.simulator.steady import Curve, cropped, iterate, within
 from planner.simulator.timeline import Timeline, Times, occupied, timeline_of
 from planner.strategy import Strategy, stages_by_device
 from planner.support.arrays import Floats, Ints
-
-# (time in s, bytes in use from then on), ascending by time.
-Curve = tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +42,17 @@ def account(problem: Problem, strategy: Strategy) -> Account:
         ValueError: if its structure is wrong or its schedule blocks.
     """
     evaluation = evaluate(problem, strategy)
-    times = run(evaluation.program, evaluation.costs, problem.topology)
-    timeline = timeline_with_memory(problem, strategy, evaluation, times)
-    idle = idle_by_cause(timeline, strategy, problem.profile.graph)
-    return Account(timeline, idle, critical_path(times, problem.topology))
+    iteration = iterate(problem, strategy, evaluation)
+    times = iteration.times
+    whole = timeline_with_memory(problem, strategy, evaluation, times)
+    # Of a flow the causes are those within the flow, and the path is a part of the flow's.
+    idle = idle_times(whole, strategy, problem.profile.graph)
+    path = critical_path(times, problem.topology)
+    return Account(
+        cropped(whole, iteration),
+        by_cause(within(idle, iteration), strategy),
+        tuple(within(path, iteration)),
+    )
 
 
 def timeline_with_memory(
@@ -79,7 +84,7 @@ def memory_over_time(
         # A moment of rest after each action shows the bytes that it leaves.
         rested = _with_rests(times.code, d)
         kept, buffers, workspace = use_bytes(problem, strategy, rested, 0, stages)
-        use = kept + buffers + workspace + standing_memory(problem, stages).total_bytes
+        use = kept + buffers + workspace + standing_memory(problem, strategy, stages).total_bytes
         # An all-reduce beside a computation needs nothing, so its moments may wait for that.
         moments = np.maximum.accumulate(np.stack([start_s[own], end_s[own]], axis=1).ravel())
         curves[device] = _curve(moments, use)

@@ -99,7 +99,8 @@ def simulated(problem: Problem, strategy: Strategy) -> Simulated:
     """A strategy, simulated from scratch.
 
     Raises:
-        ValueError: if its structure is wrong, its schedule blocks, or a device runs several stages.
+        ValueError: if its structure is wrong, its schedule blocks or is asynchronous, or a device
+            runs several stages.
     """
     return _simulated(problem, strategy, None)
 
@@ -108,6 +109,8 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
     graph = problem.profile.graph
     if shares_devices(strategy):
         raise ValueError("a device runs several stages, whose lists are made all at once")
+    if strategy.schedule.is_asynchronous:
+        raise ValueError("an iteration of an asynchronous schedule is part of a flow (`steady.py`)")
     if before is not None and len(before.strategy.stages) != len(strategy.stages):
         before = None
     stages = _stages_after(problem, strategy, before)

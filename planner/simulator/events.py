@@ -47,7 +47,7 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
 
     Args:
         program: its devices are indices into the topology.
-        costs: of everything in the program.
+        costs: of everything in the program; of a flow, of the all-reduces of one round.
 
     Raises:
         ValueError: if the lists block each other; with the words of `dry_run`.
@@ -155,7 +155,8 @@ def _cuts(code: Code, costs: ActionCosts, duration_s: Floats) -> Cuts:
     back = (code.kind == Kind.COMPUTE) & code.backward
     latest = np.maximum.accumulate(np.where(back, places, -1))
     sums = np.flatnonzero((code.kind == Kind.ALL_REDUCE) & (latest >= code.start[owner]))
-    keys = zip(code.piece[sums].tolist(), code.devices[owner[sums]].tolist(), strict=True)
+    buckets = code.piece[sums] % max(len(costs.sum_s), 1)
+    keys = zip(buckets.tolist(), code.devices[owner[sums]].tolist(), strict=True)
     left_s = np.array([costs.left_s.get(key, nan) for key in keys], dtype=float)
     sums, left_s = sums[~np.isnan(left_s)], left_s[~np.isnan(left_s)]
     at = latest[sums]
@@ -191,7 +192,8 @@ def _durations_s(code: Code, costs: ActionCosts) -> Floats:
     duration_s[own] = table[code.backward[own].astype(np.int8), owner[own], code.stage[own]]
     own = np.flatnonzero(code.kind == Kind.ALL_REDUCE)
     if len(own):
-        duration_s[own] = np.array(costs.sum_s, dtype=float)[code.piece[own]]
+        # The all-reduces of a flow come again in each of its rounds.
+        duration_s[own] = np.array(costs.sum_s, dtype=float)[code.piece[own] % len(costs.sum_s)]
     own = np.flatnonzero(code.kind == Kind.STEP)
     step_s = np.array([costs.step_s.get(device, nan) for device in devices])
     duration_s[own] = step_s[owner[own]]

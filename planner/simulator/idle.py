@@ -17,7 +17,7 @@ timelines are read alike.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -100,8 +100,13 @@ def idle_by_cause(
     timeline: Timeline, strategy: Strategy, graph: Graph
 ) -> Mapping[int, Mapping[Wait, float]]:
     """Per used device, the seconds that it waits for each thing, the longest first."""
+    return by_cause(idle_times(timeline, strategy, graph), strategy)
+
+
+def by_cause(times: Iterable[Idle], strategy: Strategy) -> Mapping[int, Mapping[Wait, float]]:
+    """The same of idle times."""
     waits_s: dict[int, dict[Wait, float]] = {device: {} for device in stages_by_device(strategy)}
-    for idle in idle_times(timeline, strategy, graph):
+    for idle in times:
         known = waits_s.setdefault(idle.device, {})
         known[idle.wait] = known.get(idle.wait, 0.0) + idle.end_s - idle.start_s
     return {

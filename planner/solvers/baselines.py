@@ -43,13 +43,17 @@ def single(problem: Problem, time_limit_s: float) -> Result:
 
 
 def data_parallel(problem: Problem, time_limit_s: float) -> Result:
-    """One stage on all devices, or on the fastest of them, as many as there are microbatches.
+    """One stage on all devices, or on the fastest of them: as many as there are microbatches, or,
+    under an asynchronous schedule, the most to which these can be dealt evenly.
 
     Args:
         time_limit_s: not needed.
     """
     everything = range(len(problem.profile.operators))
-    count = min(len(problem.topology.devices), problem.options.num_microbatches)
+    num_microbatches = problem.options.num_microbatches
+    count = min(len(problem.topology.devices), num_microbatches)
+    if problem.options.schedule.is_asynchronous:
+        count = next(n for n in range(count, 0, -1) if num_microbatches % n == 0)
     devices = sorted(fastest_first(problem)[:count])
     strategies = (
         pipeline(problem, [everything], [devices], recompute=recompute)

@@ -7,7 +7,7 @@ from planner.costs.evaluate import evaluate
 from planner.problem import Problem, Recompute, Result, Status
 from planner.schedules.orders import default_warmups
 from planner.solvers.placement.stages import strategies_of
-from planner.strategy import Stage, Strategy
+from planner.strategy import Stage, Strategy, asynchronous_violations
 
 
 def recompute_choices(problem: Problem) -> tuple[bool, ...]:
@@ -62,11 +62,13 @@ def pipeline(
         ),
         schedule=options.schedule,
         num_microbatches=options.num_microbatches,
+        vertical_sync=options.vertical_sync,
     )
 
 
 def first_that_fits(problem: Problem, strategies: Iterable[Strategy], space: str) -> Result:
-    """The first strategy that fits in memory; the shortage of the last if none does.
+    """The first strategy that the schedule can run and that fits in memory; what is wrong with the
+    last if none does.
 
     Args:
         strategies: in the order of preference, at least one.
@@ -74,6 +76,9 @@ def first_that_fits(problem: Problem, strategies: Iterable[Strategy], space: str
     """
     shortage = None
     for strategy in _distinct(strategies):
+        shortage = next(asynchronous_violations(strategy, problem.profile.graph), None)
+        if shortage is not None:
+            continue
         shortage = evaluate(problem, strategy).shortage
         if shortage is None:
             return Result(Status.FEASIBLE, strategy, space=space)

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from planner.solvers.manual import Manual
-from planner.solvers.netsplit.options import NetSplit
+from planner.solvers.netsplit.options import NetSplit, Pesto
 from planner.solvers.pipedream.options import PipeDream
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ class Solver:
         starts_from: the solvers whose strategies it starts from, besides those that are known;
             they are asked before it. None if its function takes no strategies to start from.
         max_devices: on more devices it has no answer.
+        without_memory: the one of its own options under which it counts no memory; None if it
+            always does.
+        synchronous: whether it has no answer under an asynchronous schedule, because its devices
+            run several stages each.
     """
 
     path: str
@@ -59,6 +63,15 @@ class Solver:
     needs_options: bool = False
     starts_from: tuple[str, ...] | None = None
     max_devices: float = math.inf
+    without_memory: str | None = None
+    synchronous: bool = False
+
+    def counts_memory(self, options: "Options") -> bool:
+        """Whether a model that no devices can hold has no plan of this solver."""
+        if self.without_memory is None:
+            return True
+        given = (own for own in options.switches if type(own) is self.options)
+        return not any(getattr(own, self.without_memory) for own in given)
 
     def __call__(
         self,
@@ -80,6 +93,12 @@ class Solver:
             from planner.problem import Result, Status
 
             reason = f"for at most {self.max_devices:,} devices, and there are {num_devices:,}"
+            return Result(Status.UNKNOWN, None, reason=reason)
+        schedule = problem.options.schedule
+        if self.synchronous and schedule.is_asynchronous:
+            from planner.problem import Result, Status
+
+            reason = f"its devices run several stages, which --schedule {schedule.value} cannot do"
             return Result(Status.UNKNOWN, None, reason=reason)
         module, _, function = self.path.partition(":")
         solve: Callable[..., Result] = getattr(import_module(module), function)
@@ -128,26 +147,33 @@ SOLVERS: Mapping[str, Solver] = {
         "planner.solvers.placement.heft:solve",
         "HEFT, a list schedule",
         max_devices=MAX_PLACED_DEVICES,
+        synchronous=True,
     ),
     "m-topo": Solver(
         "planner.solvers.placement.baechi:solve_m_topo",
         "Baechi's m-TOPO",
         max_devices=MAX_PLACED_DEVICES,
+        synchronous=True,
     ),
     "m-etf": Solver(
         "planner.solvers.placement.baechi:solve_m_etf",
         "Baechi's m-ETF",
         max_devices=MAX_PLACED_DEVICES,
+        synchronous=True,
     ),
     "m-sct": Solver(
         "planner.solvers.placement.baechi:solve_m_sct",
         "Baechi's m-SCT",
         max_devices=MAX_PLACED_DEVICES,
+        synchronous=True,
     ),
     "pesto": Solver(
         "planner.solvers.netsplit.pesto:solve",
         "Pesto's integer program, solved by constraints",
+        Pesto,
         max_devices=MAX_PLACED_DEVICES,
+        without_memory="pesto_printed",
+        synchronous=True,
     ),
     "netsplit": Solver(
         "planner.solvers.netsplit.solve:solve",
@@ -158,6 +184,7 @@ SOLVERS: Mapping[str, Solver] = {
         unreplicated=True,
         starts_from=(),
         max_devices=MAX_PLACED_DEVICES,
+        synchronous=True,
     ),
     "manual": Solver(
         "planner.solvers.manual:solve",

@@ -30,6 +30,9 @@ MAX_CLUSTER_BYTES = 4 * 2**20
 """Of a topology or another description of a cluster. The reader of YAML is written in Python and
 takes 7 s for a MB. As many devices and links as a topology may have, written out, take less."""
 
+MAX_OPTIONS_BYTES = 2**18
+"""Of the options of a training: a few lines of YAML, which is read at 7 s for a MB."""
+
 MAX_PIPED_BYTES = 256 * 2**20
 """Of anything that is no regular file, whatever kind it is read as: it may never end, is in memory
 twice while it is read, and once ever after."""

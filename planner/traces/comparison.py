@@ -134,6 +134,14 @@ def _some(names: Sequence[str]) -> str:
 
 def _check_alike(predicted: Timeline, measured: Timeline, names: Mapping[int, str]) -> None:
     """Refuses timelines that do not hold the same actions and transfers."""
+    for timeline in (predicted, measured):
+        steps = Counter(e.device for e in timeline.events if isinstance(e.action, Step))
+        if max(steps.values(), default=0) > 1:
+            raise OptionError(
+                "a trace of the schedule pipedream is a part of a run without gaps, so two of them"
+                " need not hold the same actions; compare the tables of planner simulate and"
+                " planner launch"
+            )
 
     def contents(timeline: Timeline) -> Counter[tuple[str, str]]:
         # Sends and receives are events only in simulated timelines: there posting takes time.

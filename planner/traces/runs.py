@@ -54,6 +54,11 @@ def read_runs(
                 f"{path}: expected a measured trace, this one was simulated; make one with:"
                 " planner launch strategy.json --trace trace.json"
             )
+        if plan.strategy.schedule.is_asynchronous:
+            raise FileError(
+                f"{path}: a trace of the schedule {plan.strategy.schedule.value} is a part of a run"
+                " without gaps; calibrate from the run of a plan made with --schedule 1f1b"
+            )
         profile = profile_by_hash.get(plan.profile_hash)
         topology = topology_by_hash.get(plan.topology_hash)
         if profile is None:

@@ -2,6 +2,7 @@
 
     python -m tests.bench.netsplit                              # 2, 4 and 8 devices, seeds 0 to 9
     python -m tests.bench.netsplit --devices 4 --seeds 0 1      # some of them
+    python -m tests.bench.netsplit --apart                      # a link of its own for each pair
     python -m tests.bench.netsplit --coplaced                   # operators one by one inside groups
 
 Each instance has 60 s with CP-SAT (`--limit`). A gap is (latency - bound) / bound; "optimal" is to
@@ -10,6 +11,7 @@ Each instance has 60 s with CP-SAT (`--limit`). A gap is (latency - bound) / bou
 
 import argparse
 import time
+from dataclasses import replace
 
 from planner.problem import Status
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
@@ -22,9 +24,10 @@ from planner.solvers.placement.timetable import latency_s
 from tests.support.netsplit_instances import SEEDS, problem_from
 
 
-def measured(seed, num_devices, limit_s, together):
+def measured(seed, num_devices, limit_s, together, apart):
     """Runs one instance and prints its row; returns its status and gap."""
     problem = placement_problem_of(problem_from(seed, num_devices))
+    problem = replace(problem, shared=()) if apart else problem
     groups = [(i,) for i in range(problem.num_operators)]
     if together:
         groups = coplaced(problem, PER_DEVICE * num_devices)
@@ -50,10 +53,13 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS])
     parser.add_argument("--limit", type=float, default=60.0, help="s per instance")
     parser.add_argument("--coplaced", action="store_true", help="2 x devices groups")
+    parser.add_argument("--apart", action="store_true", help="no link is shared by pairs")
     asked = parser.parse_args()
     print("devices seed groups status     latency ms     gap      s    HEFT ms")
     for num_devices in asked.devices:
-        rows = [measured(s, num_devices, asked.limit, asked.coplaced) for s in asked.seeds]
+        rows = [
+            measured(s, num_devices, asked.limit, asked.coplaced, asked.apart) for s in asked.seeds
+        ]
         proved = sum(status is Status.OPTIMAL for status, _ in rows)
         worst = max(gap for _, gap in rows)
         print(f"{num_devices} devices: {proved} of {len(rows)} optimal, largest gap {worst:.2%}")

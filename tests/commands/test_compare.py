@@ -150,6 +150,21 @@ def test_netsplit_takes_its_switches(folder):
     assert apart["bottleneck_s"] <= together["bottleneck_s"] * 1.001
 
 
+def test_a_plan_that_fits_as_published_only_is_written_with_a_note(folder):
+    profile = replace(two_branches().profile, device_type="T4")
+    # (5-18) does not count this stash.
+    costs = tuple(replace(cost, stash_private_bytes=10**8) for cost in profile.operators)
+    write_profile(replace(profile, operators=costs), folder / "profiles" / "branches.json")
+    given = ["--topology", "pair.yaml", "--solver", "netsplit", "--microbatches", "1"]
+    given += ["--device-memory", "100 MB", "--reserve", "0 B"]
+    assert "no strategy fits" in run("solve", *given, code=3).output
+    text = " ".join(run("solve", *given, "--relaxed").output.split())
+    assert "note: it does not fit by the planner's count: stage" in text
+    assert Path("strategy.json").exists()
+    text = " ".join(run("compare", *given, "--relaxed").output.split())
+    assert "note: netsplit's plan does not fit by the planner's count: stage" in text
+
+
 def test_what_solvers_log_is_shown_and_warnings_are_lines_on_standard_error(capsys):
     states, log = [], logging.getLogger("planner.solvers.netsplit.cpsat")
     with listening(states.append, logging.INFO):

@@ -15,8 +15,9 @@ from planner.graphs.downsets import downsets, members
 from planner.judging.judge import one_more_in_flight
 from planner.problem import Objective
 from planner.profiles import Contention
-from planner.simulator.events import simulate
+from planner.simulator.steady import iterate
 from planner.solvers.fit import pipeline
+from planner.strategy import asynchronous_violations
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.strategies import problems
 
@@ -52,16 +53,17 @@ def all_strategies(problem):
         for where in groups(everything, len(stages)):
             if max(map(len, where)) <= problem.options.num_microbatches:
                 one = pipeline(problem, stages, where, recompute=False)
-                yield from {one, one_more_in_flight(one)}
+                if not any(asynchronous_violations(one, problem.profile.graph)):
+                    yield from {one, one_more_in_flight(one)}
 
 
 def judged_s(problem, strategy):
     evaluation = evaluate(problem, strategy)
     match problem.options.objective:
         case Objective.ITERATION:
-            return simulate(evaluation.program, evaluation.costs, problem.topology).iteration_s
+            return iterate(problem, strategy, evaluation).iteration_s
         case Objective.BOTTLENECK:
-            return bottleneck_s(evaluation.stages)
+            return bottleneck_s(evaluation.stages, strategy.schedule)
     return latency_s(evaluation.stages)
 
 

@@ -33,10 +33,12 @@ from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
 from planner.simulator.events import simulate
+from planner.simulator.steady import iterate
 from planner.solvers.fit import pipeline
 from planner.strategy import ScheduleName, Stage, Strategy
 from planner.topology import Link, take
 from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.programs import SYNCHRONOUS
 
 
 def chain_problem(num_stages, num_microbatches, bandwidth=1e15, forward_s=1.0, **options):
@@ -159,16 +161,25 @@ def test_a_step_passes_over_parameters_gradients_and_moments():
 # ------------------------------------------------------------------------------ iteration
 
 
-@given(st.integers(1, 5), st.integers(1, 9), st.sampled_from(ScheduleName))
+@given(st.integers(1, 5), st.integers(1, 9), st.sampled_from(SYNCHRONOUS))
 def test_closed_form_and_simulator_agree_on_equal_stages_with_free_links(stages, m, schedule):
     problem = chain_problem(stages, m, schedule=schedule)
     evaluation = evaluate(problem, straight(problem))
     timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
     expected = (m + stages - 1) * 3.0
     assert timeline.iteration_s == pytest.approx(expected, rel=1e-9)
-    assert iteration_s(
-        evaluation.stages, m, phases=schedule is ScheduleName.GPIPE
-    ) == pytest.approx(expected, rel=1e-9)
+    assert iteration_s(evaluation.stages, m, schedule) == pytest.approx(expected, rel=1e-9)
+
+
+# Without a flush an iteration of equal stages has no bubble, however few microbatches it has.
+@given(st.integers(1, 5), st.integers(1, 9))
+def test_closed_form_and_simulator_agree_on_a_flow_through_equal_stages(stages, m):
+    problem = chain_problem(stages, m, schedule=ScheduleName.PIPEDREAM)
+    strategy = straight(problem)
+    evaluation = evaluate(problem, strategy)
+    assert iterate(problem, strategy, evaluation).iteration_s == pytest.approx(m * 3.0, rel=1e-9)
+    closed = iteration_s(evaluation.stages, m, ScheduleName.PIPEDREAM)
+    assert closed == pytest.approx(m * 3.0, rel=1e-9)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
@@ -182,7 +193,7 @@ def test_closed_form_and_simulator_agree_on_gpipe_with_unequal_stages(times, m):
     problem = problem_of(profile, topology, m, schedule=ScheduleName.GPIPE)
     evaluation = evaluate(problem, straight(problem))
     timeline = simulate(evaluation.program, evaluation.costs, topology)
-    closed = iteration_s(evaluation.stages, m, phases=True)
+    closed = iteration_s(evaluation.stages, m, ScheduleName.GPIPE)
     # Exact but for backwards that start before the last forward has come through.
     assert closed == pytest.approx(timeline.iteration_s, rel=1e-6)
 
@@ -193,7 +204,7 @@ def test_transfers_that_the_warmup_cannot_hide_slow_the_closed_form_as_the_simul
     problem = chain_problem(3, 60, bandwidth=8 / 0.75)
     evaluation = evaluate(problem, straight(problem, extra=extra))
     timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
-    closed = iteration_s(evaluation.stages, 60, phases=False)
+    closed = iteration_s(evaluation.stages, 60, ScheduleName.ONE_F_ONE_B)
     assert closed == pytest.approx(timeline.iteration_s, rel=0.03)
     stalls = timeline.iteration_s > 1.05 * 60 * 3.0
     assert stalls == (extra == 0)
@@ -212,7 +223,7 @@ def test_transfers_take_as_long_as_on_the_side_with_fewer_replicas(widths):
     strategy = pipeline(problem, [[0], [1]], where, recompute=False, extra=3)
     evaluation = evaluate(problem, strategy)
     timeline = simulate(evaluation.program, evaluation.costs, problem.topology)
-    closed = iteration_s(evaluation.stages, 24, phases=False)
+    closed = iteration_s(evaluation.stages, 24, ScheduleName.ONE_F_ONE_B)
     assert closed == pytest.approx(timeline.iteration_s, rel=0.25)
     assert bottleneck_s(evaluation.stages) == pytest.approx(4.0 / min(widths))
 

@@ -57,6 +57,7 @@ def _inputs(folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(text)
     for name, text in texts.CLUSTERS.items():
         (folder / f"{name}.cluster").write_text(text)
+    (folder / "train.yaml").write_text(texts.CONFIG)
     (folder / "graph.txt").write_text(texts.GRAPH_TXT)
     (folder / "dnn.json").write_text(texts.DNN_PARTITIONING)
     (folder / "piper.json").write_text(texts.PIPER)

@@ -12,6 +12,7 @@ from onnx import ModelProto
 from tests.fuzz.runner import Outcome
 
 EXIT_CODES = (0, 1, 2, 3)
+LOG = '{"format": "planner-log/'
 NO_MEMORY = re.compile(r"MemoryError|Unable to allocate|std::bad_alloc")
 TRACEBACK = "Traceback (most recent call last)"
 # Everything that moves the cursor, changes colours or the direction of writing, or ends a line for
@@ -135,7 +136,10 @@ def _results(folder: Path, names: Sequence[str]) -> Iterator[str]:
                 ModelProto.FromString(content)
                 continue
             text = content.decode()
-            if text.lstrip().startswith(("{", "[")):
+            if text.startswith(LOG):
+                for line in text.splitlines():
+                    _strict_json(line)
+            elif text.lstrip().startswith(("{", "[")):
                 _strict_json(text)
             elif match := NOT_A_NUMBER.search(text):
                 yield f"{match[0]} in {name}"

@@ -150,8 +150,10 @@ def calibration_case(random: Random) -> Case:
 
 
 def text_case(random: Random) -> Case:
-    """A profile or a cluster of somebody else's."""
-    name = random.choice(("graph.txt", "dnn.json", "piper.json", *texts.CLUSTERS))
+    """A profile or a cluster of somebody else's, or options of a training."""
+    name = random.choice(("graph.txt", "dnn.json", "piper.json", "train.yaml", *texts.CLUSTERS))
+    if name == "train.yaml":
+        return config_case(random)
     if name in texts.CLUSTERS:
         return cluster_case(random, name)
     mutations = (mutated_lines,) if name == "graph.txt" else (mutated_json, mutated_lines)
@@ -183,6 +185,17 @@ def cluster_case(random: Random, form: str) -> Case:
         ("topology", "show", "c.yaml", *maybe(random, "--svg", "c.svg")),
     )
     return Case({"cluster": content}, commands, f"{form}: {what}")
+
+
+def config_case(random: Random) -> Case:
+    """Options of a training. Steps may be any number; a fork has no threads of OpenMP."""
+    name = "train.yaml"
+    content, what = changed(random, name, bases()[name], mutated_yaml, mutated_yaml, mutated_lines)
+    files: dict[str, Content] = {name: content, "s.json": bases()["one.json"]}
+    files["mlp.onnx"] = bases()["mlp.onnx"]
+    fixed = ("--steps", random.choice("12"), "--threads", "1")
+    launch = ("launch", "s.json", "--config", name, *fixed, *maybe(random, "--json"))
+    return Case(files, (launch,), f"{name}: {what}")
 
 
 def trace_case(random: Random) -> Case:

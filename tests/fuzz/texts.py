@@ -87,6 +87,23 @@ worker-1 slots=4
 worker-2 slots=2  # older
 """,
 }
+CONFIG = """\
+# half of what there is
+steps: 2
+optimizer: sgd
+lr: 0.05
+lr-schedule: linear:1:4
+weight_decay: 1e-4
+clip: 1.5
+nan: skip
+dtype: float32
+loss: {y: auto}
+device: cpu
+threads: 1
+seed: 7
+shuffle: false
+log: log.jsonl
+"""
 GRAPH_TXT = """\
 node1 -- Input0 -- forward_compute_time=0.0, backward_compute_time=0.0, activation_size=16.0, \
 parameter_size=0.0

@@ -1,14 +1,18 @@
 """What the portfolio asks, and how often."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from planner.costs import evaluate as evaluator
 from planner.files import read_plan
-from planner.judging.portfolio import compare
+from planner.judging.portfolio import attempts, compare
+from planner.problem import Objective
 from planner.solvers import SOLVERS, baselines
+from planner.solvers.netsplit.options import NetSplit, Pesto
 from planner.solvers.pipedream import solve as pipedream
+from planner.strategy import ScheduleName
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 from tests.support.commands import run
 
@@ -53,6 +57,54 @@ def test_the_judge_finds_what_a_solver_has_evaluated_also_when_a_plan_is_known(c
     assert len(programs) == len(strategies) > 1
 
 
+def with_private_stash(*memory):
+    """Two operators side by side whose kernels keep 40 kB each, which (5-18) does not count.
+
+    Args:
+        memory: of each device.
+    """
+    graph = graph_of([[], [0], [0], [1, 2]], [1000] * 4, [1000] * 4)
+    profile = profile_of(graph, [0.1, 1.0, 1.0, 0.1])
+    costs = [
+        replace(cost, stash_private_bytes=40_000 if 0 < v < 3 else 0)
+        for v, cost in enumerate(profile.operators)
+    ]
+    return problem_of(
+        replace(profile, operators=tuple(costs)),
+        cluster([unit_type(f"{n} bytes", memory=n) for n in memory]), 1, unit_type(),
+        objective=Objective.LATENCY,
+        switches=(NetSplit(relaxed=True), Pesto(pesto_printed=True)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("solver", ["netsplit", "pesto"])
+def test_a_plan_that_fits_as_published_only_is_a_plan_with_a_note(solver):
+    (row,) = compare(with_private_stash(30_000, 30_000), [solver]).rows
+    assert row.plan is not None
+    assert "the limit is 29.3 KiB" in row.shortage
+    assert f"it does not fit by the planner's count: {row.shortage}" in row.plan.notes
+    (row,) = compare(with_private_stash(10**6, 10**6), [solver]).rows
+    assert row.plan is not None
+    assert row.shortage is None
+
+
+def test_pesto_as_printed_has_a_plan_where_not_even_the_parameters_fit():
+    netsplit, pesto = compare(with_private_stash(1000, 1000), ["netsplit", "pesto"]).rows
+    assert "alone take" in netsplit.reason
+    assert netsplit.plan is None
+    assert pesto.plan is not None
+    assert pesto.shortage is not None
+
+
+def test_a_plan_that_fits_goes_before_a_faster_one_that_does_not():
+    found = compare(with_private_stash(200_000, 30_000), ["netsplit", "single"], thorough=True)
+    netsplit, single = found.rows
+    assert "the limit is 29.3 KiB" in netsplit.shortage
+    assert netsplit.plan.prediction.latency_s < single.plan.prediction.latency_s
+    assert found.best is single
+    assert attempts(with_private_stash(30_000, 30_000), ["netsplit"], 5.0, print).best_rank is None
+
+
 def test_antichain_alone_answers_as_it_does_in_the_portfolio():
     problem = small(hierarchy([2], [1e8]))
     (alone,) = compare(problem, ["antichain"]).rows
@@ -79,8 +131,11 @@ def test_pipedreams_own_cost_model_is_shown_beside_the_same_strategy_as_launched
     assert found["pipedream"]["launched_iteration_s"] == plan.prediction.iteration_s
     assert found["latency_s"] is None  # the planner's figures are not mixed with PipeDream's
     text = run("solve", *given).output
-    count = plan.strategy.num_microbatches
-    assert f"as launched, synchronously: an iteration of {count} minibatches takes" in text
+    assert plan.strategy.schedule is ScheduleName.PIPEDREAM
+    assert "as launched, with PipeDream's schedule:" in text
+    assert f"by the simulator; an iteration of {plan.strategy.num_microbatches} minibatches" in text
+    synchronous = run("solve", *given[:4], "--solver", "pipedream").output
+    assert "as launched, synchronously: an iteration of" in synchronous
 
 
 @pytest.mark.parametrize("objective", ["latency", "bottleneck"])

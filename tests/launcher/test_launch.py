@@ -69,6 +69,9 @@ if found:
         "busy": [[d.rank, d.compute_s, d.communication_s, d.idle_s] for d in found.devices],
         "timeline_s": found.timeline.iteration_s, "transfers": len(found.timeline.transfers),
     }}))
+sys.stdout.flush()
+if ending.here():
+    ending.here().leave(0)  # as the command line does: a rank that idles is done, and does not hang
 """
 START = """
 import sys

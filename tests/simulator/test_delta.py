@@ -14,7 +14,7 @@ from planner.strategy import violations
 from planner.topology import Sharing
 from tests.support.builders import cluster, profile_of, unit_type
 from tests.support.moves import operator_moves, replication_moves, with_devices, with_operator
-from tests.support.programs import split_graphs, with_sharing
+from tests.support.programs import SYNCHRONOUS, split_graphs, with_sharing
 
 SPARE = 2
 
@@ -24,7 +24,7 @@ def problems_and_strategies(draw):
     """A strategy for a graph with skips and tied parameters, and devices that it leaves free; links
     of every kind.
     """
-    graph, strategy = draw(split_graphs(max_warmup=4))
+    graph, strategy = draw(split_graphs(max_warmup=4, schedules=SYNCHRONOUS))
     size = len(graph.operators)
     times = st.floats(0.1, 3.0)
     profile = profile_of(

@@ -28,6 +28,7 @@ from planner.solvers.placement.problem import (
 from planner.solvers.placement.stages import strategies_of, strategy_of
 from planner.solvers.placement.timetable import latency_s, timetable
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.programs import SYNCHRONOUS
 from tests.support.strategies import problems
 
 
@@ -132,6 +133,9 @@ def test_processes_on_shared_cores_slow_each_other_down():
 @st.composite
 def placements(draw):
     problem = draw(problems(max_nodes=8, max_devices=3))
+    # A device runs several stages, which asynchronous schedules do not allow.
+    options = replace(problem.options, schedule=draw(st.sampled_from(SYNCHRONOUS)))
+    problem = replace(problem, options=options)
     device = st.integers(0, len(problem.topology.devices) - 1)
     count = len(problem.profile.operators)
     return problem, tuple(draw(st.lists(device, min_size=count, max_size=count)))

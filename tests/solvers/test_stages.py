@@ -34,7 +34,7 @@ from planner.strategy import (
 )
 from tests.support import slow_simulator
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
-from tests.support.programs import as_graph, chain, split, split_graphs
+from tests.support.programs import SYNCHRONOUS, as_graph, chain, split, split_graphs
 from tests.support.strategies import dags
 
 FREE = 1e30
@@ -291,7 +291,7 @@ def shared_splits(draw):
     """A graph with skips and tied parameters, some of whose tensors have no gradient, and a
     strategy in which stages with one replica share devices, beside others with several.
     """
-    graph, strategy = draw(split_graphs())
+    graph, strategy = draw(split_graphs(schedules=SYNCHRONOUS))
     flags = draw(st.lists(st.booleans(), min_size=20, max_size=20))
     graph = replace(
         graph,
@@ -415,7 +415,7 @@ def placed_problems(draw):
     kinds = [unit_type(bandwidth=1e3), unit_type("slow", flops=0.5e12), unit_type(bandwidth=1e3)]
     problem = problem_of(
         profile, cluster(kinds, draw(st.sampled_from([3.0, 100.0, FREE])), 0.1),
-        draw(st.integers(1, 6)), schedule=draw(st.sampled_from(ScheduleName)),
+        draw(st.integers(1, 6)), schedule=draw(st.sampled_from(SYNCHRONOUS)),
     )  # fmt: skip
     return problem, device_of
 
@@ -455,12 +455,11 @@ def test_every_placement_becomes_sound_strategies_that_the_simulator_runs(case):
         least = longest_s(problem, strategy, costs)
         assert simulated.iteration_s >= least * (1 - 1e-9)
         assert latency_s(evaluation.stages) >= least * (1 - 1e-9)
-        phases = strategy.schedule is ScheduleName.GPIPE
-        closed = iteration_s(evaluation.stages, num_microbatches, phases=phases)
+        closed = iteration_s(evaluation.stages, num_microbatches, strategy.schedule)
         assert closed >= latency_s(evaluation.stages) * (1 - 1e-9)
 
 
-@given(placements(), st.integers(1, 6), st.sampled_from(ScheduleName))
+@given(placements(), st.integers(1, 6), st.sampled_from(SYNCHRONOUS))
 def test_one_stage_per_device_is_the_same_as_a_pipeline(case, num_microbatches, schedule):
     feeds, device_of = case
     problem, strategies = placed(device_of, feeds, [1.0] * len(feeds), 1e3, num_microbatches,
@@ -486,7 +485,7 @@ def test_a_closed_form_of_branches_by_hand():
     # Device 0 computes (1 + 2 + 1) x 3 s per microbatch.
     assert bottleneck_s(stages) == pytest.approx(12.0)
     # Two microbatches in flight of stage 0, with a round trip of 16 s.
-    assert iteration_s(stages, 4, phases=False) == pytest.approx(16.0 + 3 * 12.0)
+    assert iteration_s(stages, 4, ScheduleName.ONE_F_ONE_B) == pytest.approx(16.0 + 3 * 12.0)
 
 
 def test_the_judge_prices_branches_as_the_simulator_runs_them():

@@ -27,6 +27,15 @@ from planner.strategy import ScheduleName
 from planner.topology import device_type
 
 
+def asynchronous(options):
+    return options.schedule is ScheduleName.PIPEDREAM
+
+
+def steady(options):
+    """Whether the objective is that of a flow without end."""
+    return asynchronous(options) and options.objective is not Objective.LATENCY
+
+
 def least_objective_s(problem):
     """The least closed form over all pipelines that fit; infinite if none does."""
     found = math.inf
@@ -57,6 +66,8 @@ class _Trial:
         options = self.problem.options
         if not rest:
             total, *others = value
+            if steady(options):
+                return others[0]
             return {
                 Objective.ITERATION: total + sum(others),
                 Objective.BOTTLENECK: value[1] + value[2],
@@ -66,9 +77,11 @@ class _Trial:
         for before in (s for s in self.sets if s < rest):
             most = min(len(self.order) - k, options.num_microbatches)
             for width in range(1, most + 1):
+                if asynchronous(options) and options.num_microbatches % width:
+                    continue
                 for depth in self._depths(k, r, warmup, width):
                     longer = self._put_in_front(
-                        before, rest, k, r, width, depth, value, weight_behind
+                        before, rest, k, r, warmup, width, depth, value, weight_behind
                     )
                     if longer is not None:
                         found = min(found, self._grow(before, k + width, width, depth, *longer))
@@ -76,13 +89,15 @@ class _Trial:
 
     def _depths(self, k, r, warmup, width):
         options = self.problem.options
+        if asynchronous(options):
+            return {math.ceil((k + width) / width)}
         most = -(-options.num_microbatches // width)
         if options.schedule is ScheduleName.GPIPE:
             return {most}
         least = -(-warmup * r // width) + 1
         return {1} if k == 0 else {min(most, least), min(most, least + 1)}
 
-    def _put_in_front(self, before, rest, k, r, width, depth, value, weight_behind):
+    def _put_in_front(self, before, rest, k, r, warmup, width, depth, value, weight_behind):
         """The value with one more stage, or None if it does not fit."""
         problem, options, topology = self.problem, self.problem.options, self.problem.topology
         inside = rest - before
@@ -95,6 +110,9 @@ class _Trial:
         inputs, returned = self._ends(inside)
         boundary = inputs + returned + crossing
         rounds = -(-options.num_microbatches // width)
+        if asynchronous(options):
+            static += (depth - 1) * need.trainable_bytes
+            rounds = 10**9
         rest_of = (entering, gradient_bytes, workspace, depth, rounds)
         bytes_needed = {
             0: search_bytes(static, need.kept_bytes, *rest_of),
@@ -133,9 +151,23 @@ class _Trial:
         }[options.objective]
         bottleneck = options.objective is Objective.BOTTLENECK
         phases = options.schedule is ScheduleName.GPIPE and options.objective is Objective.ITERATION
+        if steady(options):
+            total = value[0] + f + b + send + back
+            in_flight = math.inf if bottleneck else depth
+            # A forward, and a backward in the next stage behind it, which was so many rounds ahead.
+            turn = depth - math.ceil((warmup - 1) * r / width) if k else 1
+            pair = f + b + send + back + value[2] + tail
+            period = max(
+                f + b + tail, (total + tail) / in_flight, 0.0 if bottleneck else pair / turn
+            )
+            weight = (1 if bottleneck else options.num_microbatches) / width
+            worst = max(
+                value[1], weight * period, max(weight, weight_behind) * max(send, back)
+            )  # fmt: skip
+            return (total, worst, f + b, 0.0), weight
         return (
-            extend(*value, f, b, send, back, tail, rounds, rounds if bottleneck else depth,
-                   weight, weight_behind, phases),
+            extend(*value, f, b, send, back, tail, rounds, rounds if bottleneck else depth, 1,
+                   weight, weight_behind, phases, False),
             weight,
         )  # fmt: skip
 

@@ -124,11 +124,12 @@ def profile_of(path, **options):
 
 
 def write_strategy(path, profile, widths, *, recompute=False, num_microbatches=MICROBATCHES,
-                   devices=None, optimizer="sgd"):  # fmt: skip
+                   devices=None, optimizer="sgd", schedule=ScheduleName.ONE_F_ONE_B,
+                   vertical_sync=False):  # fmt: skip
     """A strategy with a stage per width, cut into equally many operators; gives its path."""
     names = [operator.name for operator in profile.graph.operators]
     bounds = [len(names) * s // len(widths) for s in range(len(widths) + 1)]
-    warmups = default_warmups(widths, num_microbatches, 0, ScheduleName.ONE_F_ONE_B)
+    warmups = default_warmups(widths, num_microbatches, 0, schedule)
     stages, first = [], 0
     for s, width in enumerate(widths):
         own = tuple(range(first, first + width)) if devices is None else (devices[s],)
@@ -138,7 +139,7 @@ def write_strategy(path, profile, widths, *, recompute=False, num_microbatches=M
     options = Options(num_microbatches, optimizer=OptimizerName(optimizer), seed=SEED)
     count = first if devices is None else max(devices) + 1
     problem = Problem(profile, cluster([unit_type("cpu")] * count, bandwidth=1e9), options)
-    strategy = Strategy(tuple(stages), ScheduleName.ONE_F_ONE_B, num_microbatches)
+    strategy = Strategy(tuple(stages), schedule, num_microbatches, vertical_sync)
     write_plan(planned(problem, strategy), path)
     return path
 

@@ -1,6 +1,7 @@
 """Small graphs, strategies, programs and clusters for the tests of schedules and the simulator."""
 
 from dataclasses import replace
+from math import lcm
 from unittest import mock
 
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from planner.strategy import GradientSum, ScheduleName, Stage, Strategy
 from planner.topology import Device, DeviceType, Host, Link, Sharing, Topology
 from tests.support.strategies import dags
 
+SYNCHRONOUS = (ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B)
 ANY_TYPE = DeviceType("any", 2**34, {"float32": 1e12}, 1e11, "made up")
 
 
@@ -52,18 +54,22 @@ def split(graph, cuts, widths, num_microbatches, schedule="1f1b", warmups=None):
 
 
 @st.composite
-def split_graphs(draw, max_warmup=None):
+def split_graphs(draw, max_warmup=None, schedules=tuple(ScheduleName)):
     """A graph with skips and tied parameters, and a sound strategy for it; its warm-up depths are
-    the default ones, or any up to `max_warmup`.
+    the default ones, or any up to `max_warmup`. PipeDream's schedule ties nothing, and has whole
+    rounds of every stage.
     """
     feeds = draw(dags(max_nodes=7))
     size = len(feeds)
+    schedule = draw(st.sampled_from(schedules))
+    asynchronous = schedule is ScheduleName.PIPEDREAM
     tied = draw(st.lists(st.integers(0, size - 1), min_size=size, max_size=size))
-    graph = as_graph(feeds, tied)
+    graph = as_graph(feeds, () if asynchronous else tied)
     cuts = sorted(draw(st.sets(st.integers(1, size - 1), max_size=3))) if size > 1 else []
     widths = draw(st.lists(st.integers(1, 3), min_size=len(cuts) + 1, max_size=len(cuts) + 1))
     num_microbatches = draw(st.integers(max(widths), 9))
-    schedule = draw(st.sampled_from(ScheduleName))
+    if asynchronous:
+        num_microbatches = draw(st.integers(1, 2)) * lcm(*widths)
     warmups = None
     if max_warmup:
         most = [min(max_warmup, -(-num_microbatches // width)) for width in widths]

@@ -2,7 +2,7 @@
 bit, and the dry run must block exactly where it does.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heappop, heappush
 
@@ -40,10 +40,14 @@ def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeli
     simulation = _Simulation(program, costs, topology)
     if not simulation.run():
         raise ValueError("the schedule blocks")
-    place = {d: {a: i for i, a in enumerate(one)} for d, one in program.lists.items()}
-    events = sorted(
-        simulation.events, key=lambda e: (e.start_s, e.device, place[e.device][e.action])
-    )
+    # A flow has steps that are equal; each device makes its own in their order.
+    places = {d: defaultdict(deque) for d in program.lists}
+    for device, actions in program.lists.items():
+        for place, action in enumerate(actions):
+            places[device][action].append(place)
+    by_place = [(e.start_s, e.device, places[e.device][e.action].popleft(), e)
+                for e in simulation.events]  # fmt: skip
+    events = [e for *_, e in sorted(by_place, key=lambda one: one[:3])]
     ended = sorted(simulation.ended, key=lambda f: (f.start_s, f.source, f.target))
     last_s = max((one.end_s for many in (events, ended) for one in many), default=0.0)
     return Timeline(last_s, tuple(events), tuple(ended))
@@ -256,7 +260,8 @@ class _Simulation:
                 time_s = self.costs.forward_s if forward else self.costs.backward_s
                 return time_s[stage, device] + launch_s
             case AllReduce(index):
-                return self.costs.sum_s[index] + launch_s
+                # In a flow every all-reduce comes again in each round.
+                return self.costs.sum_s[index % len(self.costs.sum_s)] + launch_s
             case _:
                 return self.costs.step_s[device] + launch_s
 
@@ -447,7 +452,7 @@ def cuts(
         if isinstance(action, Compute) and action.direction is Direction.BACKWARD:
             latest = position
         elif isinstance(action, AllReduce) and latest is not None:
-            left_s = costs.left_s.get((action.sum, device))
+            left_s = costs.left_s.get((action.sum % len(costs.sum_s), device))
             if left_s is not None:
                 there_s = max(time_s(device, actions[latest]) - left_s, 0.0)
                 found.setdefault(latest, []).append((there_s, action.sum))

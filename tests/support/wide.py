@@ -11,8 +11,10 @@ WIDE_CNNS = ("inception_v1", "inception_v2", "densenet121", "shufflenet")
 
 
 def wide_profile(name, device="V100-SXM2-16GB", batch=32):
-    """A profile by roofline of one of `WIDE_CNNS`, or of "nasnet-CELLS"."""
+    """A profile by roofline of one of `WIDE_CNNS`, of "nasnet-CELLS", "towers" or "experts"."""
     kind, _, cells = name.partition("-")
+    if kind in ("towers", "experts"):
+        return roofline_of({"towers": towers, "experts": experts}[kind](batch), device, batch)
     if kind == "nasnet":
         return roofline_of(nasnet(int(cells), batch), device, batch)
     return roofline_of_onnx(light(name), device, batch)
@@ -39,6 +41,37 @@ def nasnet(cells, batch, channels=168, size=14):
         joined = builder.add("Concat", [builder.add("Add", pair) for pair in pairs], channels=5)
         before, last = last, builder.conv(joined, 1, channels=5)
     return builder.graph(last)
+
+
+def towers(batch=8, depths=(8, 12), joint=4, channels=512, size=14):
+    """Towers of convolutions beside each other over one image, and a trunk on all their results."""
+    builder, ends = _GraphBuilder(batch, channels, size), []
+    for t, depth in enumerate(depths):
+        builder.scope = f"tower{t}."
+        x = builder.conv("image", 1)
+        for _ in range(depth):
+            x = builder.conv(builder.relu(x), 3)
+        ends.append(x)
+    builder.scope = "joint."
+    x = builder.conv(builder.add("Concat", ends, channels=len(ends)), 1, channels=len(ends))
+    for _ in range(joint):
+        x = builder.conv(builder.relu(x), 3)
+    return builder.graph(x)
+
+
+def experts(batch=8, layers=3, width=4, channels=512, size=14):
+    """Layers whose experts, two convolutions each, all read the same tensor and are added up, as in
+    a mixture of experts without routing.
+    """
+    builder = _GraphBuilder(batch, channels, size)
+    x = builder.conv("image", 1)
+    for layer in range(layers):
+        builder.scope = f"layer{layer}."
+        h = builder.conv(builder.relu(x), 3)
+        for _ in range(width):
+            inner = builder.conv(builder.relu(h), 3)
+            x = builder.add("Add", [x, builder.conv(builder.relu(inner), 3)])
+    return builder.graph(x)
 
 
 class _GraphBuilder:

@@ -183,6 +183,13 @@ def test_traces_of_different_strategies_are_refused():
         compare_traces(Trace(other, NAMES, None), Trace(timeline(), NAMES, None))
 
 
+def test_parts_of_runs_without_gaps_are_refused():
+    steps = tuple(Event(0, Step(), float(i), i + 0.5) for i in range(2))
+    part = Trace(replace(timeline(), events=steps), NAMES, None)
+    with pytest.raises(OptionError, match="a trace of the schedule pipedream is a part of a run"):
+        compare_traces(part, part)
+
+
 def test_a_trace_with_a_missing_or_second_slice_is_refused():
     whole = timeline()
     for part, said in (

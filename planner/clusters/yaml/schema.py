@@ -16,6 +16,7 @@ from pydantic import (
 )
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode
 
 from planner import units
 from planner.errors import FileError, UnitError
@@ -282,6 +283,17 @@ def yaml_of(text: str, path: Path) -> object:
             f"{path}: expected names before colons, got a mapping or a list; look at the"
             " indentation, and for lines that begin with ?"
         ) from None
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """The line of each key of a mapping, from 1; those that come from elsewhere have none.
+
+    Args:
+        text: sound YAML.
+    """
+    mapping = YAML(typ="safe", pure=True).compose(text)
+    keys = [key for key, _ in mapping.value] if isinstance(mapping, MappingNode) else []
+    return {key.value: key.start_mark.line + 1 for key in keys if isinstance(key.value, str)}
 
 
 # Sound values that stand for wrong ones while the rest of a file is checked.

@@ -85,11 +85,11 @@ def start_of(
             return read(own)
     start = None if keeping.resume is None else find(keeping.resume)
     if keeping.folder is not None:
-        _check_later(keeping.folder, -1 if start is None else start.record.step)
+        check_later(keeping.folder, -1 if start is None else start.record.step)
     return start
 
 
-def _check_later(folder: Path, step: int) -> None:
+def check_later(folder: Path, step: int) -> None:
     """Refuses a folder that has checkpoints of later steps than a training begins with."""
     last = latest(folder)
     if last is None or read(last).record.step <= step:

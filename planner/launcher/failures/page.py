@@ -173,6 +173,10 @@ class Page:
         self._step = step
         self.enter(Phase.BARRIER)
 
+    def turn_to(self, step: int) -> None:
+        """The actions that follow are of another step, without a wait in between."""
+        self._step = step
+
     def end_step(self) -> None:
         """A step of the optimizer has ended."""
         self._step += 1

@@ -9,6 +9,10 @@
     metrics.py     the figures of an evaluation
     log.py         a line of JSON for each step
     following.py   what happens between two steps
+    config.py      options of a training in a YAML file
+    own_loop.py    a training whose loop the user writes, by batches of whole steps
+    fingerprints.py  whether all ranks have the same batch
+    rows.py        batches to evaluate on -> the samples in them
 
 A step itself is `planner.launcher.runtime`.
 """

@@ -8,7 +8,7 @@ already summed. Without clipping, a loss scale and a rule for NaN nothing is exc
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -129,6 +129,15 @@ class Updates:
         self._measures = rules.clip is not None or rules.nan is not None or scale.is_dynamic
         self.last = Update(rules.learning_rate)
         self.skipped = 0
+
+    def set_rate(self, learning_rate: float) -> None:
+        """Changes the learning rate, before its schedule, from the next step on."""
+        self._rules = replace(self._rules, learning_rate=learning_rate)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate before its schedule."""
+        return self._rules.learning_rate
 
     def begin(self, step: int, share: Callable[[], float]) -> None:
         """Before the actions of a step.

@@ -121,35 +121,47 @@ def rounds_of(problem: Problem, count: int) -> tuple[Round, ...]:
     would be more than 64 places, after every 2, 4, 8, ... devices. On more than 16, these are
     aligned.
     """
-    most = problem.options.num_microbatches
+    every = tuple(range(1, count + 1))
+    possible = frozenset(r for r in every if _can_have(problem, r))
+    asynchronous = problem.options.schedule.is_asynchronous
     if count <= ALL_WIDTHS:
-        every = tuple(range(1, count + 1))
         labels = _ALL_LABELS if problem.options.exact else _LABELS
-        return (Round(every, tuple(r for r in every if r <= most), False, (0, 1), labels),)
+        return (Round(every, tuple(sorted(possible)), False, (0, 1), labels),)
+    most = max(possible)
     unit = -(-count // ALL_WIDTHS)
     eighths = (*range(unit, count, unit), count)
     between = {b - a for a in (0, *eighths) for b in eighths if b > a}
     step = 2 ** max(0, math.ceil(math.log2(count / _MARKS)))
     marks = (*range(step, count, step), count)
-    powers = {2**i for i in range(count.bit_length()) if 2**i >= step} | {count, min(count, most)}
+    powers = {2**i for i in range(count.bit_length()) if 2**i >= step} | {count, most}
     return tuple(
-        Round(some, tuple(sorted(r for r in widths if r <= most)), aligned, (extra,), _FEW_LABELS)
+        Round(some, tuple(sorted(widths & possible)), aligned, (extra,), _FEW_LABELS)
         for some, widths, aligned in (
-            (eighths, between | {min(count, most)}, False),
+            (eighths, between | {most}, False),
             (marks, powers, count > 2 * ALL_WIDTHS),
         )
-        for extra in (0, 1)
+        for extra in ((0,) if asynchronous else (0, 1))
     )
+
+
+def _can_have(problem: Problem, num_replicas: int) -> bool:
+    """Whether the microbatches of an iteration can be dealt to this number of replicas."""
+    count = problem.options.num_microbatches
+    if problem.options.schedule.is_asynchronous:
+        return count % num_replicas == 0
+    return num_replicas <= count
 
 
 def _warmups(
     problem: Problem, state: tuple[int, int, int], width: int, extras: Sequence[int]
 ) -> tuple[int, ...]:
     """The choices of W' of a stage in front of a state, ascending: the least that does not stall,
-    and more by the extras.
+    and more by the extras. For PipeDream it is NOAM (`orders.default_warmups`).
     """
     options = problem.options
     k, r, warmup = state
+    if options.schedule is ScheduleName.PIPEDREAM:
+        return (-(-(k + width) // width),)
     most = -(-options.num_microbatches // width)
     if options.schedule is ScheduleName.GPIPE:
         return (most,)
@@ -270,8 +282,9 @@ def _stages_on(
 def _weights(problem: Problem, widths: Ints) -> Floats:
     """What a stage's period counts in the objective, by its width; 0 where there is no stage."""
     rounds = -(-problem.options.num_microbatches // np.maximum(widths, 1))
+    gaps = rounds if problem.options.schedule.is_asynchronous else rounds - 1.0
     weights = {
-        Objective.ITERATION: rounds - 1.0,
+        Objective.ITERATION: gaps,
         Objective.BOTTLENECK: 1.0 / np.maximum(widths, 1),
         Objective.LATENCY: np.zeros(len(widths)),
     }[problem.options.objective]

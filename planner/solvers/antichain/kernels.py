@@ -31,6 +31,7 @@ from planner.support.jit import inlined, inner, njit
 
 extend = inner(closed_form.extend)
 exposed_sum_s = inner(closed_form.exposed_sum_s)
+rounds_to_turn = inner(closed_form.rounds_to_turn)
 ring_allreduce_s = inner(collectives.ring_allreduce_s)
 search_bytes = inner(memory.search_bytes)
 search_recompute_bytes = inner(memory.search_recompute_bytes)
@@ -42,14 +43,16 @@ _ROOM = 1 << 14
 # inputs, and the model's outputs that it makes; the inputs among these that earlier stages make;
 # parameters; trained parameters; the largest workspace of its blocks.
 KEPT, BOUNDARY, ENTERING, HELD, TRAINED, WORKSPACE = 0, 1, 2, 3, 4, 5
-# Columns of `Labels.value`, in s: round trip; slowest period behind the cut, forward and back;
-# exposed end.
+# Columns of `Labels.value`, in s: round trip; slowest period behind the cut, forward and back (in a
+# flow without end, both passes of the first stage behind the cut); exposed end.
 TOTAL, WORST, WORST_BACK, EXPOSED = 0, 1, 2, 3
 # Columns of `Labels.link`: the next label of the same state; the label behind it; its downset,
 # combination and recomputation.
 NEXT, BEHIND, DOWNSET, COMBINATION, AGAIN = 0, 1, 2, 3, 4
 # The last label of no pipeline.
 NO_LABEL = 0
+# Of a flow without end.
+MANY_ROUNDS = closed_form.MANY_ROUNDS
 # What `_recomputation` gives where a stage does not fit.
 TOO_LARGE = -1.0
 
@@ -171,20 +174,32 @@ class SearchOptions(NamedTuple):
         num_microbatches: M.
         moments: optimizer state per trained parameter.
         total: weight of the round trip in the objective.
+        trip: whether the round trip counts at all, if only for the minibatches in flight.
+        back: weight of the slowest backward.
         exposed: weight of the exposed end.
+        even: of the slowest period, where this has no exposed end: the factor of the time in which
+            all devices share work evenly; 0 for an objective without a period.
         may_keep: whether a stage may stash.
         may_recompute: whether it may run its forward twice.
         phases: whether all forwards run before all backwards.
+        steady: whether the optimizer steps after every backward, in a flow without end.
+        stashing: whether each microbatch in flight keeps the version of the parameters that it
+            began with.
     """
 
     num_devices: int
     num_microbatches: int
     moments: int
     total: float
+    trip: bool
+    back: float
     exposed: float
+    even: float
     may_keep: bool
     may_recompute: bool
     phases: bool
+    steady: bool
+    stashing: bool
 
 
 class SearchLimits(NamedTuple):
@@ -282,8 +297,9 @@ class FrontPrice(NamedTuple):
         send: c.
         back: g.
         tail: a.
-        rounds: ceil(M / R).
+        rounds: ceil(M / R), or any number above W in a flow without end.
         warmup: W.
+        turn: n.
         again: 1.0 if it recomputes its activations, else 0.0.
         spread: the least share of the slowest period in the objective; see `_least_period`.
     """
@@ -295,6 +311,7 @@ class FrontPrice(NamedTuple):
     tail: float
     rounds: int
     warmup: int
+    turn: int
     again: float
     spread: float
 
@@ -511,6 +528,9 @@ def _front_stage(sweep: Sweep, i: int, j: int) -> FrontStage:
 def _try_devices(sweep: Sweep, stage: FrontStage, num_active: int) -> None:
     """Puts a stage in front of the labels behind it, on all devices that it may have there."""
     moves = sweep.moves
+    # Safe: such a stage shares a parameter with another one, which no asynchronous schedule runs.
+    if sweep.options.stashing and stage.tied > 0:
+        num_active = 0
     for y in range(num_active):
         c = sweep.scratch.active[y]
         # Not safe: `search` says that something was dropped if the work is cut off.
@@ -543,7 +563,7 @@ def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> Fro
     """
     moves, cuts, i, j = sweep.moves, sweep.cuts, stage.i, stage.j
     to = moves.to[e]
-    rounds = -(-sweep.options.num_microbatches // moves.r[to])
+    rounds = _rounds(sweep, to)
     send = back = 0.0
     if c > 0:  # there is a stage behind
         send = moves.latency[e] * cuts.messages[j] + cuts.bytes[j] / moves.rate[e]
@@ -552,11 +572,23 @@ def _price(sweep: Sweep, stage: FrontStage, c: int, e: int, again: float) -> Fro
         )
     forward, backward = _slowest_passes(sweep, stage, to, again)
     # A bottleneck is that of a steady pipeline: enough microbatches in flight.
-    warmup = moves.w[to] if sweep.options.total > 0.0 else rounds
+    warmup, turn = rounds, rounds
+    if sweep.options.trip:
+        warmup, turn = moves.w[to], 1
+        if c > 0:
+            turn = rounds_to_turn(moves.w[to], moves.r[to], moves.w[c], moves.r[c])
     ahead, left = sweep.times.ahead[i], _devices_left(sweep, to)
     spread = _least_period(ahead, left, sweep.options) if i > 0 else 0.0
     tail = _tail_s(moves, stage, to, backward - again * forward)
-    return FrontPrice(forward, backward, send, back, tail, rounds, warmup, again, spread)
+    return FrontPrice(forward, backward, send, back, tail, rounds, warmup, turn, again, spread)
+
+
+@inlined
+def _rounds(sweep: Sweep, to: int) -> int:
+    """Microbatches per replica of a stage."""
+    if sweep.options.stashing:
+        return MANY_ROUNDS
+    return int(-(-sweep.options.num_microbatches // sweep.moves.r[to]))
 
 
 @inlined
@@ -601,22 +633,23 @@ def _extend_labels(sweep: Sweep, stage: FrontStage, c: int, to: int, price: Fron
         total, worst, worst_back, exposed = extend(
             value[label, TOTAL], value[label, WORST], value[label, WORST_BACK],
             value[label, EXPOSED], price.forward, price.backward, price.send, price.back,
-            price.tail, price.rounds, price.warmup, moves.weight[to], moves.weight[c],
-            options.phases,
+            price.tail, price.rounds, price.warmup, price.turn, moves.weight[to], moves.weight[c],
+            options.phases, options.steady,
         )  # fmt: skip
         # What the objective does not count does not tell labels apart.
-        if options.total == 0.0:
+        if not options.trip:
             total = 0.0
         if options.exposed == 0.0:
             exposed = 0.0
         if stage.i == 0:
-            _finish(sweep, total + worst + worst_back + exposed, label, to, price.again)
+            objective = options.total * total + worst + options.back * worst_back + exposed
+            _finish(sweep, objective, label, to, price.again)
         # Safe to leave out otherwise: a stage in front makes no value smaller, a microbatch passes
         # through everything in front once, and the slowest period is at least that of an even
         # spread.
         elif (
             options.total * (total + sweep.times.ahead[stage.i])
-            + max(worst + worst_back, price.spread)
+            + max(worst + options.back * worst_back, price.spread)
             < progress.best
         ):
             new = progress.size
@@ -684,16 +717,15 @@ def _recomputation(sweep: Sweep, stage: FrontStage, to: int) -> float:
     moves, cuts, options, i, j = sweep.moves, sweep.cuts, sweep.options, stage.i, stage.j
     kept, boundary = sweep.scratch.stage[KEPT, i], sweep.scratch.stage[BOUNDARY, i]
     entering, workspace = sweep.scratch.stage[ENTERING, i], sweep.scratch.stage[WORKSPACE, i]
-    warmup, rounds = moves.w[to], -(-options.num_microbatches // moves.r[to])
-    need = search_bytes(
-        stage.static, kept, entering, cuts.gradient_bytes[j], workspace, warmup, rounds
-    )
+    warmup, rounds = moves.w[to], _rounds(sweep, to)
+    static = stage.static + ((warmup - 1) * stage.trained if options.stashing else 0.0)
+    need = search_bytes(static, kept, entering, cuts.gradient_bytes[j], workspace, warmup, rounds)
     if options.may_keep and need <= moves.limit[to]:
         return 0.0
     if not options.may_recompute:
         return TOO_LARGE
     need = search_recompute_bytes(
-        stage.static, kept, boundary + cuts.bytes[j], entering, cuts.gradient_bytes[j], workspace,
+        static, kept, boundary + cuts.bytes[j], entering, cuts.gradient_bytes[j], workspace,
         warmup, rounds,
     )  # fmt: skip
     return 1.0 if need <= moves.limit[to] else TOO_LARGE
@@ -707,9 +739,7 @@ def _least_period(ahead: float, left: int, options: SearchOptions) -> float:
     if options.exposed > 0:
         # All microbatches but one on each of these devices wait for another one there.
         return float(max(0.0, (options.num_microbatches - left) / left) * ahead)
-    if options.total == 0.0:
-        return ahead / left
-    return 0.0
+    return options.even * ahead / left
 
 
 @inlined

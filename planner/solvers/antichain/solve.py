@@ -12,11 +12,12 @@ because k and r name the devices of that stage, hence links, device types and me
     V(all, 0, -, -) = nothing
     V(D', k + r', r', W') = best over D > D' of: stage D minus D' put in front of V(D, k, r, W)
 
-    W' = ceil(W r / r') + 1, or one more; at most ceil(M / r')
+    W' = ceil(W r / r') + 1, or one more; at most ceil(M / r'); for PipeDream ceil((k + r') / r')
     the stage fits the memory of its smallest device, with its stash or, if allowed, without
 
 "Put in front" is `costs.closed_form.extend`: each value is a tuple (round trip, slowest period,
-exposed end), whose sum is to be least. No tuple that another one beats in everything can lead to
+exposed end), whose sum is to be least; for PipeDream's schedule, whose flow has no end, the slowest
+period alone. No tuple that another one beats in everything can lead to
 a better sum, so a state keeps those that none beats (its Pareto front), and of these only what a
 bound on the rest does not rule out against the best pipeline so far.
 
@@ -40,7 +41,7 @@ from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.memory import limit_bytes
 from planner.errors import OptionError
-from planner.graph import predecessors
+from planner.graph import holders, predecessors
 from planner.graphs.coarsen import Coarsening, coarsen, summary
 from planner.graphs.downsets import Downsets, count_downsets, downsets, members
 from planner.problem import Objective, Problem, Recompute, Result, Status
@@ -204,6 +205,12 @@ def _whatever_fits(
         else:
             shortage = short
     if not fitting:
+        users = holders(problem.profile.graph)
+        if problem.options.schedule.is_asynchronous and any(len(v) > 1 for v in users.values()):
+            shortage += (
+                "; operators that share a trained parameter have to be in one stage, because every"
+                " stage steps by itself"
+            )
         return Result(Status.UNKNOWN, None, space=space, reason=shortage)
     best = min(fitting, key=lambda one: one.objective_s)
     return Result(Status.FEASIBLE, best.strategy, space=space)
@@ -215,12 +222,14 @@ def _space(problem: Problem, coarse: Coarsening) -> str:
     orders = " or ".join(_shown(order) for order in orders_of(problem))
     some = ""
     if count > ALL_WIDTHS:
-        every, powers = rounds_of(problem, count)[::2]
+        every, *_, powers = rounds_of(problem, count)
+        asynchronous = problem.options.schedule.is_asynchronous
+        deeper = "" if asynchronous else " or all with one more"
         aligned = " at multiples of their width" if powers.aligned else ""
         some = (
             f", stages of any multiple of {every.marks[0]} devices or of"
             f" {' '.join(map(str, powers.widths))}{aligned}, cuts after every {powers.marks[0]},"
-            " all stages with the default warm-up depth or all with one more"
+            f" all stages with the default warm-up depth{deeper}"
         )
     return (
         f"pipelines of {summary(coarse)}; devices in the order {orders}{some}; by the closed"
@@ -328,15 +337,27 @@ def _search(
 
 def _training(problem: Problem, count: int) -> kernels.SearchOptions:
     options = problem.options
+    asynchronous, objective = options.schedule.is_asynchronous, options.objective
+    steady = asynchronous and objective is not Objective.LATENCY
+    even = {
+        Objective.ITERATION: float(options.num_microbatches),
+        Objective.BOTTLENECK: 1.0,
+        Objective.LATENCY: 0.0,
+    }
     return kernels.SearchOptions(
         num_devices=count,
         num_microbatches=options.num_microbatches,
         moments=options.optimizer.num_moments,
-        total=0.0 if options.objective is Objective.BOTTLENECK else 1.0,
-        exposed=1.0 if options.objective is Objective.ITERATION else 0.0,
+        total=0.0 if steady or objective is Objective.BOTTLENECK else 1.0,
+        trip=objective is not Objective.BOTTLENECK,
+        back=0.0 if steady else 1.0,
+        exposed=1.0 if objective is Objective.ITERATION and not steady else 0.0,
+        even=even[objective],
         may_keep=options.recompute is not Recompute.FULL,
         may_recompute=options.recompute is not Recompute.NONE,
-        phases=options.schedule is ScheduleName.GPIPE and options.objective is Objective.ITERATION,
+        phases=options.schedule is ScheduleName.GPIPE and objective is Objective.ITERATION,
+        steady=steady,
+        stashing=asynchronous,
     )
 
 
@@ -361,4 +382,7 @@ def _strategy(
                 recompute=bool(recompute),
             )
         )
-    return Strategy(tuple(stages), problem.options.schedule, problem.options.num_microbatches)
+    options = problem.options
+    return Strategy(
+        tuple(stages), options.schedule, options.num_microbatches, options.vertical_sync
+    )

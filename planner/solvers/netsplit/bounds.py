@@ -38,6 +38,7 @@ from planner.clusters.routes import fastest_way_s
 from planner.solvers.netsplit.kernels import Ragged, ragged
 from planner.solvers.netsplit.model import NetSplitInstance
 from planner.support.arrays import Ints
+from planner.support.derived import derived
 from planner.support.jit import inner, njit
 
 MARKS = 24
@@ -109,6 +110,7 @@ def edges_of(instance: NetSplitInstance, *, backward: bool) -> list[tuple[int, i
     return sorted(edges, reverse=backward)
 
 
+@derived
 def phase_bounds_of(instance: NetSplitInstance, *, backward: bool) -> PhaseBounds:
     """Heads, tails and the least length of a phase."""
     num, groups = instance.problem.num_operators, np.array(instance.group_of)

@@ -1,8 +1,8 @@
 """NetSplit's model (`model.py`, whose numbers and symbols these are) in OR-Tools CP-SAT.
 
 Operators are optional intervals per device, transfers optional intervals per ordered pair of
-devices. Besides, z_gh says whether groups g and h are apart, and two families follow from (1) to
-(9) but are far from obvious to the engine:
+devices, and per shared link of its route. Besides, z_gh says whether groups g and h are apart, and
+two families follow from (1) to (9) but are far from obvious to the engine:
 
     (a) heads, tails and least ends of `bounds.py`                                 `phase_of`
     (b) S_j >= C_i + (least ticks of a transfer from i to j) z_g(i)g(j); the same of S'    `_wait`
@@ -22,11 +22,13 @@ from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, edges_of
 from planner.solvers.netsplit.model import (
     KnownPlacement,
     NetSplitInstance,
+    busy_ticks,
     edge_ticks,
     relaxed_times,
     transfer_ticks,
 )
 from planner.solvers.placement.coplacement import edge_bytes
+from planner.solvers.placement.timetable import LINK
 from planner.support.arrays import Ints
 
 
@@ -185,7 +187,8 @@ class CpSatPhase:
     Attributes:
         backward: whether of backwards.
         start: S or S' of each operator; done: C or C'; end: F or B.
-        channels: optional intervals of the transfers from p to q, by (p, q).
+        channels: optional intervals of the transfers from p to q, by (p, q), and over shared link
+            l, by (LINK, l).
     """
 
     backward: bool
@@ -299,9 +302,11 @@ def add_channels(
                 ticks = transfer_ticks(instance, tensor.bytes, *way)
                 if p == other or not ticks:
                     continue
-                phase.channels.setdefault(way, []).append(
-                    cp.new_optional_fixed_size_interval_var(sent, ticks, y[p][other], "")
-                )
+                links = busy_ticks(instance, tensor.bytes, *way)
+                for one, busy in ((way, ticks), *(((LINK, k), busy) for k, busy in links)):
+                    phase.channels.setdefault(one, []).append(
+                        cp.new_optional_fixed_size_interval_var(sent, busy, y[p][other], "")
+                    )
                 _send(model, phase, t, sent, ticks, (p, other))
     for transfers in phase.channels.values():
         if len(transfers) > 1:
@@ -350,12 +355,13 @@ def makespan_of(model: CpSatModel, known: KnownPlacement) -> Any:
     for i in range(num):
         if i not in fed:
             cp.add(there[i] == 0)
-        if i not in read:
+        if instance.forward_only or i not in read:
             cp.add(back[i] == there[i] + lasts[0][i])
         cp.add(makespan >= back[i] + lasts[1][i])
     for (i, j), size in edges.items():
         cp.add(there[j] >= there[i] + lasts[0][i])
-        cp.add(back[i] >= back[j] + lasts[1][j])
+        if not instance.forward_only:
+            cp.add(back[i] >= back[j] + lasts[1][j])
         for p in devices:
             for q in devices:
                 moved = edge_ticks(instance, size, p, q)
@@ -363,5 +369,6 @@ def makespan_of(model: CpSatModel, known: KnownPlacement) -> Any:
                     continue
                 both = [model.on(i, p), model.on(j, q)]
                 cp.add(there[j] >= there[i] + lasts[0][i] + moved).only_enforce_if(both)
-                cp.add(back[i] >= back[j] + lasts[1][j] + moved).only_enforce_if(both)
+                if not instance.forward_only:
+                    cp.add(back[i] >= back[j] + lasts[1][j] + moved).only_enforce_if(both)
     return makespan

@@ -7,7 +7,8 @@ constraints. H, the known schedule's ticks, is the M of all of them. Besides the
                nothing else puts in order
 
     (6)  S_j >= C_i - H (1 - o_ij) - H (2 - x_g(i)p - x_g(j)p), and the same with i and j swapped
-    (7)  A_uq >= A_tq + m_tpq - H (1 - o_tu) - H (2 - y_tpq - y_upq), and with t and u swapped
+    (7)  A_ur >= A_tq + n - H (1 - o) - H (2 - y_tpq - y_usr), and with the two swapped, where n is
+         the longest time for which the transfer of t occupies what both occupy
     (9)  as it stands; heads, tails and least ends as in `bounds.py`
 
 Pairs grow with the square of operators and transfers: this engine is for small instances, and for a
@@ -18,7 +19,7 @@ Source: Gurobi Optimization, https://docs.gurobi.com/projects/optimizer.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
@@ -31,11 +32,13 @@ from planner.solvers.netsplit.model import (
     EngineAnswer,
     KnownPlacement,
     NetSplitInstance,
+    busy_ticks,
     edge_ticks,
     known_placement_of,
     transfer_ticks,
 )
 from planner.solvers.placement.coplacement import edge_bytes
+from planner.solvers.placement.timetable import LINK
 from planner.support.arrays import Ints
 
 log = logging.getLogger(__name__)
@@ -307,19 +310,45 @@ def _channels(built: _GurobiModel, sent: Mapping[tuple[int, int], Any], *, backw
     """(7)."""
     model, horizon = built.model, built.horizon
     for (t, q), (u, r) in combinations(sent, 2):
-        # Transfers meet on a channel if both of their ends agree: q here, p by the two y.
-        if q != r:
-            continue
-        first = built.flag()
-        for p in range(built.instance.problem.num_devices):
-            if p == q:
+        first = None
+        for p, s, after_t, after_u in _meetings(built, (t, q), (u, r), backward=backward):
+            # One order for all the resources that two transfers share: they occupy each from
+            # their starts on.
+            first = built.flag() if first is None else first
+            apart = horizon * (2 - built.y[t, p, q] - built.y[u, s, r])
+            model.addConstr(sent[u, r] >= sent[t, q] + after_t - horizon * (1 - first) - apart)
+            model.addConstr(sent[t, q] >= sent[u, r] + after_u - horizon * first - apart)
+
+
+def _meetings(
+    built: _GurobiModel, one: tuple[int, int], other: tuple[int, int], *, backward: bool
+) -> Iterator[tuple[int, int, int, int]]:
+    """(p, s, ticks, ticks): the home devices of two tensors for which their transfers share a
+    resource, and the ticks between the starts of both if the first, or the second, goes first.
+
+    Args:
+        one, other: (tensor, device that reads it).
+    """
+    (t, q), (u, r) = one, other
+    for p in range(built.instance.problem.num_devices):
+        for s in range(built.instance.problem.num_devices):
+            if (t, p, q) not in built.y or (u, s, r) not in built.y or (t == u and p != s):
                 continue
-            long_t = _ticks(built.instance, t, p, q, backward=backward)
-            long_u = _ticks(built.instance, u, p, q, backward=backward)
-            apart = horizon * (2 - built.y[t, p, q] - built.y[u, p, q])
-            if long_t and long_u:
-                model.addConstr(sent[u, q] >= sent[t, q] + long_t - horizon * (1 - first) - apart)
-                model.addConstr(sent[t, q] >= sent[u, q] + long_u - horizon * first - apart)
+            busy_t = _busy(built.instance, t, p, q, backward=backward)
+            busy_u = _busy(built.instance, u, s, r, backward=backward)
+            common = [k for k in busy_t if k in busy_u and busy_t[k] and busy_u[k]]
+            if common:
+                yield p, s, max(busy_t[k] for k in common), max(busy_u[k] for k in common)
+
+
+def _busy(
+    instance: NetSplitInstance, t: int, p: int, other: int, *, backward: bool
+) -> dict[tuple[int, int], int]:
+    """By channel and shared link (LINK, l), the ticks for which a transfer occupies them."""
+    way = (other, p) if backward else (p, other)
+    links = busy_ticks(instance, instance.problem.tensors[t].bytes, *way)
+    own = {way: _ticks(instance, t, p, other, backward=backward)}
+    return own | {(LINK, k): busy for k, busy in links}
 
 
 def _all_before(feeds: Sequence[set[int]], order: Sequence[int]) -> list[set[int]]:

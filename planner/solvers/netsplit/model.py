@@ -2,7 +2,8 @@
 
 Legend: operators i, j; devices p, q; tensor t, made by i(t) and read by J(t); groups g of operators
 that share a device (`solvers/placement/coplacement.py`), g(i) the group of i. f_ip, b_ip ticks of
-forward and backward of i on p; m_tpq ticks of a transfer of t from p to q, m_tpp = 0. Variables:
+forward and backward of i on p; m_tpq ticks of a transfer of t from p to q, m_tpp = 0; n_tlpq <=
+m_tpq ticks for which it occupies link l of its route (`solvers/placement/links.py`). Variables:
 
     x_gp            whether group g is on device p
     S_i, C_i        start and end of the forward of i; S'_i, C'_i of its backward
@@ -17,7 +18,9 @@ forward and backward of i on p; m_tpq ticks of a transfer of t from p to q, m_tp
                (4) A_tq >= C_i(t);  S_j >= A_tq + sum_p m_tpq y_tpq for j in J(t) on q
                (5) A'_tq >= C'_j for j in J(t) on q;  S'_i(t) >= A'_tq + sum_p m_tqp y_tpq
                (6) the forwards on a device do not overlap, nor do the backwards
-               (7) the transfers from p to q do not overlap, nor do those of gradients
+               (7) the transfers from p to q do not overlap, nor do those of gradients; nor do the
+                   times for which transfers occupy a link l that several pairs share, n_tlpq ticks
+                   from the start of the transfer on
                (8) sum over kept bytes, of each whether p has an operator that needs them <= memory
                    of p
                (9) of devices that may be swapped, p before q: g is on q only if an earlier group
@@ -26,18 +29,18 @@ forward and backward of i on p; m_tpq ticks of a transfer of t from p to q, m_tp
 The loss needs every result, so the first backward starts after the last forward (S'_i of operators
 without readers is at least the end of all forwards). Then the two phases share only the placement,
 and each has its own clock. A tensor without gradient has no (5). A tensor is sent once to each
-device that reads it, and each of these sends one gradient back, over the reverse path. Transfers
-between one ordered pair of devices exclude each other, whichever links they share with other pairs.
-`solvers/placement/timetable.py` runs (3) to (7).
+device that reads it, and each of these sends one gradient back, over the reverse path. The
+simulator halves the rates of two transfers over a link; here one of them waits, so that the link is
+as long busy with both. `solvers/placement/timetable.py` runs (3) to (7).
 
 `relaxed` is the model as it was published: no (6), (7) and (9); with an edge per reader,
 
     (4') S_j >= C_i + M_ij,  (5') S'_i >= C'_j + M_ij,  M_ij = ticks of i's bytes for j from x to x
     (2') S_i = 0 where none feeds i; S'_i = C_i where none reads i, on one clock; makespan >= C'_i
 
-which charges a gradient like the tensor, on the forward path. Its (8) is published with alpha for
-every parameter and 2 for every tensor; here untrained parameters and tensors without gradient count
-once.
+which charges a gradient like the tensor, on the forward path. Its (8) is (5-18) of the thesis, to
+the byte (`published_bytes`). With `forward_only` the backward is left out, (5') and all: Pesto as
+the thesis prints it.
 
 Ticks are so short that rounding every duration changes no schedule by more than `LOSS`.
 
@@ -47,6 +50,7 @@ Source: NetSplit, Nanjing 2023; (5), (6), (7) and (9) are this project's.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,11 +61,13 @@ from planner.solvers.placement.problem import (
     KeptBytes,
     Placement,
     PlacementProblem,
+    busy_s,
     bytes_by_device,
+    links_of_pairs,
     transfer_s,
 )
-from planner.solvers.placement.timetable import timetable
-from planner.support.arrays import Floats, Ints
+from planner.solvers.placement.timetable import LINK, timetable
+from planner.support.arrays import Bools, Floats, Ints
 from planner.support.derived import derived
 
 LOSS = 0.001
@@ -86,6 +92,7 @@ class NetSplitInstance:
         together_bytes: bytes that several groups need, by these groups; a device holds them once.
         alike: classes of devices any two of which may be swapped, each ascending.
         relaxed: whether this is the published model.
+        forward_only: whether that has no backward; its ticks are 0 then.
     """
 
     problem: PlacementProblem
@@ -99,6 +106,7 @@ class NetSplitInstance:
     together_bytes: KeptBytes
     alike: tuple[tuple[int, ...], ...]
     relaxed: bool
+    forward_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +238,58 @@ def ticks_by_way(instance: NetSplitInstance) -> tuple[Ints, Ints]:
     return way, _ticks(latency + sizes * per_byte, instance.tick_s)
 
 
+def busy_ticks(
+    instance: NetSplitInstance, size_bytes: int, p: int, q: int
+) -> tuple[tuple[int, int], ...]:
+    """(l, ticks n) of each shared link that a transfer from p to q occupies."""
+    problem = instance.problem
+    return tuple(
+        (link, round(busy_s(problem, problem.shared[link], size_bytes, p, q) / instance.tick_s))
+        for link in links_of_pairs(problem).get((p, q), ())
+    )
+
+
+class TransferTicks(NamedTuple):
+    """What transfers occupy, as arrays for the kernels. Resource p D + q is the channel from p to
+    q, resource D D + l shared link l; W ways and different widths of links, C in all.
+
+    Attributes:
+        ticks: (T, C) of each tensor, by way or by width of a link.
+        way: (D, D) the column of the way from p to q.
+        resources: by channel, the resources of its route, itself first.
+        columns: likewise, the column of the ticks for which a transfer occupies each.
+        num_resources: their number.
+    """
+
+    ticks: Ints
+    way: Ints
+    resources: tuple[tuple[int, ...], ...]
+    columns: tuple[tuple[int, ...], ...]
+    num_resources: int
+
+
+def transfer_table(instance: NetSplitInstance) -> TransferTicks:
+    """The ticks of all transfers."""
+    problem, devices = instance.problem, instance.problem.num_devices
+    way, away = ticks_by_way(instance)
+    sizes = np.array([tensor.bytes for tensor in problem.tensors], dtype=np.int64)[:, None]
+    widths = sorted({link.seconds_per_byte for link in problem.shared if not link.exclusive})
+    busy = _ticks(sizes * np.array(widths), instance.tick_s)
+    resources, columns = [], []
+    for p in range(devices):
+        for q in range(devices):
+            there = int(way[p, q])
+            links = links_of_pairs(problem).get((p, q), ())
+            kinds = (problem.shared[k] for k in links)
+            resources.append((p * devices + q, *(devices * devices + k for k in links)))
+            columns.append((there, *(
+                there if one.exclusive else away.shape[1] + widths.index(one.seconds_per_byte)
+                for one in kinds
+            )))  # fmt: skip
+    count = devices * devices + len(problem.shared)
+    return TransferTicks(np.hstack([away, busy]), way, tuple(resources), tuple(columns), count)
+
+
 def _alike(problem: PlacementProblem) -> tuple[tuple[int, ...], ...]:
     """Classes of devices: swapping two of a class changes no time, no memory and no path."""
     classes: list[list[int]] = []
@@ -249,9 +309,38 @@ def _swappable(problem: PlacementProblem, p: int, q: int) -> bool:
     swap = np.arange(problem.num_devices)
     swap[[p, q]] = q, p
     # Only the rows and columns of the two change, so no other entries are compared.
-    return all(np.array_equal(table[..., p], table[..., q]) for table in own) and all(
+    equal = all(np.array_equal(table[..., p], table[..., q]) for table in own) and all(
         np.array_equal(side[p], side[q][swap]) for table in paths for side in (table, table.T)
     )
+    return equal and _same_links(problem, swap)
+
+
+def _same_links(problem: PlacementProblem, swap: Ints) -> bool:
+    """Whether devices of other names have the same shared links.
+
+    Args:
+        swap: (D,) the new name of each device.
+    """
+    table = _pairs_of_links(problem)
+    renamed = table[:, swap][:, :, swap]
+    changed = np.flatnonzero((table != renamed).any(axis=(1, 2))).tolist()
+
+    def kinds(pairs: Bools) -> Counter[tuple[float, bool, bytes]]:
+        links = [(k, problem.shared[k]) for k in changed]
+        return Counter(
+            (one.seconds_per_byte, one.exclusive, pairs[k].tobytes()) for k, one in links
+        )
+
+    return kinds(table) == kinds(renamed)
+
+
+@derived
+def _pairs_of_links(problem: PlacementProblem) -> Bools:
+    """(L, D, D) whether a shared link is on the route from p to q."""
+    table = np.zeros((len(problem.shared), problem.num_devices, problem.num_devices), dtype=bool)
+    for k, link in enumerate(problem.shared):
+        table[k, *np.array(link.pairs).T] = True
+    return table
 
 
 def canonical(instance: NetSplitInstance, device_of: Sequence[int]) -> Placement:
@@ -327,7 +416,7 @@ class TickSchedule:
 
 
 def orders_of(
-    forward: Sequence[int], backward: Sequence[int]
+    forward: Sequence[float], backward: Sequence[float]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The operators as their forwards start, and as their backwards do. Ties keep the topological
     order, backwards its reverse.
@@ -379,7 +468,7 @@ def _retimed(
     start, sent = [0] * problem.num_operators, dict[tuple[int, int], int]()
     ready = Counter[int]()
     ready_transfer = Counter[tuple[int, int]]()
-    free = Counter[tuple[int, int]]()  # of devices (p, p) and channels (p, q)
+    free = Counter[tuple[int, int]]()  # of devices (p, p), channels (p, q) and links (LINK, l)
     readers, made = _touching(problem)
 
     def after(i: int, end: int) -> None:
@@ -405,9 +494,12 @@ def _retimed(
             after(i, free[here, here])
             continue
         tensor, channel = problem.tensors[t], (other, here) if backward else (here, other)
-        begin = max(ready_transfer[t, other], free[channel])
+        links = busy_ticks(instance, tensor.bytes, *channel)
+        begin = max(ready_transfer[t, other], free[channel], *(free[LINK, k] for k, _ in links))
         end = begin + transfer_ticks(instance, tensor.bytes, *channel)
         sent[t, other], free[channel] = begin, end
+        for link, busy in links:
+            free[LINK, link] = begin + busy
         for j in (tensor.producer,) if backward else tensor.consumers:
             if device_of[j] == channel[1]:
                 ready[j] = max(ready[j], end)
@@ -493,8 +585,8 @@ def relaxed_times(
         start[j] = max(start[j], start[i] + forward[i] + moved[i, j])
     read = {i for i, _ in edges}
     for i in range(num):
-        if i not in read:
+        if instance.forward_only or i not in read:
             back[i] = start[i] + forward[i]
-    for i, j in sorted(edges, reverse=True):
+    for i, j in () if instance.forward_only else sorted(edges, reverse=True):
         back[i] = max(back[i], back[j] + backward[j] + moved[i, j])
     return tuple(start), tuple(back)

@@ -1,4 +1,4 @@
-"""NetSplit's own options."""
+"""The options of NetSplit and of Pesto."""
 
 from dataclasses import dataclass, field
 
@@ -40,3 +40,20 @@ class NetSplit:
         },
     )
     gap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pesto:
+    """Which of Pesto's programs is solved.
+
+    Attributes:
+        pesto_printed: whether it is the one that NetSplit prints, in which a device runs any number
+            of operators at once, a link carries any number of transfers, and memory is no limit.
+    """
+
+    pesto_printed: bool = field(
+        default=False,
+        metadata={
+            "help": "Pesto: solve the program as NetSplit prints it, without congestion and memory."
+        },
+    )

@@ -20,15 +20,27 @@ of a training step. Three things are not as NetSplit prints Pesto:
 
 With more than `GROUPS` operators, those that exchange most share a device.
 
+`--pesto-printed` is the program as NetSplit prints it, (6-2) to (6-7) there: no (6), (7) and (8),
+with the edges of NetSplit's published model:
+
+    minimise   F
+    subject to (6-2), (6-4) F >= C_i = S_i + sum_p f_ip x_ip
+               (6-3) S_i = 0 where none feeds i
+               (6-5) sum_p x_ip = 1
+               (6-6), (6-7) S_j >= C_i + M_ij for each edge
+
+Its placement is a plan even where it does not fit by the planner's count.
+
 Source: Hafeez et al., Middleware 2021; on more than two devices as in NetSplit, Nanjing 2023.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from planner.costs.memory import limit_bytes
-from planner.problem import Problem, Result, Status
+from planner.problem import Problem, Result, Status, switches_of
 from planner.solvers.fit import placed
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit.model import (
@@ -37,7 +49,9 @@ from planner.solvers.netsplit.model import (
     grouped,
     instance_of,
     overflow,
+    relaxed_times,
 )
+from planner.solvers.netsplit.options import Pesto
 from planner.solvers.placement import heft
 from planner.solvers.placement.baechi import place_m_topo
 from planner.solvers.placement.coplacement import coplaced, kept_bytes
@@ -48,7 +62,7 @@ from planner.solvers.placement.problem import (
     placement_problem_of,
     tighter,
 )
-from planner.solvers.placement.stages import strategy_of
+from planner.solvers.placement.stages import strategies_of, strategy_of
 from planner.solvers.placement.timetable import latency_s
 from planner.units import format_bytes
 
@@ -66,6 +80,8 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     Args:
         time_limit_s: limit of all searches together.
     """
+    if switches_of(problem.options, Pesto).pesto_printed:
+        return _as_printed(problem, time_limit_s)
     placement_problem = replace(placement_problem_of(problem), published_memory=False)
     num_groups = len(groups_of(placement_problem))
     space = f"least forward makespan, with memory, of {num_groups} groups of operators; no backward"
@@ -106,6 +122,45 @@ def place(problem: PlacementProblem, time_limit_s: float, seed: int = 0) -> Engi
         together_bytes=whole.together_bytes,
     )
     return netsplit_cpsat.solve(instance, max(0.0, time_limit_s), _start(whole, forward), seed=seed)
+
+
+def _as_printed(problem: Problem, time_limit_s: float) -> Result:
+    """The placement of the printed program, whether it fits or not."""
+    placement_problem = placement_problem_of(problem)
+    answer = place_as_printed(placement_problem, time_limit_s, problem.options.seed)
+    num_groups = len(groups_of(placement_problem))
+    space = f"least forward makespan of {num_groups} groups of operators, as printed in NetSplit"
+    if answer.device_of is None:
+        return Result(answer.status, None, space=space, reason="the time limit was reached")
+    strategies = strategies_of(problem, answer.device_of, answer.order)
+    return Result(
+        answer.status, strategies[0], bound_s=answer.bound_s, space=space,
+        reproducible=answer.reproducible, others=strategies[1:], unfit=True,
+    )  # fmt: skip
+
+
+def place_as_printed(problem: PlacementProblem, time_limit_s: float, seed: int = 0) -> EngineAnswer:
+    """The device of each operator by (6-2) to (6-7), and a bound on the forward makespan; arguments
+    as of `place`.
+    """
+    groups = groups_of(problem)
+    roomy = replace(forward_of(problem), capacity_bytes=problem.capacity_bytes.clip(0))
+    instance = replace(
+        instance_of(roomy, groups, relaxed=True),
+        forward_only=True,
+        alone_bytes=(0,) * len(groups),
+        together_bytes={},
+    )
+    alone = [(p,) * problem.num_operators for p in range(problem.num_devices)]
+    starts = [grouped(instance, heft.place(roomy)), *alone]
+    start = min(starts, key=lambda device_of: max(_ends(instance, device_of)))
+    return netsplit_cpsat.solve(instance, max(0.0, time_limit_s), start, seed=seed)
+
+
+def _ends(instance: NetSplitInstance, device_of: Placement) -> Iterator[int]:
+    """C of each operator, in ticks."""
+    starts, _ = relaxed_times(instance, device_of)
+    return (t + int(instance.forward[i, device_of[i]]) for i, t in enumerate(starts))
 
 
 def groups_of(problem: PlacementProblem) -> tuple[tuple[int, ...], ...]:

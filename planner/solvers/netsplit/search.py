@@ -1,9 +1,9 @@
 """Local search for NetSplit's full model (`model.py`): schedules near a known one.
 
     (1) a schedule is a placement and an order of the operators per phase; every operator starts
-        as soon as the operators before it in the order let it                    `state_of`
-    (2) simulated annealing: a group goes to another device, alone, with a neighbour or in exchange
-        for another group; an operator goes up to `kernels.FAR` places ahead or back in an order.
+        as soon as those before it on its device, and what it reads, let it        `state_of`
+    (2) simulated annealing: a group goes to another device, alone, with neighbours or in exchange
+        for another group; an operator passes up to `kernels.FAR` others of its device in an order.
         Memory (8) holds throughout                                                 `anneal`
     (3) rounds of annealing, each from the best schedule so far, each with its own seed; the second
         of every two starts hot, the first only warm                                `improved`
@@ -19,12 +19,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from planner.solvers.engines.watch import SearchWatch
+from planner.solvers.netsplit.bounds import phase_bounds_of
 from planner.solvers.netsplit.kernels import (
     BACKWARD,
     FORWARD,
     ModelArrays,
+    Ragged,
     SearchState,
-    anneal,
     ragged,
     state_of,
 )
@@ -34,8 +35,9 @@ from planner.solvers.netsplit.model import (
     TickSchedule,
     canonical,
     orders_of,
-    ticks_by_way,
+    transfer_table,
 )
+from planner.solvers.netsplit.moves import anneal, restore
 from planner.solvers.placement.problem import feeds_of
 
 ROUND = 100_000
@@ -44,8 +46,16 @@ ROUND = 100_000
 HEATS = (0.003, 0.01)
 """Temperatures at the starts of rounds, in turn, as shares of the latency."""
 
+OF_OPERATOR = 0.2
+"""Least temperature at the start of a round, as a share of an operator's mean share of the latency:
+in small graphs, every move changes the latency by much.
+"""
+
 COLD = 0.0001
 """Temperature at their ends."""
+
+Blocks = Sequence[Sequence[int]]
+"""Sets of groups that may move together."""
 
 
 def improved(
@@ -64,15 +74,17 @@ def improved(
         watch: is told of better schedules.
         over: says before each round whether to end.
     """
-    model = _arrays_of(instance)
+    model = arrays_of(instance)
     best = known
     for number, first in enumerate(range(0, moves, ROUND)):
         if over() or best.schedule is None:
             break
         state = state_of(model, best.device_of, best.schedule.orders)
-        heat = HEATS[number % len(HEATS)]
+        heat = max(HEATS[number % len(HEATS)], OF_OPERATOR / instance.problem.num_operators)
         size = min(ROUND, moves - first)
-        anneal(model, state, size, heat * best.latest, COLD * best.latest, seed + number)
+        hot, cold = heat * best.latest, COLD * best.latest
+        anneal(model, state, size, hot, cold, seed + number, False)
+        restore(model, state)
         latest = int(state.ends.sum())
         if latest < best.latest:
             best = _known(instance, model, state)
@@ -91,14 +103,19 @@ def timed(
     Args:
         forward, backward: (N,) starts; they may break (7).
     """
-    model = _arrays_of(instance)
+    model = arrays_of(instance)
     return _known(instance, model, state_of(model, device_of, orders_of(forward, backward)))
 
 
-def _arrays_of(instance: NetSplitInstance) -> ModelArrays:
-    """The instance as arrays."""
+def arrays_of(instance: NetSplitInstance, blocks: Blocks = ()) -> ModelArrays:
+    """The instance as arrays.
+
+    Args:
+        blocks: besides single groups, sets of groups that may move together.
+    """
     problem, num = instance.problem, instance.problem.num_operators
     feeds = feeds_of(problem)
+    bounds = [phase_bounds_of(instance, backward=backward) for backward in (False, True)]
     after: list[list[int]] = [[] for _ in range(num)]
     for j, before in enumerate(feeds):
         for i in before:
@@ -117,11 +134,16 @@ def _arrays_of(instance: NetSplitInstance) -> ModelArrays:
     for e, (groups, _) in enumerate(kept):
         for g in groups:
             keeps[g].append(e)
-    way, away = ticks_by_way(instance)
+    transfers = transfer_table(instance)
     return ModelArrays(
         ticks=np.array([instance.forward, instance.backward]),
-        way=way,
-        away=away,
+        tail=np.array([phase.tail for phase in bounds], dtype=np.int64),
+        least=np.array([phase.least for phase in bounds], dtype=np.int64),
+        way=transfers.way,
+        away=transfers.ticks,
+        route=ragged(transfers.resources),
+        column=ragged(transfers.columns).values,
+        free=np.zeros(transfers.num_resources, np.int64),
         maker=np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64),
         gradient=np.array([tensor.gradient for tensor in problem.tensors], dtype=np.bool_),
         readers=ragged(tensor.consumers for tensor in problem.tensors),
@@ -131,10 +153,18 @@ def _arrays_of(instance: NetSplitInstance) -> ModelArrays:
         after=ragged(after),
         group_of=np.array(instance.group_of, dtype=np.int64),
         members=ragged(instance.groups),
+        blocks=ragged(blocks),
         keeps=ragged(keeps),
         kept=np.array([size for _, size in kept], dtype=np.int64),
         room=problem.capacity_bytes.copy(),
     )
+
+
+def without_links(model: ModelArrays) -> ModelArrays:
+    """The arrays if transfers of different pairs of devices do not delay each other."""
+    first = model.route.start[:-1]
+    alone = Ragged(np.arange(len(first) + 1), model.route.values[first])
+    return model._replace(route=alone, column=model.column[first])
 
 
 def _known(instance: NetSplitInstance, model: ModelArrays, state: SearchState) -> KnownPlacement:

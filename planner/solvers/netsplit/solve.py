@@ -2,35 +2,43 @@
 
     (1) the placement problem, and a first check: if all devices together cannot hold the model,
         there is no placement                                                  `solve`
-    (2) known placements: those of other solvers, list schedules (HEFT, m-ETF, m-TOPO), and one
-        device alone                                                           `_known`
+    (2) known placements: those of other solvers, list schedules (HEFT, m-TOPO, m-ETF, m-SCT),
+        Pesto's, and one device alone                                          `_known`
     (3) co-placement to few groups, 2 x devices as in the thesis, and the model on them; from its
         answer the model on more groups, or on single operators if there are few
                                                                                `_levels`
-    (4) a placement that the evaluator finds no room for is searched again, with less memory on the
-        devices that were over                                                 `solve`
+    (4) for the least latency, annealing over single operators from the best of all these by the
+        simulator, unless (3) has proved an optimum over single operators      `_refined`
+    (5) a placement that the evaluator finds no room for is searched again, with less memory on the
+        devices that were over; the best of all that fit counts. The published model's answer is a
+        plan in any case, with a note                                          `solve`
 
 The objective latency is the model's own, the objective bottleneck that of `bottleneck.py`.
-An iteration of several microbatches depends on both, so both are searched, and the judge chooses.
+An iteration of several microbatches depends on both, so both are searched, and from their
+placements and the known ones whole iterations (`periodic.py`); the judge chooses.
 Engines: CP-SAT, or gurobi if it is asked for and its licence covers the model.
 """
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.clusters.routes import chain
-from planner.costs.evaluate import evaluate
+from planner.costs.evaluate import closed_form_s, evaluate
 from planner.problem import Objective, Problem, Result, Status, switches_of
+from planner.simulator.objective import objective_s
 from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.gurobi import EngineUnavailableError
-from planner.solvers.engines.watch import INTERRUPTED
+from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.netsplit import bottleneck as netsplit_bottleneck
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit import gurobi as netsplit_gurobi
+from planner.solvers.netsplit import periodic, pesto
+from planner.solvers.netsplit.fine import Candidate, Judged, Refined, refined
 from planner.solvers.netsplit.model import (
     EngineAnswer,
     NetSplitInstance,
@@ -40,7 +48,7 @@ from planner.solvers.netsplit.model import (
 )
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.placement import heft
-from planner.solvers.placement.baechi import place_m_topo
+from planner.solvers.placement.baechi import m_sct_rule, place_m_topo
 from planner.solvers.placement.coplacement import coplaced, kept_bytes
 from planner.solvers.placement.list_schedule import NoRoom, earliest, list_schedule
 from planner.solvers.placement.problem import (
@@ -52,6 +60,7 @@ from planner.solvers.placement.problem import (
 from planner.solvers.placement.stages import strategies_of
 from planner.solvers.placement.timetable import latency_s
 from planner.strategy import Strategy, operator_indices
+from planner.support.jit import compile_clock
 from planner.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -65,10 +74,31 @@ FINE_GROUPS = 120
 FINE_SHARE = 0.7
 """Share of the time for the second model."""
 
+SINGLES_SHARE = 0.8
+"""Share of the time for (4), if the last model of (3) is of groups; half of it if that is of single
+operators."""
+
+PERIODIC_SHARE = 0.5
+"""Share of the time for whole iterations of several microbatches."""
+
+MAX_PERIODIC = 4
+"""Number of placements for whole iterations that the simulator sees."""
+
+MAX_SIMULATED = 2_000
+"""Strategies of several microbatches with more stages times microbatches than this are ranked by
+the closed form."""
+
+PESTO_SHARE = 0.05
+"""Share of the time for Pesto's placement."""
+
+MAX_FAVOURITES = 2_000
+"""With more operators m-SCT is not asked: its linear program takes 0.1 s for 500 operators, and
+grows faster than they do."""
+
 MAX_KNOWN = 3
 """Number of known placements that the judge sees besides."""
 
-ROUND_SHARES = (0.7, 0.2, 0.1)
+ROUND_SHARES = (0.8, 0.15, 0.05)
 """Shares of the time for searches with less memory each time."""
 
 PlacementPrice = Callable[[Sequence[int]], float]
@@ -120,25 +150,81 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
     reason = _too_large(problem, placement_problem)
     if reason is not None:
         return Result(Status.INFEASIBLE, None, space=_space(problem, "", 0), reason=reason)
-    shortage = None
+    if published:
+        return replace(_searched(problem, placement_problem, known, time_limit_s), unfit=True)
+    placed = [one for one in known if _is_placement(one)]
+    with compile_clock() as compiling_s:
+        until = time.monotonic() + time_limit_s
+        return _in_rounds(
+            problem, placement_problem, placed, time_limit_s,
+            lambda: time.monotonic() > until + compiling_s(),
+        )  # fmt: skip
+
+
+def _in_rounds(
+    problem: Problem,
+    placement_problem: PlacementProblem,
+    placed: Sequence[Strategy],
+    time_limit_s: float,
+    over: Callable[[], bool],
+) -> Result:
+    """Searches with less memory each time, until the answer fits or the time is over.
+
+    Args:
+        placed: known placements that fit.
+    """
+    # Whatever is found later, the best of all placements counts.
+    fitting: dict[Strategy, None] = dict.fromkeys(placed)
+    shortage, cut = None, False
     for share in ROUND_SHARES:
-        result = _searched(problem, placement_problem, known, time_limit_s * share)
+        result = _searched(problem, placement_problem, placed, time_limit_s * share)
         if shortage is not None:
             result = _of_less_memory(result, shortage)
-        if result.strategy is None or INTERRUPTED in result.space:
-            return result
-        strategies = (result.strategy, *result.others)
-        # The judge evaluates the rest, as far as there is time.
-        first = next((k for k, s in enumerate(strategies) if not evaluate(problem, s).shortage), -1)
-        if first >= 0:
-            status = result.status if first == 0 else Status.FEASIBLE
-            others = strategies[first + 1 :]
-            return replace(result, status=status, strategy=strategies[first], others=others)
-        shortage = evaluate(problem, result.strategy).shortage
+        if result.strategy is None:
+            break
+        first = evaluate(problem, result.strategy).shortage
+        if problem.options.num_microbatches > 1 and first is None:
+            # The judge evaluates and simulates the rest, as far as there is time.
+            return replace(result, others=tuple(dict.fromkeys((*result.others, *fitting))))
+        if first is None:
+            fitting[result.strategy] = None
+        for one in result.others:
+            cut = cut or over()
+            if not cut and evaluate(problem, one).shortage is None:
+                fitting[one] = None
+        if result.strategy in fitting or INTERRUPTED in result.space:
+            break
+        # A rival's strategy may fit, but a better one may be found with less memory.
+        shortage, cut = first, cut or over()
+        if cut:
+            break
         device_of = _of_strategy(result.strategy, operator_indices(problem.profile.graph))
         kept = kept_bytes(placement_problem)
         placement_problem = tighter(problem, placement_problem, device_of, result.strategy, kept)
-    return Result(Status.UNKNOWN, None, space=result.space, reason=shortage)
+    if result.strategy is not None and result.strategy not in fitting:
+        result = replace(result, status=Status.UNKNOWN, strategy=None, others=(), reason=shortage)
+    if cut:
+        result = replace(result, reproducible=False)
+    return _best_of(problem, result, tuple(fitting)) if fitting else result
+
+
+def _best_of(problem: Problem, result: Result, fitting: Sequence[Strategy]) -> Result:
+    """The result with the best of all strategies that fit: by the simulator, or by the closed form
+    if they are so long that the judge simulates them only as far as there is time.
+
+    Args:
+        result: of the last search.
+    """
+    longest = max(len(one.stages) * one.num_microbatches for one in fitting)
+    simulated = problem.options.num_microbatches == 1 or longest <= MAX_SIMULATED
+    price_s = objective_s if simulated else closed_form_s
+    best = min(fitting, key=lambda one: price_s(problem, one))
+    status = result.status if best == result.strategy else Status.FEASIBLE
+    others = tuple(one for one in fitting if one != best)
+    bound_s = None if result.strategy is None else result.bound_s
+    return replace(
+        result, status=status, strategy=best, bound_s=bound_s, reason=None, others=others
+    )
 
 
 def _too_large(problem: Problem, placement_problem: PlacementProblem) -> str | None:
@@ -180,39 +266,154 @@ def _searched(
     """
     searches = list(_searches(problem, placement_problem))
     known = _known(problem, placement_problem, strategies)
+    singles_s = _singles_s(problem, placement_problem, time_limit_s)
+    rounds_s = PERIODIC_SHARE * time_limit_s if _several(problem) else 0.0
     by_objective: list[_ObjectiveAnswer] = []
     for search in searches:
         if not any(INTERRUPTED in one.answer.note for one in by_objective):
-            limit_s = time_limit_s / len(searches)
+            limit_s = (time_limit_s - singles_s - rounds_s) / len(searches)
             by_objective.append(_best(problem, placement_problem, search, tuple(known), limit_s))
     answer, space = by_objective[0].answer, by_objective[0].space
-    candidates = [candidate for one in by_objective for candidate in one.placements]
+    candidates = [Candidate(*own) for one in by_objective for own in one.placements]
+    near = sorted(known, key=searches[0].price)
     if candidates and not placement_problem.published_memory:
         # By the simulator, another known placement may be better.
-        near = sorted(known, key=searches[0].price)[:MAX_KNOWN]
-        candidates += [(device_of, known[device_of]) for device_of in near]
-    strategies = tuple(
+        candidates += [Candidate(device_of, known[device_of]) for device_of in near[:MAX_KNOWN]]
+    whole = placement_problem.num_operators <= FINE_GROUPS
+    if singles_s and not (whole and _settled(problem, answer)):
+        starts = candidates or [Candidate(device_of, known[device_of]) for device_of in near]
+        refined = _refined(problem, placement_problem, starts, singles_s)
+        candidates = [*refined.candidates, *candidates]
+        bound_s = answer.bound_s if whole else refined.bound_s
+        in_time = answer.reproducible and refined.in_time
+        status = Status.FEASIBLE if candidates else Status.UNKNOWN
+        answer = replace(answer, status=status, bound_s=bound_s, reproducible=in_time)
+        space = f"{space}; then over single operators, by annealing"
+    found = tuple(
         dict.fromkeys(
             strategy
-            for device_of, order in candidates
-            for strategy in strategies_of(problem, device_of, order)
+            for one in candidates
+            for strategy in strategies_of(problem, one.device_of, one.order)
         )
     )
-    if not strategies:
+    if rounds_s and INTERRUPTED not in space:
+        begin = (*(one.device_of for one in candidates), *near)
+        iterations, in_time, note = _periodic(problem, placement_problem, begin, rounds_s)
+        found = tuple(dict.fromkeys((*iterations, *found)))
+        answer = replace(answer, reproducible=answer.reproducible and in_time)
+        space = "; ".join([space, "then whole iterations, by annealing", *note])
+    if not found:
         return Result(
             answer.status, None, space=space, reason=f"no placement fits in {space}",
             reproducible=answer.reproducible,
         )  # fmt: skip
     of_iteration = problem.options.objective is Objective.ITERATION
-    status = Status.FEASIBLE if of_iteration or answer.device_of is None else answer.status
+    known_best = answer.device_of is None and answer.status is not Status.FEASIBLE
+    status = Status.FEASIBLE if of_iteration or known_best else answer.status
     return Result(
         status,
-        strategies[0],
+        found[0],
         bound_s=None if of_iteration else answer.bound_s,
         space=space,
         reproducible=answer.reproducible,
-        others=strategies[1:],
+        others=found[1:],
     )
+
+
+def _several(problem: Problem) -> bool:
+    """Whether whole iterations of several microbatches are searched: the published model has none,
+    and on one device there is nothing to place.
+    """
+    options = problem.options
+    of_several = options.objective is Objective.ITERATION and options.num_microbatches > 1
+    own = switches_of(options, NetSplit)
+    return of_several and not own.relaxed and len(problem.topology.devices) > 1
+
+
+def _periodic(
+    problem: Problem,
+    placement_problem: PlacementProblem,
+    starts: Sequence[Placement],
+    time_limit_s: float,
+) -> tuple[tuple[Strategy, ...], bool, tuple[str, ...]]:
+    """Strategies for whole iterations that fit, whether the search had its time, and a note where
+    the user has ended it.
+    """
+    seed, watch = problem.options.seed, SearchWatch(log, 1.0)
+    num_microbatches = problem.options.num_microbatches
+    with interruptible(watch), compile_clock() as compiling_s:
+        until = time.monotonic() + time_limit_s
+
+        def over() -> bool:
+            return watch.interrupted or time.monotonic() > until + compiling_s()
+
+        found = periodic.improved(
+            placement_problem, starts, num_microbatches, time_limit_s, over, seed
+        )
+        fitting: dict[Strategy, None] = {}
+        for each in found[:MAX_PERIODIC]:
+            for one in periodic.candidates(problem, each):
+                if not over() and evaluate(problem, one).shortage is None:
+                    fitting[one] = None
+        in_time = not over()
+    return tuple(fitting), in_time, (INTERRUPTED,) if watch.interrupted else ()
+
+
+def _settled(problem: Problem, answer: EngineAnswer) -> bool:
+    """Whether an answer over single operators is proved, and fits by the evaluator."""
+    if answer.device_of is None or answer.status is not Status.OPTIMAL:
+        return answer.status is Status.INFEASIBLE
+    strategies = strategies_of(problem, answer.device_of, answer.order)
+    return any(evaluate(problem, one).shortage is None for one in strategies)
+
+
+def _singles_s(problem: Problem, placement_problem: PlacementProblem, time_limit_s: float) -> float:
+    """The time for single operators, in s; 0 where they are not searched: the published model has
+    groups only, and several microbatches run at once in other schedules than this search has.
+    """
+    options = problem.options
+    several = options.num_microbatches > 1 and options.objective is not Objective.LATENCY
+    if options.objective is Objective.BOTTLENECK or several or placement_problem.num_devices == 1:
+        return 0.0
+    if switches_of(options, NetSplit).relaxed:
+        return 0.0
+    whole = placement_problem.num_operators <= FINE_GROUPS
+    return time_limit_s * SINGLES_SHARE * (0.5 if whole else 1.0)
+
+
+def _refined(
+    problem: Problem,
+    placement_problem: PlacementProblem,
+    starts: Sequence[Candidate],
+    time_limit_s: float,
+) -> Refined:
+    """Annealing over single operators, from the best of some placements and Pesto's by the
+    simulator, or the first one if none fits.
+    """
+
+    def judged(model: PlacementProblem, one: Candidate) -> Judged:
+        strategies = strategies_of(problem, one.device_of, one.order)
+        fitting = [s for s in strategies if evaluate(problem, s).shortage is None]
+        if fitting:
+            return Judged(min(objective_s(problem, strategy) for strategy in fitting))
+        kept = kept_bytes(model)
+        return Judged(math.inf, tighter(problem, model, one.device_of, strategies[0], kept))
+
+    seed, watch = problem.options.seed, SearchWatch(log, 1.0)
+    with interruptible(watch), compile_clock() as compiling_s:
+        until = time.monotonic() + time_limit_s
+        pesto_s = PESTO_SHARE * time_limit_s
+        rival = pesto.place(placement_problem, pesto_s, seed).device_of
+        if rival is not None:
+            starts = [*starts, Candidate(rival)]
+        start = min(starts, key=lambda one: judged(placement_problem, one).value_s)
+
+        def left_s() -> float:
+            return until + compiling_s() - time.monotonic()
+
+        return refined(
+            placement_problem, start, time_limit_s - pesto_s, judged, left_s, watch, seed
+        )
 
 
 def _searches(problem: Problem, placement_problem: PlacementProblem) -> Iterator[_ObjectiveSearch]:
@@ -364,12 +565,19 @@ def _known(
         place_m_topo(placement_problem),
     ):
         orders[device_of] = None
-    by_etf = list_schedule(placement_problem, earliest)
-    if not isinstance(by_etf, NoRoom):
-        orders[tuple(by_etf.device_of)] = by_etf.order
+    few = placement_problem.num_operators <= MAX_FAVOURITES
+    for rule in (earliest, *((m_sct_rule(placement_problem),) if few else ())):
+        schedule = list_schedule(placement_problem, rule)
+        if not isinstance(schedule, NoRoom):
+            orders[tuple(schedule.device_of)] = schedule.order
     total_s = (placement_problem.forward_s + placement_problem.backward_s).sum(axis=0)
     orders.setdefault((int(np.argmin(total_s)),) * placement_problem.num_operators, None)
     return orders
+
+
+def _is_placement(strategy: Strategy) -> bool:
+    """Whether a strategy has neither replicas nor recomputation."""
+    return all(len(one.devices) == 1 and not one.recompute for one in strategy.stages)
 
 
 def _of_strategy(strategy: Strategy, indices: Mapping[str, int]) -> Placement:

@@ -24,6 +24,7 @@ from itertools import accumulate
 import numpy as np
 
 from planner.graph import Graph, consumers, predecessors
+from planner.plan import MAX_MICROBATCHES
 from planner.problem import Options, Problem, Result, Status, switches_of
 from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
 from planner.solvers.pipedream import kernels
@@ -39,7 +40,7 @@ from planner.solvers.pipedream.costs import (
 )
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.pipedream.states import States, pipedream_states
-from planner.strategy import Strategy
+from planner.strategy import ScheduleName, Strategy, asynchronous_violations
 from planner.support.arrays import Floats
 from planner.units import format_bytes
 
@@ -83,12 +84,26 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
 
 def solve_alone(problem: Problem) -> Result:
-    """PipeDream's plan as PipeDream judges it, whether it fits by the planner's count or not."""
+    """PipeDream's plan as PipeDream judges it, whether it fits by the planner's count or not, with
+    PipeDream's schedule. Its iteration has at least as many minibatches as are asked for, and whole
+    rounds of every stage.
+    """
     best = optimum(problem)
-    return _not_a_strategy(problem, best) or Result(
-        Status.OPTIMAL, _strategy(problem, best, recompute=recompute_choices(problem)[0]),
-        space=SPACE, report=best.report,
+    if best.report is None:
+        return Result(best.status, None, space=SPACE, reason=best.reason)
+    least = math.lcm(*(len(stage.devices) for stage in best.report.stages))
+    count = -(-problem.options.num_microbatches // least) * least
+    options = replace(
+        problem.options, schedule=ScheduleName.PIPEDREAM, num_microbatches=count
     )  # fmt: skip
+    own = replace(problem, options=options)
+    strategy = _strategy(own, best, recompute=recompute_choices(own)[0])
+    wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
+    if count > MAX_MICROBATCHES:
+        wrong = f"whole rounds of all stages of PipeDream's plan are {least} minibatches, too many"
+    if wrong is not None:
+        return Result(Status.UNKNOWN, None, space=SPACE, reason=wrong, report=best.report)
+    return Result(Status.OPTIMAL, strategy, space=SPACE, report=best.report)
 
 
 def _not_a_strategy(problem: Problem, best: Optimum) -> Result | None:

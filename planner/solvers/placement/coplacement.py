@@ -23,27 +23,32 @@ from planner.solvers.placement.problem import KeptBytes, PlacementProblem, least
 
 
 def kept_bytes(problem: PlacementProblem) -> KeptBytes:
-    """All bytes that devices keep by NetSplit's count.
-
-    As published: a trained parameter counts alpha = 2 + moments times (itself, gradient, moments: 4
-    for Adam, 3 with momentum, 2 for plain SGD), another one once; a tensor counts twice if a
-    gradient comes back, a result of the model always; the stash besides tensors counts once.
-    Without `published_memory`: the minimum of the evaluator's count.
+    """All bytes that devices keep by NetSplit's count: as published, or without `published_memory`
+    the minimum of the evaluator's count.
     """
-    if not problem.published_memory:
-        return least_bytes(problem)
+    return published_bytes(problem) if problem.published_memory else least_bytes(problem)
+
+
+def published_bytes(problem: PlacementProblem) -> KeptBytes:
+    """The right-hand side of (5-18), which is all that it counts:
+
+        alpha sum_i X_ip weight_i + 2 sum_j max{X_ip : i touches variable j} size_j
+
+    alpha = 2 + moments: a parameter, its gradient and its moments (4 for Adam, 3 with momentum, 2
+    for plain SGD), trained or not. Variables are the outputs of operators and the model's inputs,
+    with or without a gradient. A parameter of several operators, which (5-18) does not have, is on
+    each of their devices once.
+    """
     alpha = 2 + problem.moments
     kept = Counter[tuple[int, ...]]()
     for i in range(problem.num_operators):
-        trained = int(problem.trainable_bytes[i])
-        frozen = int(problem.parameter_bytes[i]) - trained
-        made = 2 * int(problem.result_bytes[i]) + int(problem.private_bytes[i])
-        kept[i,] += alpha * trained + frozen + made
-    for shared in (*problem.shared_parameters, *problem.inputs):
-        kept[shared.operators] += shared.bytes * (alpha if shared.trainable else 1)
+        kept[i,] += alpha * int(problem.parameter_bytes[i]) + 2 * int(problem.result_bytes[i])
+    for shared in problem.shared_parameters:
+        kept[shared.operators] += alpha * shared.bytes
+    for variable in problem.inputs:
+        kept[variable.operators] += 2 * variable.bytes
     for tensor in problem.tensors:
-        touching = tuple(sorted({tensor.producer, *tensor.consumers}))
-        kept[touching] += tensor.bytes * (2 if tensor.gradient else 1)
+        kept[tuple(sorted({tensor.producer, *tensor.consumers}))] += 2 * tensor.bytes
     return kept
 
 
@@ -56,12 +61,15 @@ def edge_bytes(problem: PlacementProblem) -> Mapping[tuple[int, int], int]:
     return edges
 
 
-def coplaced(problem: PlacementProblem, min_groups: int) -> tuple[tuple[int, ...], ...]:
+def coplaced(
+    problem: PlacementProblem, min_groups: int, most: int | None = None
+) -> tuple[tuple[int, ...], ...]:
     """The groups, by their first operators: each operator is in one, and each group of more than
     one operator fits the smallest device.
 
     Args:
         min_groups: the walk ends when fewer groups are left; 2 x devices in the thesis.
+        most: largest number of operators in a group; None for any.
     """
     kept, room = kept_bytes(problem), int(problem.capacity_bytes.min())
     entries: list[set[tuple[int, ...]]] = [set() for _ in range(problem.num_operators)]
@@ -76,18 +84,19 @@ def coplaced(problem: PlacementProblem, min_groups: int) -> tuple[tuple[int, ...
             i = leader[i]
         return i
 
-    left = problem.num_operators
+    left, size = problem.num_operators, [1] * problem.num_operators
     heaviest_first = sorted(edge_bytes(problem).items(), key=lambda edge: (-edge[1], edge[0]))
     for (i, j), _ in heaviest_first:
         if left < min_groups:
             break
         a, b = sorted((find(i), find(j)))
-        if a == b:
+        if a == b or (most is not None and size[a] + size[b] > most):
             continue
         # Entries that both groups need are held once, so it is the union of keys that is summed.
         union = entries[a] | entries[b]
         if sum(kept[operators] for operators in union) <= room:
             leader[b], entries[a], left = a, union, left - 1
+            size[a] += size[b]
     groups: dict[int, list[int]] = {}
     for i in range(problem.num_operators):
         groups.setdefault(find(i), []).append(i)

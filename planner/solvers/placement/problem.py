@@ -19,6 +19,7 @@ from planner.costs.memory import limit_bytes
 from planner.graph import Graph, consumers, holders, producers, tensors_by_name
 from planner.problem import Problem
 from planner.profiles import storage_owner
+from planner.solvers.placement.links import Pair, SharedLink, shared_links
 from planner.strategy import Strategy
 from planner.support.arrays import Floats, Ints
 from planner.support.derived import derived
@@ -91,6 +92,7 @@ class PlacementProblem:
         moments: tensors of optimizer state per trained parameter.
         published_memory: whether NetSplit's model counts memory as it was published, every tensor
             twice; otherwise it counts the minimum of training, `least_bytes`.
+        shared: links on which transfers between several pairs of devices delay each other.
     """
 
     forward_s: Floats
@@ -108,6 +110,7 @@ class PlacementProblem:
     capacity_bytes: Ints
     moments: int
     published_memory: bool = True
+    shared: tuple[SharedLink, ...] = ()
 
     @property
     def num_operators(self) -> int:
@@ -179,6 +182,7 @@ def placement_problem_of(problem: Problem) -> PlacementProblem:
             dtype=np.int64,
         ),
         moments=problem.options.optimizer.num_moments,
+        shared=shared_links(topology),
     )
 
 
@@ -265,6 +269,23 @@ def tighter(
 def transfer_s(problem: PlacementProblem, size_bytes: int, p: int, q: int) -> float:
     """Time of one transfer from p to q on an idle network, in s; 0 within a device."""
     return float(problem.latency_s[p, q] + size_bytes * problem.seconds_per_byte[p, q])
+
+
+def busy_s(problem: PlacementProblem, link: SharedLink, size_bytes: int, p: int, q: int) -> float:
+    """Time for which a transfer from p to q occupies a shared link, in s."""
+    if link.exclusive:
+        return transfer_s(problem, size_bytes, p, q)
+    return size_bytes * link.seconds_per_byte
+
+
+@derived
+def links_of_pairs(problem: PlacementProblem) -> Mapping[Pair, tuple[int, ...]]:
+    """Per ordered pair of devices with some, the numbers of its shared links, ascending."""
+    numbers: dict[Pair, list[int]] = {}
+    for number, link in enumerate(problem.shared):
+        for pair in link.pairs:
+            numbers.setdefault(pair, []).append(number)
+    return {pair: tuple(listed) for pair, listed in numbers.items()}
 
 
 @derived

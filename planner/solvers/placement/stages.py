@@ -110,6 +110,7 @@ def _strategy(problem: Problem, parts: Sequence[Segment]) -> Strategy:
         ),
         options.schedule,
         options.num_microbatches,
+        options.vertical_sync,
     )
 
 

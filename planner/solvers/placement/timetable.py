@@ -2,20 +2,32 @@
 backwards.
 
     (1) a device runs one operator at a time; an ordered pair of devices has a channel, for one
-        transfer at a time
+        transfer at a time; a transfer also waits for the shared links of its route, and occupies
+        each as `links.py` says
     (2) a tensor goes once to each other device that reads it; such a device sends one gradient
         back, when all of its readers there have run backward
     (3) the first backward starts when the last forward has ended
-    (4) an idle device or channel takes, of the jobs that are ready, the one of the highest rank
+    (4) of the jobs that are ready and find all that they need idle, the one of the highest rank
+        starts
 
-Devices and channels are the places of jobs: (p, p) is device p, (p, q) the channel from p to q.
+Devices, channels and links are the resources of jobs: (p, p) is device p, (p, q) the channel from p
+to q, (LINK, l) shared link l.
 """
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from planner.solvers.placement.problem import PlacementProblem, transfer_s
+from planner.solvers.placement.problem import (
+    PlacementProblem,
+    busy_s,
+    links_of_pairs,
+    transfer_s,
+)
+
+LINK = -1
+"""In place of a device: the resource is a shared link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +104,17 @@ class _TimetableJob:
     """An operator or a transfer.
 
     Attributes:
-        place: where it runs.
+        place: the device (p, p), or the channel (p, q).
+        links: shared links of a transfer, and the time for which it occupies each, in s.
         tensor: index of the tensor that is sent, -1 for an operator.
         then: the jobs that wait for it.
         waits_for: the number of jobs that have yet to end before it.
-        rank: of the ready jobs of a place, the highest runs first.
+        rank: of the ready jobs that need a resource, the highest runs first.
     """
 
     place: tuple[int, int]
     duration_s: float
+    links: tuple[tuple[int, float], ...] = ()
     tensor: int = -1
     then: list[int] = field(default_factory=list)
     waits_for: int = 0
@@ -145,10 +159,20 @@ def _connect(
         if q != home:
             p, q = (q, home) if backward else (home, q)
             transfer = len(jobs)
-            jobs.append(_TimetableJob((p, q), transfer_s(problem, tensor.bytes, p, q), t))
+            jobs.append(_transfer(problem, t, p, q))
             _link(jobs, first, [transfer])
             first = [transfer]
         _link(jobs, first, last)
+
+
+def _transfer(problem: PlacementProblem, t: int, p: int, q: int) -> _TimetableJob:
+    """The transfer of a tensor, or of its gradient, from p to q."""
+    size = problem.tensors[t].bytes
+    links = (
+        (link, busy_s(problem, problem.shared[link], size, p, q))
+        for link in links_of_pairs(problem).get((p, q), ())
+    )
+    return _TimetableJob((p, q), transfer_s(problem, size, p, q), tuple(links), t)
 
 
 def _link(jobs: list[_TimetableJob], first: Sequence[int], then: Sequence[int]) -> None:
@@ -177,33 +201,58 @@ def _rank(jobs: list[_TimetableJob], order: Sequence[int] | None) -> None:
 
 
 def _run(jobs: list[_TimetableJob], begin_s: float) -> None:
-    """Gives every job its start, from event to event.
+    """Gives every job its start, from event to event: a resource becomes free, or jobs ready.
 
-    Only places where a job has ended or become ready since the last event can start one.
+    An operator needs nothing but its device, so devices have their own queues. A transfer may need
+    several resources, so all transfers are in one queue, and those that find one of theirs taken
+    are passed over.
     """
-    ready: dict[tuple[int, int], list[tuple[float, int]]] = {job.place: [] for job in jobs}
+    queues: dict[tuple[int, int], list[tuple[float, int]]] = {}
+    transfers: list[tuple[float, int]] = []
+    free_s: dict[tuple[int, int], float] = {}
+    events: list[tuple[float, int]] = []
+
+    def wait(i: int) -> None:
+        """A job is ready."""
+        key = (-jobs[i].rank, i)
+        if jobs[i].tensor >= 0:
+            insort(transfers, key)
+        else:
+            heappush(queues.setdefault(jobs[i].place, []), key)
+
+    def begin(i: int, now_s: float) -> None:
+        """A job starts: its end, and the ends of its links, are events."""
+        jobs[i].start_s = now_s
+        free_s[jobs[i].place] = jobs[i].end_s
+        heappush(events, (jobs[i].end_s, i))
+        for link, lasts_s in jobs[i].links:
+            free_s[LINK, link] = now_s + lasts_s
+            heappush(events, (now_s + lasts_s, -1))
+
+    def idle(i: int, now_s: float) -> bool:
+        """Whether all that a transfer needs is free."""
+        needs = (jobs[i].place, *((LINK, link) for link, _ in jobs[i].links))
+        return all(free_s.get(one, begin_s) <= now_s for one in needs)
+
     for i, job in enumerate(jobs):
         if job.waits_for == 0:
-            heappush(ready[job.place], (-job.rank, i))
-    ending: list[tuple[float, int]] = []
-    busy: set[tuple[int, int]] = set()
-    clock_s, changed = begin_s, list(ready)
-    while changed:
-        for place in changed:
-            if ready[place] and place not in busy:
-                _, i = heappop(ready[place])
-                busy.add(place)
-                jobs[i].start_s = clock_s
-                heappush(ending, (jobs[i].end_s, i))
-        changed = []
-        clock_s = ending[0][0] if ending else clock_s
-        # All jobs that end now do so before any starts, so that ties do not depend on their order.
-        while ending and ending[0][0] == clock_s:
-            _, i = heappop(ending)
-            busy.remove(jobs[i].place)
-            changed.append(jobs[i].place)
-            for j in jobs[i].then:
+            wait(i)
+    now_s = begin_s
+    while True:
+        for place, queue in queues.items():
+            if queue and free_s.get(place, begin_s) <= now_s:
+                begin(heappop(queue)[1], now_s)
+        for key in list(transfers):
+            if idle(key[1], now_s):
+                transfers.remove(key)
+                begin(key[1], now_s)
+        if not events:
+            return
+        now_s = events[0][0]
+        # All that ends now does so before any job starts, so that ties do not depend on its order.
+        while events and events[0][0] == now_s:
+            _, i = heappop(events)
+            for j in jobs[i].then if i >= 0 else ():
                 jobs[j].waits_for -= 1
                 if jobs[j].waits_for == 0:
-                    heappush(ready[jobs[j].place], (-jobs[j].rank, j))
-                    changed.append(jobs[j].place)
+                    wait(j)

@@ -1,0 +1,1 @@
+"""PipeDream's asynchronous schedule in a launch: flows, versions of parameters, and their steps."""

@@ -1,0 +1,339 @@
+"""`LoopTrainer`: a training by a strategy in a loop that the user writes; `planner.trainer`.
+
+Every rank has the user's whole script, and gets the batch of the whole step; it takes what its own
+stages read. Before each step the ranks compare their batches and learning rates, after it they add
+up the loss: two all-reduces of a few numbers between CPUs.
+"""
+
+import gc
+import math
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from struct import pack
+from types import TracebackType
+from typing import Self
+from zlib import crc32
+
+import torch.distributed as dist
+from torch import Tensor
+
+from planner.errors import LaunchError, OptionError
+from planner.launcher import ending
+from planner.launcher.asynchronous.rules import check_schedule
+from planner.launcher.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint, name_of
+from planner.launcher.checkpoints.keeping import Keeping, check_later
+from planner.launcher.checkpoints.keeping import check as check_keeping
+from planner.launcher.checkpoints.saver import Saver, resume
+from planner.launcher.checkpoints.state import tensors_to_save
+from planner.launcher.failures.causes import introduce, with_causes
+from planner.launcher.failures.hosts import hosts_watched
+from planner.launcher.failures.page import Phase
+from planner.launcher.failures.uncaught import become_a_rank, speak_last
+from planner.launcher.feed import Batch
+from planner.launcher.greeting import failure_told, meet_others
+from planner.launcher.job import TrainingJob
+from planner.launcher.joining import Asked, check_options, read_job
+from planner.launcher.part import as_it_crosses
+from planner.launcher.trainer import Trainer, needs_of
+from planner.launcher.training.evaluation import EvalData, Evaluator
+from planner.launcher.training.fingerprints import fingerprint
+from planner.launcher.training.rates import KNOWN
+from planner.launcher.training.rows import samples_of
+from planner.launcher.training.samples import Reader
+from planner.launcher.world import ProcessRank, process_rank
+from planner.support.named import function_named
+
+EVALUATE = "evaluate"
+"""How messages call the data of an evaluation."""
+
+
+class LoopTrainer:
+    """A training whose loop the user writes; every rank makes one, and all call the same methods.
+
+    It is a context manager: its end is `close`.
+
+    Args:
+        asked: what is trained.
+        job: the same, read.
+        trainer: of this rank, at its first step.
+        start: the checkpoint that it goes on from.
+        metrics: "module:function"s for evaluations.
+        watched: what ends with the training.
+    """
+
+    def __init__(
+        self, asked: Asked, job: TrainingJob, trainer: Trainer, start: Checkpoint | None,
+        metrics: Sequence[str], watched: ExitStack,
+    ) -> None:  # fmt: skip
+        self._asked, self._job, self._metrics, self._watched = asked, job, metrics, watched
+        self._trainer: Trainer | None = trainer
+        needs = needs_of(job, trainer.part)
+        self._reads = bool(needs.inputs or needs.targets)
+        self._reader = Reader(job.model.graph, job.losses, needs, job.device)
+        self._start = -1 if start is None else start.record.step
+        self._savers: dict[Path, Saver] = {}
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step."""
+        return self._open().deal.samples
+
+    @property
+    def steps_done(self) -> int:
+        """Steps since the very first one, those before a checkpoint too."""
+        return self._open().next_step
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step, before --lr-schedule."""
+        return self._open().updates.rate
+
+    def set_lr(self, lr: float) -> None:
+        """Changes the learning rate from the next step on; to the same one on every rank.
+
+        Raises:
+            OptionError: if it is no finite number of at least 0.
+        """
+        if not 0 <= lr < math.inf:
+            raise OptionError(f"set_lr: expected a finite number of at least 0, got {lr}")
+        self._open().updates.set_rate(float(lr))
+
+    def step(self, batch: object) -> float:
+        """One step of the optimizer; under the schedule pipedream one for each microbatch, with an
+        empty pipeline before and after.
+
+        Args:
+            batch: of the whole step, the same on every rank: inputs in the model's order and then
+                targets, as a DataLoader gives them; (inputs, target); or a mapping from their
+                names. Tensors have a row for each sample, on any device. A rank whose stages read
+                neither inputs nor targets may give None.
+
+        Returns:
+            The loss of the whole batch before the step: the mean of its microbatches'.
+
+        Raises:
+            LaunchError: if the batch does not fit the model, or ranks have different ones.
+            Stopped: if another rank has ended.
+        """
+        trainer = self._open()
+        where = f"step {trainer.next_step}"
+        with self._told():
+            self._compare(batch, where)
+            trainer.step(self._dealt(batch, where))
+        loss = trainer.updates.last.loss
+        assert loss is not None, "the settings ask for it"
+        return loss
+
+    def evaluate(self, data: object) -> dict[str, float]:
+        """The mean loss, the accuracy where targets are classes, and the metrics, as in evaluation:
+        without dropout, by running statistics. Every sample counts once.
+
+        Args:
+            data: a map-style dataset or a DataLoader of one, or batches as `step` takes them, with
+                any number of rows; the same on every rank.
+
+        Raises:
+            LaunchError: if it does not fit the model.
+        """
+        trainer, job = self._open(), self._job
+        with self._told():
+            source = EvalData(
+                samples_of(data, EVALUATE) if self._reads else data, EVALUATE, trainer.deal,
+                trainer.microbatches, self._reader if self._reads else None,
+            )  # fmt: skip
+            crossing = as_it_crosses(job.model.graph, job.plan)
+            return Evaluator(
+                job, trainer.part, crossing, trainer.world, source, trainer.deal, self._metrics
+            )()
+
+    def save(self, folder: str | Path | None = None) -> Path:
+        """Writes a checkpoint, for `resume`, `planner launch --resume` and `planner weights`.
+
+        Args:
+            folder: for checkpoints; None takes that of `checkpoint`.
+
+        Returns:
+            Its own folder; it is whole by then.
+
+        Raises:
+            PlannerError: if it cannot be written, or the folder has later ones of another training.
+            Stopped: if another rank has ended.
+        """
+        trainer = self._open()
+        chosen = self._asked.keeping.folder if folder is None else Path(folder)
+        if chosen is None:
+            raise OptionError("save: expected a folder; give one here, or checkpoint= at the start")
+        with self._told():
+            saver = self._savers.get(chosen) or self._saver(chosen)
+            saver.save(trainer.next_step)
+            saver.finish()
+            trainer.world.barrier()
+            ending.page().enter(Phase.BETWEEN)
+        return chosen / name_of(trainer.next_step)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of all trained parameters and running statistics, by names of initializers, in the
+        memory of every rank's CPU; all ranks call it together.
+        """
+        trainer, first = self._open(), f"{STATISTICS}0/"
+        with self._told():
+            own = {
+                name.removeprefix(prefix): tensor.detach().cpu().clone()
+                for name, tensor in tensors_to_save(trainer, self._job).items()
+                for prefix in (PARAMETERS, first)
+                if name.startswith(prefix)
+            }
+            parts = trainer.world.gather(own)
+        return {name: tensor for part in parts for name, tensor in part.items()}
+
+    def close(self) -> None:
+        """After the last step; all ranks call it."""
+        if self._trainer is None:
+            return
+        trainer = self._trainer
+        with self._told():
+            trainer.world.barrier()
+        trainer.world.close()
+        self._watched.close()
+        rank = ending.here()
+        if rank is not None:
+            rank.end_work()
+        self._trainer = None
+        self._savers.clear()
+        del trainer
+        # The threads of gloo end with its groups. At the end of Python, they would abort it.
+        gc.collect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if error is None:
+            self.close()
+        else:  # the other ranks cannot be met any more
+            self._watched.__exit__(kind, error, traceback)
+
+    def _open(self) -> Trainer:
+        if self._trainer is None:
+            raise LaunchError("the trainer is closed; make another one with planner.trainer")
+        return self._trainer
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Gives errors their rank, stage and action, and tells them to other hosts."""
+        trainer = self._open()
+        with ExitStack() as failing:
+            failing.push(self._watched)
+            with with_causes(self._job.plan, trainer.world.device):
+                yield
+            failing.pop_all()
+
+    def _compare(self, batch: object, where: str) -> None:
+        """Refuses to train where ranks differ."""
+        trainer, num_ranks = self._open(), len(self._job.plan.ranks)
+        if batch is None and self._reads:
+            raise LaunchError(f"{where}: expected the batch of the whole step, got None")
+        if num_ranks == 1:
+            return
+        own = 0 if batch is None else fingerprint(self._reader.named(batch, where))
+        rate = crc32(pack("d", trainer.updates.rate))
+        ending.page().enter(Phase.BARRIER)
+        # Sums of whole numbers below 2 ** 53 are exact.
+        batches, given, rates = trainer.world.add_up([own, batch is not None, rate])
+        if batch is not None and batches != given * own:
+            raise LaunchError(
+                f"{where}: expected the same batch on all ranks, got different ones; give each rank"
+                " that of the whole step: without DistributedSampler, and with shuffle=True only"
+                " after the same torch.manual_seed on all ranks"
+            )
+        if rates != num_ranks * rate:
+            raise LaunchError(
+                f"{where}: expected the same learning rate on all ranks, got {trainer.updates.rate}"
+                " here and another one elsewhere; call set_lr with the same value on all"
+            )
+
+    def _dealt(self, batch: object, where: str) -> dict[int, Batch]:
+        """The microbatches of this rank."""
+        trainer = self._open()
+        if not self._reads:
+            return {m: Batch({}, {}) for m in trainer.microbatches}
+        count = trainer.deal.count
+        return {m: self._reader.part(batch, m, count, where) for m in trainer.microbatches}
+
+    def _saver(self, folder: Path) -> Saver:
+        """The writer into a folder; one with later checkpoints of another training is refused."""
+        asked, trainer = self._asked.keeping, self._open()
+        keeping = Keeping(folder, keep=asked.keep, resume=asked.resume)
+        check_keeping(keeping)
+        check_later(folder, self._start)
+        self._savers[folder] = Saver(trainer, self._job, keeping, last=-1)
+        return self._savers[folder]
+
+
+def begin(asked: Asked, metrics: Sequence[str]) -> LoopTrainer:
+    """A training in the user's own loop; every rank that torchrun has started calls it.
+
+    Args:
+        metrics: "module:function"s for evaluations.
+
+    Raises:
+        PlannerError: if files, options and processes do not fit each other.
+        Stopped: on a rank that has lost another one.
+    """
+    if dist.is_initialized():
+        raise LaunchError(
+            "planner.trainer: torch.distributed is in use already; leave init_process_group out, as"
+            " the trainer calls it, and close a trainer before the next one"
+        )
+    become_a_rank()
+    seat = process_rank()
+    with failure_told(seat):
+        check_options(asked.settings, asked.keeping)
+        check_schedule(asked.plan, asked.settings)
+        _check_schedule(asked.settings.lr_schedule)
+        for name in metrics:
+            function_named(name, "metrics", LaunchError)
+        _check_ranks(asked, 1 if seat is None else seat.world_size)
+    seat = seat or ProcessRank(0, 1, 0, 1)
+    agreed = meet_others(asked.plan, asked.settings, (asked.loss, asked.device), seat)
+    mine = agreed.ranks[seat.rank]
+    introduce(asked.plan, mine, asked.settings.hang_timeout)
+    with ExitStack() as failing:
+        failing.enter_context(hosts_watched(agreed.hosts, seat.rank))
+        with with_causes(asked.plan, mine):
+            job, start = read_job(asked, agreed, seat)
+            trainer = Trainer(job, asked.settings, seat.rank)
+            speak_last()
+            if start is not None:
+                resume(trainer, job, start)
+        ending.page().enter(Phase.BETWEEN)
+        watched = failing.pop_all()
+    return LoopTrainer(asked, job, trainer, start, metrics, watched)
+
+
+def _check_schedule(text: str) -> None:
+    """Refuses a schedule that ends with the last step."""
+    name, *rest = text.split(":")
+    if name in KNOWN[1:] and len(rest) < 2:
+        raise OptionError(
+            f"lr_schedule {text}: expected {name}:W:N with the step N at which the rate is 0, as a"
+            " loop of your own has no known number of steps"
+        )
+
+
+def _check_ranks(asked: Asked, num_processes: int) -> None:
+    """Refuses another number of processes than the strategy has devices: none may idle."""
+    needed = len(asked.plan.ranks)
+    if num_processes != needed:
+        script = shlex.quote(sys.argv[0] or "SCRIPT")
+        started = "this is one process" if num_processes == 1 else f"{num_processes} were started"
+        raise LaunchError(
+            f"{asked.path}: the strategy uses {needed} devices, a process each, and {started}; run:"
+            f" torchrun --nproc-per-node {needed} {script}"
+        )

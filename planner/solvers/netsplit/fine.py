@@ -1,0 +1,210 @@
+"""Placements of single operators, found by annealing and ranked by the simulator.
+
+    (1) the start: of the known placements, the one that the simulator finds fastest; one that
+        exceeds the memory may be a start, too, and is mended first                `refined`
+    (2) runs of annealing (`kernels.py`) over single operators, each with its own seed. Besides
+        operators and their neighbours, blocks of 2 to `BLOCKS[-1]` operators that exchange many
+        bytes move together. Each device runs its backwards in the reverse order of its
+        forwards, as the action lists do                                           `_run`
+    (3) the simulator (`judge`, given by the caller) ranks the answers. The first run and every
+        second one after it begin anew from the first start, hot; the others go on from the best by
+        the simulator, warm, with its model. Every second run anew leaves shared links out:
+        transfers that halve each other's rates may end sooner than those that wait, if one of them
+        is large and not urgent
+    (4) an answer that the evaluator finds too large makes the memory of the model smaller
+        (`tighter`) for the runs after it; after one that fits, half of the last step is taken back
+
+The number of moves is limited, so the search repeats itself unless the clock cuts it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from planner.solvers.engines.watch import SearchWatch
+from planner.solvers.netsplit.kernels import ModelArrays, state_of
+from planner.solvers.netsplit.model import NetSplitInstance, canonical, instance_of, orders_of
+from planner.solvers.netsplit.moves import anneal, restore
+from planner.solvers.netsplit.search import Blocks, arrays_of, without_links
+from planner.solvers.placement.coplacement import coplaced
+from planner.solvers.placement.problem import Placement, PlacementProblem
+from planner.solvers.placement.timetable import timetable
+from planner.support.arrays import Ints
+
+BLOCKS = (2, 4, 8, 16)
+"""Largest numbers of operators in blocks, a level each."""
+
+MOVES_PER_S = 60_000
+"""Moves per second of the limit, for `MOVES_SIZE` operators and edges; measured on 3 devices
+60,000 to 120,000 on a shared core at 2.9 GHz."""
+
+MOVES_SIZE = 300
+"""The size of a graph that `MOVES_PER_S` is for; moves are as slow as a graph is large."""
+
+RUN_MOVES = 300
+"""Moves of a run per operator, if there is time for several runs."""
+
+MIN_RUNS, MAX_RUNS = 3, 8
+"""Least and largest number of runs; more time makes runs longer."""
+
+MIN_MOVES = 10
+"""Moves per operator below which there is no run."""
+
+MAX_RUN_MOVES = 10_000
+"""Largest number of moves of a run per operator."""
+
+HOT, WARM, COLD = 0.003, 0.001, 0.00003
+"""Temperatures at the start of a run anew, at that of one that goes on, and at the end of each, as
+shares of the latency."""
+
+PIECE_MOVES = 20_000
+"""Moves between two looks at the clock, for `MOVES_SIZE` operators and edges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A placement.
+
+    Attributes:
+        device_of: device of each operator.
+        order: the operators as their forwards start; None for that of the list schedule.
+    """
+
+    device_of: Placement
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The simulator's word on a candidate.
+
+    Attributes:
+        value_s: the objective, in s; inf if it does not fit.
+        tighter: the placement problem with less memory, if it does not fit.
+    """
+
+    value_s: float
+    tighter: PlacementProblem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """What the runs found.
+
+    Attributes:
+        candidates: of all runs, the best by the judge first; whether any fits is its word.
+        bound_s: no placement of single operators has less latency; None if there was no run.
+        in_time: False where the clock or the user cut a run.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    bound_s: float | None = None
+    in_time: bool = True
+
+
+Judge = Callable[[PlacementProblem, Candidate], Judged]
+"""Judges a candidate of a placement problem."""
+
+
+def refined(
+    problem: PlacementProblem,
+    start: Candidate,
+    limit_s: float,
+    judge: Judge,
+    left_s: Callable[[], float],
+    watch: SearchWatch,
+    seed: int,
+) -> Refined:
+    """Anneals from a known placement.
+
+    Args:
+        start: the best one known; it need not fit.
+        limit_s: limit of work, in seconds of an ordinary core.
+        left_s: time left by the clock, in s, looked at between pieces of a run.
+        watch: says whether to end, and is told of better placements.
+        seed: seed of the first run.
+    """
+    num, edges = problem.num_operators, sum(len(tensor.consumers) for tensor in problem.tensors)
+    moves = int(MOVES_PER_S * limit_s * MOVES_SIZE / (num + edges))
+    if moves < MIN_MOVES * num:
+        return Refined()
+    runs = max(MIN_RUNS, min(MAX_RUNS, moves // (RUN_MOVES * num)))
+    moves = min(moves // runs, MAX_RUN_MOVES * num)
+    piece = max(1, PIECE_MOVES * MOVES_SIZE // (num + edges))
+    instance = instance_of(problem, [(i,) for i in range(num)])
+    arrays = arrays_of(instance, blocks_of(problem))
+    bound_s = max(0.0, int(arrays.least.sum()) * instance.tick_s - instance.lost_s)
+
+    def over() -> bool:
+        return watch.interrupted or left_s() < 0
+
+    best_s, best = judge(problem, start).value_s, start
+    found: list[tuple[float, Candidate]] = []
+    too_much: Ints | None = None  # memory with which the last answer did not fit
+    turn, lost, best_loose = 0, None, False
+    for run in range(runs):
+        # Without a placement that fits, what has no room is mended.
+        anew = turn % 2 == 0 or lost is not None
+        begin, hot = (start, HOT) if anew else (best, WARM)
+        begin = lost if lost is not None and not math.isfinite(best_s) else begin
+        loose = turn % 4 == 2 if turn % 2 == 0 else best_loose
+        model = without_links(arrays) if loose else arrays
+        new = _run(instance, model, begin, moves, piece, (hot, COLD), seed + run, over)
+        lost, turn = None, turn + 1
+        if new is not None:
+            judged = judge(problem, new)
+            found.append((judged.value_s, new))
+            if judged.value_s < best_s:
+                best_s, best, best_loose = judged.value_s, new, loose
+                watch.see(best_s)
+            if judged.tighter is not None:
+                too_much, problem = problem.capacity_bytes, judged.tighter
+                lost, turn = new, turn - 1
+            elif too_much is not None:
+                between = (problem.capacity_bytes + too_much) // 2
+                problem = replace(problem, capacity_bytes=between)
+            arrays = arrays._replace(room=problem.capacity_bytes.copy())
+        if over():
+            break
+    ranked = sorted(found, key=lambda one: one[0])
+    return Refined(tuple(one for _, one in ranked), bound_s, not over())
+
+
+def _run(
+    instance: NetSplitInstance,
+    model: ModelArrays,
+    start: Candidate,
+    moves: int,
+    piece: int,
+    heats: tuple[float, float],
+    seed: int,
+    over: Callable[[], bool],
+) -> Candidate | None:
+    """The best placement of a run that fits the memory of the model; None without one."""
+    order = start.order or _order(instance.problem, start.device_of)
+    state = state_of(model, start.device_of, (order, order[::-1]))
+    hot, cold = (share * float(state.ends.sum()) for share in heats)
+    num_pieces = max(1, -(-moves // piece))
+    cooling = (cold / hot) ** (1 / num_pieces)
+    for number in range(num_pieces):
+        if number and over():
+            break
+        anneal(model, state, moves // num_pieces, hot, hot * cooling, seed * 1000 + number, True)
+        hot *= cooling
+    if not restore(model, state):
+        return None
+    device_of = canonical(instance, state.where.tolist())
+    return Candidate(device_of, tuple(state.orders[0].tolist()))
+
+
+def _order(problem: PlacementProblem, device_of: Placement) -> tuple[int, ...]:
+    """The operators as the list schedule of a placement starts their forwards."""
+    times = timetable(problem, device_of)
+    return orders_of(times.forward_start_s, times.backward_start_s)[0]
+
+
+def blocks_of(problem: PlacementProblem) -> Blocks:
+    """Sets of 2 to `BLOCKS[-1]` operators that exchange many bytes."""
+    levels = (coplaced(problem, 1, most) for most in BLOCKS)
+    blocks = (block for level in levels for block in level if len(block) > 1)
+    return tuple(dict.fromkeys(blocks))

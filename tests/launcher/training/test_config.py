@@ -1,0 +1,198 @@
+"""Options of a training from a file: beside the command line, and what is wrong in one."""
+
+import json
+import os
+from pathlib import Path
+from threading import Thread
+from typing import get_type_hints
+
+import click
+import pytest
+
+import planner
+from planner.commands.launch import launch as command
+from planner.errors import FileError
+from planner.files import read_plan
+from planner.launcher.greeting import _values
+from planner.launcher.handshake import Hello, differences
+from planner.launcher.settings import Settings, TrainingOptions
+from planner.launcher.training.config import ARGUMENTS, KINDS, OF_PROCESSES, read_config
+from planner.model.losses import NO_OPTIONS
+from planner.support.reading import MAX_OPTIONS_BYTES
+from tests.support.commands import run
+from tests.support.mode_runs import net, profile_of, write_strategy
+
+HERE = "tests.support.datasets"
+TRAINING = f"""
+data: {HERE}:samples
+steps: 3
+lr: 0.05
+lr-schedule: cosine
+weight_decay: 0.01
+clip: 1
+shuffle: false
+loss: {{logits: cross-entropy}}
+eval_data: {HERE}:samples
+metric: [tests.launcher.training.test_evaluation:largest]
+log: log.jsonl
+"""
+OPTIONS = (
+    "--data", f"{HERE}:samples", "--steps", "3", "--lr", "0.05", "--lr-schedule", "cosine",
+    "--weight-decay", "0.01", "--clip", "1", "--no-shuffle", "--loss", "logits=cross-entropy",
+    "--eval-data", f"{HERE}:samples", "--metric", "tests.launcher.training.test_evaluation:largest",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a strategy for one process, and the file in a folder of its own."""
+    folder = tmp_path_factory.mktemp("config")
+    net(folder / "net.onnx")
+    write_strategy(folder / "alone.json", profile_of(folder / "net.onnx"), (1,))
+    (folder / "own").mkdir()
+    (folder / "own" / "train.yaml").write_text(TRAINING)
+    return folder
+
+
+def trained(folder, *options):
+    """The report of a launch, as JSON."""
+    return json.loads(run("launch", str(folder / "alone.json"), *options, "--json").stdout)
+
+
+# ------------------------------------------------------------------------------ the options
+
+
+def test_a_file_has_the_options_of_the_command():
+    options = {
+        one.opts[0].removeprefix("--").replace("-", "_"): one
+        for one in command.params
+        if isinstance(one, click.Option)
+    }
+    assert options.keys() == KINDS.keys() | OF_PROCESSES
+    for name, kind in KINDS.items():
+        one = options[name]
+        if isinstance(one.type, click.Choice):
+            assert kind.words == f"one of {', '.join(one.type.choices)}"
+        if one.is_bool_flag:
+            assert kind.words == "true or false"
+
+
+def test_every_value_is_an_argument_of_launch(made):
+    known = {*planner.launch.__annotations__, *get_type_hints(TrainingOptions)}
+    assert {ARGUMENTS.get(one, one) for one in KINDS} <= known
+    assert get_type_hints(TrainingOptions) == get_type_hints(Settings)
+
+
+def test_a_file_is_the_command_line(made):
+    by_file = trained(made, "--config", str(made / "own" / "train.yaml"))
+    by_options = trained(made, *OPTIONS)
+    for name in ("steps", "loss", "losses", "evaluations"):
+        assert by_file[name] == by_options[name]
+    assert by_options["evaluations"][0]["largest"]
+    assert (made / "own" / "log.jsonl").is_file(), "paths are relative to the file"
+
+
+def test_a_file_is_the_arguments_of_launch(made):
+    given = planner.read_config(made / "own" / "train.yaml")
+    report = planner.launch(made / "alone.json", **given)
+    assert list(report.loss) == trained(made, *OPTIONS)["loss"]
+
+
+def test_the_command_line_wins_over_the_file(made):
+    given = ("--config", str(made / "own" / "train.yaml"))
+    report = trained(made, *given, "--epochs", "1", "--lr", "0.2", "--shuffle")
+    assert report["steps"] == 2, "two whole steps of 41 samples, and not the 3 steps of the file"
+    (note,) = (one for one in report["notes"] if one.startswith("options of train.yaml"))
+    assert note.endswith("; replaced on the command line: --steps, --lr, --shuffle")
+    assert "--clip" in note.partition(";")[0]
+    assert report["loss"] != trained(made, *given, "--steps", "2")["loss"]
+
+
+def test_ranks_with_other_files_do_not_run_the_same(made):
+    plan = read_plan(made / "alone.json")
+
+    def hello(name):
+        settings = Settings(config=name)
+        return Hello(_values(plan, settings, (NO_OPTIONS, "cpu"), several_hosts=False), "b 1")
+
+    names = []
+    for more in ("", "seed: 1\n"):
+        path = made / "train.yaml"
+        path.write_text(TRAINING + more)
+        names.append(read_config(path)["config"])
+    assert differences([hello(one) for one in names]) == [
+        f"option config: rank 0 has {names[0]!r}, rank 1 on b has {names[1]!r}"
+    ]
+
+
+# ------------------------------------------------------------------------------ mistakes
+
+WRONG = [
+    ("steps: ten", "line 1: steps: expected a whole number of at least 1, got 'ten'"),
+    ("\nsteps: 3.0", "line 2: steps: expected a whole number of at least 1, got 3.0"),
+    ("steps: true", "line 1: steps: expected a whole number of at least 1, got True"),
+    ("lr: fast", "line 1: lr: expected a finite number of at least 0, got 'fast'"),
+    ("lr: .nan", "line 1: lr: expected a finite number of at least 0, got nan"),
+    ("lr: .inf", "line 1: lr: expected a finite number of at least 0, got inf"),
+    ("clip: 0", "line 1: clip: expected a finite number above 0, got 0"),
+    ("shuffle: no", "line 1: shuffle: expected true or false, got 'no'"),
+    ("nan: ignore", "line 1: nan: expected one of stop, skip, got 'ignore'"),
+    ("data: mine", "line 1: data: expected module:function, got 'mine'"),
+    ("metric: [a:b, c]", "line 1: metric: expected module:function, or a list of such, got a list"),
+    ("loss: {y: 3}", "line 1: loss: expected text, or a mapping from outputs to such, got a map"),
+    ("log: {}", "line 1: log: expected a path, got a mapping"),
+    ('log: "a\\0b"', "line 1: log: expected a path, got 'a\\x00b'"),
+    ('log: "\\ud800"', "line 1: log: expected a path, got '\\ud800'"),
+    ("seed:", "line 1: seed: expected a whole number, got nothing; leave the line out"),
+    ("learning_rate: 1", "line 1: learning_rate: unknown option; did you mean lr?"),
+    ("lr-shedule: x", "line 1: lr-shedule: unknown option; did you mean lr_schedule?"),
+    ("zzz: 1", "line 1: zzz: unknown option; known: steps, epochs, optimizer"),
+    ("7: 1", "line 1: 7: unknown option"),
+    ("nproc: 2", "line 1: nproc: no option of a file; give it on the command line"),
+    ("lr_schedule: a\nlr-schedule: b", "line 2: lr-schedule: given twice, with - and with _"),
+    ("steps: 1\nsteps: 2", "line 2: this is no YAML: found duplicate key"),
+    ("steps: [1", "line 1: this is no YAML"),
+    ("- steps", "expected options, got a list; write options of `planner launch`"),
+    ("", "expected options of a training, the file is empty"),
+    ("#" * (MAX_OPTIONS_BYTES + 1), "expected at most 256 KiB"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG, ids=[one[:20] for one, _ in WRONG])
+def test_a_wrong_file_is_told_with_line_and_option(tmp_path, text, message):
+    path = tmp_path / "train.yaml"
+    path.write_text(text)
+    with pytest.raises(FileError) as error:
+        read_config(path)
+    assert str(error.value).startswith(f"{path}: {message}")
+
+
+def test_all_mistakes_are_told_at_once_by_the_command(made):
+    path = made / "wrong.yaml"
+    path.write_text("epoch: 3\nlr: low\n")
+    said = run("launch", str(made / "alone.json"), "--config", str(path), code=1).output
+    assert said.splitlines() == [
+        f"Error: {path}: line 1: epoch: unknown option; did you mean epochs?",
+        f"{path}: line 2: lr: expected a finite number of at least 0, got 'low'",
+    ]
+
+
+def test_a_file_that_is_not_there_is_named(made):
+    said = run("launch", str(made / "alone.json"), "--config", "none.yaml", code=1).output
+    assert said == "Error: none.yaml: there is no such file\n"
+
+
+def test_the_log_may_not_replace_the_file(made):
+    path = made / "self.yaml"
+    path.write_text("log: self.yaml\n")
+    said = run("launch", str(made / "alone.json"), "--config", str(path), code=1).output
+    assert "self.yaml" in said
+    assert path.read_text() == "log: self.yaml\n"
+
+
+def test_paths_in_a_pipe_are_relative_to_the_current_folder(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    writer = Thread(target=(tmp_path / "pipe").write_text, args=("log: a.jsonl\n",))
+    writer.start()
+    assert read_config(tmp_path / "pipe")["log"] == Path("a.jsonl")
+    writer.join()

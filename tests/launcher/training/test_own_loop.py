@@ -1,0 +1,297 @@
+"""`planner.trainer`: a user's own loop beside the same loop in plain PyTorch, in float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import planner
+from planner.errors import FileError, LaunchError, OptionError
+from planner.launcher.gradients import make_optimizer
+from planner.launcher.settings import LoopOptions, Settings
+from planner.launcher.training.fingerprints import fingerprint
+from planner.launcher.training.samples import Named
+from planner.operators import randomness
+from planner.problem import Optimizer
+from tests.support.mode_runs import MICROBATCHES, RATIO, SEED, net, profile_of, write_strategy
+from tests.support.own_loops import RATES, SAMPLES, STEPS, batches, run_all
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a model without noise and its strategies."""
+    folder = tmp_path_factory.mktemp("own_loop")
+    net(folder / "net.onnx", noise=False)
+    profile = profile_of(folder / "net.onnx")
+    for name, widths in {"alone": (1,), "pipeline": (1, 1), "replicas": (2,)}.items():
+        write_strategy(folder / f"{name}.json", profile, widths, optimizer="momentum")
+    return folder
+
+
+def stored(number):
+    """A number as an attribute of an ONNX file has it: in float32."""
+    return float(np.float32(number))
+
+
+class Quiet(nn.Module):
+    """The module of the model without noise, whose dropout draws a launch's numbers."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.net = net(folder / "same.onnx", noise=False)
+        for norm in (self.net.bn1, self.net.bn2):
+            norm.eps = stored(norm.eps)
+
+    def forward(self, x):
+        one = self.net
+        x = one.bn1(one.conv1(x)).relu()
+        x = one.bn2(one.conv2(x)).relu().mean((2, 3))
+        if self.training:
+            x = x * randomness.dropout_mask("drop", x.shape, stored(RATIO)) / (1 - stored(RATIO))
+        return one.fc(x)
+
+
+def by_torch(folder, own=lambda m: True):
+    """Losses, state and figures of a plain loop of PyTorch: gradients of microbatches accumulated,
+    torch's clipping and SGD, and a learning rate for each step.
+
+    Args:
+        own: microbatches whose statistics batch normalizations keep.
+    """
+    module = Quiet(folder)
+    optimizer = torch.optim.SGD(module.parameters(), 1.0, momentum=0.9, weight_decay=0.05)
+    assert type(optimizer) is type(make_optimizer(Optimizer.MOMENTUM, [*module.parameters()], 1.0))
+    losses = []
+    for step, (x, classes) in enumerate(batches()):
+        optimizer.param_groups[0]["lr"] = RATES[step]
+        optimizer.zero_grad()
+        losses.append(0.0)
+        for m, (inputs, target) in enumerate(
+            zip(x.chunk(MICROBATCHES), classes.chunk(MICROBATCHES), strict=True)
+        ):
+            kept = {n: one.clone() for n, one in module.named_buffers()}
+            with randomness.drawing(SEED, step, m):
+                loss = nn.functional.cross_entropy(module(inputs), target) / MICROBATCHES
+            loss.backward()
+            losses[-1] += loss.item()
+            if not own(m):
+                for name, one in module.named_buffers():
+                    one.copy_(kept[name])
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+    x, classes = (torch.cat(one) for one in zip(*batches(3)[1:], strict=True))
+    with torch.no_grad():
+        logits = module.eval()(x)
+    figures = {
+        "loss": nn.functional.cross_entropy(logits, classes).item(),
+        "accuracy": (logits.argmax(1) == classes).double().mean().item(),
+    }
+    state = {name.removeprefix("net."): one for name, one in module.state_dict().items()}
+    return losses, state, figures
+
+
+def assert_same(found, expected, tolerance=1e-12):
+    losses, state, figures = found
+    assert losses == pytest.approx(expected[0], rel=tolerance)
+    assert figures == pytest.approx(expected[2], rel=tolerance)
+    learned = {name for name in expected[1] if not name.endswith("num_batches_tracked")}
+    assert state.keys() == learned
+    for name in learned:
+        torch.testing.assert_close(state[name], expected[1][name], rtol=tolerance, atol=tolerance)
+
+
+HOW = {"optimizer": "momentum", "weight_decay": 0.05, "clip": 1.0}
+
+
+@pytest.fixture(scope="module")
+def together(made):
+    """What two ranks have written of all loops."""
+    return run_all(made)
+
+
+def test_one_process_is_a_plain_loop(made):
+    losses = []
+    with planner.trainer(made / "alone.json", learning_rate=1.0, **HOW) as trainer:
+        for step, batch in enumerate(batches()):
+            trainer.set_lr(RATES[step])
+            losses.append(trainer.step(batch))
+        assert (trainer.steps_done, trainer.lr) == (STEPS, RATES[-1])
+        found = losses, trainer.state_dict(), trainer.evaluate(batches(3)[1:])
+    assert_same(found, by_torch(made))
+
+
+def test_two_stages_are_a_plain_loop(made, together):
+    expected = by_torch(made)
+    for found in together["pipeline"]:
+        assert_same(found, expected)
+
+
+def test_two_replicas_are_a_plain_loop(made, together):
+    """But for running statistics: those of the first replica, of every other microbatch."""
+    expected = by_torch(made, own=lambda m: m % 2 == 0)
+    for found in together["replicas"]:
+        assert_same(found, expected)
+
+
+def test_a_loop_goes_on_from_a_checkpoint_on_another_strategy(made, together):
+    losses, _, _ = by_torch(made)
+    for found, _, _ in together["resumed"]:
+        assert found == pytest.approx(losses, rel=1e-12)
+
+
+def test_ranks_that_differ_are_told_and_not_trained(together):
+    for batch, rate in together["refused"]:
+        assert batch.startswith("step 0: expected the same batch on all ranks, got different ones")
+        assert rate.startswith("step 0: expected the same learning rate on all ranks, got 0.")
+
+
+# ------------------------------------------------------------------------------ one process
+
+
+@pytest.fixture
+def alone(made):
+    with planner.trainer(made / "alone.json", **HOW) as trainer:
+        yield trainer
+
+
+def test_a_batch_has_the_forms_of_a_data_loader(made):
+    x, classes = batches()[0]
+    forms = [(x, classes), [x, classes], ({"x": x}, classes), {"x": x, "logits": classes},
+             {"x": x, "labels": classes}]  # fmt: skip
+    losses = set()
+    for form in forms:
+        with planner.trainer(made / "alone.json", **HOW) as trainer:
+            losses.add(trainer.step(form))
+    assert len(losses) == 1
+    loader = DataLoader(TensorDataset(x, classes), batch_size=SAMPLES)
+    with planner.trainer(made / "alone.json", **HOW) as trainer:
+        assert {trainer.step(batch) for batch in loader} == losses
+
+
+def test_an_evaluation_takes_datasets_and_batches_of_any_size(alone):
+    x, classes = batches()[0]
+    found = alone.evaluate(TensorDataset(x, classes))
+    assert alone.evaluate([(x[:7], classes[:7]), (x[7:], classes[7:])]) == pytest.approx(found)
+    assert alone.evaluate({"x": a, "label": b} for a, b in [(x, classes)]) == pytest.approx(found)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda x, y: (x[:15], y[:15]), "step 0: input 'x': expected 16 samples on dimension 0"),
+    (lambda x, y: (x.float(), y), "step 0: input 'x': expected a tensor of shape (4, 3, 6, 6) and"),
+    (lambda x, y: (x, y + 3), "step 0: target of 'logits': expected class indices from 0 to 4"),
+    (lambda x, y: x, "step 0: expected ('x', target of 'logits'), or a dict of them by name, got"),
+    (lambda x, y: None, "step 0: expected the batch of the whole step, got None"),
+])  # fmt: skip
+def test_a_batch_that_does_not_fit_is_refused(alone, change, message):
+    with pytest.raises(LaunchError) as error:
+        alone.step(change(*batches()[0]))
+    assert str(error.value).startswith(message)
+
+
+def test_batches_without_rows_cannot_be_evaluated_on(alone):
+    x, classes = batches()[0]
+    with pytest.raises(
+        LaunchError, match="evaluate: batch 0: expected tensors with a row for each"
+    ):
+        alone.evaluate([(x, classes[:3])])
+
+
+def test_what_was_learned_is_a_checkpoint(made, tmp_path):
+    with planner.trainer(made / "alone.json", checkpoint=tmp_path / "run", **HOW) as trainer:
+        trainer.step(batches()[0])
+        assert trainer.save() == tmp_path / "run" / "step-00000001"
+        state = trainer.state_dict()
+        trainer.step(batches()[1])
+        assert trainer.save(str(tmp_path / "other")).is_dir()
+    done = planner.write_weights(tmp_path / "run", None, tmp_path / "state.pt")
+    assert done.step == 1
+    written = torch.load(tmp_path / "state.pt")
+    assert all(torch.equal(value, written[name]) for name, value in state.items())
+    with pytest.raises(FileError, match="has checkpoints of another launch"):
+        planner.trainer(made / "alone.json", checkpoint=tmp_path / "run", **HOW)
+    with (
+        planner.trainer(made / "alone.json", **HOW) as trainer,
+        pytest.raises(FileError, match="has checkpoints of another launch"),
+    ):
+        trainer.save(tmp_path / "run")
+
+
+def test_a_folder_to_save_in_has_to_be_named(alone):
+    with pytest.raises(OptionError, match="save: expected a folder; give one here"):
+        alone.save()
+
+
+def test_a_trainer_that_is_closed_says_so(made):
+    with planner.trainer(made / "alone.json", **HOW) as trainer:
+        pass
+    trainer.close()
+    with pytest.raises(LaunchError, match="the trainer is closed"):
+        trainer.step(batches()[0])
+
+
+@pytest.mark.parametrize(("how", "message"), [
+    ({"lr_schedule": "cosine"}, "lr_schedule cosine: expected cosine:W:N with the step N"),
+    ({"clip": -1.0}, "--clip: expected a finite number above 0"),
+    ({"metrics": ["none:such"]}, "metrics none:such: ModuleNotFoundError"),
+    ({"optimizer": "adam"}, "--optimizer adam: expected at most the state that was planned"),
+])  # fmt: skip
+def test_arguments_that_make_no_sense_are_refused(made, how, message):
+    with pytest.raises(planner.PlannerError) as error:
+        planner.trainer(made / "alone.json", **how)
+    assert str(error.value).startswith(message)
+
+
+def test_one_process_for_two_devices_is_refused_with_the_command(made, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["my loop"])
+    with pytest.raises(LaunchError) as error:
+        planner.trainer(made / "pipeline.json")
+    assert str(error.value).endswith(
+        "the strategy uses 2 devices, a process each, and this is one process; run: torchrun"
+        " --nproc-per-node 2 'my loop'"
+    )
+
+
+def test_a_plan_needs_its_model(made):
+    plan = planner.read_strategy(made / "alone.json")
+    with pytest.raises(OptionError, match="trainer: expected the ONNX file of the plan"):
+        planner.trainer(plan)
+    with planner.trainer(plan, made / "net.onnx", **HOW) as trainer:
+        assert trainer.step(batches()[0]) > 0
+
+
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
+def test_a_learning_rate_that_makes_no_sense_is_refused(alone, rate):
+    with pytest.raises(OptionError, match="set_lr: expected a finite number of at least 0"):
+        alone.set_lr(rate)
+
+
+def test_the_options_of_a_loop_are_settings():
+    assert LoopOptions.__annotations__.keys() <= Settings.__annotations__.keys()
+
+
+# ------------------------------------------------------------------------------ fingerprints
+
+
+def test_a_fingerprint_tells_batches_apart():
+    x, classes = batches()[0]
+    one = fingerprint(Named({"x": x}, {"y": classes}))
+    assert one == fingerprint(Named({"x": x.clone()}, {"y": classes.clone()}))
+    others = [
+        Named({"x": x}, {"y": classes.flip(0)}), Named({"x": x.flip(0)}, {"y": classes}),
+        Named({"x": x.float()}, {"y": classes}), Named({"x": x[:8]}, {"y": classes}),
+        Named({"x": x, "y": classes}, {}), Named({"x": x, "z": x}, {"y": classes}),
+    ]  # fmt: skip
+    assert len({one, *map(fingerprint, others)}) == len(others) + 1
+
+
+def test_a_fingerprint_sees_pictures_with_empty_borders():
+    x = torch.zeros(64, 1, 28, 28)
+    x[..., 4:24, 4:24] = torch.rand(64, 1, 20, 20, generator=torch.Generator().manual_seed(0))
+    assert fingerprint(Named({"x": x}, {})) != fingerprint(Named({"x": x.roll(1, 0)}, {}))
+
+
+def test_a_fingerprint_takes_every_kind_of_tensor():
+    for tensor in (torch.zeros(()), torch.zeros(0, 3), torch.zeros(3, 4).T, torch.tensor([True]),
+                   torch.zeros(2, dtype=torch.bfloat16)):  # fmt: skip
+        assert 0 <= fingerprint(Named({"x": tensor}, {})) < 2**32
