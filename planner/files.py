@@ -22,7 +22,7 @@ from planner.errors import FileError
 from planner.graph import LEFT_OUT_AS_DEFAULT
 from planner.plan import Plan
 from planner.profiles import Profile, ProfileSet
-from planner.sharding import Sharding, rule_lines, rule_of
+from planner.sharding import AT_REST, Sharding, rule_lines, rule_of
 from planner.strategy import Stage, not_runnable
 from planner.support.derived import derived
 from planner.support.outputs import Kind
@@ -73,7 +73,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 @dataclass(frozen=True, slots=True)
 class _StageFields:
     """A `Stage` as files have it: its groups one after the other, and its sharding as text. None
-    of the last five is written where all operators are whole.
+    of the fields from `mesh` on is written where all operators are whole.
     """
 
     operators: tuple[str, ...]
@@ -85,6 +85,8 @@ class _StageFields:
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     outputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    gradients: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    states: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def _stage_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -98,7 +100,7 @@ def _stage_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
 
 def _stage_of(fields: _StageFields) -> Stage:
     if fields.mesh is None:
-        if fields.rules or fields.parameters or fields.inputs or fields.outputs:
+        if fields.rules or any(getattr(fields, name) for name in AT_REST):
             raise ValueError("mesh: missing, but there are rules or specs")
         return Stage.whole(fields.operators, fields.devices, fields.warmup, fields.recompute)
     rules = {}
@@ -107,7 +109,7 @@ def _stage_of(fields: _StageFields) -> Stage:
             rules[name] = rule_of(lines)
         except ValueError as error:
             raise ValueError(f"rules.{name}: {error}") from None
-    sharding = Sharding(fields.mesh, rules, fields.parameters, fields.inputs, fields.outputs)
+    sharding = Sharding(fields.mesh, rules, **{name: getattr(fields, name) for name in AT_REST})
     size, devices = sharding.num_devices, fields.devices
     if len(devices) % size:
         raise ValueError(f"devices: expected a multiple of {size} for the mesh, got {len(devices)}")
@@ -125,8 +127,11 @@ def _fields_of(stage: Stage) -> dict[str, Any]:
     if stage.sharding is not None:
         fields["mesh"] = stage.sharding.mesh
         fields["rules"] = {name: rule_lines(one) for name, one in stage.sharding.rules.items()}
-        for name in ("parameters", "inputs", "outputs"):
+        for name in AT_REST:
             fields[name] = dict(getattr(stage.sharding, name))
+        for name in ("gradients", "states"):  # of ZeRO alone
+            if not fields[name]:
+                del fields[name]
     return fields
 
 

@@ -4,6 +4,8 @@ A mesh numbers the devices of one replica in named axes, row-major, the outer ax
 says of a tensor, for each axis of the mesh:
 
     S<d>    cut along dimension d, one part per coordinate of the axis
+    S<d>/<c>  the same, where dimension d is made of c blocks that are cut each for itself: queries,
+            keys and values that one weight makes, side by side
     R       whole on every coordinate
     P       a summand on every coordinate; the tensor is their sum
 
@@ -22,8 +24,8 @@ Spec = tuple[str, ...]
 Box = tuple[tuple[int, int], ...]
 """Per dimension, the first index of a part and the one behind its last."""
 
-_PART = re.compile(r"R|P|S(0|[1-9][0-9]*)")
-_LINE = re.compile(r"(?P<inputs>[A-Z0-9,]*)->(?P<outputs>[A-Z0-9,]+)(?P<local>( [^ ]+)*)")
+_PART = re.compile(r"R|P|S(?P<dim>0|[1-9][0-9]*)(/(?P<blocks>[2-9]|[1-9][0-9]+))?")
+_LINE = re.compile(r"(?P<inputs>[A-Z0-9/,]*)->(?P<outputs>[A-Z0-9/,]+)(?P<local>( [^ ]+)*)")
 _MEAN = "A"
 
 
@@ -59,6 +61,10 @@ class Rule:
                 raise ValueError("mean: expected only outputs that are summands (P)")
 
 
+AT_REST = ("parameters", "inputs", "outputs", "gradients", "states")
+"""The fields of `Sharding` with specs by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """How a stage is split; what is left out is whole (R) on every axis.
@@ -69,10 +75,15 @@ class Sharding:
         parameters: by name, how each parameter of the stage lies on the mesh.
         inputs: by name, how each tensor from outside the stage lies there.
         outputs: by name, how each tensor lies there that leaves the stage.
+        gradients: by name, how the gradients of parameters are added up over the microbatches,
+            where that is not as the parameter lies: cut further under ZeRO-2.
+        states: by name, how the optimizer's state of parameters lies and is stepped, where that is
+            not as the parameter lies: cut further under ZeRO-1 and ZeRO-2. After the step the
+            parameter is gathered again.
 
     Raises:
         ValueError: if the mesh is none, a spec is none or of another mesh, or a tensor at the
-            edge of the stage or a parameter is a summand.
+            edge of the stage, a parameter, its gradient or its state is a summand.
     """
 
     mesh: tuple[int, ...]
@@ -80,6 +91,8 @@ class Sharding:
     parameters: Mapping[str, Spec] = field(hash=False)
     inputs: Mapping[str, Spec] = field(hash=False)
     outputs: Mapping[str, Spec] = field(hash=False)
+    gradients: Mapping[str, Spec] = field(hash=False, default_factory=dict)
+    states: Mapping[str, Spec] = field(hash=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.mesh or min(self.mesh) < 1:
@@ -90,9 +103,8 @@ class Sharding:
                     f"rules.{name}: expected a line for each of the {len(self.mesh)} axes, got"
                     f" {len(rule.local)}"
                 )
-        at_rest = {"parameters": self.parameters, "inputs": self.inputs, "outputs": self.outputs}
-        for kind, specs in at_rest.items():
-            for name, spec in specs.items():
+        for kind in AT_REST:
+            for name, spec in getattr(self, kind).items():
                 try:
                     check_spec(spec, len(self.mesh))
                 except ValueError as error:
@@ -106,6 +118,24 @@ class Sharding:
         return prod(self.mesh)
 
 
+def dim_of(part: str) -> int | None:
+    """The dimension that a spec cuts on an axis; None for R and P.
+
+    >>> dim_of("S2"), dim_of("S1/3"), dim_of("P")
+    (2, 1, None)
+    """
+    return int(part[1:].partition("/")[0]) if part.startswith("S") else None
+
+
+def blocks_of(part: str) -> int:
+    """The number of blocks that are cut each for itself; 1 for all but S<d>/<c>.
+
+    >>> blocks_of("S1/3"), blocks_of("S1")
+    (3, 1)
+    """
+    return int(part.partition("/")[2] or 1)
+
+
 def check_spec(spec: Spec, num_axes: int) -> None:
     """Checks that a spec is one of a mesh with `num_axes` axes.
 
@@ -117,10 +147,16 @@ def check_spec(spec: Spec, num_axes: int) -> None:
     for part in spec:
         if not _PART.fullmatch(part):
             raise ValueError(f"expected R, P or S with a dimension, such as S0, got {part!r}")
+    for part in spec:
+        if blocks_of(part) > 1 and sum(dim_of(other) == dim_of(part) for other in spec) > 1:
+            raise ValueError(f"{part}: expected no other axis to cut dimension {dim_of(part)}")
 
 
-def tile(shape: Sequence[int], spec: Spec, mesh: Sequence[int], index: int) -> Box:
-    """The part of a tensor that one device of a mesh has; of a summand, the whole box.
+def tiles(
+    shape: Sequence[int], spec: Spec, mesh: Sequence[int], index: int
+) -> tuple[Box, ...]:  # fmt: skip
+    """The parts of a tensor that one device of a mesh has, in the order in which they lie there
+    along the dimension whose blocks are cut; one where none are. Of a summand, the whole box.
 
     Where two axes cut one dimension, the first is the outer one: it cuts the dimension, the second
     cuts each part.
@@ -131,25 +167,63 @@ def tile(shape: Sequence[int], spec: Spec, mesh: Sequence[int], index: int) -> B
     Raises:
         ValueError: if a dimension is not there or cannot be cut into equal parts.
 
-    >>> tile((6, 8), ("S1", "R"), (2, 2), 3)
-    ((0, 6), (4, 8))
+    >>> tiles((6, 8), ("S1", "R"), (2, 2), 3)
+    (((0, 6), (4, 8)),)
+    >>> tiles((12,), ("S0/3",), (2,), 1)
+    (((2, 4),), ((6, 8),), ((10, 12),))
     """
     check_spec(spec, len(mesh))
-    starts, sizes = [0] * len(shape), list(shape)
+    boxes: list[list[tuple[int, int]]] = [[(0, size) for size in shape]]
     remaining = prod(mesh)
     for part, size in zip(spec, mesh, strict=True):
         remaining //= size
         coordinate = index // remaining % size  # of the device along this axis
-        if not part.startswith("S"):
+        dim, blocks = dim_of(part), blocks_of(part)
+        if dim is None:
             continue
-        dim = int(part[1:])
         if dim >= len(shape):
             raise ValueError(f"{part}: expected one of the {len(shape)} dimensions")
-        if sizes[dim] % size:
-            raise ValueError(f"{part}: {sizes[dim]} cannot be cut into {size} equal parts")
-        sizes[dim] //= size
-        starts[dim] += coordinate * sizes[dim]
-    return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))
+        start, end = boxes[0][dim]
+        if (end - start) % (size * blocks):
+            cuts = f"{size} equal parts" if blocks == 1 else f"{blocks} blocks of {size} parts"
+            raise ValueError(f"{part}: {end - start} cannot be cut into {cuts}")
+        width = (end - start) // (size * blocks)
+        boxes = [
+            [*box[:dim], (first, first + width), *box[dim + 1 :]]
+            for box in boxes
+            for block in range(blocks)
+            for first in [start + (block * size + coordinate) * width]
+        ]
+    return tuple(tuple(box) for box in boxes)
+
+
+def tile(shape: Sequence[int], spec: Spec, mesh: Sequence[int], index: int) -> Box:
+    """The part of a tensor that one device of a mesh has, under a spec without blocks.
+
+    Raises:
+        ValueError: as `tiles` does, or if the device has several parts.
+    """
+    box, *others = tiles(shape, spec, mesh, index)
+    if others:
+        raise ValueError(f"{','.join(spec)}: expected a spec without blocks")
+    return box
+
+
+def local_shape(shape: Sequence[int], spec: Spec, mesh: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what each device has.
+
+    Raises:
+        ValueError: as `tiles` does.
+
+    >>> local_shape((12, 8), ("S0/3", "S1"), (2, 4))
+    (6, 2)
+    """
+    boxes = tiles(shape, spec, mesh, 0)
+    sizes = [end - start for start, end in boxes[0]]
+    for part in spec:
+        if blocks_of(part) > 1:
+            sizes[dim_of(part) or 0] *= blocks_of(part)
+    return tuple(sizes)
 
 
 def rule_lines(rule: Rule) -> tuple[str, ...]:

@@ -1,0 +1,174 @@
+"""From one spec of a tensor to another: the cheapest path of collectives and local steps.
+
+A step changes the spec of one axis of the mesh:
+
+    S<d> -> R     all-gather            R -> S<d>     slice, local
+    S<d> -> S<e>  all-to-all            R -> P        the first of the line keeps it, local
+    P -> R        all-reduce            S<d> -> P     put into zeros, local
+    P -> S<d>     reduce-scatter
+
+Where several axes cut one dimension the later ones cut what the earlier ones left, so that a step
+takes a cut off, or puts one on, only where no later axis cuts the same dimension. A path is cheap
+when a device receives few bytes by it (Table 2 of Alpa, Zheng et al., OSDI 2022, counts the same);
+among equals the one of fewer collectives, then of fewer steps, then the first by the order of its
+steps is taken, so that everyone who asks gets the same path.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from math import prod
+
+from planner.sharding import Spec, blocks_of, check_spec, dim_of, tiles
+from planner.support.derived import derived
+
+
+class Kind(StrEnum):
+    """What a step of a conversion does."""
+
+    ALL_GATHER = "all-gather"
+    ALL_TO_ALL = "all-to-all"
+    ALL_REDUCE = "all-reduce"
+    REDUCE_SCATTER = "reduce-scatter"
+    SLICE = "slice"
+    """Each device keeps its part of what all have."""
+    FIRST = "first"
+    """The first device of the line keeps what all have, the others have zeros: a sum."""
+    SCATTER = "scatter"
+    """Each device puts its part into zeros: a sum."""
+
+
+LOCAL = frozenset({Kind.SLICE, Kind.FIRST, Kind.SCATTER})
+"""The kinds that send nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a conversion, along the lines of one axis.
+
+    Attributes:
+        kind: what is done.
+        axis: of the mesh; each line of devices along it does the step for itself.
+        source: the part of the spec before, such as "S0"; "R" or "P" where nothing was cut.
+        target: the part of the spec afterwards.
+        bytes: of the largest buffer that a device of the line has: what it has after an all-gather
+            or a scatter, before any other step. A ring sends (n - 1) / n of it, an all-reduce
+            twice that.
+    """
+
+    kind: Kind
+    axis: int
+    source: str
+    target: str
+    bytes: int
+
+
+# Of a path: bytes that a device receives, collectives, steps.
+_Cost = tuple[float, int, int]
+
+
+@derived(kept=65536)
+def conversion(
+    shape: tuple[int, ...], item_bytes: float, mesh: tuple[int, ...], old: Spec, new: Spec
+) -> tuple[Step, ...]:
+    """The steps from one spec to another, none where they are the same.
+
+    Args:
+        shape: of the whole tensor.
+        item_bytes: of one element.
+        mesh: size of each axis.
+
+    Raises:
+        ValueError: if a spec is none of the mesh, or its dimensions are not there or do not divide.
+
+    >>> [step.kind.value for step in conversion((8, 6), 4, (2,), ("P",), ("S0",))]
+    ['reduce-scatter']
+    >>> [step.bytes for step in conversion((8, 6), 4, (2,), ("S0",), ("S1",))]
+    [96]
+    """
+    for spec in (old, new):
+        check_spec(spec, len(mesh))
+        tiles(shape, spec, mesh, 0)
+    size = int(prod(shape) * item_bytes)
+    best: dict[Spec, _Cost] = {old: (0.0, 0, 0)}
+    turn = count()
+    queue: list[tuple[_Cost, int, Spec, tuple[Step, ...]]] = [((0.0, 0, 0), next(turn), old, ())]
+    while queue:
+        cost, _, spec, path = heapq.heappop(queue)
+        if spec == new:
+            return path
+        if cost > best[spec]:
+            continue
+        for step, after in _steps(shape, spec, new, size, mesh):
+            n = mesh[step.axis]
+            received = 0.0
+            if step.kind not in LOCAL:
+                rounds = 2 if step.kind is Kind.ALL_REDUCE else 1
+                received = rounds * (n - 1) / n * step.bytes
+            then = (cost[0] + received, cost[1] + (step.kind not in LOCAL), cost[2] + 1)
+            if after not in best or then < best[after]:
+                best[after] = then
+                heapq.heappush(queue, (then, next(turn), after, (*path, step)))
+    raise ValueError(f"{old} -> {new}: no path of collectives")  # pragma: no cover
+
+
+def _steps(
+    shape: tuple[int, ...], spec: Spec, new: Spec, size: int, mesh: tuple[int, ...]
+) -> Iterator[tuple[Step, Spec]]:  # fmt: skip
+    """The steps that may be taken from a spec, and the spec behind each.
+
+    Args:
+        size: of the whole tensor, in bytes.
+    """
+    blocked = {part for part in (*spec, *new) if blocks_of(part) > 1}
+    cuts = [*(f"S{dim}" for dim in range(len(shape))), *sorted(blocked)]
+    local = size // prod(n for part, n in zip(spec, mesh, strict=True) if part.startswith("S"))
+    for axis, part in enumerate(spec):
+        if dim_of(part) is not None and dim_of(part) in map(dim_of, spec[axis + 1 :]):
+            continue  # a later axis cuts what this one left of the dimension
+        for kind, target in _kinds(part, new[axis]):
+            whole = kind in (Kind.ALL_GATHER, Kind.SCATTER)
+            for one in [target] if target else cuts:
+                if target or _can_cut(shape, mesh, spec, axis, one):
+                    step = Step(kind, axis, part, one, local * mesh[axis] if whole else local)
+                    yield step, spec_after(spec, [step])
+
+
+def _can_cut(
+    shape: tuple[int, ...], mesh: tuple[int, ...], spec: Spec, axis: int, cut: str
+) -> bool:  # fmt: skip
+    """Whether an axis can be made to cut a dimension that it does not cut. No later axis may cut
+    it; one in blocks is cut by no other axis, and not exchanged for a cut of another dimension.
+    """
+    dim, part = dim_of(cut), spec[axis]
+    others = [a for a in range(len(mesh)) if a != axis and dim_of(spec[a]) == dim]
+    blocks = max(blocks_of(one) for one in (cut, part, *(spec[a] for a in others)))
+    if dim is None or dim == dim_of(part) or any(a > axis for a in others):
+        return False
+    if blocks > 1 and (others or part.startswith("S")):
+        return False
+    return shape[dim] % (blocks * mesh[axis] * prod(mesh[a] for a in others)) == 0
+
+
+def _kinds(part: str, new: str) -> Iterator[tuple[Kind, str]]:
+    """What can be done with an axis, and what it is afterwards; "" for any cut."""
+    if part.startswith("S"):
+        yield Kind.ALL_GATHER, "R"
+        yield Kind.ALL_TO_ALL, ""
+    elif part == "P":
+        yield Kind.ALL_REDUCE, "R"
+        yield Kind.REDUCE_SCATTER, ""
+    else:
+        yield Kind.SLICE, ""
+    if new == "P" != part:  # a sum is made only where one is asked for
+        yield Kind.FIRST if part == "R" else Kind.SCATTER, "P"
+
+
+def spec_after(spec: Spec, steps: Sequence[Step]) -> Spec:
+    """The spec behind some steps."""
+    parts = list(spec)
+    for one in steps:
+        parts[one.axis] = one.target
+    return tuple(parts)

@@ -1,0 +1,210 @@
+"""The reshardings of a stage: where the specs of producers and consumers differ.
+
+Costs, simulator and launcher read this one list, so that a collective that is priced is one that
+runs. A tensor has a *home*: the spec in which it comes into the stage, lies there as a parameter,
+or is made by its operator; so has its gradient, and there the gradients of all consumers add up.
+A consumer that wants other specs reads a converted copy; its gradient is converted back. Consumers
+that want the same specs share the copy, so that queries, keys and values gather once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.graph import (
+    ITEM_BYTES,
+    Graph,
+    Operator,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
+from planner.sharding import Rule, Sharding, Spec
+from planner.splitting.conversion import Step, conversion
+from planner.splitting.gradients import gradient_spec
+from planner.strategy import Stage, indices_of
+from planner.support.derived import derived
+
+
+@dataclass(frozen=True, slots=True)
+class Resharding:
+    """A tensor or parameter in other specs than those of its home.
+
+    Attributes:
+        tensor: its name.
+        readers: names of the operators that read the copy, in the graph's order; none for the copy
+            that leaves the stage.
+        leaves: whether it is what leaves the stage.
+        old: the spec at home.
+        new: the spec of the copy.
+        gradient_old: the spec of the copy's gradient, as its readers make it.
+        gradient_new: the spec of the gradient at home.
+        forward: the steps from `old` to `new`.
+        backward: the steps from `gradient_old` to `gradient_new`; none where no gradient flows.
+    """
+
+    tensor: str
+    readers: tuple[str, ...]
+    leaves: bool
+    old: Spec
+    new: Spec
+    gradient_old: Spec
+    gradient_new: Spec
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a tensor or parameter of a stage is without being converted.
+
+    Attributes:
+        spec: of itself.
+        gradient: of its gradient.
+    """
+
+    spec: Spec
+    gradient: Spec
+
+
+def whole_rule(operator: Operator, mesh: tuple[int, ...]) -> Rule:
+    """The rule of an operator that every device runs whole."""
+    spec = ("R",) * len(mesh)
+    return Rule(
+        inputs=(spec,) * len(reads(operator)),
+        outputs=(spec,) * len(operator.outputs),
+        local=((),) * len(mesh),
+        mean=((False,) * len(mesh),) * len(operator.outputs),
+    )
+
+
+def reads(operator: Operator) -> tuple[str, ...]:
+    """What an operator reads, in the order of a rule's inputs: its tensors, then its parameters."""
+    return (*operator.inputs, *operator.parameters)
+
+
+def rule_by(sharding: Sharding, operator: Operator) -> Rule:
+    """The rule that an operator of a stage runs by: whole where the stage names none."""
+    rule = sharding.rules.get(operator.name)
+    return whole_rule(operator, sharding.mesh) if rule is None else rule
+
+
+@derived
+def homes(stage: Stage, graph: Graph) -> dict[str, Home]:
+    """Where all tensors and parameters of a stage are at home, by name.
+
+    The gradient of a parameter that lies whole on an axis is a sum there as soon as one consumer
+    makes it so: it is added up over all microbatches before it is reduced.
+    """
+    sharding = _sharding(stage)
+    whole = ("R",) * len(sharding.mesh)
+    made_by = producers(graph)
+    inside = set(indices_of(stage, graph))
+    found: dict[str, Home] = {}
+    parts: dict[str, list[set[str]]] = {}
+    for i in indices_of(stage, graph):
+        operator = graph.operators[i]
+        rule = rule_by(sharding, operator)
+        for name, want in zip(reads(operator), rule.inputs, strict=True):
+            if name in operator.parameters:
+                made = gradient_spec(rule, want)
+                for axis, part in enumerate(made):
+                    parts.setdefault(name, [set() for _ in whole])[axis].add(part)
+            elif made_by.get(name) not in inside:
+                spec = sharding.inputs.get(name, whole)
+                found[name] = Home(spec, spec)
+        for name, spec in zip(operator.outputs, rule.outputs, strict=True):
+            found[name] = Home(spec, gradient_spec(rule, spec))
+    for name, some in parts.items():
+        spec = sharding.parameters.get(name, whole)
+        gradient = tuple(
+            "P" if part == "R" and "P" in one else part
+            for part, one in zip(sharding.gradients.get(name, spec), some, strict=True)
+        )
+        found[name] = Home(spec, gradient)
+    return found
+
+
+@derived
+def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
+    """The reshardings of a stage, in topological order of first use, those that leave it last.
+
+    Args:
+        stage: one with a sharding.
+
+    Raises:
+        ValueError: if a spec does not divide what it cuts.
+    """
+    sharding = _sharding(stage)
+    at_home = homes(stage, graph)
+    readers: dict[tuple[str, Spec, Spec, bool], list[str]] = {}
+    for name, want, gradient, reader in _wanted(stage, graph):
+        home = at_home[name]
+        flows = has_gradient(name, graph)
+        if want != home.spec or (flows and gradient != home.gradient):
+            readers.setdefault(
+                (name, want, gradient if flows else home.gradient, not reader), []
+            ).append(reader)
+    made = []
+    for (name, want, gradient, leaves), names in readers.items():
+        home, (shape, item) = at_home[name], _size(name, graph)
+        backward: tuple[Step, ...] = ()
+        if has_gradient(name, graph):
+            backward = conversion(shape, item, sharding.mesh, gradient, home.gradient)
+        made.append(
+            Resharding(
+                tensor=name,
+                readers=() if leaves else tuple(names),
+                leaves=leaves,
+                old=home.spec,
+                new=want,
+                gradient_old=gradient,
+                gradient_new=home.gradient,
+                forward=conversion(shape, item, sharding.mesh, home.spec, want),
+                backward=backward,
+            )
+        )
+    return tuple(made)
+
+
+def _wanted(stage: Stage, graph: Graph) -> Iterator[tuple[str, Spec, Spec, str]]:
+    """(tensor, spec, spec of its gradient, reader) of all reads; the reader "" is what leaves."""
+    sharding = _sharding(stage)
+    whole = ("R",) * len(sharding.mesh)
+    for i in indices_of(stage, graph):
+        operator = graph.operators[i]
+        rule = rule_by(sharding, operator)
+        for name, want in zip(reads(operator), rule.inputs, strict=True):
+            yield name, want, gradient_spec(rule, want), operator.name
+    for name in leaving(stage, graph):
+        spec = sharding.outputs.get(name, whole)
+        yield name, spec, spec, ""
+
+
+def leaving(stage: Stage, graph: Graph) -> tuple[str, ...]:
+    """The tensors that a stage makes and that are read elsewhere or are outputs of the model."""
+    inside = set(stage.operators)
+    outside = [operator for operator in graph.operators if operator.name not in inside]
+    read_elsewhere = {name for operator in outside for name in operator.inputs}.union(graph.outputs)
+    return tuple(
+        name
+        for i in indices_of(stage, graph)
+        for name in graph.operators[i].outputs
+        if name in read_elsewhere
+    )
+
+
+def has_gradient(name: str, graph: Graph) -> bool:
+    """Whether a gradient of a tensor or parameter is computed."""
+    parameter = parameters_by_name(graph).get(name)
+    return tensors_by_name(graph)[name].gradient if parameter is None else parameter.trainable
+
+
+def _size(name: str, graph: Graph) -> tuple[tuple[int, ...], float]:
+    one = parameters_by_name(graph).get(name) or tensors_by_name(graph)[name]
+    return one.shape, ITEM_BYTES[one.dtype]
+
+
+def _sharding(stage: Stage) -> Sharding:
+    if stage.sharding is None:
+        raise ValueError("expected a stage with a mesh, got one without")
+    return stage.sharding
