@@ -9,7 +9,8 @@ pieces: a row that is there is not asked again, unless --again is given or the p
 changed since (--kept accepts rows of older code). --write puts the tables of all rows into
 docs/placements.md, between its markers.
 
-Times and memory come from computed profiles, so no model has weights.
+Times and memory come from computed profiles, so no model has weights. Limits and seconds are of
+this process's processor time, so that other work on the machine takes nothing from a search.
 """
 
 import argparse
@@ -61,7 +62,7 @@ class Row:
         rates: samples/s by solver; None without a plan.
         unfit: solvers whose plan does not fit by the planner's count.
         missing: why a solver has no plan.
-        seconds: time of each solver with the judge.
+        seconds: processor time of each solver with the judge.
         bound: no placement has more samples/s; gap: what NetSplit's lacks of it, relatively.
         parallel: time of all work on the fastest device over that of the longest chain.
         space: what NetSplit searched.
@@ -315,8 +316,8 @@ def written(rows: Mapping[Case, Row]) -> dict[str, str]:
     limits = ", ".join(f"{limit:g}" for limit in sorted({row.limit_s for row in rows.values()}))
     spent = sum(sum(row.seconds.values()) for row in rows.values())
     parts["machine"] = (
-        f"{machine()}; a limit of {limits} s for NetSplit, a quarter of it for Pesto and for each"
-        f" printed program; {len(rows)} rows, {spent / 60:.0f} minutes of solvers together"
+        f"{machine()}; a limit of {limits} s of processor time for NetSplit, a"
+        f" quarter of it for Pesto and for each printed program; {len(rows)} rows, {spent / 60:.0f} minutes of solvers together"
     )
     return parts
 
@@ -326,11 +327,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="NETWORK,...", help=", ".join(NETWORKS))
     parser.add_argument("--cluster", metavar="NAME,...", help=", ".join(CLUSTERS))
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="s for NetSplit in each row")
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT_S, help="processor s for NetSplit in each row"
+    )
     parser.add_argument("--again", action="store_true", help="ask rows anew that are there")
     parser.add_argument("--kept", action="store_true", help="accept rows of older code")
     parser.add_argument("--write", action="store_true", help="write the document, from all rows")
     options = parser.parse_args()
+    time.monotonic = time.process_time  # what all searches look at
     names = [*NETWORKS] if options.only is None else options.only.split(",")
     clusters = [*CLUSTERS] if options.cluster is None else options.cluster.split(",")
     if not {*names} <= {*NETWORKS} or not {*clusters} <= {*CLUSTERS}:
