@@ -5,7 +5,7 @@ all other solvers.
 
 Two towers of different depths and a few layers on their sum, in 8 microbatches. The two halves of
 the work are the longer tower, and the shorter one with the joint layers. In a pipeline, the second
-half waits for the first one. One microbatch alone is as fast with the joint layers on either device.
+half waits for the first. One microbatch alone is as fast with the joint layers on either device.
 Replicas have to sum the gradients of all layers. The profile and the links are measured first. The
 machine should do nothing else.
 """
@@ -76,9 +76,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         answer = compared(Path(folder), options.steps)
-    order = answer["order"]
+    order, lines = answer["order"], table(HEAD, rows(answer["compared"]))
     text = (
-        f"{table(HEAD, rows(answer['compared']))}\n\n{options.steps} steps each; in the order predicted:"
+        f"{lines}\n\n{options.steps} steps each; in the order predicted:"
         f" {order['as_predicted']} of {order['pairs']} pairs of plans that differ. {machine()}"
     )
     print(text)

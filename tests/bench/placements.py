@@ -317,7 +317,8 @@ def written(rows: Mapping[Case, Row]) -> dict[str, str]:
     spent = sum(sum(row.seconds.values()) for row in rows.values())
     parts["machine"] = (
         f"{machine()}; a limit of {limits} s of processor time for NetSplit, a"
-        f" quarter of it for Pesto and for each printed program; {len(rows)} rows, {spent / 60:.0f} minutes of solvers together"
+        f" quarter of it for Pesto and for each printed program; {len(rows)} rows,"
+        f" {spent / 60:.0f} minutes of solvers together"
     )
     return parts
 
