@@ -22,10 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner.solvers.engines.watch import SearchWatch
-from planner.solvers.netsplit.kernels import ModelArrays, state_of
+from planner.solvers.netsplit.kernels import state_of
 from planner.solvers.netsplit.model import NetSplitInstance, canonical, instance_of, orders_of
 from planner.solvers.netsplit.moves import anneal, restore
 from planner.solvers.netsplit.search import Blocks, arrays_of, without_links
+from planner.solvers.netsplit.search_arrays import ModelArrays
 from planner.solvers.placement.coplacement import coplaced
 from planner.solvers.placement.problem import Placement, PlacementProblem
 from planner.solvers.placement.timetable import timetable

@@ -4,7 +4,7 @@ of `kernels.py`, whose letters these are; b are blocks of groups that move toget
 A move puts some groups on other devices, or changes the place of an operator in an order. Half of
 the moves begin with an operator of a chain that is as long as its phase: no other one can shorten
 it. A move is kept if the schedule is no longer than a length that is drawn before, so a longer one
-need not be decoded to its end.
+need not be timed to its end.
 
 After every move that is kept, the order becomes that in which operators end (`_sorted_anew`), which
 changes no schedule, but keeps operators that run at the same time together: a group that goes to
@@ -17,16 +17,21 @@ bytes are over, moves are kept that leave fewer of them over, and no others.
 import numpy as np
 
 from planner.solvers.netsplit.kernels import (
+    decode,
+    device,
+    fill,
+    first_change,
+    keep,
+    least_end,
+    undo,
+)
+from planner.solvers.netsplit.search_arrays import (
     BACKWARD,
     FORWARD,
     NEVER,
     ModelArrays,
     Ragged,
     SearchState,
-    decode,
-    device,
-    fill,
-    trace,
 )
 from planner.support.arrays import Ints
 from planner.support.jit import inner, njit
@@ -232,7 +237,7 @@ def _sorted_anew(state: SearchState, phase: int) -> None:
     """
     order, turn = state.orders[phase], state.turns[phase]
     for k in range(order.shape[0]):
-        order[k] = state.done[phase, k]
+        order[k] = state.kept.done[phase, k]
         turn[order[k]] = k
 
 
@@ -255,15 +260,24 @@ def _drawn(state: SearchState, heat: float) -> int:
 @inner
 def _both(model: ModelArrays, state: SearchState, tied: bool, most: int) -> bool:
     """Schedules both phases after a move; keeps it if they are not longer than `most` together."""
-    forward = decode(model, state, FORWARD, most - model.least[BACKWARD])
-    if forward > most - model.least[BACKWARD]:
+    turns = first_change(model, state, FORWARD), first_change(model, state, BACKWARD)
+    # The phase with less to time goes first, because most moves end in the other one.
+    one = FORWARD if turns[FORWARD] >= turns[BACKWARD] else BACKWARD
+    other = 1 - one
+    within = most - least_end(model, state, other, turns[other])
+    first = decode(model, state, one, within, turns[one])
+    if first > within:
+        undo(model, state, one)
         return False
-    backward = decode(model, state, BACKWARD, most - forward)
-    if forward + backward > most:
+    second = decode(model, state, other, most - first, turns[other])
+    if first + second > most:
+        undo(model, state, one)
+        undo(model, state, other)
         return False
-    state.ends[FORWARD], state.ends[BACKWARD] = forward, backward
-    trace(model, state, FORWARD)
-    trace(model, state, BACKWARD)
+    state.ends[one], state.ends[other] = first, second
+    keep(model, state, one)
+    keep(model, state, other)
+    state.placed[:] = state.where
     _sorted_anew(state, FORWARD)
     if tied:
         _mirror(state)
@@ -316,12 +330,13 @@ def _reorder(model: ModelArrays, state: SearchState, phase: int, tied: bool, hea
         return
     # The placement stays, so the other phase and the memory do.
     most = _most(state.ends[phase], heat)
-    end = decode(model, state, phase, most)
+    end = decode(model, state, phase, most, first_change(model, state, phase))
     if end <= most:
         state.ends[phase] = end
-        trace(model, state, phase)
+        keep(model, state, phase)
         _sorted_anew(state, phase)
     else:
+        undo(model, state, phase)
         # Nothing stops the way back: the order before was topological.
         _slide(state.orders[phase], state.turns[phase], to, at)
 

@@ -28,8 +28,8 @@ from planner.problem import Problem
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
 from planner.solvers.netsplit import periodic_kernels as kernels
-from planner.solvers.netsplit.kernels import ragged
 from planner.solvers.netsplit.periodic_kernels import PeriodicModel, Scratch, scratch_of
+from planner.solvers.netsplit.search_arrays import ragged
 from planner.solvers.placement.problem import (
     Placement,
     PlacementProblem,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.solvers.netsplit.kernels import Ragged
+from planner.solvers.netsplit.search_arrays import Ragged
 from planner.support.arrays import Bools, Floats, Ints
 from planner.support.jit import inner, njit
 

@@ -20,15 +20,7 @@ import numpy as np
 
 from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit.bounds import phase_bounds_of
-from planner.solvers.netsplit.kernels import (
-    BACKWARD,
-    FORWARD,
-    ModelArrays,
-    Ragged,
-    SearchState,
-    ragged,
-    state_of,
-)
+from planner.solvers.netsplit.kernels import state_of
 from planner.solvers.netsplit.model import (
     KnownPlacement,
     NetSplitInstance,
@@ -38,6 +30,14 @@ from planner.solvers.netsplit.model import (
     transfer_table,
 )
 from planner.solvers.netsplit.moves import anneal, restore
+from planner.solvers.netsplit.search_arrays import (
+    BACKWARD,
+    FORWARD,
+    ModelArrays,
+    Ragged,
+    SearchState,
+    ragged,
+)
 from planner.solvers.placement.problem import feeds_of
 
 ROUND = 100_000
@@ -172,7 +172,7 @@ def _known(instance: NetSplitInstance, model: ModelArrays, state: SearchState) -
     state = state_of(model, canonical(instance, state.where.tolist()), state.orders.tolist())
     where, problem = state.where.tolist(), instance.problem
     sent, returned = {}, {}
-    tensors_there, gradients_there = state.there[FORWARD], state.there[BACKWARD]
+    tensors_there, gradients_there = state.kept.there[FORWARD], state.kept.there[BACKWARD]
     for t, tensor in enumerate(problem.tensors):
         home = where[tensor.producer]
         for q in range(problem.num_devices):
@@ -181,7 +181,7 @@ def _known(instance: NetSplitInstance, model: ModelArrays, state: SearchState) -
             if gradients_there[t, q] >= 0:
                 returned[t, q] = int(gradients_there[t, q] - model.away[t, model.way[q, home]])
     forward, backward = (
-        (state.end[phase] - model.ticks[phase, range(len(where)), where]).tolist()
+        (state.kept.end[phase] - model.ticks[phase, range(len(where)), where]).tolist()
         for phase in (FORWARD, BACKWARD)
     )
     ends = int(state.ends[FORWARD]), int(state.ends[BACKWARD])
