@@ -16,10 +16,10 @@ from planner.problem import Objective, Optimizer, Options, Problem
 from planner.profilers.analytic import analytic
 from planner.profiles import Profile
 from planner.topology import Topology, take
+from tests.support import thesis_models
 from tests.support.inception import inception_v3
 from tests.support.models import deep_transformer, llama
 from tests.support.rooflines import roofline_of
-from tests.support.thesis_models import amoebanet_d, deeplab_v3, unet, wide_resnet
 from tests.support.wide import experts, nasnet, towers
 
 DEVICE = "TITAN-RTX"
@@ -98,10 +98,7 @@ class GraphNetwork:
 
 
 NETWORKS: Mapping[str, OnnxNetwork | GraphNetwork] = {
-    "amoebanet-d": OnnxNetwork(partial(amoebanet_d, 18, 256, folded=True)),
-    "wide-resnet-152": OnnxNetwork(wide_resnet),
-    "u-net": OnnxNetwork(partial(unet, 32)),
-    "deeplab-v3": OnnxNetwork(deeplab_v3),
+    **{name: OnnxNetwork(build) for name, build in thesis_models.NETWORKS.items()},
     "nasnet-12": GraphNetwork(partial(nasnet, 12)),
     "inception-v3": OnnxNetwork(inception_v3),
     "towers": GraphNetwork(towers),

@@ -4,11 +4,12 @@ Wide ResNet-152, U-Net, and DeepLab-V3 on Wide ResNet-152; images of 224 x 224, 
     python -m tests.support.thesis_models amoebanet-d amoebanet-d.onnx
 
 The weights are external data in a file that nobody has to write: planning reads their shapes only.
-A convolution has a batch normalization behind it and no bias.
+A convolution has a batch normalization behind it and no bias, or, where these are folded, a bias.
 """
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -126,8 +127,8 @@ def amoebanet_d(layers: int = 18, filters: int = 208, *, folded: bool = False) -
 
     Args:
         layers: normal cells, a multiple of 3.
-        filters: four times the channels of the stem; of GPipe's sizes, 208 has the memory that the
-            thesis reports.
+        filters: four times the channels of the stem; GPipe's sizes begin at 208.
+        folded: whether normalizations are folded into the convolutions.
     """
     net = ConvNet("amoebanet-d", folded=folded)
     channels = filters // 4
@@ -309,10 +310,11 @@ def _resized(net: ConvNet, x: str, factor: int) -> str:
     return net.same("Resize", x, "", scales, mode="linear")
 
 
+# In the sizes that come nearest to the nodes and the memory that the thesis prints.
 NETWORKS: Mapping[str, Callable[[], ModelProto]] = {
-    "amoebanet-d": amoebanet_d,
+    "amoebanet-d": partial(amoebanet_d, 18, 256, folded=True),
     "wide-resnet-152": wide_resnet,
-    "u-net": unet,
+    "u-net": partial(unet, 32),
     "deeplab-v3": deeplab_v3,
 }
 
