@@ -85,10 +85,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class _ForwardPass:
-    """The results of a forward pass, with their autograd graph."""
+    """The results of a forward pass, with their autograd graph.
+
+    Attributes:
+        loss: the sum of the losses that are computed here.
+        told: the sum of those that this device tells.
+    """
 
     outputs: Tensors
     loss: Tensor | None
+    told: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,7 @@ class StageRunner:
             number of microbatches.
         precision: gives the context that forward passes run in.
         scale: gives the factor of the losses in a backward pass.
+        untold: outputs whose loss this device computes and another one tells.
     """
 
     def __init__(
@@ -142,8 +149,10 @@ class StageRunner:
         criteria: Mapping[str, Criterion],
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
         scale: Callable[[], float] = lambda: 1.0,
+        untold: Collection[str] = (),
     ) -> None:
         tensors = tensors_by_name(graph)
+        self._untold = untold
         self.input_names = cast(tuple[str, ...], module.input_names)
         self.output_names = cast(tuple[str, ...], module.output_names)
         self._trained = {name for name in self.input_names if tensors[name].gradient}
@@ -173,7 +182,7 @@ class StageRunner:
         with torch.set_grad_enabled(not self._recompute), updating(self.running.values()):
             made = self._run(leaves, targets)
         self._stash[microbatch] = _SavedForward(leaves, targets, None if self._recompute else made)
-        loss = 0.0 if made.loss is None else made.loss.item()
+        loss = 0.0 if made.told is None else made.told.item()
         return {name: tensor.detach() for name, tensor in made.outputs.items()}, loss
 
     def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> Tensors:
@@ -215,8 +224,16 @@ class StageRunner:
         with self._precision():
             results = self.module(*(leaves[name] for name in self.input_names))
         outputs = dict(zip(self.output_names, results, strict=True))
-        losses = [of(outputs[name], targets.get(name)) for name, of in self._criteria.items()]
-        return _ForwardPass(outputs, sum(losses[1:], losses[0]) if losses else None)
+        losses = {n: of(outputs[n], targets.get(n)) for n, of in self._criteria.items()}
+        loss = _sum([*losses.values()])
+        if not self._untold:
+            return _ForwardPass(outputs, loss, loss)
+        told = _sum([one for name, one in losses.items() if name not in self._untold])
+        return _ForwardPass(outputs, loss, told)
+
+
+def _sum(losses: Sequence[Tensor]) -> Tensor | None:
+    return sum(losses[1:], losses[0]) if losses else None
 
 
 def running_statistics(module: GraphModule) -> dict[str, Tensor]:
