@@ -17,8 +17,9 @@ from planner.launcher import clocks, ending
 from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.failures.causes import here
 from planner.launcher.failures.page import Phase
-from planner.launcher.feed import Batch, torch_dtype
+from planner.launcher.feed import Batch
 from planner.launcher.gradients import GradientBuffers
+from planner.launcher.split.boxes import Boxes
 from planner.launcher.sums import BucketSums
 from planner.launcher.world import PostedTransfer, World
 from planner.operators.losses import Criterion
@@ -316,28 +317,23 @@ class Runtime:
     """Runs the action list of one device, iteration after iteration.
 
     Args:
-        actions: its list; it sends and receives whole tensors.
-        graph: describes the tensors that come in.
+        actions: its list.
+        boxes: describes the tensors that it sends and receives.
         stages: by index, those that this device runs.
         gradients: of its trainable parameters.
         optimizer: of the same.
         world: the other devices.
         waiting: directions of computations that wait for sends.
         seed: of the numbers that operators draw.
-
-    Raises:
-        ValueError: if an action sends or receives a part of a tensor.
     """
 
     def __init__(
-        self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, Passes],
+        self, actions: Sequence[Action], boxes: Boxes, stages: Mapping[int, Passes],
         gradients: GradientBuffers, optimizer: Updating | None, world: World,
         waiting: Collection[Direction], seed: int = 0,
     ) -> None:  # fmt: skip
-        if any(isinstance(one, Send | Receive) and one.box is not None for one in actions):
-            raise ValueError("parts of tensors cannot be sent yet")
         self._actions = actions
-        self._tensors = tensors_by_name(graph)
+        self._boxes = boxes
         self._stages = stages
         self._handover = LocalHandover(stages)
         self._gradients = gradients
@@ -425,8 +421,8 @@ class Runtime:
         return self._step_index, microbatch
 
     def _receive(self, action: Receive) -> None:
-        tensor = self._tensors[action.tensor]
-        self._awaited.append(self._exchange.expect(action, tensor.shape, torch_dtype(tensor)))
+        shape, dtype = self._boxes.shape(action), self._boxes.dtype(action)
+        self._awaited.append(self._exchange.expect(action, shape, dtype))
 
     def _wait_for(self, compute: Compute) -> Tensors:
         """The tensors that a computation needs; several gradients of one tensor are added up."""
@@ -436,11 +432,11 @@ class Runtime:
             if waits(compute, receive):
                 _, microbatch = self._place(compute.microbatch)
                 self._page.enter(Phase.RECEIVE, compute.stage, microbatch, receive.device)
-                tensor, ended_s = self._exchange.take(arrival, self._tensors[receive.tensor].shape)
+                tensor, ended_s = self._exchange.take(arrival, self._boxes.shape(receive))
                 posted_s = arrival.transfer.posted_s
                 known = self._record.receives.setdefault(receive.device, [])
                 known.append((receive, posted_s - self._start_s, ended_s - self._start_s))
-                _add(arrived, receive.tensor, tensor)
+                self._boxes.put(arrived, receive, tensor)
         self._awaited = [one for one in self._awaited if not waits(compute, one.action)]
         return arrived
 
@@ -481,8 +477,11 @@ class Runtime:
         self._record.loss += loss
 
     def _send(self, action: Send) -> None:
-        self._made[action.tensor] = dense(self._made[action.tensor])  # one copy for all targets
-        transfer = self._exchange.send(action, self._made[action.tensor])
+        made = self._made[action.tensor]
+        part = dense(self._boxes.cut(action, made))
+        if part.shape == made.shape:
+            self._made[action.tensor] = part  # one copy for all targets
+        transfer = self._exchange.send(action, part)
         self._sending[action.stage, action.direction][-1].append(transfer)
         self._record.sends.setdefault(action.device, []).append(transfer.posted_s - self._start_s)
 

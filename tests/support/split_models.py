@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from planner.graph import parameters_by_name, tensors_by_name
 from planner.model import load
+from planner.sharding import Sharding, rule_of
 from planner.splitting.reshardings import reads
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 8, 16, 4, 24
@@ -95,14 +96,29 @@ def gpt(path, blocks=1, tied=True):
     h = net.add("Add", h, net.weight("places", LENGTH, WIDTH))
     mask = net.constant("mask", np.triu(np.full((LENGTH, LENGTH), -1e4), 1))
     for i in range(blocks):
-        normed = net.add("LayerNormalization", h, net.weight(f"{i}g1", WIDTH), net.weight(f"{i}c1", WIDTH))
-        h = net.add("Add", h, net.add("Add", attention(net, normed, f"{i}", mask), net.weight(f"{i}ob", WIDTH)))
-        normed = net.add("LayerNormalization", h, net.weight(f"{i}g2", WIDTH), net.weight(f"{i}c2", WIDTH))
-        up = net.add("Add", net.add("MatMul", normed, net.weight(f"{i}u", WIDTH, 4 * WIDTH)), net.weight(f"{i}ub", 4 * WIDTH))
-        h = net.add("Add", h, net.add("MatMul", net.add("Gelu", up), net.weight(f"{i}d", 4 * WIDTH, WIDTH)))
+        normed = net.add(
+            "LayerNormalization", h, net.weight(f"{i}g1", WIDTH), net.weight(f"{i}c1", WIDTH)
+        )
+        h = net.add(
+            "Add",
+            h,
+            net.add("Add", attention(net, normed, f"{i}", mask), net.weight(f"{i}ob", WIDTH)),
+        )
+        normed = net.add(
+            "LayerNormalization", h, net.weight(f"{i}g2", WIDTH), net.weight(f"{i}c2", WIDTH)
+        )
+        up = net.add(
+            "Add",
+            net.add("MatMul", normed, net.weight(f"{i}u", WIDTH, 4 * WIDTH)),
+            net.weight(f"{i}ub", 4 * WIDTH),
+        )
+        h = net.add(
+            "Add", h, net.add("MatMul", net.add("Gelu", up), net.weight(f"{i}d", 4 * WIDTH, WIDTH))
+        )
     head = net.add("Transpose", "words", perm=[1, 0]) if tied else net.weight("head", WIDTH, WORDS)
     h = net.add("MatMul", h, head)
-    return net.save(path, ((BATCH, LENGTH), TensorProto.INT64), (h, (BATCH, LENGTH, WORDS)))  # fmt: skip
+    tokens = (BATCH, LENGTH), TensorProto.INT64
+    return net.save(path, tokens, (h, (BATCH, LENGTH, WORDS)))
 
 
 def cnn(path):
@@ -135,7 +151,7 @@ def lines(model, operator):
     shape = {name: described[name].shape for name in (*reads(operator), *operator.outputs)}
     node = next(one for one in model.nodes if one.name == operator.name)
     names = reads(operator)
-    whole = {name: "R" for name in names}
+    whole = dict.fromkeys(names, "R")
 
     def line(outputs, local="", **cut):
         inputs = ",".join({**whole, **cut}[name] for name in names)
@@ -248,6 +264,56 @@ def _flatten(node, shape, names, line):
     yield line("S0", **{names[0]: "S0"})
     yield line("S1", **{names[0]: "S1"})
     yield line("P", **{names[0]: "P"})
+
+
+def megatron(model, size, sequence=False):
+    """Megatron-LM's split of the blocks of `gpt` (Shoeybi et al. 2019, section 3), and with
+    `sequence` that of Korthikanti et al. 2022, section 4.2.2. Embedding and head run whole.
+    """
+    graph = model.graph
+    rules, lies = {}, {}
+    products = {p: o for o in graph.operators for p in o.parameters if o.type == "MatMul"}
+    feeds = {name: o for o in graph.operators for name in o.outputs}
+    for name, operator in products.items():
+        if name[0].isdigit() and name[1:] in "qkvu":
+            rules[operator.name], lies[name] = "R,S1->S2", ("S1",)
+        elif name[0].isdigit():
+            rules[operator.name], lies[name] = "S2,S0->P", ("S0",)
+    for operator in graph.operators:
+        if operator.type == "Add" and operator.parameters:
+            (bias,) = operator.parameters
+            if bias[1:] in ("qb", "kb", "vb", "ub"):
+                rules[operator.name], lies[bias] = "S2,S0->S2", ("S0",)
+        elif operator.type == "Reshape":
+            rules[operator.name] = "S2->S2 shape[2]"
+        elif operator.type == "Gelu":
+            rules[operator.name] = "S2->S2"
+    for operator in graph.operators:
+        made_by = [feeds.get(name) for name in operator.inputs]
+        if operator.type == "Transpose" and made_by[0] is not None:
+            node = next(one for one in model.nodes if one.name == operator.name)
+            before = made_by[0].type == "Reshape"
+            cut = (2, 1) if before else (1, list(node.attributes["perm"]).index(1))
+            rules[operator.name] = f"S{cut[0]}->S{cut[1]}"
+        elif operator.type == "MatMul" and not operator.parameters and len(operator.inputs) == 2:
+            if all(one is not None and one.type != "Add" for one in made_by):
+                rules[operator.name] = "S1,S1->S1"
+        elif operator.type in ("Mul", "Softmax"):
+            rules[operator.name] = "S1->S1"
+        elif operator.type == "Add" and "mask" in operator.parameters:
+            rules[operator.name] = "S1,R->S1"
+    if sequence:
+        for operator in graph.operators:
+            if operator.type == "LayerNormalization":
+                rules[operator.name] = "S1,R,R->S1"
+            elif operator.type == "Add" and operator.name not in rules:
+                places = "places" in operator.parameters
+                second = ["S0" if places else "R"] if operator.parameters else ["S1"]
+                rules[operator.name] = ",".join(["S1", *second]) + "->S1"
+            elif operator.type == "Gather":
+                rules[operator.name] = "S1,R->S1"
+    made = {name: rule_of([line]) for name, line in rules.items()}
+    return Sharding((size,), made, lies, {}, {})
 
 
 _RULES = {

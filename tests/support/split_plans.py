@@ -7,6 +7,7 @@ import torch
 from planner.graph import parameters_by_name, tensors_by_name
 from planner.launcher.runtime import StageRunner
 from planner.launcher.split.convert import local_part
+from planner.launcher.split.mesh import coordinates
 from planner.launcher.split.module import split_module
 from planner.launcher.split.part import local_parameters, split_losses
 from planner.model.losses import losses
@@ -33,7 +34,8 @@ def random_rule(model, operator, mesh, random):
     candidates = lines(model, operator)
     for _ in range(20):
         rule = rule_of([random.choice(candidates) for _ in mesh])
-        pairs = [*zip(reads(operator), rule.inputs), *zip(operator.outputs, rule.outputs)]
+        names = (*reads(operator), *operator.outputs)
+        pairs = [*zip(names, (*rule.inputs, *rule.outputs), strict=True)]
         if all(fits(described[name].shape, spec, mesh) for name, spec in pairs):
             return rule
     return rule_of([candidates[0] for _ in mesh])
@@ -72,7 +74,10 @@ def data(model, count=1):
     """Inputs and targets of microbatches."""
     (loss,) = losses(model.graph)
     return [
-        (synthetic.inputs(model, seed=1, microbatch=m), synthetic.target(loss, seed=1, microbatch=m))
+        (
+            synthetic.inputs(model, seed=1, microbatch=m),
+            synthetic.target(loss, seed=1, microbatch=m),
+        )
         for m in range(count)
     ]
 
@@ -98,9 +103,7 @@ def local_run(model, stage, batches, mesh, recompute=False):
     values = local_parameters(model, held, sharding, mesh, "cpu")
     module = split_module(model, stage, mesh, values, "cpu")
     shares = split_losses(losses(model.graph), sharding, mesh)
-    runner = StageRunner(
-        module, model.graph, recompute, shares.criteria, untold=shares.untold
-    )
+    runner = StageRunner(module, model.graph, recompute, shares.criteria, untold=shares.untold)
     total = 0.0
     for m, (inputs, target) in enumerate(batches):
         local = {
@@ -144,11 +147,7 @@ def together(parts, spec, mesh, shape):
     for i, part in enumerate(parts):
         if part is None:
             part = torch.zeros(local_shape(shape, spec, mesh), dtype=torch.float64)
-        rest, left = [], prod(mesh)
-        for size, word in zip(mesh, spec):
-            left //= size
-            rest.append((i // left) % size if word == "R" else None)
-        key = tuple(x for j, x in enumerate(_coordinates(mesh, i)) if spec[j] != "R")
+        key = tuple(x for x, part in zip(coordinates(mesh, i), spec, strict=True) if part != "R")
         if key in seen:
             torch.testing.assert_close(part, seen[key], rtol=1e-12, atol=1e-12)
             continue
@@ -156,14 +155,6 @@ def together(parts, spec, mesh, shape):
         box = tuple(slice(*ends) for ends in tiles(shape, spec, mesh, i)[0])
         whole[box] += part
     return whole
-
-
-def _coordinates(mesh, index):
-    found = []
-    for size in reversed(mesh):
-        found.append(index % size)
-        index //= size
-    return found[::-1]
 
 
 def error(found, expected):

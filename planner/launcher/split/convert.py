@@ -75,8 +75,8 @@ def parts(tensor: Tensor, n: int, cut: str) -> Tensor:
     dim, blocks = dim_of(cut), blocks_of(cut)
     assert dim is not None, "a part of a spec that cuts"
     if blocks == 1:
-        return tensor.unflatten(dim, (n, tensor.shape[dim] // n)).movedim(dim, 0).contiguous()
-    apart = tensor.unflatten(dim, (blocks, n, tensor.shape[dim] // (blocks * n)))
+        return _apart(tensor, dim, (n, tensor.shape[dim] // n)).movedim(dim, 0).contiguous()
+    apart = _apart(tensor, dim, (blocks, n, tensor.shape[dim] // (blocks * n)))
     return apart.movedim(dim + 1, 0).flatten(dim + 1, dim + 2).contiguous()
 
 
@@ -94,8 +94,13 @@ def joined(some: Tensor, cut: str) -> Tensor:
     assert dim is not None, "a part of a spec that cuts"
     if blocks == 1:
         return some.movedim(0, dim).flatten(dim, dim + 1)
-    apart = some.unflatten(dim + 1, (blocks, some.shape[dim + 1] // blocks))
+    apart = _apart(some, dim + 1, (blocks, some.shape[dim + 1] // blocks))
     return apart.movedim(0, dim + 1).flatten(dim, dim + 2)
+
+
+def _apart(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """A view with several dimensions in the place of one."""
+    return tensor.reshape((*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :]))
 
 
 def part_of(tensor: Tensor, n: int, cut: str, k: int) -> Tensor:
@@ -105,7 +110,7 @@ def part_of(tensor: Tensor, n: int, cut: str, k: int) -> Tensor:
     width = tensor.shape[dim] // (n * blocks)
     if blocks == 1:
         return tensor.narrow(dim, k * width, width)
-    return tensor.unflatten(dim, (blocks, n, width)).select(dim + 1, k).flatten(dim, dim + 1)
+    return _apart(tensor, dim, (blocks, n, width)).select(dim + 1, k).flatten(dim, dim + 1)
 
 
 def local_part(whole: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
@@ -149,7 +154,7 @@ class Conversion(nn.Module):
 
 class _Reshard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, how: Conversion) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: Tensor, how: Conversion) -> Tensor:
         ctx.how = how
         ctx.set_materialize_grads(False)
         made = converted(tensor, how.forward_steps, how.mesh)
@@ -157,7 +162,7 @@ class _Reshard(torch.autograd.Function):
         return made.view_as(made) if made is tensor else made
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
         how: Conversion = ctx.how
         if gradient is None:
             return None, None

@@ -4,7 +4,7 @@ A *line* are the devices along one axis that share all other coordinates. Each c
 stage runs in one line.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import LaunchError
+from planner.strategy import Stage, Strategy
 
 # Since 2.13 under other names.
 _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -57,34 +58,45 @@ class GroupLine:
 
     Args:
         group: its process group.
-        rank: the position of this process in it.
-        size: the number of processes.
+        ranks: of the processes, in the order of the line. The group has them in ascending order.
+        rank: of this process.
         contact: gives a context that tells errors of transfers from others.
     """
 
     def __init__(
         self,
         group: dist.ProcessGroup,
+        ranks: Sequence[int],
         rank: int,
-        size: int,
         contact: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size = ranks.index(rank), len(ranks)
         self._group, self._contact = group, contact
+        ascending = sorted(ranks)
+        # Where each process of the line is in the group, and the other way round.
+        self._in_group = [ascending.index(one) for one in ranks]
+        self._in_line = [ranks.index(one) for one in ascending]
+        self._sorted = [*ranks] == ascending
+
+    def _to_group(self, parts: Tensor) -> Tensor:
+        return parts if self._sorted else parts[self._in_line]
+
+    def _from_group(self, parts: Tensor) -> Tensor:
+        return parts if self._sorted else parts[self._in_group]
 
     def all_gather(self, part: Tensor) -> Tensor:
         """As `Line.all_gather`."""
         every = part.new_empty((self.size, *part.shape))
         with self._contact():
             _GATHER(_bytes(every), _bytes(part), group=self._group)
-        return every
+        return self._from_group(every)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """As `Line.all_to_all`."""
-        come = torch.empty_like(parts)
+        come, go = torch.empty_like(parts), self._to_group(parts)
         with self._contact():
-            dist.all_to_all_single(_bytes(come), _bytes(parts), group=self._group)
-        return come
+            dist.all_to_all_single(_bytes(come), _bytes(go), group=self._group)
+        return self._from_group(come)
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """As `Line.all_reduce`."""
@@ -94,9 +106,9 @@ class GroupLine:
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """As `Line.reduce_scatter`."""
-        own = parts.new_empty(parts.shape[1:])
+        own, go = parts.new_empty(parts.shape[1:]), self._to_group(parts)
         with self._contact():
-            _SCATTER(own.view(-1), parts.view(-1), group=self._group)
+            _SCATTER(own.view(-1), go.view(-1), group=self._group)
         return own
 
 
@@ -162,3 +174,19 @@ def line_of(sizes: Sequence[int], index: int, axis: int) -> tuple[int, ...]:
         step *= size
     first = index - coordinates(sizes, index)[axis] * step
     return tuple(first + k * step for k in range(sizes[axis]))
+
+
+def all_lines(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
+    """The devices of all lines of all stages, each line of several devices once, in one order for
+    all ranks.
+    """
+    return tuple(dict.fromkeys(line for stage in strategy.stages for line in _lines(stage)))
+
+
+def _lines(stage: Stage) -> Iterator[tuple[int, ...]]:
+    sizes = () if stage.sharding is None else stage.sharding.mesh
+    for group in stage.groups:
+        for axis, size in enumerate(sizes):
+            for index in range(len(group)):
+                if size > 1 and coordinates(sizes, index)[axis] == 0:
+                    yield tuple(group[i] for i in line_of(sizes, index, axis))

@@ -8,13 +8,15 @@ copy for all who read the same.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import prod
-from operator import getitem, truediv
+from operator import getitem, is_not, truediv
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from planner import graph as graphs
 from planner.errors import LaunchError
 from planner.graph import Graph, Operator, parameters_by_name, tensors_by_name
 from planner.launcher.split.convert import Conversion
@@ -149,7 +151,7 @@ def _take_means(
             node = made[name]
             with node.graph.inserting_after(node):
                 mean = node.graph.call_function(truediv, (node, n))
-            node.replace_all_uses_with(mean, delete_user_cb=lambda user, m=mean: user is not m)
+            node.replace_all_uses_with(mean, delete_user_cb=partial(is_not, mean))
             made[name] = mean
 
 
@@ -203,7 +205,9 @@ def _check(
     """
     operator, rule = what
     specs = dict(zip(reads(operator), rule.inputs, strict=True))
-    described = {**tensors_by_name(graph), **parameters_by_name(graph)}
+    described: dict[str, graphs.Tensor | graphs.Parameter] = {
+        **tensors_by_name(graph), **parameters_by_name(graph)
+    }  # fmt: skip
     names = {value: name for name, value in made.items()}
 
     def empty(given: fx.Node) -> Tensor:
@@ -216,7 +220,8 @@ def _check(
     where = f"operator {operator.name} ({operator.type}): by the rule {'; '.join(rule_lines(rule))}"
     assert callable(node.target)
     try:
-        args, kwargs = (fx.map_arg(some, empty) for some in (node.args, node.kwargs))
+        args: Any = fx.map_arg(node.args, empty)
+        kwargs: Any = fx.map_arg(node.kwargs, empty)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "meta"}
         results = node.target(*args, **kwargs)
@@ -225,7 +230,9 @@ def _check(
             value = made[name]
             one = results[value.args[1]] if value.target is getitem else results
             if tuple(one.shape) != due:
-                raise LaunchError(f"{where} it makes {name!r} of shape {tuple(one.shape)}, expected {due}")
+                raise LaunchError(
+                    f"{where} it makes {name!r} of shape {tuple(one.shape)}, expected {due}"
+                )
     except REFUSALS as error:
         raise LaunchError(f"{where} it does not run: {words_of(error)}") from error
 
