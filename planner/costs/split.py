@@ -136,12 +136,14 @@ class _Builder:
         made_by = producers(self.graph)
         inputs = [
             name
-            for name in dict.fromkeys(n for v in self.indices for n in self.graph.operators[v].inputs)
+            for name in dict.fromkeys(
+                n for v in self.indices for n in self.graph.operators[v].inputs
+            )
             if made_by.get(name) not in inside
         ]
         for name in inputs:
             self._tensor(name)
-        first = {}
+        first: dict[str, list[Resharding]] = {}
         for copy in self.copies:
             for reader in copy.readers[:1]:
                 first.setdefault(reader, []).append(copy)
@@ -241,7 +243,11 @@ class _Builder:
 
     def _operator(self, v: int) -> None:
         """Adds an operator of the stage at its local shapes."""
-        operator, cost, mesh = self.graph.operators[v], self.profile.operators[v], self.sharding.mesh
+        operator, cost, mesh = (
+            self.graph.operators[v],
+            self.profile.operators[v],
+            self.sharding.mesh,
+        )
         rule = rule_by(self.sharding, operator)
         for name in operator.outputs:
             self._tensor(name)
@@ -281,7 +287,7 @@ class _Builder:
                 self.gradient_views.append(View(named[view.tensor], view.base))
 
     def _byte_shares(self, operator: Operator, named: Mapping[str, str]) -> tuple[float, float]:
-        """The local part of the bytes that an operator makes, and of all that it reads and makes."""
+        """The local part of the bytes that an operator makes, and of those that it reads or makes."""
         tensors, parameters = tensors_by_name(self.graph), parameters_by_name(self.graph)
         made = sum(self.tensors[n].bytes for n in operator.outputs)
         made_whole = sum(tensors[n].bytes for n in operator.outputs)
@@ -316,7 +322,9 @@ class _Builder:
         return (outside, *results)
 
     def _losses(self, outputs: Sequence[str]) -> tuple[LossChoice, ...]:
-        mine = {self.read_as.get((one.output, ""), one.output): one for one in losses_of(self.graph)}
+        mine = {
+            self.read_as.get((one.output, ""), one.output): one for one in losses_of(self.graph)
+        }
         return tuple(replace(one, output=n) for n, one in mine.items() if n in outputs)
 
     def _loss_share(self, v: int) -> float:
@@ -400,8 +408,8 @@ def _loss_parts(profile: Profile, side: int) -> Floats:
 def conversion_times(
     problem: Problem, stage: Stage, group: tuple[int, ...]
 ) -> tuple[Floats, Floats]:
-    """(N,) times of the collectives of each resharding of `local_stage`, forward and backward, in s,
-    where its other operators have 0.
+    """(N,) times of the collectives of each resharding of `local_stage`, forward and backward, in
+    s, where its other operators have 0.
 
     Args:
         group: the devices of the mesh, row-major.
