@@ -1,5 +1,6 @@
 """Random plans of split operators, and what a mesh of threads makes of them."""
 
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -12,10 +13,13 @@ from planner.launcher.split.module import split_module
 from planner.launcher.split.part import local_parameters, split_losses
 from planner.model.losses import losses
 from planner.operators import parameters, synthetic, to_torch
+from planner.operators.convert import input_names, output_names
 from planner.operators.losses import criterion
 from planner.sharding import Sharding, local_shape, rule_of, tiles
 from planner.splitting.reshardings import homes, reads
-from planner.strategy import Stage
+from planner.plan import StagePrediction
+from planner.strategy import Stage, crossings, used_devices
+from tests.support.launch_worker import Case, make_plan
 from tests.support.split_models import lines
 from tests.support.threads import on_all
 
@@ -51,23 +55,60 @@ def random_spec(shape, mesh, random, without=()):
     return ("R",) * len(mesh)
 
 
-def random_sharding(model, mesh, random):
-    """Every operator by a random rule, every leaf in a random spec."""
+def random_sharding(model, mesh, random, some=None, parameters=()):
+    """Every operator by a random rule, every leaf in a random spec.
+
+    Args:
+        some: the operators of a stage, by index; None for all.
+        parameters: specs that parameters have to have, of (name, spec).
+    """
     graph = model.graph
-    tensors = tensors_by_name(graph)
+    chosen = range(len(graph.operators)) if some is None else some
+    operators = [graph.operators[i] for i in chosen]
+    tensors, held = tensors_by_name(graph), parameters_by_name(graph)
+    names = dict.fromkeys(name for operator in operators for name in operator.parameters)
     without = {one.output.name: {one.class_dim} for one in losses(graph)}
+    leaves = [
+        {
+            n: random_spec(tensors[n].shape, mesh, random, without.get(n, ()))
+            for n in edge(graph, chosen)
+        }
+        for edge in (input_names, output_names)
+    ]
     return Sharding(
         mesh,
-        {operator.name: random_rule(model, operator, mesh, random) for operator in graph.operators},
-        {one.name: random_spec(one.shape, mesh, random) for one in graph.parameters},
-        {name: random_spec(tensors[name].shape, mesh, random) for name in graph.inputs},
-        {n: random_spec(tensors[n].shape, mesh, random, without.get(n, ())) for n in graph.outputs},
+        {one.name: random_rule(model, one, mesh, random) for one in operators},
+        {name: random_spec(held[name].shape, mesh, random) for name in names} | dict(parameters),
+        *leaves,
     )
 
 
 def stage_of(model, sharding):
     names = tuple(operator.name for operator in model.graph.operators)
     return Stage(names, (tuple(range(prod(sharding.mesh))),), 1, False, sharding)
+
+
+def plan_of(model, strategy, **changes):
+    """A plan of any strategy, with ranks in another order than devices."""
+    names = tuple(one.name for one in model.graph.operators)
+    devices = used_devices(strategy)
+    plan = make_plan(Case((1,)), model, [((0,), names)])
+    one = plan.prediction.devices[0]
+    prediction = replace(
+        plan.prediction,
+        stages=(StagePrediction(0.1, 0.2),) * len(strategy.stages),
+        devices=tuple(replace(one, device=d, name=f"cpu{d}") for d in devices),
+    )
+    return replace(
+        plan,
+        strategy=strategy,
+        ranks=(devices[-1], *devices[:-1]),
+        crossings=crossings(strategy, model.graph),
+        prediction=prediction,
+        microbatch_size=model.batch,
+        dtype="float64",
+        **changes,
+    )
 
 
 def data(model, count=1):
