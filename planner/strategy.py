@@ -201,11 +201,11 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
         GradientSum(key[1], tuple(p.name for p in bucket), sum(p.bytes for p in bucket))
         for key in sorted(groups)
         # A gradient is there when the first operator that reads the parameter has run its backward.
-        for bucket in _buckets(sorted(groups[key], key=lambda p: -min(users[p.name])))
+        for bucket in buckets(sorted(groups[key], key=lambda p: -min(users[p.name])))
     )
 
 
-def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
+def buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
     """Parameters in their order, parted; one that is above the limit is alone."""
     most = max(BUCKET_BYTES, sum(p.bytes for p in parameters) / MAX_BUCKETS)
     limit = min(most, FIRST_BUCKET_BYTES)
@@ -259,17 +259,14 @@ def not_runnable(stage: Stage) -> str | None:
         sizes = ", ".join(str(len(group)) for group in stage.groups)
         mesh = "has no mesh" if stage.sharding is None else f"has a mesh of {size} devices"
         return f"{mesh}, and its replicas have {sizes} devices; expected {size} each"
-    if stage.sharding is not None:
-        mesh = " x ".join(map(str, stage.sharding.mesh))
-        return f"splits its operators over a mesh of {mesh}, which cannot be priced or run yet"
     return None
 
 
 def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str, ...]:
     """Everything that is wrong with the structure of a strategy; empty if it is sound.
 
-    A device may run several stages if each of them has one replica. A stage with several has its
-    devices to itself: which of a device's microbatches are whose would depend on the stage.
+    A device may run several stages if each of them has one replica on one device. Others have their
+    devices to themselves: which of a device's microbatches are whose would depend on the stage.
 
     Args:
         num_devices: the devices that there are; indices run below it.
@@ -287,10 +284,10 @@ def violations(strategy: Strategy, graph: Graph, num_devices: int) -> tuple[str,
     shared = {d for d, count in Counter(devices).items() if count > 1}
     wrong += [
         f"device {d} runs a replica of stage {s} and another one; only stages with one replica"
-        " share a device"
+        " that is not split share a device"
         for s, stage in enumerate(strategy.stages)
         for d in sorted(shared.intersection(stage.devices))
-        if stage.num_replicas > 1
+        if stage.num_replicas > 1 or stage.sharding is not None
     ]
     if strategy.num_microbatches < 1:
         wrong.append("there is no microbatch")

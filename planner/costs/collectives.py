@@ -1,12 +1,14 @@
-"""Time of transfers and all-reduces on a topology."""
+"""Time of transfers and collectives on a topology."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
+from planner.splitting.conversion import LOCAL, Kind, Step
 from planner.support.derived import derived
 from planner.topology import AllReduceTable, Topology, table_of
 
@@ -160,3 +162,84 @@ def line_below(points: _Points) -> tuple[float, float]:
         return sum(1 - (line[0] + line[1] * size) / t for size, t in points[1:] if t > 0)
 
     return min(lines, key=distance)
+
+
+def allgather_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
+    """Time of an all-gather or reduce-scatter over a group of devices, in s: on a ring, n - 1
+    messages of size_bytes / n, which is half an all-reduce of the same buffer. Where all-reduces
+    were measured, half of their time is taken, because nothing else is known.
+
+    Args:
+        devices: ascending indices; one alone costs nothing.
+        size_bytes: the largest buffer on each device: what it has after the all-gather, or before
+            the reduce-scatter.
+    """
+    return allreduce_s(topology, devices, size_bytes) / 2
+
+
+def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
+    """Time of an all-to-all over a group of devices, in s: each of the n sends a part to every
+    other one, in n - 1 rounds over the slowest pair:
+
+        (n - 1) (latency + size_bytes / n / bandwidth)
+
+    Args:
+        devices: one alone costs nothing.
+        size_bytes: the buffer on each device.
+    """
+    count = len(devices)
+    if count < 2:
+        return 0.0
+    latency, rate = slowest_link(topology, devices, devices)
+    return (count - 1) * (latency + size_bytes / count / rate)
+
+
+def lines(group: Sequence[int], mesh: Sequence[int], axis: int) -> tuple[tuple[int, ...], ...]:
+    """The devices of a mesh along each line of an axis, in the order of their coordinates.
+
+    Args:
+        group: the devices, row-major.
+
+    >>> lines((4, 5, 6, 7), (2, 2), 0)
+    ((4, 6), (5, 7))
+    """
+    stride = prod(mesh[axis + 1 :])
+    return tuple(
+        tuple(group[first + k * stride] for k in range(mesh[axis]))
+        for first in range(len(group))
+        if first // stride % mesh[axis] == 0
+    )
+
+
+def conversion_s(
+    topology: Topology, group: tuple[int, ...], mesh: tuple[int, ...], steps: Iterable[Step]
+) -> float:
+    """Time of the steps of a conversion, in s; each as long as on the slowest line of its axis.
+    Local steps take none.
+
+    Args:
+        group: the devices of the mesh, row-major.
+        mesh: size of each axis.
+    """
+    return sum(_step_s(topology, group, mesh, s.kind, s.axis, s.bytes) for s in steps)
+
+
+@derived(kept=65536)
+def _step_s(
+    topology: Topology,
+    group: tuple[int, ...],
+    mesh: tuple[int, ...],
+    kind: Kind,
+    axis: int,
+    size_bytes: int,
+) -> float:
+    if kind in LOCAL:
+        return 0.0
+    times = {
+        Kind.ALL_REDUCE: allreduce_s,
+        Kind.ALL_GATHER: allgather_s,
+        Kind.REDUCE_SCATTER: allgather_s,
+        Kind.ALL_TO_ALL: alltoall_s,
+    }
+    some = {tuple(sorted(line)) for line in lines(group, mesh, axis)}
+    return max(times[kind](topology, line, size_bytes) for line in some)

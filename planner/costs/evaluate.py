@@ -2,8 +2,12 @@
 (`judging/judge.py`) adds the simulated times.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+
+import numpy as np
 
 from planner.costs.closed_form import StageCost, exposed_sum_s, objective_s
 from planner.costs.collectives import allreduce_s, slowest_link
@@ -17,17 +21,21 @@ from planner.costs.memory import (
 from planner.costs.overlap import runs_beside
 from planner.costs.pricing import ActionCosts, action_costs, all_busy, stage_price, sum_factor
 from planner.costs.shared import shared_stage_costs, stage_transfers
+from planner.graph import ITEM_BYTES, tensors_by_name
 from planner.plan import MemoryParts, StagePrediction
 from planner.problem import Problem
-from planner.schedules.actions import Program
+from planner.schedules.actions import Code, Kind, Program
 from planner.schedules.dry_run import dry_run
 from planner.schedules.flows import flow, steady_minibatches
+from planner.schedules.pipelines import mesh_end
 from planner.schedules.program import program
+from planner.splitting import Piece, pieces
+from planner.splitting.sums import gradient_sums
 from planner.strategy import (
+    Crossing,
     GradientSum,
     Strategy,
     crossings,
-    gradient_sums,
     shares_devices,
     stages_by_device,
     used_devices,
@@ -118,8 +126,7 @@ def _priced(
     graph = problem.profile.graph
     sums, needs = gradient_sums(strategy, graph), _needs(problem, strategy)
     prices = [
-        stage_price(problem, stage, needs[s].trainable_bytes)
-        for s, stage in enumerate(strategy.stages)
+        stage_price(problem, stage, needs[s].state_bytes) for s, stage in enumerate(strategy.stages)
     ]
     costs = action_costs(problem, strategy, prices, crossings(strategy, graph), sums)
     stages = _stage_costs(problem, strategy, sums, all_busy(costs))
@@ -145,7 +152,7 @@ def _stage_costs(
     if shares_devices(strategy):
         return shared_stage_costs(problem, strategy, sums, costs)
     crossing = crossings(strategy, problem.profile.graph)
-    # A sum has all devices of a stage or none.
+    # A sum has all devices of a stage or none; of a split one, those of some lines of its mesh.
     members = [frozenset(one.devices) for one in sums]
     stages = []
     for s, stage in enumerate(strategy.stages):
@@ -153,16 +160,17 @@ def _stage_costs(
         if s + 1 < len(strategy.stages):
             ahead = strategy.stages[s + 1].devices
             over = [c for c in crossing if c.source <= s < c.targets[-1]]
+            sizes = {c.tensor: _sent_bytes(problem, strategy, s, c) for c in over}
             latency, rate = slowest_link(problem.topology, stage.devices, ahead)
-            send = sum(latency + c.bytes / rate for c in over)
+            send = sum(latency + sizes[c.tensor][0] / rate for c in over)
             latency, rate = slowest_link(problem.topology, ahead, stage.devices)
-            back = sum(latency + c.bytes / rate for c in over if c.gradient)
+            back = sum(latency + sizes[c.tensor][1] / rate for c in over if c.gradient)
         forward_s = max(costs.forward_s[s, d] for d in stage.devices)
         backward_s = max(costs.backward_s[s, d] for d in stage.devices)
         tied = [
             costs.sum_s[i]
             for i in range(len(sums))
-            if stage.devices[0] in members[i] and members[i] != frozenset(stage.devices)
+            if stage.devices[0] in members[i] and not members[i].issubset(stage.devices)
         ]
         own_s = _own_sum_s(
             problem, strategy, s, sums, backward_s - (forward_s if stage.recompute else 0.0)
@@ -189,13 +197,50 @@ def _own_sum_s(
     Args:
         backward_s: of the stage, without a forward that is run again.
     """
-    devices = tuple(sorted(strategy.stages[s].devices))
-    size_bytes = sum(one.bytes for one in sums if one.devices == devices)
-    if not size_bytes:
+    there, used = frozenset(strategy.stages[s].devices), used_devices(strategy)
+    sizes = Counter[tuple[int, ...]]()
+    for one in sums:
+        if there.issuperset(one.devices):
+            sizes[one.devices] += one.bytes
+    if not sizes:
         return 0.0
-    used = used_devices(strategy)
-    whole_s = sum_factor(problem, used) * allreduce_s(problem.topology, devices, size_bytes)
-    return exposed_sum_s(whole_s, size_bytes, backward_s, runs_beside(problem, used, devices))
+    factor = sum_factor(problem, used)
+    whole_s = {d: factor * allreduce_s(problem.topology, d, n) for d, n in sizes.items()}
+    # All at once over the same devices, one after the other over the lines of different axes.
+    of_device = {d: sum(t for devices, t in whole_s.items() if d in devices) for d in there}
+    slowest = max(there, key=lambda d: (of_device[d], -d))
+    size_bytes = sum(n for devices, n in sizes.items() if slowest in devices)
+    beside = all(runs_beside(problem, used, devices) for devices in sizes)
+    return exposed_sum_s(of_device[slowest], size_bytes, backward_s, beside)
+
+
+def _sent_bytes(
+    problem: Problem, strategy: Strategy, s: int, crossing: Crossing
+) -> tuple[float, float]:
+    """Bytes of a tensor that crosses the cut behind a stage, and of its gradient: the most that a
+    device sends or receives. From a stage to the first that reads it and is behind the cut.
+    """
+    target = next(t for t in crossing.targets if t > s)
+    stages = strategy.stages[crossing.source], strategy.stages[target]
+    if all(stage.sharding is None for stage in stages):
+        return crossing.bytes, crossing.bytes
+    ends = (
+        mesh_end(stages[0], crossing.tensor, source=True),
+        mesh_end(stages[1], crossing.tensor, source=False, first=len(stages[0].groups[0])),
+    )
+    shape = tensors_by_name(problem.profile.graph)[crossing.tensor].shape
+    there, back = pieces(shape, *ends), pieces(shape, ends[1], ends[0])
+    return _most_bytes(crossing, there), _most_bytes(crossing, back)
+
+
+def _most_bytes(crossing: Crossing, some: Iterable[Piece]) -> float:
+    """The most bytes that a device gives or takes."""
+    moved = Counter[tuple[bool, int]]()
+    for one in some:
+        size = prod(stop - start for start, stop in one.box)
+        moved[True, one.source] += size
+        moved[False, one.target] += size
+    return max(moved.values()) * ITEM_BYTES[crossing.dtype]
 
 
 def _memory(
@@ -213,15 +258,24 @@ def _memory(
         }
     by_device = {}
     for s, stage in enumerate(strategy.stages):
-        # One for each length of a list: those of the same length differ in numbers only.
-        peaks: dict[int, MemoryParts] = {}
+        # One for each length of a list: those of the same length differ in numbers only; devices of
+        # a mesh besides in the boxes that they exchange.
+        peaks: dict[tuple[int, bytes], MemoryParts] = {}
         for device in stage.devices:
             d = position[device]
-            length = int(code.start[d + 1] - code.start[d])
-            if length not in peaks:
-                peaks[length] = peak_memory(problem, strategy, code, d, {s: needs[s]})
-            by_device[device] = peaks[length]
+            mine = slice(code.start[d], code.start[d + 1])
+            boxes = b"" if stage.sharding is None else _transfers(code, mine)
+            key = int(mine.stop - mine.start), boxes
+            if key not in peaks:
+                peaks[key] = peak_memory(problem, strategy, code, d, {s: needs[s]})
+            by_device[device] = peaks[key]
     return {device: by_device[device] for device in position}
+
+
+def _transfers(code: Code, mine: slice) -> bytes:
+    """The transfers of a list, to compare it with others."""
+    moved = (code.kind[mine] == Kind.SEND) | (code.kind[mine] == Kind.RECEIVE)
+    return np.where(moved, code.piece[mine], -1).tobytes()
 
 
 def _shortage(

@@ -18,6 +18,7 @@ from planner.costs.passes import (
     read_from_outside,
     used_outside,
 )
+from planner.costs.split import local_stage
 from planner.costs.waiting import gradients_waiting, outputs_waiting
 from planner.graph import (
     Graph,
@@ -42,7 +43,9 @@ class StageMemory:
 
     Attributes:
         parameter_bytes: weights, buffers and constants, each once.
-        trainable_bytes: the trained part of them: the size of the gradients and of one moment.
+        trainable_bytes: the trained part of them.
+        gradient_bytes: of their gradients: as many, or fewer where these are cut further.
+        state_bytes: of what the optimizer steps through, which is the size of one moment.
         kept_bytes: alive from the forward to the backward of one microbatch: tensors stashed by
             autograd and by the loss, and the stage's inputs and outputs.
         boundary_bytes: the stage's inputs and the outputs that others read. Only these are kept if
@@ -61,6 +64,8 @@ class StageMemory:
 
     parameter_bytes: int
     trainable_bytes: int
+    gradient_bytes: int
+    state_bytes: int
     kept_bytes: int
     boundary_bytes: int
     output_bytes: int
@@ -73,13 +78,17 @@ class StageMemory:
 
 
 def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -> StageMemory:
-    """Memory that one replica of a stage needs.
+    """Memory that one replica of a stage needs; of one that is split, each of its devices.
 
     Args:
         before: earlier stages on the same device; parameters that they hold, and tensors that they
             read or make, are there already.
     """
     graph = profile.graph
+    if stage.sharding is not None:
+        local = local_stage(profile, stage)
+        need = memory_of(local.profile, local.inside)
+        return replace(need, gradient_bytes=local.gradient_bytes, state_bytes=local.state_bytes)
     return memory_of(
         profile, indices_of(stage, graph), [v for one in before for v in indices_of(one, graph)]
     )
@@ -111,9 +120,12 @@ def memory_of(
     private = sum(profile.operators[v].stash_private_bytes for v in inside)
     loss, target = _loss_bytes(graph, inside), _target_bytes(profile, inside)
     freed = kept - there - through
+    trainable = sum(p.bytes for p in held if p.trainable)
     return StageMemory(
         parameter_bytes=sum(p.bytes for p in held),
-        trainable_bytes=sum(p.bytes for p in held if p.trainable),
+        trainable_bytes=trainable,
+        gradient_bytes=trainable,
+        state_bytes=trainable,
         kept_bytes=private + sum(tensors[n].bytes for n in kept - there if n in tensors) + loss,
         boundary_bytes=sum(tensors[n].bytes for n in {*coming, *sent}),
         output_bytes=sum(tensors[n].bytes for n in sent.difference(inputs)),
@@ -315,15 +327,15 @@ def standing_memory(
     Args:
         stages: as of `peak_memory`.
     """
-    trainable = sum(one.trainable_bytes for one in stages.values())
+    moments = problem.options.optimizer.num_moments
     older = 0
     if strategy.schedule.is_asynchronous:
         older = sum((alive(strategy, s) - 1) * one.trainable_bytes for s, one in stages.items())
     return MemoryParts(
         parameter_bytes=sum(one.parameter_bytes for one in stages.values()),
         version_bytes=older,
-        gradient_bytes=trainable,
-        optimizer_bytes=problem.options.optimizer.num_moments * trainable,
+        gradient_bytes=sum(one.gradient_bytes for one in stages.values()),
+        optimizer_bytes=moments * sum(one.state_bytes for one in stages.values()),
         reserve_bytes=problem.options.reserve_bytes,
     )
 

@@ -13,10 +13,12 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from planner.costs.compute import times_on
+from planner.costs.split import conversion_times, local_stage, local_times
 from planner.graph import holders
 from planner.problem import Problem
 from planner.strategy import (
     GradientSum,
+    Stage,
     Strategy,
     indices_of,
     stages_by_device,
@@ -79,7 +81,21 @@ def _backwards_after(
     problem: Problem, strategy: Strategy, stage: int, device: int
 ) -> dict[int, float]:
     """By operator of a stage, the time of the backwards behind its own, in s."""
+    stages = strategy.stages
+    if stages[stage].sharding is not None:
+        return _split_backwards_after(problem, stages[stage], device)
     operators = sorted(indices_of(strategy.stages[stage], problem.profile.graph))
     backward_s = times_on(problem, device).backward_s[operators]
     before = np.concatenate([[0.0], np.cumsum(backward_s)[:-1]])
     return dict(zip(operators, before.tolist(), strict=True))
+
+
+def _split_backwards_after(problem: Problem, stage: Stage, device: int) -> dict[int, float]:
+    """The same of a split stage, with the collectives in its backward."""
+    local = local_stage(problem.profile, stage)
+    group = next(group for group in stage.groups if device in group)
+    backward_s = local_times(problem, stage, device).backward_s
+    backward_s = backward_s + conversion_times(problem, stage, group)[1]
+    before = np.concatenate([[0.0], np.cumsum(backward_s)[:-1]])
+    each = zip(local.whole, before.tolist(), strict=True)
+    return {v: time_s for v, time_s in each if v >= 0}

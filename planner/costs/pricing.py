@@ -14,7 +14,8 @@ from planner.costs.compute import (
     times_on,
 )
 from planner.costs.overlap import left_s
-from planner.graph import Graph, parameters_by_name
+from planner.costs.split import conversion_times, gather_s, local_stage, local_times
+from planner.graph import ITEM_BYTES, Graph, parameters_by_name
 from planner.problem import Problem
 from planner.strategy import (
     Crossing,
@@ -54,6 +55,7 @@ class ActionCosts:
         backward_s: by (stage, device), time of its backward, recomputation included, in s.
         tensor_bytes: by name, size of each tensor that crosses stages, for one microbatch; its
             gradient has the same size.
+        item_bytes: by name, size of an element of those of them that are sent in boxes.
         sum_s: time of each all-reduce of the program, in s.
         left_s: by (all-reduce, device), what is left of the last backward before the all-reduce
             when that has made all gradients that are summed, in s; where there is no entry they
@@ -80,10 +82,12 @@ class ActionCosts:
     copy_s_per_byte: Mapping[int, float] = field(default_factory=dict)
     link_share: float = 1.0
     crowds: tuple[Crowd, ...] = ()
+    item_bytes: Mapping[str, float] = field(default_factory=dict)
 
 
 def stage_price(problem: Problem, stage: Stage, trainable_bytes: int | None = None) -> StagePrice:
-    """The times of a stage on each type of its devices, if a device has its host to itself.
+    """The times of a stage on each type of its devices, if a device has its host to itself; of a
+    split one, those of its local operators, without collectives.
 
     Args:
         trainable_bytes: of the parameters that the optimizer steps through for this stage; None for
@@ -91,10 +95,12 @@ def stage_price(problem: Problem, stage: Stage, trainable_bytes: int | None = No
             through once.
 
     Raises:
-        ValueError: if the stage is split over the devices of a replica.
+        ValueError: if its groups do not have the devices of its mesh.
     """
     if obstacle := not_runnable(stage):
         raise ValueError(f"a stage {obstacle}")
+    if stage.sharding is not None:
+        return _split_price(problem, stage)
     topology, operators = problem.topology, indices_of(stage, problem.profile.graph)
     if trainable_bytes is None:
         trainable_bytes = trained_bytes(problem.profile.graph, operators)
@@ -109,6 +115,51 @@ def stage_price(problem: Problem, stage: Stage, trainable_bytes: int | None = No
                 step_s(problem.options.optimizer, trainable_bytes, device_type(topology, device)),
             )
     return prices
+
+
+def _split_price(problem: Problem, stage: Stage) -> StagePrice:
+    """The same of a split stage."""
+    topology = problem.topology
+    state_bytes = local_stage(problem.profile, stage).state_bytes
+    prices: dict[str, tuple[float, float, float]] = {}
+    for device in stage.devices:
+        kind = topology.devices[device].type
+        if kind not in prices:
+            times = local_times(problem, stage, device)
+            prices[kind] = (
+                float(times.forward_s.sum()),
+                float(times.backward_s.sum()),
+                step_s(problem.options.optimizer, state_bytes, device_type(topology, device)),
+            )
+    return prices
+
+
+def _in_step(
+    problem: Problem,
+    stage: Stage,
+    group: tuple[int, ...],
+    price: StagePrice,
+    slow: Mapping[int, float],
+    of_sums: float,
+) -> tuple[float, float]:
+    """Forward and backward of a replica of a stage, in s: of the slowest of its devices, which run
+    in step, and its collectives.
+
+    Args:
+        price: of the stage.
+        slow: by device, its slowdown.
+        of_sums: factor of collectives.
+    """
+    devices = problem.topology.devices
+    alone = [[slow[d] * time_s for time_s in price[devices[d].type]] for d in group]
+    forward, backward = max(f for f, *_ in alone), max(b for _, b, _ in alone)
+    if stage.sharding is None:
+        return forward, backward
+    collectives = conversion_times(problem, stage, group)
+    return (
+        forward + of_sums * float(collectives[0].sum()),
+        backward + of_sums * float(collectives[1].sum()),
+    )
 
 
 def trained_bytes(graph: Graph, operators: Iterable[int]) -> int:
@@ -142,30 +193,35 @@ def action_costs(
     own = [d for d in slow if topology.devices[d].type == calibration.device_type]
     alike = len(own) == len(slow)  # transfers between other types are left as they are
     forward, backward, step = {}, {}, dict.fromkeys(slow, 0.0)
+    gather = dict.fromkeys(slow, 0.0)
+    of_sums = sum_factor(problem, slow)
     for s, stage in enumerate(strategy.stages):
-        for device in stage.devices:
-            alone = prices[s][topology.devices[device].type]
-            f, b, own_step_s = (slow[device] * time_s for time_s in alone)
-            step[device] += own_step_s
-            forward[s, device], backward[s, device] = f, b + (f if stage.recompute else 0.0)
+        for group in stage.groups:
+            f, b = _in_step(problem, stage, group, prices[s], slow, of_sums)
+            gathered_s = of_sums * gather_s(problem, stage, group)
+            for device in group:
+                step[device] += slow[device] * prices[s][topology.devices[device].type][2]
+                gather[device] += gathered_s
+                forward[s, device], backward[s, device] = f, b + (f if stage.recompute else 0.0)
     return ActionCosts(
         forward_s=forward,
         backward_s=backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
-        sum_s=tuple(
-            sum_factor(problem, slow) * allreduce_s(topology, one.devices, one.bytes)
-            for one in sums
-        ),
+        sum_s=tuple(of_sums * allreduce_s(topology, one.devices, one.bytes) for one in sums),
         left_s={
             (index, device): slow[device] * time_s
             for (index, device), time_s in left_s(problem, strategy, sums).items()
         },
-        step_s={d: (calibration.steps if d in own else 1.0) * time_s for d, time_s in step.items()},
+        step_s={
+            d: (calibration.steps if d in own else 1.0) * time_s + gather[d]
+            for d, time_s in step.items()
+        },
         link_share=calibration.wire if alike else 1.0,
         launch_s=dict.fromkeys(own, calibration.launch_s),
         post_s=dict.fromkeys(own, calibration.post_s),
         copy_s_per_byte=dict.fromkeys(own, calibration.copy_s_per_byte),
         crowds=crowds,
+        item_bytes={one.tensor: ITEM_BYTES[one.dtype] for one in crossing},
     )
 
 

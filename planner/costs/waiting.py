@@ -9,12 +9,23 @@ more behind slow links.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from planner.graph import Graph, tensors_by_name
-from planner.strategy import ScheduleName, Strategy, crossings
+from planner.graph import Graph, Tensor, tensors_by_name
+from planner.sharding import local_shape
+from planner.strategy import ScheduleName, Stage, Strategy, crossings
 from planner.support.arrays import Bools, Ints
+
+
+def held_bytes(stage: Stage, tensor: Tensor) -> int:
+    """Bytes of a tensor from outside on each device of a stage."""
+    sharding = stage.sharding
+    if sharding is None or tensor.name not in sharding.inputs:
+        return tensor.bytes
+    shape = local_shape(tensor.shape, sharding.inputs[tensor.name], sharding.mesh)
+    return replace(tensor, shape=shape).bytes
 
 
 def gradients_waiting(
@@ -47,7 +58,7 @@ def gradients_waiting(
             # so that both microbatches belong to the same replica of the source.
             ahead = -(-source.warmup * source.num_replicas // every) * every // width
             waiting = np.clip(ahead - 1 - (begun - ended), 0, most)
-            waiting_bytes += waiting * size[one.tensor].bytes
+            waiting_bytes += waiting * held_bytes(strategy.stages[s], size[one.tensor])
     return waiting_bytes
 
 

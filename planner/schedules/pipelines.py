@@ -3,6 +3,9 @@
 Replicas of a stage that have equally many microbatches have the same list but for the numbers of
 the microbatches and the peers. So a list is made once for all of them (`Block`), and the lists of
 all devices are blocks put together.
+
+The devices with the same place in the meshes of a stage's replicas form a *row*: they hold the same
+parts of everything. A stage of replicas on one device each is one row. Between rows boxes are sent.
 """
 
 from collections.abc import Sequence
@@ -11,30 +14,49 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.graph import Graph, tensors_by_name
 from planner.schedules.actions import Code, Direction, Kind, Piece
 from planner.schedules.orders import SCHEDULES
-from planner.strategy import Crossing, GradientSum, ScheduleName, Strategy
+from planner.sharding import Spec
+from planner.splitting import pieces as pieces_between
+from planner.strategy import Crossing, GradientSum, ScheduleName, Stage, Strategy
 from planner.support.arrays import Bools, Ints, Kinds
 
 
 @dataclass(frozen=True, slots=True)
-class StageTensor:
-    """A tensor that enters a stage or leaves it.
+class Row:
+    """Devices with the same place in the meshes of a stage's replicas.
 
     Attributes:
-        crossing: index into the crossings.
-        stage: the stage at the other end.
-        gradient: whether its gradient goes the other way.
+        stage: the stage.
+        devices: one per replica.
     """
 
-    crossing: int
     stage: int
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTensor:
+    """A tensor, or a part of one, that enters a row or leaves it.
+
+    Attributes:
+        piece: index into the pieces; of tensors that are sent whole, into the crossings.
+        row: the row at the other end.
+        gradient: whether its gradient goes the other way.
+        forward: whether it goes itself: of the parts of split tensors, those that go and those
+            whose gradients come back differ.
+    """
+
+    piece: int
+    row: int
     gradient: bool
+    forward: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class StageTensors:
-    """The tensors that enter a stage and those that leave it, in the order of the crossings."""
+    """The tensors that enter a row and those that leave it, in the order of the crossings."""
 
     entering: tuple[StageTensor, ...]
     leaving: tuple[StageTensor, ...]
@@ -47,8 +69,9 @@ class ListShape(NamedTuple):
         schedule: of the strategy.
         num_microbatches: of the replica.
         warmup: W.
-        entering: per tensor that comes into the stage, whether it has a gradient.
-        leaving: per tensor that leaves the stage, whether it has a gradient.
+        entering: per tensor that comes into the stage, whether it comes and whether its gradient
+            goes back.
+        leaving: per tensor that leaves the stage, whether it goes and its gradient comes back.
         num_sums: how many all-reduces the replica takes part in; of an asynchronous schedule, in
             each of its rounds.
     """
@@ -56,8 +79,8 @@ class ListShape(NamedTuple):
     schedule: ScheduleName
     num_microbatches: int
     warmup: int
-    entering: tuple[bool, ...]
-    leaving: tuple[bool, ...]
+    entering: tuple[tuple[bool, bool], ...]
+    leaving: tuple[tuple[bool, bool], ...]
     num_sums: int
 
 
@@ -79,7 +102,7 @@ class ListPattern(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """The lists of r replicas of a stage, n actions each; columns as in `Code`.
+    """The lists of r devices of a row, n actions each; columns as in `Code`.
 
     Attributes:
         devices: of the replicas.
@@ -98,8 +121,17 @@ class Block:
     turn: Ints
 
 
+def rows_of(strategy: Strategy) -> tuple[Row, ...]:
+    """The rows of all stages, stage by stage; one for each stage where none is split."""
+    return tuple(
+        Row(s, devices)
+        for s, stage in enumerate(strategy.stages)
+        for devices in zip(*stage.groups, strict=True)
+    )
+
+
 def stage_tensors(crossing: Sequence[Crossing], num_stages: int) -> tuple[StageTensors, ...]:
-    """The tensors that enter each stage and those that leave it."""
+    """The tensors that enter each stage and those that leave it, where none is split."""
     entering: list[list[StageTensor]] = [[] for _ in range(num_stages)]
     leaving: list[list[StageTensor]] = [[] for _ in range(num_stages)]
     for i, one in enumerate(crossing):
@@ -109,39 +141,107 @@ def stage_tensors(crossing: Sequence[Crossing], num_stages: int) -> tuple[StageT
     return tuple(StageTensors(tuple(a), tuple(b)) for a, b in zip(entering, leaving, strict=True))
 
 
+def row_tensors(
+    strategy: Strategy, graph: Graph, crossing: Sequence[Crossing]
+) -> tuple[tuple[StageTensors, ...], tuple[Piece, ...]]:
+    """The tensors, or parts of them, that enter each row and those that leave it, and the pieces
+    that they are.
+    """
+    if all(stage.sharding is None for stage in strategy.stages):
+        tensors = stage_tensors(crossing, len(strategy.stages))
+        return tensors, tuple(Piece(one.tensor) for one in crossing)
+    rows = rows_of(strategy)
+    first = [next(i for i, row in enumerate(rows) if row.stage == s)
+             for s in range(len(strategy.stages))]  # fmt: skip
+    entering: list[list[StageTensor]] = [[] for _ in rows]
+    leaving: list[list[StageTensor]] = [[] for _ in rows]
+    numbers: dict[Piece, int] = {}
+    for one in crossing:
+        shape = tensors_by_name(graph)[one.tensor].shape
+        for target in one.targets:
+            ends = (one.source, target), (target, one.source)
+            for back, (giver, taker) in enumerate(ends[: 1 + one.gradient]):
+                sides = [
+                    mesh_end(
+                        strategy.stages[end],
+                        one.tensor,
+                        source=end == one.source,
+                        first=first[end],
+                    )
+                    for end in (giver, taker)
+                ]
+                for part in pieces_between(shape, sides[0], sides[1]):
+                    whole = part.box == tuple((0, size) for size in shape)
+                    piece = Piece(one.tensor, None if whole else part.box)
+                    number = numbers.setdefault(piece, len(numbers))
+                    up, down = part.source, part.target
+                    up, down = (down, up) if back else (up, down)
+                    leaving[up].append(StageTensor(number, down, bool(back), not back))
+                    entering[down].append(StageTensor(number, up, bool(back), not back))
+    both = zip(entering, leaving, strict=True)
+    return tuple(StageTensors(tuple(a), tuple(b)) for a, b in both), tuple(numbers)
+
+
+def mesh_end(
+    stage: Stage, tensor: str, *, source: bool, first: int = 0
+) -> tuple[range, tuple[int, ...], Spec]:
+    """Places, mesh and spec of a tensor that crosses stages, as `splitting.pieces` takes them.
+
+    Args:
+        source: whether the stage makes it.
+        first: the number of its first place.
+    """
+    if stage.sharding is None:
+        return range(first, first + 1), (1,), ("R",)
+    mesh = stage.sharding.mesh
+    specs = stage.sharding.outputs if source else stage.sharding.inputs
+    places = range(first, first + stage.sharding.num_devices)
+    return places, mesh, specs.get(tensor, ("R",) * len(mesh))
+
+
 def stage_sums(strategy: Strategy, sums: Sequence[GradientSum]) -> tuple[tuple[int, ...], ...]:
-    """Per stage, the all-reduces that its devices take part in: all of them or none."""
-    tails: list[list[int]] = [[] for _ in strategy.stages]
+    """Per row, the all-reduces that its devices take part in: all of them or none."""
+    tails: list[list[int]] = []
+    rows = rows_of(strategy)
+    first = [row.devices[0] for row in rows]
+    at: dict[int, list[int]] = {}
+    for r, device in enumerate(first):
+        at.setdefault(device, []).append(r)
+        tails.append([])
     for i, one in enumerate(sums):
-        members = frozenset(one.devices)
-        for s, stage in enumerate(strategy.stages):
-            if stage.devices[0] in members:
-                tails[s].append(i)
+        for device in one.devices:
+            for r in at.get(device, ()):
+                tails[r].append(i)
     return tuple(map(tuple, tails))
 
 
 def stage_blocks(
     strategy: Strategy,
-    s: int,
+    rows: Sequence[Row],
+    r: int,
     tensors: StageTensors,
     num_sums: int,
     known: dict[ListShape, ListPattern],
 ) -> tuple[Block, ...]:
-    """The lists of a stage: one block, or two where M is no multiple of R.
+    """The lists of a row: one block, or two where M is no multiple of R.
 
     Args:
-        tensors: of the stage; their names do not matter.
+        rows: of the strategy.
+        r: the row.
+        tensors: of the row; their names do not matter.
         num_sums: how many all-reduces its devices take part in.
         known: patterns that were made before; new ones are added.
     """
-    stage, blocks = strategy.stages[s], []
-    others = [one.stage for one in (*tensors.entering, *tensors.leaving)]
+    row, blocks = rows[r], []
+    stage = strategy.stages[row.stage]
+    others = [one.row for one in (*tensors.entering, *tensors.leaving)]
     rounds, more = divmod(strategy.num_microbatches, stage.num_replicas)
     for count, which in ((rounds + 1, range(more)), (rounds, range(more, stage.num_replicas))):
         if not which:
             continue
         entering, leaving = (
-            tuple(e.gradient for e in some) for some in (tensors.entering, tensors.leaving)
+            tuple((e.forward, e.gradient) for e in some)
+            for some in (tensors.entering, tensors.leaving)
         )
         shape = ListShape(strategy.schedule, count, stage.warmup, entering, leaving, num_sums)
         if shape not in known:
@@ -152,11 +252,11 @@ def stage_blocks(
         microbatch = np.where(of_stage, microbatch, 0)
         peer = np.zeros_like(microbatch)
         for other in set(others):
-            far = np.array(strategy.stages[other].devices, dtype=np.int64)
+            far = np.array(rows[other].devices, dtype=np.int64)
             own = np.flatnonzero(np.isin(slot, [j for j, t in enumerate(others) if t == other]))
             peer[:, own] = far[microbatch[:, own] % len(far)]
-        devices = tuple(stage.devices[replica] for replica in which)
-        stages = np.where(of_stage, s, 0)
+        devices = tuple(row.devices[replica] for replica in which)
+        stages = np.where(of_stage, row.stage, 0)
         blocks.append(Block(devices, kind, backward, stages, microbatch, peer, slot, turn))
     return tuple(blocks)
 
@@ -165,16 +265,16 @@ def assembled(
     blocks: Sequence[Sequence[Block]],
     tensors: Sequence[StageTensors],
     tails: Sequence[Sequence[int]],
-    names: tuple[str, ...],
+    pieces: tuple[Piece, ...],
 ) -> Code:
     """The lists of all devices.
 
     Args:
-        blocks: of each stage.
-        tensors: of each stage.
-        tails: of each stage, its all-reduces; of an asynchronous schedule, those of its first
+        blocks: of each row.
+        tensors: of each row.
+        tails: of each row, its all-reduces; of an asynchronous schedule, those of its first
             round.
-        names: of the tensors that cross stages, in the order of the crossings.
+        pieces: that are sent.
     """
     rows = sorted(
         (device, s, b, row)
@@ -194,7 +294,7 @@ def assembled(
         ),
         _pieces([(s, block) for block, (_, s, *_) in zip(each, rows, strict=True)], tensors, tails),
         np.concatenate([block.peer[row] for block, (*_, row) in zip(each, rows, strict=True)]),
-        tuple(map(Piece, names)),
+        pieces,
     )
 
 
@@ -203,14 +303,14 @@ def renamed(
     blocks: Sequence[Sequence[Block]],
     tensors: Sequence[StageTensors],
     tails: Sequence[Sequence[int]],
-    names: tuple[str, ...],
+    pieces: tuple[Piece, ...],
 ) -> Code:
     """The lists that were put together from blocks, for other tensors. Arguments as of `assembled`,
     with the same blocks.
     """
     owner = {device: (s, b) for s, some in enumerate(blocks) for b in some for device in b.devices}
     piece = _pieces([owner[device] for device in code.devices.tolist()], tensors, tails)
-    return replace(code, piece=piece, pieces=tuple(map(Piece, names)))
+    return replace(code, piece=piece, pieces=pieces)
 
 
 def _pieces(
@@ -221,13 +321,13 @@ def _pieces(
     """The column of pieces and all-reduces.
 
     Args:
-        rows: stage and block of each device.
+        rows: row and block of each device.
     """
     moved = [
-        np.array([*(e.crossing for e in (*both.entering, *both.leaving)), *tail, 0])
+        np.array([*(e.piece for e in (*both.entering, *both.leaving)), *tail, 0])
         for both, tail in zip(tensors, tails, strict=True)
     ]
-    # The all-reduces of a round have the numbers behind those of all stages in the round before.
+    # The all-reduces of a round have the numbers behind those of all rows in the round before.
     in_round = 1 + max((i for tail in tails for i in tail), default=-1)
     return np.concatenate(
         [
@@ -262,8 +362,8 @@ def pattern(shape: ListShape) -> ListPattern:
         for backward in (False, True):
             own = np.flatnonzero(back == backward)
             entering = (kind is Kind.RECEIVE) != backward
-            for j, gradient in enumerate(shape.entering if entering else shape.leaving):
-                if gradient or not backward:
+            for j, moves in enumerate(shape.entering if entering else shape.leaving):
+                if moves[backward]:
                     place = at[own], np.full_like(own, phase), own, np.full_like(own, j)
                     keys.append(np.stack(place))
                     parts.append((kind, own, before[entering] + j))

@@ -10,11 +10,13 @@ from planner.schedules.pipelines import (
     ListPattern,
     ListShape,
     assembled,
+    row_tensors,
+    rows_of,
     stage_blocks,
     stage_sums,
-    stage_tensors,
 )
-from planner.strategy import Strategy, crossings, gradient_sums, shares_devices
+from planner.splitting.sums import gradient_sums
+from planner.strategy import Strategy, crossings, shares_devices
 
 
 def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] = ()) -> Program:
@@ -30,14 +32,13 @@ def program(strategy: Strategy, graph: Graph, times: Sequence[StagePrediction] =
     sums = gradient_sums(strategy, graph)
     if shares_devices(strategy):
         return Program(Lists(encode(shared.lists(strategy, crossing, sums, times))), sums)
-    tensors = stage_tensors(crossing, len(strategy.stages))
-    tails = stage_sums(strategy, sums)
+    rows, tails = rows_of(strategy), stage_sums(strategy, sums)
+    tensors, pieces = row_tensors(strategy, graph, crossing)
     known: dict[ListShape, ListPattern] = {}
     blocks = [
-        stage_blocks(strategy, s, tensors[s], len(tails[s]), known)
-        for s in range(len(strategy.stages))
+        stage_blocks(strategy, rows, r, tensors[r], len(tails[r]), known) for r in range(len(rows))
     ]
-    code = assembled(blocks, tensors, tails, tuple(one.tensor for one in crossing))
+    code = assembled(blocks, tensors, tails, pieces)
     return Program(Lists(code), sums * num_rounds(strategy))
 
 

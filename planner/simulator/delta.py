@@ -26,7 +26,7 @@ import numpy as np
 from planner.costs.pricing import ActionCosts, StagePrice, action_costs, stage_price
 from planner.graph import Graph, producers
 from planner.problem import Problem
-from planner.schedules.actions import Lists, Program
+from planner.schedules.actions import Lists, Piece, Program
 from planner.schedules.pipelines import (
     Block,
     ListPattern,
@@ -34,18 +34,19 @@ from planner.schedules.pipelines import (
     StageTensors,
     assembled,
     renamed,
+    rows_of,
     stage_blocks,
     stage_sums,
     stage_tensors,
 )
 from planner.simulator.events import Prepared, Workload, prepared, run_prepared, workload
 from planner.simulator.timeline import Times
+from planner.splitting.sums import gradient_sums
 from planner.strategy import (
     Crossing,
     GradientSum,
     Strategy,
     crossings_among,
-    gradient_sums,
     operator_indices,
     shares_devices,
     stage_of,
@@ -99,8 +100,8 @@ def simulated(problem: Problem, strategy: Strategy) -> Simulated:
     """A strategy, simulated from scratch.
 
     Raises:
-        ValueError: if its structure is wrong, its schedule blocks or is asynchronous, or a device
-            runs several stages.
+        ValueError: if its structure is wrong, its schedule blocks or is asynchronous, a stage is
+            split over a mesh, or a device runs several stages.
     """
     return _simulated(problem, strategy, None)
 
@@ -109,6 +110,10 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
     graph = problem.profile.graph
     if shares_devices(strategy):
         raise ValueError("a device runs several stages, whose lists are made all at once")
+    if any(stage.sharding is not None for stage in strategy.stages):
+        raise ValueError(
+            "a stage is split over a mesh, and only the boxes of whole stages are known"
+        )
     if strategy.schedule.is_asynchronous:
         raise ValueError("an iteration of an asynchronous schedule is part of a flow (`steady.py`)")
     if before is not None and len(before.strategy.stages) != len(strategy.stages):
@@ -123,15 +128,16 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
     tensors, tails = stage_tensors(crossing, len(strategy.stages)), stage_sums(strategy, sums)
     shapes = tuple(_shape(strategy, s, tensors[s], len(tails[s])) for s in range(len(tensors)))
     patterns = dict(before._patterns) if before and len(before._patterns) < MAX_PATTERNS else {}
+    rows = rows_of(strategy)
     blocks = tuple(
         before._blocks[s]
         if before is not None and before._shapes[s] == shape
-        else stage_blocks(strategy, s, tensors[s], len(tails[s]), patterns)
+        else stage_blocks(strategy, rows, s, tensors[s], len(tails[s]), patterns)
         for s, shape in enumerate(shapes)
     )
     # Lists that differ in the names of tensors only keep their dependencies, which are positions in
     # them, and their routes, which belong to pairs of devices.
-    names = tuple(one.tensor for one in crossing)
+    names = tuple(Piece(one.tensor) for one in crossing)
     if before is not None and before._shapes == shapes and before.program.sums == sums:
         code, known = renamed(before.times.code, blocks, tensors, tails, names), before._prepared
     else:
@@ -251,7 +257,7 @@ def _shape(strategy: Strategy, s: int, tensors: StageTensors, num_sums: int) -> 
     """All that the blocks of a stage depend on."""
     stage = strategy.stages[s]
     others = tuple(
-        (end.stage, end.gradient, strategy.stages[end.stage].devices)
+        (end.row, end.gradient, strategy.stages[end.row].devices)
         for end in (*tensors.entering, *tensors.leaving)
     )
     return (

@@ -25,7 +25,7 @@ device's time only for the posting, and for copies that its processor makes for 
 (`ActionCosts.post_s`, `copy_s_per_byte`).
 """
 
-from math import nan
+from math import nan, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -221,5 +221,8 @@ def _sizes_bytes(code: Code, costs: ActionCosts) -> Floats:
 
 
 def _bytes(costs: ActionCosts, piece: Piece, unknown: float) -> float:
-    """Size of a piece; costs know the sizes of whole tensors only."""
-    return unknown if piece.box is not None else costs.tensor_bytes.get(piece.tensor, unknown)
+    """Size of a piece."""
+    if piece.box is None:
+        return costs.tensor_bytes.get(piece.tensor, unknown)
+    item = costs.item_bytes.get(piece.tensor, unknown)
+    return prod(stop - start for start, stop in piece.box) * item

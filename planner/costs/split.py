@@ -1,0 +1,446 @@
+"""A stage that is split over a mesh, as one of its devices sees it: a profile of the local operators
+and tensors, which the rest of this folder prices and measures like any other one.
+
+Operators run at their local shapes. A resharding (`splitting/reshardings.py`) is an operator of its
+own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the end: the
+copy is a tensor that its readers stash, and its gradient is another. Such an operator takes no time
+here; `conversion_times` has that of its collectives, which depends on the devices.
+
+What is approximated: the time of a part is
+
+    measured    max(min(t, floor), t x share)
+    computed    floor + (t - floor) x share      each kernel is launched, however small its part is
+
+where the share is 1/n for each axis of n devices along which the work is cut (of a computed profile,
+that of the roofline with local FLOPs and bytes), and the floor is the time of the fastest operator,
+at most t. Local slices, zeros and additions of summands take no time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.costs.collectives import conversion_s
+from planner.costs.compute import OperatorTimes, loss_times_s, roofline_s, times_on
+from planner.graph import (
+    Graph,
+    LossChoice,
+    Operator,
+    Parameter,
+    Tensor,
+    consumers,
+    losses_of,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
+from planner.problem import Problem
+from planner.profiles import LossCost, OperatorCost, Profile, Source, View
+from planner.sharding import Rule, Sharding, Spec, local_shape
+from planner.splitting import Resharding, conversion, reshardings
+from planner.splitting.gradients import is_split
+from planner.splitting.reshardings import homes, leaving, rule_by
+from planner.strategy import Stage, indices_of
+from planner.support.arrays import Floats
+from planner.support.derived import derived
+from planner.topology import DeviceType, device_type
+
+ROWS = "@rows"
+"""Marks a rule by which each device looks all indices up in its part of a table."""
+
+# These use no value of a parameter in their backward, so that a gathered copy goes at once.
+_KEEPS_NO_PARAMETER = frozenset({"Add", "Sub", "Gather", "Concat", "Split", "Slice", "Reshape",
+                                 "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Identity",
+                                 "Cast"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStage:
+    """A split stage on one of its devices.
+
+    Attributes:
+        profile: of the local operators, the reshardings, and one operator more that reads what
+            other stages read.
+        inside: the operators of the stage and its reshardings, by their indices there.
+        whole: per operator of the stage's, its index in the whole profile; -1 of a resharding.
+        conversions: by index, the reshardings.
+        share: per operator, of the work of the whole one.
+        loss_share: per operator, of the losses of what it makes.
+        gradient_bytes: of the gradients of its parameters.
+        state_bytes: of the parts of its trained parameters that the optimizer steps through.
+    """
+
+    profile: Profile
+    inside: tuple[int, ...]
+    whole: tuple[int, ...]
+    conversions: Mapping[int, Resharding]
+    share: tuple[float, ...]
+    loss_share: tuple[float, ...]
+    gradient_bytes: int
+    state_bytes: int
+
+
+def work_share(rule: Rule, mesh: Sequence[int]) -> float:
+    """The part of an operator's work that each device does: 1/n on an axis along which anything
+    that it reads or makes is cut. Where all is whole or a summand, each does all of it.
+
+    >>> from planner.sharding import rule_of
+    >>> [work_share(rule_of([line]), (4,)) for line in ("S2,S0->P", "R,R->R", "P,R->P")]
+    [0.25, 1.0, 1.0]
+    """
+    share = 1.0
+    for axis, size in enumerate(mesh):
+        cut = any(spec[axis].startswith("S") for spec in (*rule.inputs, *rule.outputs))
+        if is_split(rule, axis) and cut and ROWS not in rule.local[axis]:
+            share /= size
+    return share
+
+
+@derived(kept=256)
+def local_stage(profile: Profile, stage: Stage) -> LocalStage:
+    """The profile of a split stage on each of its devices.
+
+    Raises:
+        ValueError: if a spec does not divide what it cuts.
+    """
+    return _Builder(profile, stage).built()
+
+
+class _Builder:
+    """Puts the local graph together, in the stage's order."""
+
+    def __init__(self, profile: Profile, stage: Stage) -> None:
+        if stage.sharding is None:
+            raise ValueError("expected a stage with a mesh, got one without")
+        self.profile, self.stage, self.sharding = profile, stage, stage.sharding
+        self.graph = profile.graph
+        self.indices = indices_of(stage, self.graph)
+        self.homes = homes(stage, self.graph)
+        self.copies = reshardings(stage, self.graph)
+        self.tensors: dict[str, Tensor] = {}
+        self.parameters: dict[str, Parameter] = {}
+        self.operators: list[Operator] = []
+        self.costs: list[OperatorCost] = []
+        self.whole: list[int] = []
+        self.share: list[float] = []
+        self.conversions: dict[int, Resharding] = {}
+        self.views: list[View] = []
+        self.gradient_views: list[View] = []
+        # By (tensor, reader), the copy that it reads; "" reads what leaves.
+        self.read_as: dict[tuple[str, str], str] = {}
+
+    def built(self) -> LocalStage:
+        """The local stage."""
+        inside = set(self.indices)
+        made_by = producers(self.graph)
+        inputs = [
+            name
+            for name in dict.fromkeys(
+                n for v in self.indices for n in self.graph.operators[v].inputs
+            )
+            if made_by.get(name) not in inside
+        ]
+        for name in inputs:
+            self._tensor(name)
+        first: dict[str, list[Resharding]] = {}
+        for copy in self.copies:
+            for reader in copy.readers[:1]:
+                first.setdefault(reader, []).append(copy)
+        for v in self.indices:
+            operator = self.graph.operators[v]
+            for copy in first.get(operator.name, ()):
+                self._convert(copy)
+            self._operator(v)
+        for copy in self.copies:
+            if copy.leaves:
+                self._convert(copy)
+        count = len(self.operators)
+        outputs = self._outside()
+        profile = replace(
+            self.profile,
+            graph=Graph(
+                operators=tuple(self.operators),
+                tensors=tuple(self.tensors.values()),
+                parameters=tuple(self.parameters.values()),
+                inputs=tuple(inputs),
+                outputs=outputs,
+                losses=self._losses(outputs),
+            ),
+            operators=tuple(self.costs),
+            views=tuple(self.views),
+            gradient_views=tuple(dict.fromkeys(self.gradient_views)),
+            modules=(),
+            tie=(),
+            untie=(),
+            loss_costs=tuple(self._loss_costs()),
+            source=Source.IMPORTED,
+        )
+        trained = [p for p in self._held() if p.trainable]
+        return LocalStage(
+            profile=profile,
+            inside=tuple(range(count)),
+            whole=tuple(self.whole),
+            conversions=self.conversions,
+            share=tuple(self.share),
+            loss_share=tuple(self._loss_share(v) for v in self.whole),
+            gradient_bytes=sum(self._bytes(p, self.homes[p.name].gradient) for p in trained),
+            state_bytes=sum(self._bytes(p, state_spec(self.sharding, p.name)) for p in trained),
+        )
+
+    def _held(self) -> Iterable[Parameter]:
+        """The whole parameters of the stage."""
+        known = parameters_by_name(self.graph)
+        return (known[name] for name in self.parameters)
+
+    def _bytes(self, one: Tensor | Parameter, spec: Spec) -> int:
+        return replace(one, shape=local_shape(one.shape, spec, self.sharding.mesh)).bytes
+
+    def _local(self, one: Tensor, spec: Spec, name: str) -> None:
+        shape = local_shape(one.shape, spec, self.sharding.mesh)
+        self.tensors[name] = replace(one, name=name, shape=shape)
+
+    def _tensor(self, name: str) -> None:
+        """Adds a tensor at its home."""
+        self._local(tensors_by_name(self.graph)[name], self.homes[name].spec, name)
+
+    def _parameter(self, name: str) -> None:
+        """Adds a parameter at its home, if it is not there."""
+        if name not in self.parameters:
+            one = parameters_by_name(self.graph)[name]
+            shape = local_shape(one.shape, self.homes[name].spec, self.sharding.mesh)
+            self.parameters[name] = replace(one, shape=shape)
+
+    def _convert(self, copy: Resharding) -> None:
+        """Adds a resharding."""
+        parameter = parameters_by_name(self.graph).get(copy.tensor)
+        name = f"{copy.tensor} as {','.join(copy.new)}, {','.join(copy.gradient_old)}"
+        name += " leaving" * copy.leaves
+        if parameter is None:
+            source: Tensor = tensors_by_name(self.graph)[copy.tensor]
+        else:
+            self._parameter(copy.tensor)
+            source = Tensor(copy.tensor, parameter.shape, parameter.dtype, parameter.trainable)
+        self._local(source, copy.new, name)
+        inputs = () if parameter else (copy.tensor,)
+        held = (copy.tensor,) if parameter else ()
+        for reader in copy.readers or ("",):
+            self.read_as[copy.tensor, reader] = name
+        if not copy.forward:
+            self.views.append(View(name, copy.tensor))
+            if not copy.backward and not parameter:
+                self.gradient_views.append(View(copy.tensor, name))
+        self.conversions[len(self.operators)] = copy
+        self.operators.append(Operator(f"make {name}", "Reshard", inputs, (name,), held))
+        self.costs.append(
+            OperatorCost(
+                f"make {name}", 0.0, 0.0, self.tensors[name].bytes,
+                sum(self.parameters[n].bytes for n in held), 0, 0, (), 0,
+            )
+        )  # fmt: skip
+        self.whole.append(-1)
+        self.share.append(0.0)
+
+    def _operator(self, v: int) -> None:
+        """Adds an operator of the stage at its local shapes."""
+        operator, cost, mesh = (
+            self.graph.operators[v],
+            self.profile.operators[v],
+            self.sharding.mesh,
+        )
+        rule = rule_by(self.sharding, operator)
+        for name in operator.outputs:
+            self._tensor(name)
+        named = {n: self.read_as.get((n, operator.name), n)
+                 for n in (*operator.inputs, *operator.parameters)}  # fmt: skip
+        held = tuple(n for n in operator.parameters if named[n] == n)
+        for name in held:
+            self._parameter(name)
+        gathered = tuple(named[n] for n in operator.parameters if named[n] != n)
+        inputs = tuple(dict.fromkeys((*(named[n] for n in operator.inputs), *gathered)))
+        self.operators.append(replace(operator, inputs=inputs, parameters=held))
+        share = work_share(rule, mesh)
+        of_outputs, of_all = self._byte_shares(operator, named)
+        kept = () if operator.type in _KEEPS_NO_PARAMETER else gathered
+        stash = (*(named.get(n, n) for n in cost.stash_tensors), *kept)
+        self.costs.append(
+            replace(
+                cost,
+                forward_s=cost.forward_s * share,
+                backward_s=cost.backward_s * share,
+                output_bytes=sum(self.tensors[n].bytes for n in operator.outputs),
+                parameter_bytes=sum(self.parameters[n].bytes for n in held),
+                flops=round(cost.flops * share),
+                bytes_moved=round(cost.bytes_moved * of_all),
+                stash_tensors=tuple(dict.fromkeys(stash)),
+                stash_private_bytes=round(cost.stash_private_bytes * of_outputs),
+                workspace_bytes=round(cost.workspace_bytes * of_all),
+            )
+        )
+        self.whole.append(v)
+        self.share.append(share)
+        for view in self.profile.views:
+            if view.tensor in operator.outputs:
+                self.views.append(View(view.tensor, named[view.base]))
+        for view in self.profile.gradient_views:
+            if view.base in operator.outputs:
+                self.gradient_views.append(View(named[view.tensor], view.base))
+
+    def _byte_shares(self, operator: Operator, named: Mapping[str, str]) -> tuple[float, float]:
+        """The local part of the bytes that an operator makes, and of those that it reads or makes."""
+        tensors, parameters = tensors_by_name(self.graph), parameters_by_name(self.graph)
+        made = sum(self.tensors[n].bytes for n in operator.outputs)
+        made_whole = sum(tensors[n].bytes for n in operator.outputs)
+        read = sum((self.tensors.get(n) or self.parameters[n]).bytes for n in named.values())
+        read_whole = sum((tensors.get(n) or parameters[n]).bytes for n in named)
+        both = made_whole + read_whole
+        return (
+            made / made_whole if made_whole else 1.0,
+            (made + read) / both if both else 1.0,
+        )
+
+    def _outside(self) -> tuple[str, ...]:
+        """Adds an operator that reads what other stages read. Gives the outputs of the local graph:
+        those of the model that the stage makes, and that operator's.
+        """
+        inside = set(self.indices)
+        read_by = consumers(self.graph)
+        sent, results = [], []
+        for name in leaving(self.stage, self.graph):
+            local = self.read_as.get((name, ""), name)
+            if any(v not in inside for v in read_by[name]):
+                sent.append(local)
+            if name in self.graph.outputs:
+                results.append(local)
+        outside = "(other stages)"
+        self.tensors[outside] = Tensor(outside, (), "float32", False)
+        self.operators.append(Operator(outside, "Outside", tuple(sent), (outside,), ()))
+        self.costs.append(OperatorCost(outside, 1e-9, 0.0, 4, 0, 0, 0, (), 0))
+        self.whole.append(-1)
+        self.share.append(0.0)
+        # A graph needs an output with a loss; without one of the model's that is this scalar.
+        return (outside, *results)
+
+    def _losses(self, outputs: Sequence[str]) -> tuple[LossChoice, ...]:
+        mine = {
+            self.read_as.get((one.output, ""), one.output): one for one in losses_of(self.graph)
+        }
+        return tuple(replace(one, output=n) for n, one in mine.items() if n in outputs)
+
+    def _loss_share(self, v: int) -> float:
+        """The local part of the outputs with losses that an operator makes."""
+        made = self.graph.operators[v].outputs if v >= 0 else ()
+        lost = {one.output for one in losses_of(self.graph)}.intersection(made)
+        here = sum(self.tensors[self.read_as.get((name, ""), name)].bytes for name in lost)
+        whole = sum(tensors_by_name(self.graph)[name].bytes for name in lost)
+        return here / whole if whole else 1.0
+
+    def _loss_costs(self) -> Iterable[LossCost]:
+        for one in self.profile.loss_costs:
+            name = self.read_as.get((one.output, ""), one.output)
+            if name in self.tensors and one.output in self.homes:
+                part = self.tensors[name].bytes / tensors_by_name(self.graph)[one.output].bytes
+                yield LossCost(name, one.forward_s * part, one.backward_s * part)
+
+
+def state_spec(sharding: Sharding, name: str) -> Spec:
+    """How the optimizer's state of a parameter lies: as its gradients where nothing is said."""
+    whole = ("R",) * len(sharding.mesh)
+    at_rest = sharding.parameters.get(name, whole)
+    return sharding.states.get(name, sharding.gradients.get(name, at_rest))
+
+
+def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
+    """(N,) times of the operators of `local_stage` on a device that has its host to itself, without
+    collectives.
+    """
+    local, times = local_stage(problem.profile, stage), times_on(problem, device)
+    kind = device_type(problem.topology, device)
+    own = np.array(local.whole)
+    mine = own >= 0
+    share = np.array(local.share)
+    if problem.profile.source is Source.ANALYTIC:
+        share = _roofline_shares(problem.profile, local, kind)
+    lost = [_loss_parts(problem.profile, side) for side in range(2)]
+    scaled = []
+    for whole_s, of_loss in zip((times.forward_s, times.backward_s), lost, strict=True):
+        t = np.where(mine, whole_s[own] * (1.0 - of_loss[own]), 0.0)
+        floor = np.minimum(t, floor_s(whole_s))
+        if problem.profile.source is Source.ANALYTIC:
+            part = floor + (t - floor) * share
+        else:
+            part = np.maximum(floor, t * share)
+        loss_s = np.where(mine, whole_s[own] * of_loss[own], 0.0) * np.array(local.loss_share)
+        scaled.append(np.where(share == 1.0, t, part) + loss_s)
+    return OperatorTimes(*scaled)
+
+
+def floor_s(times_s: Floats) -> float:
+    """The time of the fastest operator that takes any, in s: no part of one is faster."""
+    taken = times_s[times_s > 0]
+    return float(taken.min()) if len(taken) else 0.0
+
+
+def _roofline_shares(profile: Profile, local: LocalStage, kind: DeviceType) -> Floats:
+    """(N,) time of the local FLOPs and bytes over that of the whole ones."""
+    shares = np.array(local.share)
+    for i, v in enumerate(local.whole):
+        if v >= 0 and local.share[i] < 1.0:
+            whole_s = roofline_s(profile.operators[v], kind, profile.dtype)
+            if whole_s > 0:
+                here = local.profile.operators[i]
+                shares[i] = min(1.0, roofline_s(here, kind, profile.dtype) / whole_s)
+    return shares
+
+
+def _loss_parts(profile: Profile, side: int) -> Floats:
+    """(N,) of the time of each operator with the losses of its outputs, the part of these.
+
+    Args:
+        side: 0 forward, 1 backward.
+    """
+    lost = loss_times_s(profile)[side]
+    own = [(one.forward_s, one.backward_s)[side] for one in profile.operators]
+    both = np.array(own) + lost
+    return np.divide(lost, both, out=np.zeros_like(lost), where=both > 0)
+
+
+def conversion_times(
+    problem: Problem, stage: Stage, group: tuple[int, ...]
+) -> tuple[Floats, Floats]:
+    """(N,) times of the collectives of each resharding of `local_stage`, forward and backward, in
+    s, where its other operators have 0.
+
+    Args:
+        group: the devices of the mesh, row-major.
+    """
+    local, mesh = local_stage(problem.profile, stage), _mesh(stage)
+    forward, backward = np.zeros(len(local.whole)), np.zeros(len(local.whole))
+    for i, copy in local.conversions.items():
+        forward[i] = conversion_s(problem.topology, group, mesh, copy.forward)
+        backward[i] = conversion_s(problem.topology, group, mesh, copy.backward)
+    return forward, backward
+
+
+def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
+    """Time, in s, in which the parameters are gathered again after a step on parts of them."""
+    sharding = stage.sharding
+    if sharding is None or not (sharding.states or sharding.gradients):
+        return 0.0
+    local = local_stage(problem.profile, stage)
+    known, whole = parameters_by_name(problem.profile.graph), ("R",) * len(sharding.mesh)
+    total = 0.0
+    for one in local.profile.graph.parameters:
+        old, new = state_spec(sharding, one.name), sharding.parameters.get(one.name, whole)
+        if one.trainable and old != new:
+            shape = known[one.name].shape
+            item = one.bytes / max(1, int(np.prod(one.shape)))
+            steps = conversion(shape, item, sharding.mesh, old, new)
+            total += conversion_s(problem.topology, group, sharding.mesh, steps)
+    return total
+
+
+def _mesh(stage: Stage) -> tuple[int, ...]:
+    if stage.sharding is None:
+        raise ValueError("expected a stage with a mesh, got one without")
+    return stage.sharding.mesh
