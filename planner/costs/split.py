@@ -363,14 +363,15 @@ def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
     lost = [_loss_parts(problem.profile, side) for side in range(2)]
     scaled = []
     for whole_s, of_loss in zip((times.forward_s, times.backward_s), lost, strict=True):
-        t = np.where(mine, whole_s[own] * (1.0 - of_loss[own]), 0.0)
-        floor = np.minimum(t, floor_s(whole_s))
+        both = np.where(mine, whole_s[own], 0.0)
+        least = np.minimum(both, floor_s(whole_s))
+        t = both * (1.0 - of_loss[own])
+        part = t * share
         if problem.profile.source is Source.ANALYTIC:
-            part = floor + (t - floor) * share
-        else:
-            part = np.maximum(floor, t * share)
-        loss_s = np.where(mine, whole_s[own] * of_loss[own], 0.0) * np.array(local.loss_share)
-        scaled.append(np.where(share == 1.0, t, part) + loss_s)
+            launch = np.minimum(t, least)
+            part = launch + (t - launch) * share
+        loss_s = both * of_loss[own] * np.array(local.loss_share)
+        scaled.append(np.maximum(np.where(share == 1.0, t, part) + loss_s, least))
     return OperatorTimes(*scaled)
 
 
