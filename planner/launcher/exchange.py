@@ -111,4 +111,4 @@ class Exchange:
 
 
 def _key(action: Send | Receive) -> object:
-    return action.direction, action.tensor, action.device
+    return action.direction, action.tensor, action.device, action.box

@@ -1,6 +1,6 @@
 """`TrainingJob` -> the stages, parameters and data of one device."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +11,8 @@ from planner.graph import Graph, main_dtype, parameters_by_name, retyped
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.job import TrainingJob
 from planner.launcher.runtime import StageRunner
+from planner.launcher.split.module import split_module
+from planner.launcher.split.part import SplitPlace, local_parameters, place_in, split_losses
 from planner.model.losses import Loss
 from planner.operators import parameters, to_torch
 from planner.operators.losses import Criterion, criterion
@@ -25,13 +27,15 @@ class Part:
 
     Attributes:
         stages: by index.
-        values: its parameters by name; several stages share tied ones.
+        values: its parameters by name, or its parts of them; several stages share tied ones.
         trained: those of them that are trained.
+        place: in the mesh of its only stage, where that is split.
     """
 
     stages: dict[int, StageRunner]
     values: dict[str, Tensor]
     trained: dict[str, Tensor]
+    place: SplitPlace | None = None
 
 
 def make_part(job: TrainingJob, device: int, scale: Callable[[], float] = lambda: 1.0) -> Part:
@@ -39,6 +43,9 @@ def make_part(job: TrainingJob, device: int, scale: Callable[[], float] = lambda
 
     Args:
         scale: gives the factor of the losses in a backward pass.
+
+    Raises:
+        LaunchError: if a stage is split in a way that cannot be run.
     """
     plan, graph = job.plan, job.model.graph
     index_of = operator_indices(graph)
@@ -55,22 +62,33 @@ def make_part(job: TrainingJob, device: int, scale: Callable[[], float] = lambda
             for name in graph.operators[v].parameters
         }
     )
-    values = parameters(job.model, held, job.device)
     described = parameters_by_name(graph)
-    shorter = shorter_dtype(job)
-    stages = {
-        s: StageRunner(
-            to_torch(job.model, operators, values, job.device),
-            graph,
-            plan.strategy.stages[s].recompute,
-            _criteria(job, operators),
-            partial(autocast, job.device, shorter),
-            scale,
-        )
-        for s, operators in mine.items()
-    }
+    precision = partial(autocast, job.device, shorter_dtype(job))
+    place = place_in(plan.strategy, device)
+    if place is not None:
+        values = local_parameters(job.model, held, place.sharding, place.mesh, job.device)
+        module = split_module(job.model, place.stage, place.mesh, values, job.device)
+        losses = split_losses(_made_in(job, mine[place.index]), place.sharding, place.mesh)
+        runner = StageRunner(
+            module, graph, place.stage.recompute, _over(losses.criteria, job), precision, scale,
+            losses.untold,
+        )  # fmt: skip
+        stages = {place.index: runner}
+    else:
+        values = parameters(job.model, held, job.device)
+        stages = {
+            s: StageRunner(
+                to_torch(job.model, operators, values, job.device),
+                graph,
+                plan.strategy.stages[s].recompute,
+                _over({one.output.name: criterion(one) for one in _made_in(job, operators)}, job),
+                precision,
+                scale,
+            )
+            for s, operators in mine.items()
+        }
     trained = {name: values[name] for name in held if described[name].trainable}
-    return Part(stages, values, trained)
+    return Part(stages, values, trained, place)
 
 
 def shorter_dtype(job: TrainingJob) -> str | None:
@@ -78,19 +96,23 @@ def shorter_dtype(job: TrainingJob) -> str | None:
     return job.plan.dtype if job.plan.dtype != main_dtype(job.model.graph) else None
 
 
-def _criteria(job: TrainingJob, operators: list[int]) -> dict[str, Criterion]:
-    """The losses of the outputs that a stage makes, each over the number of microbatches that a
-    step of the optimizer takes the mean of.
-    """
+def _made_in(job: TrainingJob, operators: list[int]) -> list[Loss]:
+    """The losses of the outputs that some operators make."""
     made = {name for v in operators for name in job.model.graph.operators[v].outputs}
+    return [loss for loss in job.losses if loss.output.name in made]
+
+
+def _over(criteria: Mapping[str, Criterion], job: TrainingJob) -> dict[str, Criterion]:
+    """Losses by output, each over the number of microbatches that a step of the optimizer takes the
+    mean of.
+    """
     strategy = job.plan.strategy
     num_microbatches = 1 if strategy.schedule.is_asynchronous else strategy.num_microbatches
 
-    def share(loss: Loss) -> Criterion:
-        whole = criterion(loss)
+    def share(whole: Criterion) -> Criterion:
         return lambda output, target: whole(output, target) / num_microbatches
 
-    return {loss.output.name: share(loss) for loss in job.losses if loss.output.name in made}
+    return {name: share(whole) for name, whole in criteria.items()}
 
 
 def staying(

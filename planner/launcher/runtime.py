@@ -17,8 +17,9 @@ from planner.launcher import clocks, ending
 from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.failures.causes import here
 from planner.launcher.failures.page import Phase
-from planner.launcher.feed import Batch, torch_dtype
+from planner.launcher.feed import Batch
 from planner.launcher.gradients import GradientBuffers
+from planner.launcher.split.boxes import Boxes
 from planner.launcher.sums import BucketSums
 from planner.launcher.world import PostedTransfer, World
 from planner.operators.losses import Criterion
@@ -85,10 +86,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class _ForwardPass:
-    """The results of a forward pass, with their autograd graph."""
+    """The results of a forward pass, with their autograd graph.
+
+    Attributes:
+        loss: the sum of the losses that are computed here.
+        told: the sum of those that this device tells.
+    """
 
     outputs: Tensors
     loss: Tensor | None
+    told: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,7 @@ class StageRunner:
             number of microbatches.
         precision: gives the context that forward passes run in.
         scale: gives the factor of the losses in a backward pass.
+        untold: outputs whose loss this device computes and another one tells.
     """
 
     def __init__(
@@ -142,8 +150,10 @@ class StageRunner:
         criteria: Mapping[str, Criterion],
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
         scale: Callable[[], float] = lambda: 1.0,
+        untold: Collection[str] = (),
     ) -> None:
         tensors = tensors_by_name(graph)
+        self._untold = untold
         self.input_names = cast(tuple[str, ...], module.input_names)
         self.output_names = cast(tuple[str, ...], module.output_names)
         self._trained = {name for name in self.input_names if tensors[name].gradient}
@@ -173,7 +183,7 @@ class StageRunner:
         with torch.set_grad_enabled(not self._recompute), updating(self.running.values()):
             made = self._run(leaves, targets)
         self._stash[microbatch] = _SavedForward(leaves, targets, None if self._recompute else made)
-        loss = 0.0 if made.loss is None else made.loss.item()
+        loss = 0.0 if made.told is None else made.told.item()
         return {name: tensor.detach() for name, tensor in made.outputs.items()}, loss
 
     def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> Tensors:
@@ -215,8 +225,16 @@ class StageRunner:
         with self._precision():
             results = self.module(*(leaves[name] for name in self.input_names))
         outputs = dict(zip(self.output_names, results, strict=True))
-        losses = [of(outputs[name], targets.get(name)) for name, of in self._criteria.items()]
-        return _ForwardPass(outputs, sum(losses[1:], losses[0]) if losses else None)
+        losses = {n: of(outputs[n], targets.get(n)) for n, of in self._criteria.items()}
+        loss = _sum([*losses.values()])
+        if not self._untold:
+            return _ForwardPass(outputs, loss, loss)
+        told = _sum([one for name, one in losses.items() if name not in self._untold])
+        return _ForwardPass(outputs, loss, told)
+
+
+def _sum(losses: Sequence[Tensor]) -> Tensor | None:
+    return sum(losses[1:], losses[0]) if losses else None
 
 
 def running_statistics(module: GraphModule) -> dict[str, Tensor]:
@@ -299,28 +317,23 @@ class Runtime:
     """Runs the action list of one device, iteration after iteration.
 
     Args:
-        actions: its list; it sends and receives whole tensors.
-        graph: describes the tensors that come in.
+        actions: its list.
+        boxes: describes the tensors that it sends and receives.
         stages: by index, those that this device runs.
         gradients: of its trainable parameters.
         optimizer: of the same.
         world: the other devices.
         waiting: directions of computations that wait for sends.
         seed: of the numbers that operators draw.
-
-    Raises:
-        ValueError: if an action sends or receives a part of a tensor.
     """
 
     def __init__(
-        self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, Passes],
+        self, actions: Sequence[Action], boxes: Boxes, stages: Mapping[int, Passes],
         gradients: GradientBuffers, optimizer: Updating | None, world: World,
         waiting: Collection[Direction], seed: int = 0,
     ) -> None:  # fmt: skip
-        if any(isinstance(one, Send | Receive) and one.box is not None for one in actions):
-            raise ValueError("parts of tensors cannot be sent yet")
         self._actions = actions
-        self._tensors = tensors_by_name(graph)
+        self._boxes = boxes
         self._stages = stages
         self._handover = LocalHandover(stages)
         self._gradients = gradients
@@ -408,8 +421,8 @@ class Runtime:
         return self._step_index, microbatch
 
     def _receive(self, action: Receive) -> None:
-        tensor = self._tensors[action.tensor]
-        self._awaited.append(self._exchange.expect(action, tensor.shape, torch_dtype(tensor)))
+        shape, dtype = self._boxes.shape(action), self._boxes.dtype(action)
+        self._awaited.append(self._exchange.expect(action, shape, dtype))
 
     def _wait_for(self, compute: Compute) -> Tensors:
         """The tensors that a computation needs; several gradients of one tensor are added up."""
@@ -419,11 +432,11 @@ class Runtime:
             if waits(compute, receive):
                 _, microbatch = self._place(compute.microbatch)
                 self._page.enter(Phase.RECEIVE, compute.stage, microbatch, receive.device)
-                tensor, ended_s = self._exchange.take(arrival, self._tensors[receive.tensor].shape)
+                tensor, ended_s = self._exchange.take(arrival, self._boxes.shape(receive))
                 posted_s = arrival.transfer.posted_s
                 known = self._record.receives.setdefault(receive.device, [])
                 known.append((receive, posted_s - self._start_s, ended_s - self._start_s))
-                _add(arrived, receive.tensor, tensor)
+                self._boxes.put(arrived, receive, tensor)
         self._awaited = [one for one in self._awaited if not waits(compute, one.action)]
         return arrived
 
@@ -464,8 +477,11 @@ class Runtime:
         self._record.loss += loss
 
     def _send(self, action: Send) -> None:
-        self._made[action.tensor] = dense(self._made[action.tensor])  # one copy for all targets
-        transfer = self._exchange.send(action, self._made[action.tensor])
+        made = self._made[action.tensor]
+        part = dense(self._boxes.cut(action, made))
+        if part.shape == made.shape:
+            self._made[action.tensor] = part  # one copy for all targets
+        transfer = self._exchange.send(action, part)
         self._sending[action.stage, action.direction][-1].append(transfer)
         self._record.sends.setdefault(action.device, []).append(transfer.posted_s - self._start_s)
 

@@ -22,6 +22,8 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part, as_it_crosses, make_part, shorter_dtype
 from planner.launcher.runtime import Record, Runtime
 from planner.launcher.settings import USUAL_STEPS, Settings
+from planner.launcher.split.boxes import boxes_of
+from planner.launcher.split.mesh import all_lines
 from planner.launcher.training.datasets import (
     MapFeed,
     StreamFeed,
@@ -81,7 +83,11 @@ class Trainer:
         self._feed = make_feed(job, self.part, settings, self.microbatches)
         eval_data = self._eval_data(job, settings.eval_data)
         sums = buckets(job.program.sums)
-        self.world = World(plan.ranks, rank, replace(job.program, sums=sums), job.device)
+        self._losses = job.losses
+        lines = all_lines(plan.strategy)
+        self.world = World(plan.ranks, rank, replace(job.program, sums=sums), job.device, lines)
+        if self.part.place is not None:
+            self.part.place.connect(self.world)
         self.num_steps = _num_steps(settings, self._feed, self.world)
         crossing = as_it_crosses(job.model.graph, plan)
         self.evaluate: Evaluator | None = None
@@ -109,7 +115,8 @@ class Trainer:
         mine = owned(self.part.trained, sums, self.world.device)
         updates = Updates(self.optimizer, self.gradients, mine, self.world, rules, scale)
         self.updates, self.runtime = updates, Runtime(
-            actions, crossing, self.part.stages, self.gradients, updates, self.world,
+            actions, boxes_of(plan.strategy, crossing, self.world.device), self.part.stages,
+            self.gradients, updates, self.world,
             waiting_for_sends(job.program.code), seed_of(job, settings),
         )  # fmt: skip
 
@@ -180,7 +187,11 @@ class Trainer:
 
     def batches(self) -> dict[int, Batch]:
         """The data of this device in the next step, by microbatch."""
-        return {m: self._feed(self.next_step, m) for m in self.microbatches}
+        return {m: self.local(self._feed(self.next_step, m)) for m in self.microbatches}
+
+    def local(self, batch: Batch) -> Batch:
+        """The part of a microbatch that this device needs, of the data that it is given."""
+        return batch if self.part.place is None else self.part.place.batch(batch, self._losses)
 
     def step(
         self, batches: Mapping[int, Batch] | None = None, watch: MemoryWatch | None = None

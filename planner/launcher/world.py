@@ -25,6 +25,7 @@ from planner.errors import LaunchError, Stopped
 from planner.launcher import clocks, ending
 from planner.launcher.clocks import EXCHANGES, Reading, read_clock
 from planner.launcher.failures.page import Phase
+from planner.launcher.split.mesh import GroupLine
 from planner.launcher.store import TIMEOUT, groups_store
 from planner.schedules.actions import Program, Send
 
@@ -264,10 +265,16 @@ class World:
         rank: of this process.
         program: decides which groups there are; the same on every rank. Its sums are buckets, each
             once.
+        lines: devices of the lines of meshes; the same on every rank.
     """
 
     def __init__(
-        self, ranks: tuple[int, ...], rank: int, program: Program, torch_device: str
+        self,
+        ranks: tuple[int, ...],
+        rank: int,
+        program: Program,
+        torch_device: str,
+        lines: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self.device = ranks[rank]
         self.torch_device = torch_device
@@ -275,12 +282,15 @@ class World:
         self._size = len(ranks)
         self._channels: dict[tuple[int, int], Channel] = {}
         self._groups: list[dist.ProcessGroup | None] = []
+        self._lines: dict[tuple[int, ...], GroupLine] = {}
         self._sums = _Watcher() if self._size > 1 and torch_device == "cpu" else None
         if self._size > 1:
             with contact(rank):
-                self._connect({device: r for r, device in enumerate(ranks)}, program)
+                self._connect({device: r for r, device in enumerate(ranks)}, program, lines)
 
-    def _connect(self, rank_of: Mapping[int, int], program: Program) -> None:
+    def _connect(
+        self, rank_of: Mapping[int, int], program: Program, lines: Sequence[tuple[int, ...]]
+    ) -> None:
         """Every rank creates every group in the same order, because torch asks for it. The default
         group is gloo's, for control and for transfers between CPUs. With nccl each ordered pair
         has a communicator of its own, since opposing transfers in one would wait for each other.
@@ -305,6 +315,18 @@ class World:
                 members = [rank_of[device] for device in one.devices]
                 groups[one.devices] = dist.new_group(members, backend=backend, timeout=TIMEOUT)
             self._groups.append(groups[one.devices])
+        # Lines have groups of their own, because sums run beside the collectives of a backward.
+        for devices in lines:
+            members = [rank_of[device] for device in devices]
+            group = dist.new_group(members, backend=backend, timeout=TIMEOUT)
+            if self._rank in members:
+                assert group is not None
+                touch = partial(contact, self._rank)
+                self._lines[devices] = GroupLine(group, members, self._rank, touch)
+
+    def line(self, devices: tuple[int, ...]) -> GroupLine:
+        """The line of some devices, this one among them."""
+        return self._lines[devices]
 
     def send(self, tensor: Tensor, device: int) -> PostedTransfer:
         """Starts to send a tensor to a device."""

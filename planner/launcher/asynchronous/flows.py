@@ -22,6 +22,7 @@ from planner.launcher.gradients import GradientBuffers, buckets
 from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part, as_it_crosses
 from planner.launcher.runtime import Record
+from planner.launcher.split.boxes import boxes_of
 from planner.launcher.training.updates import Rules, Update
 from planner.launcher.world import World
 from planner.profilers.storages import MemoryWatch
@@ -95,7 +96,8 @@ class Flows:
         self.updates = StageUpdates(optimizer, gradients, self.versions, stage.num_replicas, rules)
         passes = VersionedStage(runner, self.versions, stage.num_replicas)
         self.runtime = FlowRuntime(
-            as_it_crosses(job.model.graph, job.plan), {self._stage: passes}, gradients,
+            boxes_of(self.strategy, as_it_crosses(job.model.graph, job.plan), world.device),
+            {self._stage: passes}, gradients,
             self.updates, world, seed, self.strategy.num_microbatches,
         )  # fmt: skip
         self._losses = world.late_sums() if rules.tells else None

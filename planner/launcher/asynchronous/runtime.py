@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from planner.graph import Graph
 from planner.launcher.asynchronous.updates import StageUpdates
 from planner.launcher.asynchronous.versions import Versions
 from planner.launcher.failures.page import Phase
 from planner.launcher.feed import Feed
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.runtime import Record, Runtime, StageRunner, Tensors
+from planner.launcher.split.boxes import Boxes
 from planner.launcher.world import World
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import Action, Compute, Direction, Step
@@ -69,7 +69,7 @@ class FlowRuntime(Runtime):
         last: the actions of the last flow.
 
     Args:
-        graph: describes the tensors that come in.
+        boxes: describes the tensors that it sends and receives.
         stages: the one that this device runs, by its index.
         gradients: of its trainable parameters.
         updates: makes the steps of the stage.
@@ -79,11 +79,11 @@ class FlowRuntime(Runtime):
     """
 
     def __init__(
-        self, graph: Graph, stages: Mapping[int, VersionedStage], gradients: GradientBuffers,
+        self, boxes: Boxes, stages: Mapping[int, VersionedStage], gradients: GradientBuffers,
         updates: StageUpdates, world: World, seed: int, num_microbatches: int,
     ) -> None:  # fmt: skip
         waiting = frozenset({Direction.BACKWARD})  # as every list with a backward before a forward
-        super().__init__([], graph, stages, gradients, updates, world, waiting, seed)
+        super().__init__([], boxes, stages, gradients, updates, world, waiting, seed)
         self._updates, self._num_microbatches = updates, num_microbatches
         self._losses: dict[int, float] = {}  # of this device, by step
         self.last = FlowRecord()

@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from planner.errors import LaunchError
-from planner.graph import Graph, tensors_by_name
+from planner.graph import Graph
 from planner.launcher import ending
 from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.failures.page import Phase
-from planner.launcher.feed import Batch, torch_dtype
+from planner.launcher.feed import Batch
 from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part
-from planner.launcher.runtime import LocalHandover, StageRunner
+from planner.launcher.runtime import LocalHandover
+from planner.launcher.split.boxes import Boxes, boxes_of
+from planner.launcher.split.part import place_of
 from planner.launcher.training.datasets import MapSource, given, is_dataset, told
 from planner.launcher.training.dealing import Deal, Request, seed_of
 from planner.launcher.training.metrics import Meter, metrics_of
@@ -136,9 +138,8 @@ class Evaluator:
     ) -> None:  # fmt: skip
         self._job, self._part, self._world, self._data = job, part, world, data
         self._deal, self._metrics = deal, metrics_of(job.losses, names)
-        self._forwards = Forwards(
-            job.program.lists[world.device], graph, part.stages, world, deal.seed
-        )
+        boxes = boxes_of(job.plan.strategy, graph, world.device)
+        self._forwards = Forwards(job.program.lists[world.device], boxes, part, world, deal.seed)
         self.notes: tuple[str, ...] = ()
         known = {one for one in world.gather(data.num_samples) if one is not None}
         if len(known) != 1:
@@ -165,6 +166,7 @@ class Evaluator:
 
             def judge(microbatch: int, outputs: Tensors, batch: Batch, first: int = first) -> None:
                 rows = min(size, self._num_samples - (first + microbatch) * size)
+                outputs = self._whole(outputs)
                 meter.add(_cut(outputs, rows, size), _cut(batch.targets, rows, size))
 
             count = min(self._deal.count, total - first)
@@ -174,6 +176,17 @@ class Evaluator:
         sums = self._world.add_up(meter.sums())
         page.enter(Phase.BETWEEN)
         return meter.figures(sums)
+
+    def _whole(self, outputs: Tensors) -> Tensors:
+        """The outputs that have losses, whole. Of those that a mesh has in parts the first of its
+        devices gets them for all, and the others none.
+        """
+        place = self._part.place
+        if place is None:
+            return outputs
+        lost = (loss.output for loss in self._job.losses if loss.output.name in outputs)
+        whole = {one.name: place.whole_output(one, outputs[one.name]) for one in lost}
+        return whole if place.mesh.index == 0 else {}
 
 
 def _at(batch_of: Callable[[int], Batch], first: int, microbatch: int) -> Batch:
@@ -196,17 +209,18 @@ def _cut(tensors: Mapping[str, Tensor], rows: int, size: int) -> Tensors:
 def share_statistics(job: TrainingJob, part: Part, world: World) -> None:
     """Gives all replicas the running statistics of the first one; every rank calls it."""
     stages = job.plan.strategy.stages
-    replicated = any(len(stage.devices) > 1 for stage in stages)
+    replicated = any(stage.num_replicas > 1 for stage in stages)
     if not replicated or job.plan.batch_norm is BatchNorm.FROZEN:
         return
+    places = {s: place_of(stages[s], world.device) for s in part.stages}
     own = {
-        s: {name: one.cpu() for name, one in runner.running.items()}
-        for s, runner in part.stages.items()
-        if len(stages[s].devices) > 1 and stages[s].devices[0] == world.device
+        (s, index): {name: one.cpu() for name, one in part.stages[s].running.items()}
+        for s, (replica, index) in places.items()
+        if stages[s].num_replicas > 1 and replica == 0
     }
     for given_by in world.gather(own):
-        for s, statistics in given_by.items():
-            if s in part.stages and s not in own:
+        for (s, index), statistics in given_by.items():
+            if (s, index) not in own and places.get(s, (0, -1))[1] == index:
                 for name, one in statistics.items():
                     part.stages[s].running[name].copy_(one)
 
@@ -219,18 +233,18 @@ class Forwards:
 
     Args:
         actions: of a step.
-        graph: with the types of elements that tensors have where they cross stages.
-        stages: by index, those that this device runs.
+        boxes: describes the tensors that it sends and receives.
+        part: of this device.
         world: the other devices.
         seed: of the numbers that operators draw.
     """
 
     def __init__(
-        self, actions: Sequence[Action], graph: Graph, stages: Mapping[int, StageRunner],
-        world: World, seed: int,
-    ) -> None:  # fmt: skip
+        self, actions: Sequence[Action], boxes: Boxes, part: Part, world: World, seed: int
+    ) -> None:
         self._actions = [*_forwards(actions)]
-        self._tensors, self._stages, self._world = tensors_by_name(graph), stages, world
+        self._boxes, self._stages, self._world = boxes, part.stages, world
+        self._place = part.place
         self._exchange, self._seed = Exchange(world), seed
         self._page = ending.page()
 
@@ -256,10 +270,11 @@ class Forwards:
             if action.microbatch >= count:
                 continue
             if isinstance(action, Receive):
-                tensor = self._tensors[action.tensor]
-                awaited.append(self._exchange.expect(action, tensor.shape, torch_dtype(tensor)))
+                shape, dtype = self._boxes.shape(action), self._boxes.dtype(action)
+                awaited.append(self._exchange.expect(action, shape, dtype))
             elif isinstance(action, Send):
-                sent.append(self._exchange.send(action, dense(made[action.tensor])))
+                part = dense(self._boxes.cut(action, made[action.tensor]))
+                sent.append(self._exchange.send(action, part))
             else:
                 s, m = action.stage, action.microbatch
                 if m not in batches:
@@ -267,7 +282,10 @@ class Forwards:
                     batches[m] = batch_of(m)
                 arrived = {**handover.tensors(s, m), **self._taken(action, awaited)}
                 self._page.enter(Phase.FORWARD, s, m)
-                made = self._computed(action, {**batches[m].inputs, **arrived})
+                inputs = batches[m].inputs
+                if self._place is not None:
+                    inputs = self._place.inputs(inputs)
+                made = self._computed(action, {**inputs, **arrived})
                 awaited = [one for one in awaited if not waits(action, one.action)]
                 handover.keep(s, m, {**arrived, **made})
                 judge(m, made, batches[m])
@@ -277,12 +295,13 @@ class Forwards:
 
     def _taken(self, compute: Compute, awaited: Sequence[Arrival]) -> Tensors:
         """The tensors that a computation waits for."""
-        taken = {}
+        taken: Tensors = {}
         for arrival in awaited:
             if waits(compute, arrival.action):
-                name, device = arrival.action.tensor, arrival.action.device
-                self._page.enter(Phase.RECEIVE, compute.stage, compute.microbatch, device)
-                taken[name], _ = self._exchange.take(arrival, self._tensors[name].shape)
+                receive = arrival.action
+                self._page.enter(Phase.RECEIVE, compute.stage, compute.microbatch, receive.device)
+                tensor, _ = self._exchange.take(arrival, self._boxes.shape(receive))
+                self._boxes.put(taken, receive, tensor)
         return taken
 
     def _computed(self, action: Compute, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -264,7 +264,10 @@ class LoopTrainer:
         if not self._reads:
             return {m: Batch({}, {}) for m in trainer.microbatches}
         count = trainer.deal.count
-        return {m: self._reader.part(batch, m, count, where) for m in trainer.microbatches}
+        return {
+            m: trainer.local(self._reader.part(batch, m, count, where))
+            for m in trainer.microbatches
+        }
 
     def _saver(self, folder: Path) -> Saver:
         """The writer into a folder; one with later checkpoints of another training is refused."""

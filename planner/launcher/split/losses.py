@@ -1,0 +1,89 @@
+"""Losses of outputs that are cut over the devices of a mesh.
+
+A loss is a mean over the elements of its target. Where n devices have equal parts of an output,
+each computes the mean over its own part and divides it by n: their sum is the loss. Class indices
+may say that an element does not count, so that parts count differently much; each device weighs
+its mean by its share of the elements that count. For that it has all class indices of a microbatch,
+and a part of all other targets.
+
+Along an axis where the output is whole, each device computes the same loss, and the first one tells
+it.
+"""
+
+from math import prod
+
+from torch import Tensor
+
+from planner.errors import LaunchError
+from planner.launcher.feed import IGNORED_CLASS
+from planner.launcher.split.convert import local_part
+from planner.launcher.split.mesh import Mesh
+from planner.model.losses import Loss
+from planner.operators.losses import Criterion, criterion
+from planner.sharding import Spec, blocks_of, dim_of
+
+
+def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
+    """The share of a device in a loss, from its part of the output.
+
+    Args:
+        spec: of the output.
+
+    Raises:
+        LaunchError: if the loss cannot be computed from parts.
+    """
+    whole = criterion(loss)
+    n = prod(size for size, part in zip(mesh.sizes, spec, strict=True) if part != "R")
+    if n == 1:
+        return whole
+    where = f"output {loss.output.name!r}: its loss ({loss.function})"
+    if loss.is_users or not loss.has_target:
+        raise LaunchError(f"{where} is computed from all of it; expected R, got {','.join(spec)}")
+    if loss.class_dim is None:
+        return lambda output, target: whole(output, target) / n
+    cut = target_spec(loss, spec)
+
+    def of_classes(output: Tensor, target: Tensor | None) -> Tensor:
+        assert target is not None, "a loss over classes has a target"
+        here = local_part(target, cut, mesh)
+        own, total = (int((one != IGNORED_CLASS).sum().item()) for one in (here, target))
+        if not total:
+            return whole(output, here)  # a mean over nothing, as on one device
+        return whole(output, here) * (own / total) if own else output.sum() * 0.0
+
+    return of_classes
+
+
+def target_spec(loss: Loss, spec: Spec) -> Spec:
+    """The spec of a target that lies as its output does.
+
+    Raises:
+        LaunchError: if the classes are cut.
+
+    >>> from planner.graph import Tensor
+    >>> loss = Loss("cross-entropy", Tensor("y", (2, 9, 4), "float32", True), "MatMul", 1, True)
+    >>> target_spec(loss, ("S0", "S2"))
+    ('S0', 'S1')
+    """
+    if loss.class_dim is None:
+        return spec
+    cut = []
+    for part in spec:
+        dim, blocks = dim_of(part), blocks_of(part)
+        if dim == loss.class_dim:
+            raise LaunchError(
+                f"output {loss.output.name!r}: its loss ({loss.function}) is computed over all"
+                f" classes, which lie on dimension {dim}; expected another cut than {part}"
+            )
+        if dim is not None and dim > loss.class_dim:
+            part = f"S{dim - 1}" + (f"/{blocks}" if blocks > 1 else "")
+        cut.append(part)
+    return tuple(cut)
+
+
+def tells(spec: Spec, mesh: Mesh) -> bool:
+    """Whether a device tells its share of a loss: it is the first along axes where all have it."""
+    return all(
+        part != "R" or coordinate == 0
+        for part, coordinate in zip(spec, mesh.coordinates, strict=True)
+    )

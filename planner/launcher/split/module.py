@@ -1,0 +1,246 @@
+"""The module of a stage on the local tensors of one device of its mesh.
+
+It is the module that `to_torch` makes of the whole operators, changed in three places: an operator
+whose rule says so has its attributes divided, an output that is a summand of a mean is divided, and
+between producer and consumer stand the conversions that `splitting.reshardings` lists, with one
+copy for all who read the same.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from math import prod
+from operator import getitem, is_not, truediv
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from planner import graph as graphs
+from planner.errors import LaunchError
+from planner.graph import Graph, Operator, parameters_by_name, tensors_by_name
+from planner.launcher.split.convert import Conversion
+from planner.launcher.split.mesh import Line, Mesh
+from planner.model import Model
+from planner.operators import to_torch
+from planner.operators.normalization import batch_normalization
+from planner.operators.running import REFUSALS, words_of
+from planner.sharding import Rule, local_shape, rule_lines
+from planner.splitting.reshardings import (
+    Resharding,
+    has_gradient,
+    reads,
+    reshardings,
+    rule_by,
+)
+from planner.strategy import Stage, indices_of
+
+Local = Callable[..., Any]
+
+MARKERS: Mapping[str, Callable[[Local, Line], Local]] = {}
+"""Local functions of operators that do more than run on their parts, by the word in a rule's local
+attributes: from the operator's own function and the line of the axis to the function to call."""
+
+_ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
+
+
+def split_module(
+    model: Model, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], device: str
+) -> fx.GraphModule:
+    """The operators of a stage as a module on local tensors.
+
+    Args:
+        model: the whole.
+        stage: one with a sharding.
+        mesh: this device's place; it is connected before the module runs.
+        values: local parameters, by name.
+        device: where tensors are made.
+
+    Raises:
+        LaunchError: if an operator cannot run by its rule.
+    """
+    graph = model.graph
+    module = to_torch(model, indices_of(stage, graph), values, device)
+    made = _values(module, graph)
+    operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
+    nodes = {node.meta["onnx_name"]: node for node in module.graph.nodes if _is_call(node)}
+    assert stage.sharding is not None
+    for name, operator in operators.items():
+        rule = rule_by(stage.sharding, operator)
+        _divide(nodes[name], operator, rule, mesh.sizes)
+        if name in stage.sharding.rules:
+            _check(module, nodes[name], (operator, rule), graph, made, mesh.sizes)
+        _take_means(made, operator, rule, mesh.sizes)
+    copies = reshardings(stage, graph)
+    for i, one in enumerate(copies):
+        _insert(module, nodes, made, one, graph, (mesh, f"resharding_{i}"))
+    _refuse_copied_statistics(module)
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def conversions_of(module: fx.GraphModule) -> Iterator[tuple[str, Conversion]]:
+    """The conversions in a module, with the names of the tensors that they convert."""
+    for node in module.graph.nodes:
+        if node.op == "call_module" and "converts" in node.meta:
+            conversion = module.get_submodule(str(node.target))
+            assert isinstance(conversion, Conversion)
+            yield node.meta["converts"], conversion
+
+
+def _is_call(node: fx.Node) -> bool:
+    return "onnx_name" in node.meta
+
+
+def _values(module: fx.GraphModule, graph: Graph) -> dict[str, fx.Node]:
+    """The nodes of all tensors and parameters, by their names in the model."""
+    outputs = {operator.name: operator.outputs for operator in graph.operators}
+    made = {}
+    for node in module.graph.nodes:
+        if "onnx_value" in node.meta:
+            made[node.meta["onnx_value"]] = node
+        elif _is_call(node) and len(outputs[node.meta["onnx_name"]]) == 1:
+            made.setdefault(outputs[node.meta["onnx_name"]][0], node)
+    return made
+
+
+def _divide(
+    node: fx.Node, operator: Operator, rule: Rule, sizes: tuple[int, ...]
+) -> None:  # fmt: skip
+    """Divides the attributes of an operator that its rule names."""
+    kwargs = dict(node.kwargs)
+    for words, size in zip(rule.local, sizes, strict=True):
+        for word in words:
+            if word.startswith("@"):
+                raise LaunchError(
+                    f"operator {operator.name}: expected a local attribute among those of"
+                    f" {operator.type}, or one of {sorted(MARKERS) or 'no markers'}, got {word!r}"
+                )
+            match = _ATTRIBUTE.fullmatch(word)
+            name = match["name"] if match else ""
+            if match is None or kwargs.get(name) is None:
+                raise LaunchError(
+                    f"operator {operator.name}: {operator.type} has no attribute {word!r} to divide"
+                )
+            index = None if match["index"] is None else int(match["index"])
+            kwargs[name] = _divided(kwargs[name], index, size, f"{operator.name}: {word}")
+    node.kwargs = kwargs
+
+
+def _divided(value: Any, index: int | None, size: int, where: str) -> Any:
+    """A number, or a number of several, divided by the size of an axis."""
+    whole = list(value) if isinstance(value, list | tuple) else [value]
+    which = range(len(whole)) if index is None else [index]
+    for i in which:
+        if i >= len(whole) or not isinstance(whole[i], int) or whole[i] < 1 or whole[i] % size:
+            raise LaunchError(
+                f"operator {where}: expected a number that {size} divides, got {value}"
+            )
+        whole[i] //= size
+    return tuple(whole) if isinstance(value, list | tuple) else whole[0]
+
+
+def _take_means(
+    made: dict[str, fx.Node], operator: Operator, rule: Rule, sizes: tuple[int, ...]
+) -> None:  # fmt: skip
+    """Divides the outputs that are summands of a mean."""
+    for name, flags in zip(operator.outputs, rule.mean, strict=True):
+        n = prod(size for size, flag in zip(sizes, flags, strict=True) if flag)
+        if n > 1:
+            node = made[name]
+            with node.graph.inserting_after(node):
+                mean = node.graph.call_function(truediv, (node, n))
+            node.replace_all_uses_with(mean, delete_user_cb=partial(is_not, mean))
+            made[name] = mean
+
+
+def _insert(
+    module: fx.GraphModule,
+    nodes: Mapping[str, fx.Node],
+    made: Mapping[str, fx.Node],
+    one: Resharding,
+    graph: Graph,
+    how: tuple[Mesh, str],
+) -> None:
+    """Puts a conversion before the first operator that reads the copy."""
+    mesh, name = how
+    while hasattr(module, name):
+        name += "_"
+    backward = one.backward if has_gradient(one.tensor, graph) else None
+    module.add_submodule(name, Conversion(mesh, one.forward, backward))
+    output = next(iter(reversed(module.graph.nodes)))
+    users = [output] if one.leaves else [nodes[reader] for reader in one.readers]
+    home = made[one.tensor]
+    with module.graph.inserting_before(users[0]):
+        copy = module.graph.call_module(name, (home,))
+    copy.meta["converts"] = one.tensor
+    for user in users:
+        user.replace_input_with(home, copy)
+
+
+def _refuse_copied_statistics(module: fx.GraphModule) -> None:
+    """A normalization in training updates its running statistics, which a copy would lose."""
+    for node in module.graph.nodes:
+        if node.target is batch_normalization and node.kwargs.get("training_mode"):
+            for name in ("mean", "var"):
+                held = node.kwargs[name]
+                if isinstance(held, fx.Node) and "converts" in held.meta:
+                    raise LaunchError(
+                        f"operator {node.meta['onnx_name']}: running statistics have to lie as its"
+                        f" rule reads them; give {held.meta['converts']} the spec of the rule"
+                    )
+
+
+def _check(
+    module: fx.GraphModule,
+    node: fx.Node,
+    what: tuple[Operator, Rule],
+    graph: Graph,
+    made: Mapping[str, fx.Node],
+    sizes: tuple[int, ...],
+) -> None:
+    """Runs an operator on local tensors without numbers, and compares the shapes of its outputs
+    with those of the rule.
+    """
+    operator, rule = what
+    specs = dict(zip(reads(operator), rule.inputs, strict=True))
+    described: dict[str, graphs.Tensor | graphs.Parameter] = {
+        **tensors_by_name(graph), **parameters_by_name(graph)
+    }  # fmt: skip
+    names = {value: name for name, value in made.items()}
+
+    def empty(given: fx.Node) -> Tensor:
+        name = names.get(given, "")
+        if name not in specs:
+            return _attribute(module, given).to("meta")
+        shape = local_shape(described[name].shape, specs[name], sizes)
+        return torch.empty(shape, dtype=getattr(torch, described[name].dtype), device="meta")
+
+    where = f"operator {operator.name} ({operator.type}): by the rule {'; '.join(rule_lines(rule))}"
+    assert callable(node.target)
+    try:
+        args: Any = fx.map_arg(node.args, empty)
+        kwargs: Any = fx.map_arg(node.kwargs, empty)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": "meta"}
+        results = node.target(*args, **kwargs)
+        for name, spec in zip(operator.outputs, rule.outputs, strict=True):
+            due = local_shape(described[name].shape, spec, sizes)
+            value = made[name]
+            one = results[value.args[1]] if value.target is getitem else results
+            if tuple(one.shape) != due:
+                raise LaunchError(
+                    f"{where} it makes {name!r} of shape {tuple(one.shape)}, expected {due}"
+                )
+    except REFUSALS as error:
+        raise LaunchError(f"{where} it does not run: {words_of(error)}") from error
+
+
+def _attribute(module: fx.GraphModule, node: fx.Node) -> Tensor:
+    """A constant that the module holds."""
+    held: Any = module
+    for part in str(node.target).split("."):
+        held = getattr(held, part)
+    assert isinstance(held, Tensor)
+    return held

@@ -1,0 +1,204 @@
+"""Random plans of split operators, and what a mesh of threads makes of them."""
+
+from dataclasses import replace
+from math import prod
+
+import torch
+
+from planner.graph import parameters_by_name, tensors_by_name
+from planner.launcher.runtime import StageRunner
+from planner.launcher.split.convert import local_part
+from planner.launcher.split.mesh import coordinates
+from planner.launcher.split.module import split_module
+from planner.launcher.split.part import local_parameters, split_losses
+from planner.model.losses import losses
+from planner.operators import parameters, synthetic, to_torch
+from planner.operators.convert import input_names, output_names
+from planner.operators.losses import criterion
+from planner.sharding import Sharding, local_shape, rule_of, tiles
+from planner.splitting.reshardings import homes, reads
+from planner.plan import StagePrediction
+from planner.strategy import Stage, crossings, used_devices
+from tests.support.launch_worker import Case, make_plan
+from tests.support.split_models import lines
+from tests.support.threads import on_all
+
+
+def fits(shape, spec, mesh):
+    try:
+        tiles(shape, spec, mesh, 0)
+    except ValueError:
+        return False
+    return True
+
+
+def random_rule(model, operator, mesh, random):
+    """A rule that fits the sizes; attributes too, which are divided as their dimensions are."""
+    described = {**tensors_by_name(model.graph), **parameters_by_name(model.graph)}
+    candidates = lines(model, operator)
+    for _ in range(20):
+        rule = rule_of([random.choice(candidates) for _ in mesh])
+        names = (*reads(operator), *operator.outputs)
+        pairs = [*zip(names, (*rule.inputs, *rule.outputs), strict=True)]
+        if all(fits(described[name].shape, spec, mesh) for name, spec in pairs):
+            return rule
+    return rule_of([candidates[0] for _ in mesh])
+
+
+def random_spec(shape, mesh, random, without=()):
+    """A spec without summands that fits."""
+    parts = ["R", *(f"S{d}" for d in range(len(shape)) if d not in without)]
+    for _ in range(20):
+        spec = tuple(random.choice(parts) for _ in mesh)
+        if fits(shape, spec, mesh):
+            return spec
+    return ("R",) * len(mesh)
+
+
+def random_sharding(model, mesh, random, some=None, parameters=()):
+    """Every operator by a random rule, every leaf in a random spec.
+
+    Args:
+        some: the operators of a stage, by index; None for all.
+        parameters: specs that parameters have to have, of (name, spec).
+    """
+    graph = model.graph
+    chosen = range(len(graph.operators)) if some is None else some
+    operators = [graph.operators[i] for i in chosen]
+    tensors, held = tensors_by_name(graph), parameters_by_name(graph)
+    names = dict.fromkeys(name for operator in operators for name in operator.parameters)
+    without = {one.output.name: {one.class_dim} for one in losses(graph)}
+    leaves = [
+        {
+            n: random_spec(tensors[n].shape, mesh, random, without.get(n, ()))
+            for n in edge(graph, chosen)
+        }
+        for edge in (input_names, output_names)
+    ]
+    return Sharding(
+        mesh,
+        {one.name: random_rule(model, one, mesh, random) for one in operators},
+        {name: random_spec(held[name].shape, mesh, random) for name in names} | dict(parameters),
+        *leaves,
+    )
+
+
+def stage_of(model, sharding):
+    names = tuple(operator.name for operator in model.graph.operators)
+    return Stage(names, (tuple(range(prod(sharding.mesh))),), 1, False, sharding)
+
+
+def plan_of(model, strategy, **changes):
+    """A plan of any strategy, with ranks in another order than devices."""
+    names = tuple(one.name for one in model.graph.operators)
+    devices = used_devices(strategy)
+    plan = make_plan(Case((1,)), model, [((0,), names)])
+    one = plan.prediction.devices[0]
+    prediction = replace(
+        plan.prediction,
+        stages=(StagePrediction(0.1, 0.2),) * len(strategy.stages),
+        devices=tuple(replace(one, device=d, name=f"cpu{d}") for d in devices),
+    )
+    return replace(
+        plan,
+        strategy=strategy,
+        ranks=(devices[-1], *devices[:-1]),
+        crossings=crossings(strategy, model.graph),
+        prediction=prediction,
+        microbatch_size=model.batch,
+        dtype="float64",
+        **changes,
+    )
+
+
+def data(model, count=1):
+    """Inputs and targets of microbatches."""
+    (loss,) = losses(model.graph)
+    return [
+        (
+            synthetic.inputs(model, seed=1, microbatch=m),
+            synthetic.target(loss, seed=1, microbatch=m),
+        )
+        for m in range(count)
+    ]
+
+
+def alone(model, batches, wanted=()):
+    """Loss, gradients of parameters, and those of float inputs, of one process."""
+    values = parameters(model, [one.name for one in model.graph.parameters])
+    module = to_torch(model, values=values)
+    (loss,) = losses(model.graph)
+    total = 0.0
+    for inputs, target in batches:
+        (output,) = module(*(inputs[name] for name in module.input_names))
+        total = total + criterion(loss)(output, target)
+    total.backward()
+    return total.item(), {n: v.grad for n, v in values.items() if v.requires_grad}
+
+
+def local_run(model, stage, batches, mesh, recompute=False):
+    """Loss told and local gradients on one device."""
+    torch.set_num_threads(1)
+    sharding = stage.sharding
+    held = [one.name for one in model.graph.parameters]
+    values = local_parameters(model, held, sharding, mesh, "cpu")
+    module = split_module(model, stage, mesh, values, "cpu")
+    shares = split_losses(losses(model.graph), sharding, mesh)
+    runner = StageRunner(module, model.graph, recompute, shares.criteria, untold=shares.untold)
+    total = 0.0
+    for m, (inputs, target) in enumerate(batches):
+        local = {
+            name: local_part(one, sharding.inputs.get(name, ("R",) * len(mesh.sizes)), mesh)
+            for name, one in inputs.items()
+        }
+        goals = target_of(model, sharding, target, mesh)
+        _, told = runner.forward(m, local, goals)
+        runner.backward(m, {})
+        total += told
+    return total, {name: v.grad for name, v in values.items() if v.requires_grad}
+
+
+def target_of(model, sharding, target, mesh):
+    (loss,) = losses(model.graph)
+    name = loss.output.name
+    if loss.class_dim is None:
+        target = local_part(target, sharding.outputs.get(name, ("R",) * len(mesh.sizes)), mesh)
+    return {name: target}
+
+
+def split(model, sharding, batches, recompute=False):
+    """Loss, whole gradients, and how often each collective ran along each axis."""
+    stage = stage_of(model, sharding)
+    found, counts = on_all(
+        sharding.mesh, lambda mesh: local_run(model, stage, batches, mesh, recompute)
+    )
+    home = homes(stage, model.graph)
+    whole = {}
+    for one in model.graph.parameters:
+        if one.trainable:
+            parts = [gradients[one.name] for _, gradients in found]
+            whole[one.name] = together(parts, home[one.name].gradient, sharding.mesh, one.shape)
+    return sum(told for told, _ in found), whole, counts
+
+
+def together(parts, spec, mesh, shape):
+    """The gradient that devices have together: the sum of summands, copies being equal."""
+    whole = torch.zeros(shape, dtype=torch.float64)
+    seen = {}
+    for i, part in enumerate(parts):
+        if part is None:
+            part = torch.zeros(local_shape(shape, spec, mesh), dtype=torch.float64)
+        key = tuple(x for x, part in zip(coordinates(mesh, i), spec, strict=True) if part != "R")
+        if key in seen:
+            torch.testing.assert_close(part, seen[key], rtol=1e-12, atol=1e-12)
+            continue
+        seen[key] = part
+        box = tuple(slice(*ends) for ends in tiles(shape, spec, mesh, i)[0])
+        whole[box] += part
+    return whole
+
+
+def error(found, expected):
+    """The largest difference beside the largest number."""
+    scale = expected.abs().max().clamp_min(1e-6)  # that of a bias of keys is zero in truth
+    return ((found - expected).abs().max() / scale).item()

@@ -1,0 +1,191 @@
+"""Runs under torchrun: steps of stages that are split, against one process.
+
+    torchrun --nproc-per-node 4 tests/support/split_worker.py FOLDER
+
+Each rank writes FOLDER/RANK.json: {case: {parameter: relative error}}. All cases run in one start,
+which tests/launcher/split/test_runs.py makes.
+"""
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from planner.commands.ends import ranks_leave_at_once
+from planner.launcher.gradients import make_optimizer
+from planner.launcher.job import TrainingJob
+from planner.launcher.settings import Settings
+from planner.launcher.split.convert import local_part
+from planner.launcher.store import begin_generation
+from planner.launcher.trainer import Trainer
+from planner.model.losses import losses
+from planner.operators import parameters, synthetic, to_torch
+from planner.operators.losses import criterion
+from planner.problem import Optimizer
+from planner.schedules.dry_run import dry_run
+from planner.schedules.program import program
+from planner.strategy import ScheduleName, Stage, Strategy, violations
+from tests.support.split_models import MODELS, loaded, megatron
+from tests.support.split_plans import error, plan_of, random_sharding
+
+STEPS, SEED, RATE = 2, 3, 0.05
+
+
+@dataclass(frozen=True)
+class Run:
+    """A strategy of a model.
+
+    Attributes:
+        model: its name among MODELS.
+        strategy: of the loaded model.
+    """
+
+    model: str
+    strategy: Callable[[object], Strategy]
+    optimizer: str = "sgd"
+    clip: float | None = None
+
+
+def parted(model, at):
+    """Indices of the operators of each stage, cut at fractions of the model."""
+    count = len(model.graph.operators)
+    ends = [0, *(round(count * one) for one in at), count]
+    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def strategy(meshes, at=(), replicas=None, count=4, seed=0, recompute=False, gpipe=False, tied=()):
+    """Random rules on the meshes of stages; None for a stage that is not split.
+
+    Args:
+        at: where the stages are cut.
+        replicas: of each stage.
+        tied: specs that parameters of several stages have everywhere.
+    """
+    replicas = replicas or [1] * len(meshes)
+
+    def made(model):
+        chance, stages, first = random.Random(seed), [], 0
+        for s, (mesh, some) in enumerate(zip(meshes, parted(model, at), strict=True)):
+            size = prod(mesh or ())
+            last = first + size * replicas[s]
+            numbers = list(range(first, last))[::-1]
+            groups = tuple(tuple(numbers[i : i + size]) for i in range(0, len(numbers), size))
+            names = tuple(model.graph.operators[i].name for i in some)
+            held = {n for i in some for n in model.graph.operators[i].parameters}
+            fixed = [(n, spec) for n, spec in tied if n in held]
+            lies = None if mesh is None else random_sharding(model, mesh, chance, some, fixed)
+            warmup = count if gpipe else min(-(-count // replicas[s]), len(meshes) - s)
+            stages.append(Stage(names, groups, -(-warmup // replicas[s]), recompute, lies))
+            first = last
+        kind = ScheduleName.GPIPE if gpipe else ScheduleName.ONE_F_ONE_B
+        return Strategy(tuple(stages), kind, count)
+
+    return made
+
+
+def of_megatron(size, *, sequence=False):
+    def made(model):
+        names = tuple(one.name for one in model.graph.operators)
+        lies = megatron(model, size, sequence)
+        return Strategy(
+            (Stage(names, (tuple(range(size)),), 1, False, lies),), ScheduleName.GPIPE, 1
+        )
+
+    return made
+
+
+CASES = {
+    "mlp on 2": Run("mlp", strategy([(2,)], seed=1)),
+    "gpt on 2": Run("gpt", strategy([(2,)], seed=2), "adam"),
+    "cnn on 2": Run("cnn", strategy([(2,)], seed=3)),
+    "gpt on 4": Run("gpt", strategy([(4,)], seed=4)),
+    "gpt on 2x2": Run("gpt", strategy([(2, 2)], seed=5)),
+    "cnn on 2x2, clipped": Run("cnn", strategy([(2, 2)], seed=6), clip=0.1),
+    "megatron": Run("gpt", of_megatron(2)),
+    "megatron on 4, along the sequence": Run("gpt", of_megatron(4, sequence=True)),
+    "2 replicas on 2": Run("gpt", strategy([(2,)], replicas=[2], count=3, seed=7), clip=0.1),
+    "2 then 2": Run("gpt", strategy([(2,), (2,)], [0.5], seed=8, tied=[("words", ("S0",))])),
+    "2 then 1": Run("mlp", strategy([(2,), None], [0.5], seed=9)),
+    "1 then 2, again": Run("gpt", strategy([None, (2,)], [0.5], seed=10, recompute=True)),
+    "1x2 then 2x1": Run("cnn", strategy([(1, 2), (2, 1)], [0.4], seed=11, gpipe=True)),
+    "1, 2, 1": Run("mlp", strategy([None, (2,), None], [0.3, 0.6], seed=12, count=5)),
+    "2 replicas, then 2": Run("mlp", strategy([None, (2,)], [0.5], [2, 1], seed=13, count=3)),
+    "2, then 2 replicas": Run("mlp", strategy([(2,), None], [0.5], [1, 2], seed=14, count=3)),
+}  # fmt: skip
+
+
+def alone(model, case, count):
+    """Parameters after some steps of one process, and the losses."""
+    values = parameters(model, [one.name for one in model.graph.parameters])
+    module = to_torch(model, values=values)
+    trained = [one for one in values.values() if one.requires_grad]
+    optimizer = make_optimizer(Optimizer(case.optimizer), trained, RATE)
+    (loss,) = losses(model.graph)
+    told = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for m in range(count):
+            inputs = synthetic.inputs(model, seed=SEED, microbatch=m)
+            (output,) = module(*(inputs[name] for name in module.input_names))
+            target = synthetic.target(loss, seed=SEED, microbatch=m)
+            total = total + criterion(loss)(output, target) / count
+        total.backward()
+        if case.clip is not None:
+            torch.nn.utils.clip_grad_norm_(trained, case.clip)
+        optimizer.step()
+        told.append(total.item())
+    return {n: v.detach() for n, v in values.items() if v.requires_grad}, told
+
+
+def run_case(case, folder, rank):
+    """Relative errors of the parameters on this rank after some steps; {} if it has no part."""
+    model = loaded(folder / f"{case.model}.onnx")
+    chosen = case.strategy(model)
+    plan = plan_of(model, chosen, optimizer=case.optimizer)
+    if rank >= len(plan.ranks):
+        return {}
+    assert violations(chosen, model.graph, max(plan.ranks) + 1) == ()
+    lists = program(chosen, model.graph, plan.prediction.stages)
+    assert dry_run(lists) is None
+    job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
+    settings = Settings(steps=STEPS, learning_rate=RATE, clip=case.clip)
+    trainer = Trainer(job, settings, rank)
+    told = [trainer.step().loss for _ in range(STEPS)]
+    told = trainer.world.add_up(told)
+    expected, wanted = alone(model, case, chosen.num_microbatches)
+    errors = {}
+    for name, value in trainer.part.trained.items():
+        whole, place = expected[name], trainer.part.place
+        if place is not None:
+            spec = place.sharding.parameters.get(name, ("R",) * len(place.mesh.sizes))
+            whole = local_part(whole, spec, place.mesh)
+        errors[name] = error(value.detach(), whole)
+    errors["loss"] = max(abs(a - b) / abs(b) for a, b in zip(told, wanted, strict=True))
+    trainer.world.close()
+    return errors
+
+
+def main(folder, names):
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    found = {}
+    for name in names or CASES:
+        begin_generation(name)  # or a case would meet the addresses of the last one
+        found[name] = run_case(CASES[name], folder, rank)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    with ranks_leave_at_once():
+        if int(os.environ["RANK"]) == 0:
+            for name, make in MODELS.items():
+                if not (Path(sys.argv[1]) / f"{name}.onnx").exists():
+                    make(Path(sys.argv[1]) / f"{name}.onnx")
+        main(Path(sys.argv[1]), sys.argv[2:])
