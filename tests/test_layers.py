@@ -19,7 +19,7 @@ ORDER = (
     "graph", "sharding", "topology", "profiles", "strategy", "calibration", "problem", "request",
     "plan", "files", "model", "partition", "operators",
     "graphs", "splitting", "clusters", "formats",
-    "schedules", "costs", "profilers", "simulator", "solvers",
+    "schedules", "costs", "discovery", "profilers", "simulator", "solvers",
     "judging", "traces", "peers", "drawing", "launcher", "exporting",
     "reports", "api", "commands",
 )  # fmt: skip
@@ -28,7 +28,13 @@ MAX_LINES_OF_A_COMMAND = 60
 
 # Packages that take long to load, and the only places that may do so when they are imported.
 HEAVY = {
-    "torch": ("planner/operators", "planner/launcher", "planner/profilers", "planner/exporting"),
+    "torch": (
+        "planner/operators",
+        "planner/discovery",
+        "planner/launcher",
+        "planner/profilers",
+        "planner/exporting",
+    ),
     "onnxscript": ("planner/exporting",),
     "onnxruntime": (),
     "ortools": (),

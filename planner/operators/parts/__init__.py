@@ -1,0 +1,1 @@
+"""Operators on one part of their tensors."""
