@@ -202,7 +202,7 @@ def _own_sum_s(
     for one in sums:
         if there.issuperset(one.devices):
             sizes[one.devices] += one.bytes
-    if not sizes:
+    if not sizes.total():
         return 0.0
     factor = sum_factor(problem, used)
     whole_s = {d: factor * allreduce_s(problem.topology, d, n) for d, n in sizes.items()}

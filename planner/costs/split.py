@@ -1,17 +1,17 @@
-"""A stage that is split over a mesh, as one of its devices sees it: a profile of the local operators
-and tensors, which the rest of this folder prices and measures like any other one.
+"""A stage that is split over a mesh, as one of its devices sees it: a profile of the local
+operators and tensors, which the rest of this folder prices and measures like any other one.
 
 Operators run at their local shapes. A resharding (`splitting/reshardings.py`) is an operator of its
-own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the end: the
-copy is a tensor that its readers stash, and its gradient is another. Such an operator takes no time
-here; `conversion_times` has that of its collectives, which depends on the devices.
+own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the end.
+The copy is a tensor that its readers stash, and its gradient is another. Such an operator takes no
+time here; `conversion_times` has that of its collectives, which depends on the devices.
 
 What is approximated: the time of a part is
 
     measured    max(min(t, floor), t x share)
-    computed    floor + (t - floor) x share      each kernel is launched, however small its part is
+    computed    floor + (t - floor) x share      each kernel is launched, however small its part
 
-where the share is 1/n for each axis of n devices along which the work is cut (of a computed profile,
+where the share is 1/n for each axis of n devices along which the work is cut (of a computed profile
 that of the roofline with local FLOPs and bytes), and the floor is the time of the fastest operator,
 at most t. Local slices, zeros and additions of summands take no time.
 """
@@ -50,9 +50,12 @@ ROWS = "@rows"
 """Marks a rule by which each device looks all indices up in its part of a table."""
 
 # These use no value of a parameter in their backward, so that a gathered copy goes at once.
-_KEEPS_NO_PARAMETER = frozenset({"Add", "Sub", "Gather", "Concat", "Split", "Slice", "Reshape",
-                                 "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Identity",
-                                 "Cast"})  # fmt: skip
+_KEEPS_NO_PARAMETER = frozenset(
+    {
+        "Add", "Sub", "Gather", "Concat", "Split", "Slice", "Reshape", "Transpose", "Squeeze",
+        "Unsqueeze", "Flatten", "Expand", "Identity", "Cast",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +246,7 @@ class _Builder:
 
     def _operator(self, v: int) -> None:
         """Adds an operator of the stage at its local shapes."""
-        operator, cost, mesh = (
-            self.graph.operators[v],
-            self.profile.operators[v],
-            self.sharding.mesh,
-        )
+        operator, cost = self.graph.operators[v], self.profile.operators[v]
         rule = rule_by(self.sharding, operator)
         for name in operator.outputs:
             self._tensor(name)
@@ -259,7 +258,7 @@ class _Builder:
         gathered = tuple(named[n] for n in operator.parameters if named[n] != n)
         inputs = tuple(dict.fromkeys((*(named[n] for n in operator.inputs), *gathered)))
         self.operators.append(replace(operator, inputs=inputs, parameters=held))
-        share = work_share(rule, mesh)
+        share = work_share(rule, self.sharding.mesh)
         of_outputs, of_all = self._byte_shares(operator, named)
         kept = () if operator.type in _KEEPS_NO_PARAMETER else gathered
         stash = (*(named.get(n, n) for n in cost.stash_tensors), *kept)
@@ -287,7 +286,7 @@ class _Builder:
                 self.gradient_views.append(View(named[view.tensor], view.base))
 
     def _byte_shares(self, operator: Operator, named: Mapping[str, str]) -> tuple[float, float]:
-        """The local part of the bytes that an operator makes, and of those that it reads or makes."""
+        """The local part of the bytes that an operator makes, and of all that it touches."""
         tensors, parameters = tensors_by_name(self.graph), parameters_by_name(self.graph)
         made = sum(self.tensors[n].bytes for n in operator.outputs)
         made_whole = sum(tensors[n].bytes for n in operator.outputs)
@@ -364,14 +363,15 @@ def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
     lost = [_loss_parts(problem.profile, side) for side in range(2)]
     scaled = []
     for whole_s, of_loss in zip((times.forward_s, times.backward_s), lost, strict=True):
-        t = np.where(mine, whole_s[own] * (1.0 - of_loss[own]), 0.0)
-        floor = np.minimum(t, floor_s(whole_s))
+        both = np.where(mine, whole_s[own], 0.0)
+        least = np.minimum(both, floor_s(whole_s))
+        t = both * (1.0 - of_loss[own])
+        part = t * share
         if problem.profile.source is Source.ANALYTIC:
-            part = floor + (t - floor) * share
-        else:
-            part = np.maximum(floor, t * share)
-        loss_s = np.where(mine, whole_s[own] * of_loss[own], 0.0) * np.array(local.loss_share)
-        scaled.append(np.where(share == 1.0, t, part) + loss_s)
+            launch = np.minimum(t, least)
+            part = launch + (t - launch) * share
+        loss_s = both * of_loss[own] * np.array(local.loss_share)
+        scaled.append(np.maximum(np.where(share == 1.0, t, part) + loss_s, least))
     return OperatorTimes(*scaled)
 
 
