@@ -108,7 +108,7 @@ def _relisted(model: ModelArrays, state: SearchState, phase: int) -> int:
     return turn
 
 
-@inner
+@inlined
 def _behind(state: SearchState, phase: int, p: int, y: int) -> int:
     """The number of ends until the operator in front of a place in the list of p has ended."""
     if y == state.kept.first[phase, p]:
@@ -116,14 +116,14 @@ def _behind(state: SearchState, phase: int, p: int, y: int) -> int:
     return int(state.kept.turn[phase, state.kept.lists[phase, y - 1]]) + 1
 
 
-@inner
+@inlined
 def _touched(model: ModelArrays, state: SearchState, phase: int, j: int) -> int:
     """(2): the number of ends before the first operator sends otherwise because j has moved."""
-    turn, turns, where, placed = NEVER, state.kept.turn[phase], state.where, state.placed
+    turn, turns, where, placed = NEVER, state.kept.turn, state.where, state.placed
     for x in range(model.reads.start[j], model.reads.start[j + 1]):
         t = model.reads.values[x]
         if phase == FORWARD:
-            turn = min(turn, turns[model.maker[t]])
+            turn = min(turn, turns[phase, model.maker[t]])
         elif model.gradient[t]:
             # Sums of gradients, on the device that j has left and on the one where it is now.
             for y in range(model.readers.start[t], model.readers.start[t + 1]):
@@ -132,13 +132,13 @@ def _touched(model: ModelArrays, state: SearchState, phase: int, j: int) -> int:
                     where[k] == where[j] or where[k] == placed[j]
                     or placed[k] == where[j] or placed[k] == placed[j]
                 ):  # fmt: skip
-                    turn = min(turn, turns[k])
+                    turn = min(turn, turns[phase, k])
     if phase == BACKWARD:
         for x in range(model.makes.start[j], model.makes.start[j + 1]):
             t = model.makes.values[x]
             if model.gradient[t]:
                 for y in range(model.readers.start[t], model.readers.start[t + 1]):
-                    turn = min(turn, turns[model.readers.values[y]])
+                    turn = min(turn, turns[phase, model.readers.values[y]])
     return int(turn)
 
 
@@ -198,7 +198,7 @@ def decode(model: ModelArrays, state: SearchState, phase: int, most: int, turn: 
     return int(last)
 
 
-@inner
+@inlined
 def _mark(model: ModelArrays, state: SearchState, phase: int, number: int, latest: int) -> None:
     """Notes the states of devices and links.
 
@@ -207,15 +207,15 @@ def _mark(model: ModelArrays, state: SearchState, phase: int, number: int, lates
     the phase by what has ended.
     """
     devices, resources = model.room.shape[0], model.free.shape[0]
-    mark = state.tried.marks[phase, number]
+    first, marks = state.tried.first, state.tried.marks
     for p in range(devices):
-        mark[p] = state.head[p] - state.tried.first[phase, p]
-        mark[devices + p] = state.free[p]
-        mark[2 * devices + p] = state.newest[p]
-        mark[3 * devices + p] = state.total[phase, p] - state.rest[p]
+        marks[phase, number, p] = state.head[p] - first[phase, p]
+        marks[phase, number, devices + p] = state.free[p]
+        marks[phase, number, 2 * devices + p] = state.newest[p]
+        marks[phase, number, 3 * devices + p] = state.total[phase, p] - state.rest[p]
     for r in range(resources):
-        mark[4 * devices + r] = model.free[r]
-    mark[4 * devices + resources] = latest
+        marks[phase, number, 4 * devices + r] = model.free[r]
+    marks[phase, number, 4 * devices + resources] = latest
 
 
 @inner
@@ -241,7 +241,7 @@ def _resume(model: ModelArrays, state: SearchState, phase: int, turn: int) -> in
     return int(mark[4 * devices + resources])
 
 
-@inner
+@inlined
 def _look(model: ModelArrays, state: SearchState, phase: int, p: int) -> None:
     """When the next operator of a device ends, or an operator that it waits for."""
     state.next_end[p], state.awaits[p] = NEVER, -1
@@ -255,7 +255,7 @@ def _look(model: ModelArrays, state: SearchState, phase: int, p: int) -> None:
         state.next_end[p] = max(state.free[p], ready) + model.ticks[phase, i, p]
 
 
-@inner
+@inlined
 def _ready_there(model: ModelArrays, state: SearchState, j: int) -> int:
     """When all that j reads is there; -1 - i if operator i has yet to make some of it."""
     ready, q, tried = 0, state.where[j], state.tried
@@ -269,7 +269,7 @@ def _ready_there(model: ModelArrays, state: SearchState, j: int) -> int:
     return int(ready)
 
 
-@inner
+@inlined
 def _ready_back(model: ModelArrays, state: SearchState, i: int) -> int:
     """When all gradients of what i makes are there; -1 - j if operator j has yet to make one."""
     ready, p, tried = 0, state.where[i], state.tried
@@ -300,16 +300,16 @@ def _send(model: ModelArrays, t: int, p: int, q: int, ready: int) -> int:
 @inlined
 def _pass_on(model: ModelArrays, state: SearchState, i: int) -> None:
     """The forward of an operator has ended: its tensors go to their readers, once to a device."""
-    p, end, there = state.where[i], state.tried.end[FORWARD, i], state.tried.there[FORWARD]
+    p, end, there = state.where[i], state.tried.end[FORWARD, i], state.tried.there
     for x in range(model.makes.start[i], model.makes.start[i + 1]):
         t = model.makes.values[x]
         first, last = model.readers.start[t], model.readers.start[t + 1]
         for y in range(first, last):
-            there[t, state.where[model.readers.values[y]]] = -1
+            there[FORWARD, t, state.where[model.readers.values[y]]] = -1
         for y in range(first, last):
             q = state.where[model.readers.values[y]]
-            if q != p and there[t, q] < 0:
-                there[t, q] = _send(model, t, p, q, end)
+            if q != p and there[FORWARD, t, q] < 0:
+                there[FORWARD, t, q] = _send(model, t, p, q, end)
 
 
 @inlined
@@ -317,15 +317,15 @@ def _pass_back(model: ModelArrays, state: SearchState, j: int) -> None:
     """The backward of an operator has ended: the readers of a tensor on a device sum their
     gradients, and one sum is sent with the last of them.
     """
-    p, end, there = state.where[j], state.tried.end[BACKWARD, j], state.tried.there[BACKWARD]
+    p, end, there = state.where[j], state.tried.end[BACKWARD, j], state.tried.there
     for x in range(model.reads.start[j], model.reads.start[j + 1]):
         t = model.reads.values[x]
         q = state.where[model.maker[t]]
         if q != p and model.gradient[t] and _is_last(model, state, t, p):
-            there[t, p] = _send(model, t, p, q, end)
+            there[BACKWARD, t, p] = _send(model, t, p, q, end)
 
 
-@inner
+@inlined
 def _is_last(model: ModelArrays, state: SearchState, t: int, p: int) -> bool:
     """Whether the backwards of all readers of a tensor on p have ended."""
     for y in range(model.readers.start[t], model.readers.start[t + 1]):
@@ -346,7 +346,7 @@ def keep(model: ModelArrays, state: SearchState, phase: int) -> None:
         i = tried.done[phase, k]
         kept.done[phase, k], kept.turn[phase, i] = i, k
         kept.end[phase, i], kept.previous[phase, i] = tried.end[phase, i], tried.previous[phase, i]
-        _copy_there(model, state, tried.there[phase], kept.there[phase], phase, i)
+        _copy_there(model, state, tried.there, kept.there, phase, i)
     kept.lists[phase], kept.first[phase] = tried.lists[phase], tried.first[phase]
     stride = stride_of(kept.marks.shape[2])
     for number in range(state.begun[phase] // stride, (num - 1) // stride + 1):
@@ -363,31 +363,31 @@ def undo(model: ModelArrays, state: SearchState, phase: int) -> None:
     for k in range(state.begun[phase], state.reached[phase]):
         i = tried.done[phase, k]
         tried.end[phase, i], tried.previous[phase, i] = kept.end[phase, i], kept.previous[phase, i]
-        _copy_there(model, state, kept.there[phase], tried.there[phase], phase, i)
+        _copy_there(model, state, kept.there, tried.there, phase, i)
     for k in range(state.begun[phase], state.reached[phase]):
         tried.done[phase, k] = kept.done[phase, k]
 
 
-@inner
+@inlined
 def _copy_there(
     model: ModelArrays, state: SearchState, source: Ints, target: Ints, phase: int, i: int
 ) -> None:
     """Copies when what an operator has sent arrives.
 
     Args:
-        source, target: (T, D).
+        source, target: (2, T, D).
     """
     if phase == BACKWARD:
         p = state.where[i]
         for x in range(model.reads.start[i], model.reads.start[i + 1]):
             t = model.reads.values[x]
-            target[t, p] = source[t, p]
+            target[phase, t, p] = source[phase, t, p]
         return
     for x in range(model.makes.start[i], model.makes.start[i + 1]):
         t = model.makes.values[x]
         for y in range(model.readers.start[t], model.readers.start[t + 1]):
             q = state.where[model.readers.values[y]]
-            target[t, q] = source[t, q]
+            target[phase, t, q] = source[phase, t, q]
 
 
 @njit
@@ -418,8 +418,9 @@ def trace(model: ModelArrays, state: SearchState, phase: int) -> None:
         state.critical[phase, num] = i
         num += 1
         begin = state.kept.end[phase, i] - model.ticks[phase, i, state.where[i]]
-        cause = _cause_there(model, state, i, begin)
-        if phase == BACKWARD:
+        if phase == FORWARD:
+            cause = _cause_there(model, state, i, begin)
+        else:
             cause = _cause_back(model, state, i, begin)
         if cause < 0 and begin > 0:
             cause = state.kept.previous[phase, i]
@@ -427,7 +428,7 @@ def trace(model: ModelArrays, state: SearchState, phase: int) -> None:
     state.num_critical[phase] = num
 
 
-@inner
+@inlined
 def _cause_there(model: ModelArrays, state: SearchState, j: int, begin: int) -> int:
     """The maker of a tensor that arrived when the forward of j began; -1 if there is none."""
     q = state.where[j]
@@ -440,7 +441,7 @@ def _cause_there(model: ModelArrays, state: SearchState, j: int, begin: int) -> 
     return -1
 
 
-@inner
+@inlined
 def _cause_back(model: ModelArrays, state: SearchState, i: int, begin: int) -> int:
     """A reader whose gradient arrived when the backward of i began; -1 if there is none."""
     p = state.where[i]
@@ -456,7 +457,7 @@ def _cause_back(model: ModelArrays, state: SearchState, i: int, begin: int) -> i
     return -1
 
 
-@inner
+@inlined
 def device(model: ModelArrays, state: SearchState, g: int) -> int:
     """The device of a group."""
     return int(state.where[model.members.values[model.members.start[g]]])

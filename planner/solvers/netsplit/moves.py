@@ -34,7 +34,7 @@ from planner.solvers.netsplit.search_arrays import (
     SearchState,
 )
 from planner.support.arrays import Ints
-from planner.support.jit import inner, njit
+from planner.support.jit import inlined, inner, njit
 
 FAR = 4
 """Largest number of operators of its device that an operator passes at once."""
@@ -58,14 +58,14 @@ WALK_ON = 0.75
 """Chance that a walk goes on by one more group."""
 
 
-@inner
+@inlined
 def _one_of(rows: Ragged, i: int) -> int:
     """A random value of a row, -1 if it is empty."""
     first, last = rows.start[i], rows.start[i + 1]
     return int(rows.values[np.random.randint(first, last)]) if first < last else -1
 
 
-@inner
+@inlined
 def _put(model: ModelArrays, state: SearchState, g: int, q: int) -> None:
     """Moves a group to a device; applied in reverse with the old device, it undoes itself."""
     p = device(model, state, g)
@@ -81,7 +81,7 @@ def _put(model: ModelArrays, state: SearchState, g: int, q: int) -> None:
         state.where[model.members.values[x]] = q
 
 
-@inner
+@inlined
 def _take_along(model: ModelArrays, state: SearchState, size: int, g: int, q: int) -> int:
     """Moves one more group, unless it is there; the number of groups moved."""
     p = device(model, state, g)
@@ -106,7 +106,7 @@ def _walk(model: ModelArrays, state: SearchState, size: int, g: int, q: int) -> 
     return size
 
 
-@inner
+@inlined
 def _chosen(state: SearchState, phase: int) -> int:
     """A random operator: often one of the chain that makes a phase as long as it is."""
     if np.random.random() < CRITICAL_CHANCE:
@@ -211,7 +211,7 @@ def _shift(state: SearchState, phase: int, first: Ragged, then: Ragged, at: int,
     return to
 
 
-@inner
+@inlined
 def _slide(order: Ints, turn: Ints, at: int, to: int) -> None:
     """Moves the operator at a place of an order to another one; all between move by one place."""
     i, step = order[at], 1 if to > at else -1
@@ -222,7 +222,7 @@ def _slide(order: Ints, turn: Ints, at: int, to: int) -> None:
     order[to], turn[i] = i, to
 
 
-@inner
+@inlined
 def _most(now: int, heat: float) -> int:
     """Metropolis: the largest length that a move may lead to from a length; drawn before the move,
     so that a longer schedule need not be decoded to its end.
@@ -230,18 +230,17 @@ def _most(now: int, heat: float) -> int:
     return now + int(-heat * np.log(1.0 - np.random.random()))
 
 
-@inner
+@inlined
 def _sorted_anew(state: SearchState, phase: int) -> None:
     """Makes the order of a phase the one in which its operators end. The operators of each device
     keep theirs.
     """
-    order, turn = state.orders[phase], state.turns[phase]
-    for k in range(order.shape[0]):
-        order[k] = state.kept.done[phase, k]
-        turn[order[k]] = k
+    for k in range(state.where.shape[0]):
+        i = state.kept.done[phase, k]
+        state.orders[phase, k], state.turns[phase, i] = i, k
 
 
-@inner
+@inlined
 def _mirror(state: SearchState) -> None:
     """Makes the order of backwards the reverse of that of forwards."""
     num = state.where.shape[0]
@@ -251,7 +250,7 @@ def _mirror(state: SearchState) -> None:
         state.turns[BACKWARD, i] = k
 
 
-@inner
+@inlined
 def _drawn(state: SearchState, heat: float) -> int:
     """`_most` of both phases together."""
     return _most(state.ends[FORWARD] + state.ends[BACKWARD], heat)
@@ -286,7 +285,7 @@ def _both(model: ModelArrays, state: SearchState, tied: bool, most: int) -> bool
     return True
 
 
-@inner
+@inlined
 def _over(model: ModelArrays, state: SearchState) -> int:
     """Bytes that exceed the memory of their devices."""
     over = 0
@@ -373,7 +372,7 @@ def anneal(
         _note(model, state)
 
 
-@inner
+@inlined
 def _note(model: ModelArrays, state: SearchState) -> None:
     """Notes the schedule if it is the best that fits."""
     now = state.ends[FORWARD] + state.ends[BACKWARD]
