@@ -24,8 +24,8 @@ from tests.bench.solvers import ROOT, machine, percent, put, table
 from tests.support.mlp_towers import write_mlp_towers
 
 DOCUMENT = ROOT / "docs" / "placements.md"
-DEPTHS, JOINT, WIDTH, BATCH, MICROBATCHES = (4, 6), 2, 2048, 8, 8
-STEPS = 20
+DEPTHS, JOINT, WIDTH, BATCH, MICROBATCHES = (4, 6), 2, 1536, 8, 8
+STEPS = 10
 HEAD = ["solver", "stages", "predicted samples/s", "measured", "least", "most", "error"]
 
 

@@ -45,7 +45,7 @@ def test_what_a_move_leaves_alone_need_not_be_timed_anew(seed, devices, size, mo
 
 
 def test_most_moves_are_timed_in_part():
-    """One operator in four on average, with marks and lists; all of both phases would be 200."""
+    """Both phases are 200 operators. Half of the moves change nothing but lists and orders."""
     problem = placement_problem_of(problem_from(0, 4))
     model, order = arrays_of(alone(problem)), range(100)
     state = state_of(model, [i % 4 for i in order], (order, order[::-1]))
@@ -53,4 +53,4 @@ def test_most_moves_are_timed_in_part():
     anneal(model, state, 5000, 1e-3 * before, 1e-5 * before, 0, True)
     begun = int(state.timed[0])
     anneal(model, state, 5000, 1e-3 * before, 1e-5 * before, 1, True)
-    assert 0 < state.timed[0] - begun < 5000 * 200 / 3
+    assert 0 < state.timed[0] - begun < 5000 * 200 / 2

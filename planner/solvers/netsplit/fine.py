@@ -14,7 +14,7 @@
     (4) an answer that the evaluator finds too large makes the memory of the model smaller
         (`tighter`) for the runs after it; after one that fits, half of the last step is taken back
 
-The number of moves is limited, so the search repeats itself unless the clock cuts it.
+Limits are of work: of operators timed. So the search repeats itself unless the clock cuts it.
 """
 
 import math
@@ -35,12 +35,10 @@ from planner.support.arrays import Ints
 BLOCKS = (2, 4, 8, 16)
 """Largest numbers of operators in blocks, a level each."""
 
-MOVES_PER_S = 60_000
-"""Moves per second of the limit, for `MOVES_SIZE` operators and edges; measured on 3 devices
-60,000 to 120,000 on a shared core at 2.9 GHz."""
-
-MOVES_SIZE = 300
-"""The size of a graph that `MOVES_PER_S` is for; moves are as slow as a graph is large."""
+TIMED_PER_S = 8_000_000
+"""Work per second of the limit, in operators timed (`SearchState.timed`); measured 13,000,000 to
+14,000,000 on a core at 2.9 GHz shared with other processes, for 500 and 1,000 operators on 3
+devices."""
 
 RUN_MOVES = 300
 """Moves of a run per operator, if there is time for several runs."""
@@ -54,12 +52,13 @@ MIN_MOVES = 10
 MAX_RUN_MOVES = 10_000
 """Largest number of moves of a run per operator."""
 
+PIECES = 50
+"""Pieces of a run about; the temperature of each follows from the work before it, and the clock is
+looked at between them."""
+
 HOT, WARM, COLD = 0.003, 0.001, 0.00003
 """Temperatures at the start of a run anew, at that of one that goes on, and at the end of each, as
 shares of the latency."""
-
-PIECE_MOVES = 20_000
-"""Moves between two looks at the clock, for `MOVES_SIZE` operators and edges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +124,12 @@ def refined(
         watch: says whether to end, and is told of better placements.
         seed: seed of the first run.
     """
-    num, edges = problem.num_operators, sum(len(tensor.consumers) for tensor in problem.tensors)
-    moves = int(MOVES_PER_S * limit_s * MOVES_SIZE / (num + edges))
-    if moves < MIN_MOVES * num:
+    num, work = problem.num_operators, int(TIMED_PER_S * limit_s)
+    # A move costs about as much as timing all operators of a phase.
+    if work < MIN_MOVES * num**2:
         return Refined()
-    runs = max(MIN_RUNS, min(MAX_RUNS, moves // (RUN_MOVES * num)))
-    moves = min(moves // runs, MAX_RUN_MOVES * num)
-    piece = max(1, PIECE_MOVES * MOVES_SIZE // (num + edges))
+    runs = max(MIN_RUNS, min(MAX_RUNS, work // (RUN_MOVES * num**2)))
+    work = min(work // runs, MAX_RUN_MOVES * num**2)
     instance = instance_of(problem, [(i,) for i in range(num)])
     arrays = arrays_of(instance, blocks_of(problem))
     bound_s = max(0.0, int(arrays.least.sum()) * instance.tick_s - instance.lost_s)
@@ -150,7 +148,7 @@ def refined(
         begin = lost if lost is not None and not math.isfinite(best_s) else begin
         loose = turn % 4 == 2 if turn % 2 == 0 else best_loose
         model = without_links(arrays) if loose else arrays
-        new = _run(instance, model, begin, moves, piece, (hot, COLD), seed + run, over)
+        new = _run(instance, model, begin, work, (hot, COLD), seed + run, over)
         lost, turn = None, turn + 1
         if new is not None:
             judged = judge(problem, new)
@@ -175,23 +173,28 @@ def _run(
     instance: NetSplitInstance,
     model: ModelArrays,
     start: Candidate,
-    moves: int,
-    piece: int,
+    work: int,
     heats: tuple[float, float],
     seed: int,
     over: Callable[[], bool],
 ) -> Candidate | None:
-    """The best placement of a run that fits the memory of the model; None without one."""
+    """The best placement of a run that fits the memory of the model; None without one.
+
+    Args:
+        work: operators to time; the temperature falls with it.
+    """
     order = start.order or _order(instance.problem, start.device_of)
     state = state_of(model, start.device_of, (order, order[::-1]))
     hot, cold = (share * float(state.ends.sum()) for share in heats)
-    num_pieces = max(1, -(-moves // piece))
-    cooling = (cold / hot) ** (1 / num_pieces)
-    for number in range(num_pieces):
-        if number and over():
-            break
-        anneal(model, state, moves // num_pieces, hot, hot * cooling, seed * 1000 + number, True)
-        hot *= cooling
+    piece, number = work // PIECES, 0
+    done, cost = 0, float(instance.problem.num_operators)
+    while done < work and not (number and over()):
+        moves = max(1, round(min(piece, work - done) / cost))
+        first, last = (hot * (cold / hot) ** (x / work) for x in (done, min(done + piece, work)))
+        begun = int(state.timed[0])
+        anneal(model, state, moves, first, last, seed * 1000 + number, True)
+        done, number = done + int(state.timed[0]) - begun, number + 1
+        cost = max(1.0, (state.timed[0] - begun) / moves)
     if not restore(model, state):
         return None
     device_of = canonical(instance, state.where.tolist())

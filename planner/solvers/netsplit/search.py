@@ -8,7 +8,7 @@
     (3) rounds of annealing, each from the best schedule so far, each with its own seed; the second
         of every two starts hot, the first only warm                                `improved`
 
-The number of moves is limited, so the search repeats itself.
+Limits are of work: of operators timed. So the search repeats itself.
 
 Source: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992 (the orders); the rest is
 this project's.
@@ -61,7 +61,7 @@ Blocks = Sequence[Sequence[int]]
 def improved(
     instance: NetSplitInstance,
     known: KnownPlacement,
-    moves: int,
+    work: int,
     watch: SearchWatch,
     over: Callable[[], bool],
     seed: int,
@@ -70,20 +70,21 @@ def improved(
 
     Args:
         known: a placement with a schedule.
-        moves: number of moves to try.
+        work: operators to time, about.
         watch: is told of better schedules.
         over: says before each round whether to end.
     """
     model = arrays_of(instance)
-    best = known
-    for number, first in enumerate(range(0, moves, ROUND)):
-        if over() or best.schedule is None:
-            break
+    best, number, cost = known, 0, float(instance.problem.num_operators)
+    while work > 0 and best.schedule is not None and not over():
+        moves = max(1, round(min(ROUND, work / cost)))
         state = state_of(model, best.device_of, best.schedule.orders)
+        begun = int(state.timed[0])
         heat = max(HEATS[number % len(HEATS)], OF_OPERATOR / instance.problem.num_operators)
-        size = min(ROUND, moves - first)
         hot, cold = heat * best.latest, COLD * best.latest
-        anneal(model, state, size, hot, cold, seed + number, False)
+        anneal(model, state, moves, hot, cold, seed + number, False)
+        cost, number = max(1.0, (state.timed[0] - begun) / moves), number + 1
+        work -= int(state.timed[0]) - begun
         restore(model, state)
         latest = int(state.ends.sum())
         if latest < best.latest:
