@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from planner.costs.bounds import has_rules
 from planner.errors import FileError, ModelError, OptionError
 from planner.launcher import ending as ending
 from planner.request import Search as Search
