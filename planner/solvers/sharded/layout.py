@@ -6,6 +6,7 @@ mesh over neighbours, then the first axis, then replicas, then stages.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def stage_cuts(problem: Problem, count: int) -> tuple[tuple[int, ...], ...]:
         near = near or [min(least, size - (count - s))]
         bounds.append(min(near, key=lambda v: (crossing[v], abs(done[v - 1] - aim), v)))
     bounds.append(size)
-    return tuple(tuple(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False))
+    return tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
 
 
 def _crossing_bytes(problem: Problem) -> list[int]:

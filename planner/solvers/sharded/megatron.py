@@ -4,8 +4,8 @@ A product whose weights are cut by columns makes parts of its outputs, what foll
 parts, and a product whose weights are cut by rows makes summands, which are added up: two
 all-reduces in the forward and two in the backward of a block of a transformer (Shoeybi et al. 2019,
 section 3). Which operators these are is not read off names: of the rules of the profile, those are
-allowed that cut weights, and those that go on with parts; nothing is cut that is whole, and no sum
-is scattered. With sequence parallelism it may be, along another dimension than the first, and norms
+allowed that cut weights, and those that go on with parts; nothing is cut that is whole, no sum is
+scattered, and what products make is not gathered. With sequence parallelism it may be, along another dimension than the first, and norms
 run on parts (Korthikanti et al. 2022, section 4.2).
 
     t   devices of a mesh, inside a host       d   replicas, or an axis of the mesh along the first
@@ -14,7 +14,8 @@ run on parts (Korthikanti et al. 2022, section 4.2).
 All t d p that make up the number of devices are tried (Narayanan et al. 2021, section 3).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 
 from planner.costs.bounds import has_rules
 from planner.graph import parameters_by_name
@@ -35,11 +36,14 @@ from planner.solvers.sharded.layout import (
     stage_cuts,
 )
 from planner.solvers.sharded.options import Megatron
-from planner.solvers.sharded.rules import AxisRule, named, rules_of
+from planner.solvers.sharded.rules import AxisRule, named
 from planner.solvers.sharded.zero import data_policy
 from planner.splitting.reshardings import reads
 
 MAX_STAGES = 64
+
+Axes = tuple[tuple[int, bool], ...]
+"""Of a mesh, the size of each axis, and whether it splits samples."""
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
@@ -79,43 +83,33 @@ def _layouts(problem: Problem, points: list[tuple[int, int, int]]) -> Iterator[L
     """The layouts of the points."""
     sequence = switches_of(problem.options, Megatron).sequence_parallel
     graph, devices = problem.profile.graph, host_by_host(problem)
-    known: dict[tuple[int, ...], list[tuple[AxisRule, ...]]] = {}
+    known: dict[Axes, list[tuple[AxisRule, ...]]] = {}
     for t, d, p in points:
         replicas = d if d <= problem.options.num_microbatches else 1
-        mesh = (t,) if replicas == d else (d, t)
-        if mesh not in known:
-            known[mesh] = _lines(problem, mesh, devices, replicas, sequence=sequence)
+        axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
         stages = stage_cuts(problem, p)
+        mesh = tuple(size for size, _ in axes)
         groups = groups_of(devices, mesh, replicas, p)
-        if mesh == (1,):
+        if not axes:
             yield Layout(stages, groups, [None] * p)
-        else:
-            yield Layout(stages, groups, shardings(graph, stages, mesh, known[mesh]))
+            continue
+        if axes not in known:
+            known[axes] = _lines(problem, axes, devices, replicas, sequence=sequence)
+        yield Layout(stages, groups, shardings(graph, stages, mesh, known[axes]))
 
 
 def _lines(
-    problem: Problem,
-    mesh: tuple[int, ...],
-    devices: tuple[int, ...],
-    replicas: int,
-    *,
-    sequence: bool,
+    problem: Problem, axes: Axes, devices: Sequence[int], replicas: int, *, sequence: bool
 ) -> list[tuple[AxisRule, ...]]:
     """The rules of all operators, along each axis."""
-    graph = problem.profile.graph
-    about, group = dict(named(graph)), devices[: mesh[0] * mesh[-1] if len(mesh) > 1 else mesh[0]]
+    about, mesh = dict(named(problem.profile.graph)), tuple(size for size, _ in axes)
     made = []
-    for a, size in enumerate(mesh):
-        if size == 1:
-            made.append(tuple(own[0] for own in rules_of(problem.profile)))
-            continue
-        axis = axis_of(problem, group, mesh, a, replicas)
-        is_data = a + 1 < len(mesh)
+    for a, (size, is_data) in enumerate(axes):
+        axis = axis_of(problem, devices[: prod(mesh)], mesh, a, replicas)
         policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
         rules = chosen(problem, about, axis, policy, devices[0])
         made.append(rules)
-        if is_data:
-            about = cut_by(about, _parts(problem, rules), size)
+        about = cut_by(about, _parts(problem, rules), size)
     return made
 
 
@@ -136,6 +130,10 @@ def tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
     graph = problem.profile.graph
     parameters = parameters_by_name(graph)
     ranks = {one.name: len(one.shape) for one in graph.tensors}
+    of_samples = set(graph.inputs)  # and all that follows from them
+    for operator in graph.operators:
+        if of_samples.intersection(operator.inputs):
+            of_samples.update(operator.outputs)
 
     def cuts_weights(v: int, rule: AxisRule) -> bool:
         operator = graph.operators[v]
@@ -147,8 +145,10 @@ def tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
         return not weights or any(part.startswith("S") for part in weights)
 
     def converts(name: str, old: str, new: str) -> bool:
-        if not new.startswith("S"):
+        if name not in of_samples:
             return True
+        if not new.startswith("S"):
+            return not old.startswith("S") or dim_of(old) != ranks[name] - 1
         # The first dimension of all but matrices is that of samples.
         along = dim_of(new) or 0
         return sequence and old in ("R", "P") and (along > 0 or ranks[name] < 3)
