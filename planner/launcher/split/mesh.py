@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import LaunchError
+from planner.splitting.sums import coordinates
 from planner.strategy import Stage, Strategy
 
 # Since 2.13 under other names.
@@ -117,6 +118,28 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
+class Alone:
+    """A line of one device, along an axis of size 1."""
+
+    rank, size = 0, 1
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """As `Line.all_gather`."""
+        return part[None]
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """As `Line.all_to_all`."""
+        return parts
+
+    def all_reduce(self, part: Tensor) -> Tensor:
+        """As `Line.all_reduce`."""
+        return part
+
+    def reduce_scatter(self, parts: Tensor) -> Tensor:
+        """As `Line.reduce_scatter`."""
+        return parts[0]
+
+
 class Mesh:
     """This device's place in the mesh of its stage.
 
@@ -124,19 +147,18 @@ class Mesh:
         sizes: of the axes.
         index: position of this device in the mesh, row-major.
         coordinates: of this device, by axis.
-        lines: of this device, by axis; there are none before `connect`, and none along axes of
-            size 1.
+        lines: of this device, by axis; before `connect`, only those of one device.
     """
 
     def __init__(self, sizes: Sequence[int], index: int) -> None:
         self.sizes = tuple(sizes)
         self.index = index
-        self.coordinates = coordinates(sizes, index)
-        self.lines: list[Line | None] = [None] * len(self.sizes)
+        self.coordinates = coordinates(index, self.sizes)
+        self.lines: list[Line | None] = [Alone() if size == 1 else None for size in sizes]
 
     def connect(self, lines: Sequence[Line | None]) -> None:
-        """Gives the mesh its lines, by axis."""
-        self.lines[:] = lines
+        """Gives the mesh its lines, by axis; None leaves a line as it is."""
+        self.lines = [new or old for new, old in zip(lines, self.lines, strict=True)]
 
     def line(self, axis: int) -> Line:
         """The line along an axis.
@@ -150,20 +172,7 @@ class Mesh:
         return line
 
 
-def coordinates(sizes: Sequence[int], index: int) -> tuple[int, ...]:
-    """The coordinates of a device by its position in a mesh.
-
-    >>> coordinates((2, 3), 4)
-    (1, 1)
-    """
-    found = []
-    for size in reversed(sizes):
-        found.append(index % size)
-        index //= size
-    return tuple(reversed(found))
-
-
-def line_of(sizes: Sequence[int], index: int, axis: int) -> tuple[int, ...]:
+def line_of(sizes: tuple[int, ...], index: int, axis: int) -> tuple[int, ...]:
     """The positions of the devices that are in one line with a device, along an axis.
 
     >>> line_of((2, 3), 4, 0), line_of((2, 3), 4, 1)
@@ -172,7 +181,7 @@ def line_of(sizes: Sequence[int], index: int, axis: int) -> tuple[int, ...]:
     step = 1
     for size in sizes[axis + 1 :]:
         step *= size
-    first = index - coordinates(sizes, index)[axis] * step
+    first = index - coordinates(index, sizes)[axis] * step
     return tuple(first + k * step for k in range(sizes[axis]))
 
 
@@ -188,5 +197,5 @@ def _lines(stage: Stage) -> Iterator[tuple[int, ...]]:
     for group in stage.groups:
         for axis, size in enumerate(sizes):
             for index in range(len(group)):
-                if size > 1 and coordinates(sizes, index)[axis] == 0:
+                if size > 1 and coordinates(index, sizes)[axis] == 0:
                     yield tuple(group[i] for i in line_of(sizes, index, axis))

@@ -14,7 +14,7 @@ from operator import getitem, is_not, truediv
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from planner import graph as graphs
 from planner.errors import LaunchError
@@ -80,13 +80,11 @@ def split_module(
     return module
 
 
-def conversions_of(module: fx.GraphModule) -> Iterator[tuple[str, Conversion]]:
+def conversions_of(module: nn.Module) -> Iterator[tuple[str, Conversion]]:
     """The conversions in a module, with the names of the tensors that they convert."""
-    for node in module.graph.nodes:
-        if node.op == "call_module" and "converts" in node.meta:
-            conversion = module.get_submodule(str(node.target))
-            assert isinstance(conversion, Conversion)
-            yield node.meta["converts"], conversion
+    for one in module.children():
+        if isinstance(one, Conversion):
+            yield one.tensor, one
 
 
 def _is_call(node: fx.Node) -> bool:
@@ -168,7 +166,7 @@ def _insert(
     while hasattr(module, name):
         name += "_"
     backward = one.backward if has_gradient(one.tensor, graph) else None
-    module.add_submodule(name, Conversion(mesh, one.forward, backward))
+    module.add_submodule(name, Conversion(one.tensor, mesh, one.forward, backward))
     output = next(iter(reversed(module.graph.nodes)))
     users = [output] if one.leaves else [nodes[reader] for reader in one.readers]
     home = made[one.tensor]
