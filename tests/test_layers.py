@@ -16,9 +16,10 @@ PACKAGE = ROOT / "planner"
 # Files and folders right under the package, from the lowest layer to the highest.
 ORDER = (
     "version", "errors", "units", "support",  # words
-    "graph", "sharding", "topology", "profiles", "strategy", "calibration", "problem", "request",
+    "graph", "sharding", "topology", "profiles", "strategy", "splitting", "calibration",
+    "problem", "request",
     "plan", "files", "model", "partition", "operators",
-    "graphs", "splitting", "clusters", "formats",
+    "graphs", "clusters", "formats",
     "schedules", "costs", "profilers", "simulator", "solvers",
     "judging", "traces", "peers", "drawing", "launcher", "exporting",
     "reports", "api", "commands",

@@ -15,6 +15,7 @@ from planner.model.load import hash_of, read_proto
 from planner.model.weights import is_inline, place_of
 from planner.partition import check_agreement, refers_to, write_partition
 from planner.partition import weights as carried
+from planner.partition.shards import shards_of
 from planner.plan import (
     Certificate,
     DevicePrediction,
@@ -23,6 +24,7 @@ from planner.plan import (
     Prediction,
     StagePrediction,
 )
+from planner.sharding import Sharding, rule_of
 from planner.strategy import Crossing, ScheduleName, Stage, Strategy, crossings
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
@@ -552,3 +554,98 @@ def test_whether_a_file_refers_to_a_model_is_seen_without_its_weights(tmp_path, 
     assert not refers_to(target, small_model(tmp_path / "there/model.onnx"))
     small_model(path, opset=19)
     assert not refers_to(target, path)
+
+
+SPLIT = {"first": ["R,S1->S1"], "flat": ["S1->S1"], "relu": ["S1->S1"], "last": ["S1,S0->P"]}
+
+
+def split_plan(path):
+    """All operators on a mesh of 2 devices, twice: column, then row (Megatron's pair)."""
+    model = load(path, batch=2)
+    plan = plan_for(model, num_stages=4)
+    names = tuple(operator.name for operator in model.graph.operators)
+    rules = {name: rule_of(SPLIT[name]) for name in names}
+    sharding = Sharding((2,), rules, {"w1": ("S1",), "w2": ("S0",)}, {}, {})
+    stage = Stage(names, ((0, 1), (2, 3)), 1, False, sharding)
+    strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, 4)
+    times = plan.prediction.stages[:1]
+    prediction = replace(plan.prediction, stages=times)
+    return model, replace(plan, strategy=strategy, prediction=prediction, crossings=())
+
+
+def lying(path, name):
+    """Per tensor of a node, its cuts and devices, read without the code that writes them."""
+    node = next(one for one in onnx.load(path).graph.node if one.name == name)
+    found = {}
+    for spec in node.device_configurations[0].sharding_spec:
+        groups = {one.key: list(one.value) for one in spec.index_to_device_group_map}
+        cuts = {d.axis: (d.simple_sharding[0].dim_value, d.simple_sharding[0].num_shards)
+                for d in spec.sharded_dim}  # fmt: skip
+        found[spec.tensor_name] = cuts, [groups.get(d, [d]) for d in spec.device]
+    return found
+
+
+def test_tensors_of_split_operators_lie_as_onnx_says_it(tmp_path):
+    model, plan = split_plan(small_model(tmp_path / "model.onnx"))
+    target = tmp_path / "strategy.onnx"
+    write_partition(model, plan, target)
+    onnx.checker.check_model(str(target), full_check=True)
+    # Ranks run from the last device down: device 0 is number 3.
+    columns = [[1, 3], [0, 2]]
+    assert lying(target, "first") == {
+        "x": ({}, [[0, 1, 2, 3]]), "w1": ({1: (6, 2)}, columns), "a": ({1: (6, 2)}, columns),
+    }  # fmt: skip
+    assert lying(target, "relu") == {n: ({1: (6, 2)}, columns) for n in "fr"}
+    # y is a summand, which ONNX cannot say.
+    assert lying(target, "last") == {"r": ({1: (6, 2)}, columns), "w2": ({0: (6, 2)}, columns)}
+    check_agreement(plan, target)
+    feed = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
+    assert np.array_equal(outputs(target, feed)[0], outputs(tmp_path / "model.onnx", feed)[0])
+
+
+def test_two_axes_on_one_dimension_are_one_cut_in_the_order_of_the_parts():
+    sharding = Sharding((2, 2), {}, {}, {}, {})
+    shards = shards_of("x", ("S0", "S0"), sharding, [(4, 5, 6, 7)])
+    assert (shards.cuts, shards.devices) == (((0, 4),), ((4,), (5,), (6,), (7,)))
+    shards = shards_of("x", ("S1", "S0"), sharding, [(0, 1, 2, 3), (4, 5, 6, 7)])
+    assert shards.cuts == ((0, 2), (1, 2))
+    assert shards.devices == ((0, 4), (2, 6), (1, 5), (3, 7))
+    assert shards_of("x", ("S0/3", "R"), sharding, [(0, 1, 2, 3)]) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda spec: spec.sharded_dim[0].simple_sharding[0].__setattr__("num_shards", 4),
+         r"relu cuts r in 4 along dimension 1 for devices \[\[1, 3\], \[0, 2\]\], the strategy"
+         r" in 2 along dimension 1"),
+        (lambda spec: spec.index_to_device_group_map[0].value.__setitem__(0, 0),
+         r"relu cuts r in 2 along dimension 1 for devices \[\[0, 3\]"),
+        (lambda spec: spec.__setattr__("tensor_name", "f"),
+         "relu cuts r in no way that ONNX can say, the strategy in 2"),
+    ],
+)  # fmt: skip
+def test_tensors_that_lie_otherwise_are_found(tmp_path, change, said):
+    model, plan = split_plan(small_model(tmp_path / "model.onnx"))
+    target = tmp_path / "strategy.onnx"
+    write_partition(model, plan, target)
+
+    def changed(proto):
+        node = next(one for one in proto.graph.node if one.name == "relu")
+        change(node.device_configurations[0].sharding_spec[1])
+
+    tampered(target, changed)
+    with pytest.raises(FileError, match=said):
+        check_agreement(plan, target)
+
+
+def test_cuts_of_an_operator_that_the_strategy_runs_whole_are_found(tmp_path):
+    model, plan = split_plan(small_model(tmp_path / "model.onnx"))
+    target = tmp_path / "strategy.onnx"
+    write_partition(model, plan, target)
+    stage = plan.strategy.stages[0]
+    rules = {name: rule for name, rule in stage.sharding.rules.items() if name != "relu"}
+    other = replace(stage, sharding=replace(stage.sharding, rules=rules))
+    strategy = replace(plan.strategy, stages=(other,))
+    with pytest.raises(FileError, match=r"relu cuts [fr], the strategy does not"):
+        check_agreement(replace(plan, strategy=strategy), target)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from planner.partition.annotations import (
     stages_of,
     transfers,
 )
+from planner.partition.shards import Shards, read_shards, replica_ranks, shards_of
 from planner.partition.write import MODEL_HASH, short
 from planner.plan import Plan
 
@@ -85,6 +87,7 @@ def _differences(plan: Plan, file: ModelFile, *, weights: bool) -> Iterator[str]
         yield f"it is model {short(found_hash)}, the strategy is for {short(plan.model_hash)}"
     yield from _other_devices(plan, proto)
     yield from _other_stages(plan, proto, is_model=found_hash == plan.model_hash)
+    yield from _other_shards(plan, proto)
     if STAGE_DEVICES in notes:  # older files have neither these nor transfers
         yield from _other_transfers(plan, proto)
 
@@ -109,6 +112,46 @@ def _other_stages(plan: Plan, proto: ModelProto, *, is_model: bool) -> Iterator[
             yield f"it puts {name} in no stage, the strategy in stage {stage}"
         elif found[name] != stage:
             yield f"it puts {name} in stage {found[name]}, the strategy in stage {stage}"
+
+
+def _other_shards(plan: Plan, proto: ModelProto) -> Iterator[str]:
+    """Nodes whose tensors do not lie as a rule of the strategy says. Which of a node's inputs a
+    spec is of is known to the graph alone; outputs have the node's order.
+    """
+    nodes = {node.name: node for node in proto.graph.node}
+    for name, s in stages_of(plan).items():
+        stage, node = plan.strategy.stages[s], nodes.get(name)
+        if node is None:
+            continue
+        found = read_shards(node, CONFIGURATION)
+        rule = stage.sharding and stage.sharding.rules.get(name)
+        if stage.sharding is None or rule is None:
+            whole = stage.sharding is not None
+            odd = next((one for one in found.values() if one.cuts or not whole), None)
+            if odd is not None:
+                yield f"{name} cuts {odd.tensor}, the strategy does not"
+            continue
+        replicas = replica_ranks(plan, stage)
+        wanted = {
+            spec: shards_of("", spec, stage.sharding, replicas)
+            for spec in (*rule.inputs, *rule.outputs)
+        }
+        made = dict(zip(node.output, rule.outputs, strict=False))
+        for tensor in sorted({*found, *made}):
+            one = found.get(tensor)
+            allowed = [wanted[made[tensor]]] if tensor in made else list(wanted.values())
+            if (one and replace(one, tensor="")) not in allowed:
+                yield f"{name} cuts {tensor} {_cut(one)}, the strategy {_cut(allowed[0])}"
+
+
+def _cut(shards: Shards | None) -> str:
+    """How a tensor lies, in words."""
+    if shards is None:
+        return "in no way that ONNX can say"
+    if not shards.cuts:
+        return "nowhere"
+    parts = [f"in {count} along dimension {dim}" for dim, count in shards.cuts]
+    return f"{' and '.join(parts)} for devices {[list(group) for group in shards.devices]}"
 
 
 def _other_transfers(plan: Plan, proto: ModelProto) -> Iterator[str]:

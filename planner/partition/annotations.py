@@ -1,8 +1,9 @@
 """The annotations of a partitioned model, written and read.
 
 One device configuration names the devices in the order of the ranks, and every node has its
-pipeline stage. A node that is unrolled or replaced by other operators (Loop, Scan, If, a function)
-stands there as in the model, at the first of their stages.
+pipeline stage; one whose operator is split says how its tensors lie (`shards.py`). A node that is
+unrolled or replaced by other operators (Loop, Scan, If, a function) stands there as in the model,
+at the first of their stages.
 
 Everything else is metadata, which other tools skip:
 
@@ -24,6 +25,7 @@ from planner.errors import FileError
 from planner.graph import consumers, producers
 from planner.model import Model, first_consumers
 from planner.model.expansion.inlining import subgraphs
+from planner.partition.shards import shards_by_operator, write_shards
 from planner.plan import Plan
 from planner.support.module_paths import from_to
 
@@ -46,12 +48,17 @@ def annotate(proto: ModelProto, model: Model, plan: Plan) -> None:
     devices = device_names(plan)
     proto.configuration.add(name=CONFIGURATION, num_devices=len(devices), device=devices)
     stages, needed_by, inner = stages_of(plan), first_consumers(model), _inner(model, plan)
+    operators = {operator.name: operator for operator in model.graph.operators}
     node_stages: dict[str, int] = {}
     for node in proto.graph.node:
         own = stages[needed_by.get(node.name, node.name)]
         within = {node.name: own} | inner[node.name] if node.name in inner else {}
         node_stages[node.name] = min(within.values(), default=own)
         _annotate(node, node_stages[node.name])
+        if node.name in operators:
+            stage = plan.strategy.stages[node_stages[node.name]]
+            for shards in shards_by_operator(plan, stage, operators[node.name]):
+                write_shards(node.device_configurations[0], node, shards, model.graph)
         _note(node, INNER_STAGES, within)
     sends, receives = _transfers(model, plan, node_stages)
     for node in proto.graph.node:

@@ -2,8 +2,6 @@
 
 import errno
 import json
-import subprocess
-import sys
 from pathlib import Path
 from threading import Event
 
@@ -18,6 +16,7 @@ from planner.launcher.checkpoints.keeping import Keeping
 from planner.launcher.trainer import Trainer
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.mode_runs import net, profile_of, write_strategy
+from tests.support.ranks import under_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, EVERY = 6, 2
@@ -270,15 +269,7 @@ def together(made, tmp_path_factory):
         "onto mixed": case("mixed", "mixed", "copies/step-00000003"),
     }
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
-            str(ROOT / "tests/support/checkpoint_runs.py"), str(folder),
-        ],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    under_torchrun(ROOT / "tests/support/checkpoint_runs.py", 3, folder)
     return folder, json.loads((folder / "losses.json").read_text())
 
 

@@ -34,6 +34,7 @@ from tests.support.launch_worker import (
     make_model,
     make_plan,
 )
+from tests.support.ranks import under_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 10
@@ -113,13 +114,7 @@ def errors(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradients")
     for dtype in LIMITS:
         make_model(folder / f"{dtype}.onnx", dtype)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "4", str(ROOT / "tests/support/launch_worker.py"), str(folder)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    under_torchrun(ROOT / "tests/support/launch_worker.py", 4, folder, timeout_s=300)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
     return {name: [rank[name] for rank in ranks] for name in CASES}
 

@@ -11,7 +11,6 @@ number to them.
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -38,6 +37,7 @@ from planner.schedules.orders import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
+from tests.support.ranks import under_torchrun
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,13 +210,7 @@ def run_all(folder, num_ranks, steps=0):
     Args:
         steps: of each; 0 leaves them to the settings of each strategy.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, str(num_ranks), __file__, str(folder), str(steps)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    under_torchrun(__file__, num_ranks, folder, steps)
 
 
 def main(folder, steps):

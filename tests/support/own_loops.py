@@ -6,7 +6,6 @@ All loops of `LOOPS` run in one start, one after the other. Rank r writes FOLDER
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 
 import planner
 from tests.support import datasets
+from tests.support.ranks import under_torchrun
 
 ROOT = Path(__file__).parents[2]
 SAMPLES, STEPS, HALF = 16, 6, 3
@@ -87,13 +87,7 @@ LOOPS = {"pipeline": of_pipeline, "replicas": of_replicas, "resumed": resumed, "
 
 def run_all(folder):
     """Runs all loops; gives what each of the two ranks has written."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, "2", __file__, str(folder)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    under_torchrun(__file__, 2, folder)
     return {
         name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=False) for rank in (0, 1)]
         for name in LOOPS

@@ -9,7 +9,6 @@ of a plan's stages are those of its prediction.
 
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -24,6 +23,7 @@ from planner.files import read_plan
 from planner.launcher import run, trainer
 from planner.launcher.part import Part
 from planner.reports.launch import launch_json
+from tests.support.ranks import under_torchrun
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,14 +68,8 @@ def slowed(part: Part, plan) -> Part:
 
 def run_all(folder, num_ranks, steps):
     """The reports of all strategies in a folder, by name, from one start of torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, str(num_ranks), __file__, str(folder), str(steps)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = under_torchrun(__file__, num_ranks, folder, steps, timeout_s=300)
+    return json.loads(printed.splitlines()[-1])
 
 
 def main(folder, steps):

@@ -1,8 +1,6 @@
 """Where the pipeline is emptied in the middle of a training: evaluations and checkpoints."""
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from tests.support import datasets, mode_runs
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.mode_runs import net, profile_of, run_all, write_strategy
 from tests.support.pipedream_replay import Replay, net_stages
+from tests.support.ranks import under_torchrun
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS, COUNT, SAME = 5, 4, 1e-12
@@ -133,15 +132,7 @@ def checkpoints(made, tmp_path_factory):
         "flushed": case(flush, "flushed", "whole/step-00000004"),
     }
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
-            str(ROOT / "tests/support/checkpoint_runs.py"), str(folder),
-        ],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    under_torchrun(ROOT / "tests/support/checkpoint_runs.py", 3, folder)
     return folder, json.loads((folder / "losses.json").read_text())
 
 
