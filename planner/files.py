@@ -6,7 +6,7 @@ Every problem of a file is reported at once, with the path of the field.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from dataclasses import fields as dataclass_fields
 from functools import cache, lru_cache, partial
@@ -21,7 +21,7 @@ from planner.calibration import CalibrationFile
 from planner.errors import FileError
 from planner.graph import LEFT_OUT_AS_DEFAULT
 from planner.plan import Plan
-from planner.profiles import Profile, ProfileSet
+from planner.profiles import Profile, ProfileSet, SplitRule
 from planner.sharding import AT_REST, Sharding, rule_lines, rule_of
 from planner.strategy import Stage, not_runnable
 from planner.support.derived import derived
@@ -29,8 +29,11 @@ from planner.support.outputs import Kind
 from planner.support.reading import MAX_TEXT_BYTES, read_bytes
 from planner.support.writing import write_atomically
 
-PROFILE_FORMAT = "planner-profile/1"
-PROFILE_SET_FORMAT = "planner-profile-set/1"
+PROFILE_FORMAT = "planner-profile/2"
+PROFILE_SET_FORMAT = "planner-profile-set/2"
+# Format 1 has no rules by which operators are split.
+PROFILE_FORMATS = (PROFILE_FORMAT, "planner-profile/1")
+PROFILE_SET_FORMATS = (PROFILE_SET_FORMAT, "planner-profile-set/1")
 STRATEGY_FORMAT = "planner-strategy/2"
 # A stage of format 1 has no mesh; otherwise it is the same.
 STRATEGY_FORMATS = (STRATEGY_FORMAT, "planner-strategy/1")
@@ -189,7 +192,7 @@ def _depth(plain: object) -> int:
 
 
 def _content(artefact: object, form: str, text: Callable[[object], str]) -> bytes:
-    plain = {"format": form, **to_plain(artefact)}
+    plain = {"format": form, **_packed(artefact, to_plain(artefact))}
     return (text(plain) + "\n").encode()
 
 
@@ -200,6 +203,95 @@ def artefact_bytes(artefact: object, form: str) -> bytes:
         form: its format, such as "planner-strategy/2".
     """
     return _content(artefact, form, _dense)
+
+
+# ---- rules of a profile: lists of texts, each list once; an operator has the index of its own
+
+_RULE = re.compile(r"(?P<line>.*?)( at (?P<sizes>[0-9]+(,[0-9]+)*))?")
+
+
+def _packed(artefact: object, plain: dict[str, Any]) -> dict[str, Any]:
+    """A profile, or several, with rules as files have them; anything else as it is."""
+    if isinstance(artefact, ProfileSet):
+        both = zip(artefact.profiles, plain["profiles"], strict=True)
+        return {**plain, "profiles": [_packed(one, own) for one, own in both]}
+    if not isinstance(artefact, Profile) or not any(one.rules for one in artefact.operators):
+        return plain
+    lists: dict[tuple[SplitRule, ...], int] = {}
+    operators = []
+    for one, own in zip(artefact.operators, plain["operators"], strict=True):
+        at = {"rules": lists.setdefault(one.rules, len(lists))} if one.rules else {}
+        operators.append({**own, **at})
+    return {**plain, "operators": operators, "rules": [list(map(_rule_text, r)) for r in lists]}
+
+
+def _rule_text(rule: SplitRule) -> str:
+    """A rule as one line of text."""
+    sizes = "" if rule.sizes is None else f" at {','.join(map(str, rule.sizes))}"
+    return rule.line + sizes
+
+
+def _unpacked(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """The fields of a profile, or of several, with the rules of each operator in it.
+
+    Args:
+        place: of the profile in the file, for messages.
+
+    Raises:
+        _RuleError: if rules are none, or an operator has the index of none.
+    """
+    if isinstance(plain.get("profiles"), list):
+        inner = [
+            _unpacked(one, f"{place}profiles[{i}].") if isinstance(one, dict) else one
+            for i, one in enumerate(plain["profiles"])
+        ]
+        return {**plain, "profiles": inner}
+    operators = plain.get("operators")
+    if not isinstance(operators, list):
+        return plain
+    given = plain.get("rules", [])
+    if not isinstance(given, list):
+        raise _RuleError([f"{place}rules: expected a list, got {said(given)}"])
+    problems: list[str] = []
+    lists = [list(_rules_in(one, f"{place}rules[{i}]", problems)) for i, one in enumerate(given)]
+    made = []
+    for i, one in enumerate(operators):
+        if isinstance(one, dict) and "rules" in one:
+            at = one["rules"]
+            if type(at) is not int or not 0 <= at < len(lists):
+                problems.append(
+                    f"{place}operators[{i}].rules: expected the index of one of the {len(lists)}"
+                    f" lists of rules, got {said(at)}"
+                )
+                continue
+            one = {**one, "rules": lists[at]}
+        made.append(one)
+    if problems:
+        raise _RuleError(problems)
+    return {name: v for name, v in plain.items() if name != "rules"} | {"operators": made}
+
+
+class _RuleError(Exception):
+    """Problems of the rules of a profile, as lines."""
+
+
+def _rules_in(given: object, place: str, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The rules of a list of texts."""
+    if not isinstance(given, list):
+        problems.append(f"{place}: expected a list, got {said(given)}")
+        return
+    for j, text in enumerate(given):
+        parts = _RULE.fullmatch(text) if isinstance(text, str) else None
+        if parts is None:
+            problems.append(f"{place}[{j}]: expected a rule such as 'S0,R->S0', got {said(text)}")
+            continue
+        sizes = None if parts["sizes"] is None else [int(n) for n in parts["sizes"].split(",")]
+        try:
+            SplitRule(parts["line"], None if sizes is None else tuple(sizes))
+        except ValueError as error:
+            problems.append(f"{place}[{j}]: {error}")
+            continue
+        yield {"line": parts["line"]} if sizes is None else {"line": parts["line"], "sizes": sizes}
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -421,9 +513,10 @@ def _artefact(kind: Any, text: str) -> Any:
     values derived from it are found again.
 
     Raises:
-        ValidationError: if it is malformed.
+        ValidationError, _RuleError: if it is malformed.
     """
     plain = {name: value for name, value in json_of(text).items() if name != "format"}
+    plain = _unpacked(plain) if kind in (Profile, ProfileSet) else plain
     return _adapter(kind).validate_json(json.dumps(plain))
 
 
@@ -446,6 +539,8 @@ def _read(
     without_format({**plain, "format": form} if own else plain, path, form, advice)
     try:
         return _artefact(kind, content)
+    except _RuleError as error:
+        raise FileError("\n".join(f"{path}: {line}" for line in error.args[0])) from None
     except ValidationError as error:
         raise complaint(path, error) from None
 
@@ -470,7 +565,8 @@ def read_profile(path: Path) -> Profile:
     Raises:
         FileError: if it is missing, no profile, or malformed.
     """
-    profile: Profile = _read(Profile, PROFILE_FORMAT, path, "planner profile MODEL.onnx")
+    advice = "planner profile MODEL.onnx"
+    profile: Profile = _read(Profile, PROFILE_FORMAT, path, advice, PROFILE_FORMATS)
     return profile
 
 
@@ -481,7 +577,7 @@ def read_profile_set(path: Path) -> ProfileSet:
         FileError: if it is missing, no such file, or malformed.
     """
     advice = "planner profile MODEL.onnx --batch 1,2,4"
-    profiles: ProfileSet = _read(ProfileSet, PROFILE_SET_FORMAT, path, advice)
+    profiles: ProfileSet = _read(ProfileSet, PROFILE_SET_FORMAT, path, advice, PROFILE_SET_FORMATS)
     return profiles
 
 

@@ -14,6 +14,7 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
+from planner.sharding import rule_of
 from planner.support.derived import derived
 
 MAX_SECONDS = 1e9
@@ -58,6 +59,30 @@ def _raise(problems: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitRule:
+    """One way to split an operator over the devices of an axis; `sharding.py` has the words.
+
+    Attributes:
+        line: the rule for one axis, such as "S2,S0->P shape[2]". Its inputs are the tensors that
+            the operator reads, and then its parameters. A local attribute that begins with @ names
+            another function than the operator's own, one that asks the other devices.
+        sizes: sizes of the axis for which it holds; None where it holds for all that divide every
+            dimension that the rule cuts.
+
+    Raises:
+        ValueError: if the line is none, or a size is below 2.
+    """
+
+    line: str
+    sizes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        rule_of([self.line])
+        if self.sizes is not None and min(self.sizes, default=0) < 2:
+            raise ValueError(f"{self.line}: expected sizes of at least 2, got {self.sizes}")
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorCost:
     """Costs of one operator for one microbatch.
 
@@ -75,6 +100,8 @@ class OperatorCost:
         workspace_bytes: most that it holds for itself while it runs; 0 where that was not measured.
         interval: how sure the time is: half the width of the 95 % confidence interval of the median
             of forward and backward together, over it; 0 where nothing was measured.
+        rules: the ways to split it over one axis of a mesh; it can always run whole. Files leave
+            out none.
 
     Raises:
         ValueError: if a figure is negative or absurdly large.
@@ -91,6 +118,7 @@ class OperatorCost:
     stash_private_bytes: int
     workspace_bytes: int = 0
     interval: float = 0.0
+    rules: tuple[SplitRule, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))

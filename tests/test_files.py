@@ -144,7 +144,7 @@ def test_presets_are_sound(preset):
 
 def plain_profile():
     graph = graph_of([[], [0]])
-    return {"format": "planner-profile/1", **to_plain(profile_of(graph, [1.0, 2.0]))}
+    return {"format": "planner-profile/2", **to_plain(profile_of(graph, [1.0, 2.0]))}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ ORDER = (
     "problem", "request",
     "plan", "files", "model", "partition", "operators",
     "graphs", "clusters", "formats",
-    "schedules", "costs", "profilers", "simulator", "solvers",
+    "schedules", "costs", "discovery", "profilers", "simulator", "solvers",
     "judging", "traces", "peers", "drawing", "launcher", "exporting",
     "reports", "api", "commands",
 )  # fmt: skip
@@ -29,7 +29,13 @@ MAX_LINES_OF_A_COMMAND = 60
 
 # Packages that take long to load, and the only places that may do so when they are imported.
 HEAVY = {
-    "torch": ("planner/operators", "planner/launcher", "planner/profilers", "planner/exporting"),
+    "torch": (
+        "planner/operators",
+        "planner/discovery",
+        "planner/launcher",
+        "planner/profilers",
+        "planner/exporting",
+    ),
     "onnxscript": ("planner/exporting",),
     "onnxruntime": (),
     "ortools": (),

@@ -10,6 +10,7 @@ from planner.errors import FileError
 from planner.files import (
     PROFILE_FORMAT,
     PROFILE_SET_FORMAT,
+    PROFILE_SET_FORMATS,
     STRATEGY_FORMAT,
     STRATEGY_FORMATS,
     json_of,
@@ -62,7 +63,7 @@ def detect(path: Path) -> str:
             # The reader of the format complains about a wrong version.
             if plain["format"] in STRATEGY_FORMATS:
                 return STRATEGY_FORMAT
-            return PROFILE_SET_FORMAT if plain["format"] == PROFILE_SET_FORMAT else PROFILE_FORMAT
+            return PROFILE_SET_FORMAT if plain["format"] in PROFILE_SET_FORMATS else PROFILE_FORMAT
         for name, keys in _KEYS.items():
             if keys <= plain.keys():
                 return name

@@ -223,6 +223,8 @@ class _Gap:
             stash_private_bytes=private,
             workspace_bytes=max(low.workspace_bytes, high.workspace_bytes),
             interval=max(low.interval, high.interval),
+            # Blocks may be as many as there are samples; what both have does not depend on them.
+            rules=tuple(one for one in high.rules if "/" not in one.line or one in low.rules),
         )
 
 

@@ -131,12 +131,16 @@ def profile_with(
         OptionError: if an option does not fit the engine or the device is not there.
         OperatorError: if an operator has no conversion.
     """
+    from planner.discovery import with_rules
+
     if engine is ProfileEngine.ANALYTIC:
         from planner.profilers.analytic import analytic
 
         kind = shipped_device_type(device)
-        return analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
+        profile = analytic(model, model_path=model_path, kind=kind, dtype=how.dtype)
+        return with_rules(profile, model, cached=how.cached)
     profile = _measured(engine, model, model_path, device, how, progress, effort)
+    profile = with_rules(profile, model, cached=how.cached)
     if device != "cpu" or not how.contention:
         return profile
     machine, warning = machine_contention(how.threads, cached=how.cached)

@@ -4,9 +4,11 @@ and the sizes of the tensors that a cut would have to send.
 
 from collections import defaultdict
 from dataclasses import dataclass
+from enum import StrEnum
 
-from planner.graph import consumers, producers
-from planner.profiles import OperatorCost, Profile
+from planner.graph import Operator, consumers, producers
+from planner.profiles import OperatorCost, Profile, SplitRule
+from planner.sharding import dim_of, rule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +128,45 @@ def _row(
         forward_share=forward_s / all_forward_s if all_forward_s else 0.0,
         backward_share=backward_s / all_backward_s if all_backward_s else 0.0,
     )
+
+
+class SplitKind(StrEnum):
+    """What a rule cuts; the words are FlexFlow's (Jia et al. 2019, section 4), the last is new."""
+
+    SAMPLE = "sample"
+    """The first dimension of the output, and no parameter."""
+    ATTRIBUTE = "attribute"
+    """Another dimension of the output, and no parameter."""
+    PARAMETER = "parameter"
+    """A parameter and with it the output."""
+    REDUCTION = "reduction"
+    """A dimension that is summed over: every device makes a summand of the output."""
+
+
+def split_kind(rule: SplitRule, operator: Operator) -> SplitKind | None:
+    """What a rule cuts; None where it only passes summands on.
+
+    >>> linear = Operator("linear", "MatMul", ("x",), ("y",), ("w",))
+    >>> lines = "S1,R->S1", "R,S1->S2", "S2,S0->P", "P,R->P"
+    >>> [split_kind(SplitRule(line), linear) for line in lines]
+    [<SplitKind.ATTRIBUTE: 'attribute'>, <SplitKind.PARAMETER: 'parameter'>, \
+<SplitKind.REDUCTION: 'reduction'>, None]
+    """
+    parts = rule_of([rule.line])
+    given, made = [part for (part,) in parts.inputs], [part for (part,) in parts.outputs]
+    if "P" in made[0]:
+        cut = any(dim_of(part) is not None for part in given)
+        return SplitKind.REDUCTION if cut else None
+    if any(dim_of(part) is not None for part in given[len(operator.inputs) :]):
+        return SplitKind.PARAMETER
+    return SplitKind.SAMPLE if dim_of(made[0]) == 0 else SplitKind.ATTRIBUTE
+
+
+def split_counts(profile: Profile) -> dict[SplitKind, int]:
+    """The number of operators with a rule of each kind."""
+    counts = dict.fromkeys(SplitKind, 0)
+    for operator, cost in zip(profile.graph.operators, profile.operators, strict=True):
+        for kind in {split_kind(rule, operator) for rule in cost.rules}:
+            if kind is not None:
+                counts[kind] += 1
+    return counts

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from planner.model.losses import Loss, loss_json, loss_lines, losses
-from planner.profilers.summary import edge_sizes, summary
+from planner.profilers.summary import SplitKind, edge_sizes, split_counts, summary
 from planner.profiles import BatchNorm
 from planner.reports.tables import Table, count, percent
 from planner.units import format_bytes, format_seconds
@@ -72,6 +72,8 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
             f" {count(profile.repetitions, 'repetition')} per operator, which differ by"
             f" {percent(profile.spread)}"
         )
+    if any(cost.rules for cost in profile.operators):
+        lines.append(_splits_line(profile))
     if profile.loss_costs:
         forward_s, backward_s = _loss_times_s(profile)
         lines.append(
@@ -81,6 +83,23 @@ def profile_lines(profile: "Profile") -> tuple[str, ...]:
     if profile.contention is not None:
         lines.append(_contention_line(profile.contention))
     return tuple(lines)
+
+
+def _splits_line(profile: "Profile") -> str:
+    """How many operators can be split in which ways."""
+    kinds = ", ".join(
+        f"{number} by {_SPLIT[kind]}" for kind, number in split_counts(profile).items()
+    )
+    whole = sum(not cost.rules for cost in profile.operators)
+    return f"splits of {count(len(profile.operators), 'operator')}: {kinds}; {whole} only whole"
+
+
+_SPLIT = {
+    SplitKind.SAMPLE: "their first dimension",
+    SplitKind.ATTRIBUTE: "another one",
+    SplitKind.PARAMETER: "a parameter",
+    SplitKind.REDUCTION: "a sum",
+}
 
 
 def _loss_times_s(profile: "Profile") -> tuple[float, float]:
@@ -168,6 +187,7 @@ def profile_json(profile: "Profile", path: str) -> dict[str, Any]:
         "spread": profile.spread,
         "source": profile.source.value,
         "engine": profile.engine,
+        "splits": {kind.value: number for kind, number in split_counts(profile).items()},
         "contention": None if profile.contention is None else profile.contention.slowdown,
         "batch_norm": profile.batch_norm.value,
         "warnings": list(profile.warnings),

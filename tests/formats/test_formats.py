@@ -305,7 +305,7 @@ def test_what_is_no_profile_is_refused_with_the_known_formats(tmp_path):
 def test_another_version_of_a_profile_is_said_to_be_one(tmp_path):
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"format": "planner-profile/0"}))
-    with pytest.raises(FileError, match="expected 'planner-profile/1', got 'planner-profile/0'"):
+    with pytest.raises(FileError, match="expected 'planner-profile/2', got 'planner-profile/0'"):
         read_any_profile(path)
 
 

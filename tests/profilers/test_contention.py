@@ -190,7 +190,7 @@ def test_a_profile_with_contention_is_written_and_read_and_one_without_is_as_bef
 
 
 def test_a_profile_with_a_contention_that_cannot_be_names_the_field(tmp_path):
-    text = json.dumps({"format": "planner-profile/1", **to_plain(
+    text = json.dumps({"format": "planner-profile/2", **to_plain(
         replace(profile_of(graph_of([[]]), [1.0]), contention=Contention(2, {2: 1.25}))
     )})  # fmt: skip
     (tmp_path / "profile.json").write_text(text.replace("1.25", "0.25"))

@@ -31,7 +31,7 @@ def _all_to_all(tensor: Tensor, step: Step, line: Line) -> Tensor:
 
 
 def _all_reduce(tensor: Tensor, _: Step, line: Line) -> Tensor:
-    return line.all_reduce(tensor.clone(memory_format=torch.contiguous_format))
+    return line.all_reduce(tensor)
 
 
 def _reduce_scatter(tensor: Tensor, step: Step, line: Line) -> Tensor:

@@ -43,8 +43,19 @@ class Line(Protocol):
             parts: (n, *shape) the tensor of this device for each.
         """
 
-    def all_reduce(self, part: Tensor) -> Tensor:
-        """The sum over all devices, in place."""
+    def all_reduce(self, own: Tensor) -> Tensor:
+        """The sum over all devices; the own tensor stays as it is."""
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """The largest numbers of all devices, element by element."""
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Gives a tensor to the device before and one to the device after.
+
+        Returns:
+            What the device before has given this one, in the shape of `after`, and what the device
+            after has, in that of `before`; zeros where there is no such device.
+        """
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """The sum over all devices of their tensors for this one.
@@ -73,7 +84,7 @@ class GroupLine:
     ) -> None:
         self.rank, self.size = ranks.index(rank), len(ranks)
         self._group, self._contact = group, contact
-        ascending = sorted(ranks)
+        self._ranks, ascending = tuple(ranks), sorted(ranks)
         # Where each process of the line is in the group, and the other way round.
         self._in_group = [ascending.index(one) for one in ranks]
         self._in_line = [ranks.index(one) for one in ascending]
@@ -99,11 +110,38 @@ class GroupLine:
             dist.all_to_all_single(_bytes(come), _bytes(go), group=self._group)
         return self._from_group(come)
 
-    def all_reduce(self, part: Tensor) -> Tensor:
+    def all_reduce(self, own: Tensor) -> Tensor:
         """As `Line.all_reduce`."""
+        return self._reduced(own, dist.ReduceOp.SUM)
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """As `Line.all_reduce_max`."""
+        return self._reduced(own, dist.ReduceOp.MAX)
+
+    def _reduced(self, own: Tensor, how: Any) -> Tensor:
+        total = own.detach().clone(memory_format=torch.contiguous_format)
         with self._contact():
-            dist.all_reduce(part, group=self._group)
-        return part
+            dist.all_reduce(total, how, group=self._group)
+        return total
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Line.exchange`."""
+        front, back = torch.zeros_like(after), torch.zeros_like(before)
+        posts = []
+        if self.rank > 0:
+            posts += self._both_ways(self._ranks[self.rank - 1], before, front)
+        if self.rank < self.size - 1:
+            posts += self._both_ways(self._ranks[self.rank + 1], after, back)
+        with self._contact():
+            for work in dist.batch_isend_irecv(posts):
+                work.wait()
+        return front, back
+
+    def _both_ways(self, rank: int, out: Tensor, into: Tensor) -> list[dist.P2POp]:
+        ends = ((dist.isend, out), (dist.irecv, into))
+        return [
+            dist.P2POp(post, _bytes(one), rank, self._group) for post, one in ends if one.numel()
+        ]
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """As `Line.reduce_scatter`."""
@@ -131,13 +169,46 @@ class Alone:
         """As `Line.all_to_all`."""
         return parts
 
-    def all_reduce(self, part: Tensor) -> Tensor:
+    def all_reduce(self, own: Tensor) -> Tensor:
         """As `Line.all_reduce`."""
-        return part
+        return own
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """As `Line.all_reduce_max`."""
+        return own
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Line.exchange`."""
+        return torch.zeros_like(after), torch.zeros_like(before)
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """As `Line.reduce_scatter`."""
         return parts[0]
+
+
+class LateLine:
+    """The line of a mesh along an axis, for operators that are made before the mesh is connected.
+
+    Args:
+        mesh: of the stage.
+        axis: of the mesh.
+    """
+
+    def __init__(self, mesh: "Mesh", axis: int) -> None:
+        self._mesh, self._axis = mesh, axis
+        self.rank, self.size = mesh.coordinates[axis], mesh.sizes[axis]
+
+    def all_reduce(self, own: Tensor) -> Tensor:
+        """As `Line.all_reduce`."""
+        return self._mesh.line(self._axis).all_reduce(own)
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """As `Line.all_reduce_max`."""
+        return self._mesh.line(self._axis).all_reduce_max(own)
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Line.exchange`."""
+        return self._mesh.line(self._axis).exchange(before, after)
 
 
 class Mesh:

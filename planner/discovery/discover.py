@@ -1,0 +1,421 @@
+"""`split_rules`: for every operator of a model, the rules by which it can be split over an axis.
+
+Operators of one class (the same function, attributes and shapes) share their rules, which are kept
+in the user's cache folder. A rule that was found for two parts is tried again with other numbers,
+and for more parts.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from math import gcd, prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.discovery import blocks
+from planner.discovery.blocks import in_blocks
+from planner.discovery.by_hand import Rule, by_hand
+from planner.discovery.search import Found, holds, rules_at
+from planner.discovery.template import (
+    Factors,
+    Sizes,
+    Template,
+    call_at,
+    shape_of,
+    size_of,
+    template,
+)
+from planner.discovery.trial import TooLargeError, Trial
+from planner.graph import FLOAT_DTYPES, parameters_by_name, tensors_by_name
+from planner.model import Model, Node
+from planner.model.definitions import FOREIGN
+from planner.operators.binding import Call, Read, bind
+from planner.operators.parts.attributes import localized
+from planner.operators.table import OPERATORS
+from planner.profiles import Profile, SplitRule
+from planner.sharding import blocks_of, dim_of
+from planner.support.caches import Shelf, cache_root
+
+METHOD = 1
+"""Number of the way to discover, and of the fields of an entry."""
+MORE_PARTS = (3, 4)
+"""A rule that holds for 2 parts and for these holds for all numbers, if it cuts nothing whose size
+is fixed."""
+FIXED_PARTS = (2, 3, 4, 8)
+"""Numbers of parts that are tried where the size of a dimension is fixed."""
+FEW_BLOCKS = 3
+"""Blocks that are tried in the place of more."""
+OTHER_SCALE = 4.0
+"""Deviation of the numbers of the second try: limits that the first did not reach are reached."""
+
+
+def split_rules(model: Model, *, cached: bool = True) -> tuple[tuple[SplitRule, ...], ...]:
+    """The rules of every operator of a model, in the graph's order; inputs of a rule are in the
+    order of the operator's inputs and then its parameters.
+
+    Args:
+        cached: whether to reuse rules that were found before, and to store new ones.
+
+    Raises:
+        OperatorError: if an operator has no conversion.
+    """
+    shelf = Shelf(_folder() if cached else None)
+    by_class: dict[str, tuple[Rule, ...]] = {}
+    by_form: dict[str, tuple[Rule, ...]] = {}
+    operators = [_Operator(model, i) for i in range(len(model.graph.operators))]
+    for one in operators:
+        if one.name not in by_class:
+            plain = shelf.get_json(_file(one.name))
+            if plain is None:
+                by_class[one.name] = one.discover(by_form)
+                shelf.put_json(_file(one.name), [_plain(rule) for rule in by_class[one.name]])
+            else:
+                by_class[one.name] = tuple(map(_found, plain))
+    rules = [by_class[one.name] for one in operators]
+    tried: dict[str, bool] = {}
+
+    def holds_in_blocks(index: int, rule: Found) -> bool:
+        name = hashlib.sha256(f"{operators[index].name} {rule}".encode()).hexdigest()
+        if name not in tried:
+            known = shelf.get_json(_file(name))
+            tried[name] = operators[index].in_blocks(rule) if known is None else known
+            if known is None:
+                shelf.put_json(_file(name), tried[name])
+        return tried[name]
+
+    nodes = [one.node_with(own) for one, own in zip(operators, rules, strict=True)]
+    blocked = in_blocks(nodes, holds_in_blocks)
+    return tuple(
+        one.lines((*own, *((rule, None) for rule in more)))
+        for one, own, more in zip(operators, rules, blocked, strict=True)
+    )
+
+
+def with_rules(profile: Profile, model: Model, *, cached: bool = True) -> Profile:
+    """A profile with the rules of every operator.
+
+    Args:
+        model: that it is of.
+        cached: as of `split_rules`.
+
+    Raises:
+        ValueError: if the model is another one.
+    """
+    rules = split_rules(model, cached=cached)
+    if [one.name for one in model.graph.operators] != [one.name for one in profile.operators]:
+        raise ValueError("expected the model of the profile, got one with other operators")
+    both = zip(profile.operators, rules, strict=True)
+    return replace(profile, operators=tuple(replace(cost, rules=own) for cost, own in both))
+
+
+class _Operator:
+    """One operator of a model."""
+
+    def __init__(self, model: Model, index: int) -> None:
+        self.model, self.index = model, index
+        self.node: Node = model.nodes[index]
+        self.own = model.graph.operators[index]
+        self.call: Call = bind(model, self.node, OPERATORS[self.own.type], "cpu")
+        tensors, parameters = tensors_by_name(model.graph), parameters_by_name(model.graph)
+        self.held = {
+            name: (one.shape, one.dtype)
+            for name in self.call.reads
+            if (one := tensors.get(name) or parameters.get(name)) is not None
+        }
+        self.constants = {
+            name: model.values[name] for name in self.call.reads if name not in self.held
+        }
+        self.outputs = [
+            (position, tensors[name].shape)
+            for position, name in enumerate(self.node.outputs)
+            if name
+        ]
+
+    @property
+    def name(self) -> str:
+        """The hash of all that its rules depend on."""
+        places = {name: i for i, name in enumerate(self.call.reads)}
+
+        def plain(value: object) -> object:
+            return ["read", places[value.name]] if isinstance(value, Read) else repr(value)
+
+        content = [
+            self.own.type,
+            self.node.version,
+            [plain(value) for value in self.call.args],
+            {k: plain(value) for k, value in self.call.kwargs.items() if k != "node"},
+            [self.held.get(name) for name in self.call.reads],
+            [_digest(self.constants[n]) for n in self.call.reads if n in self.constants],
+            self.outputs,
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def discover(self, known: dict[str, tuple[Rule, ...]]) -> tuple[Rule, ...]:
+        """Its rules; none where it cannot be tried.
+
+        Args:
+            known: rules by what is tried, to which it adds: many operators are one at small sizes.
+        """
+        if not self.call.reads or not self.outputs:
+            return ()
+        with _alone():
+            made = self.template()
+            form = _form(made, self.own.type)
+            if form not in known:
+                known[form] = discovered(made, self.own.type)
+            return (*known[form], *self._by_hand())
+
+    def template(self) -> Template:
+        """The operator at small sizes."""
+        reads: list[tuple[tuple[int, ...], str, Tensor | None]] = []
+        for name in self.call.reads:
+            if name in self.held:
+                shape, dtype = self.held[name]
+                reads.append((shape, _kind(dtype), None))
+            else:
+                value = torch.from_numpy(self.constants[name].copy())
+                reads.append((tuple(value.shape), _kind(str(value.dtype)), value))
+        return template(self.own.type, self.call, reads, self.outputs)
+
+    def node_with(self, rules: Sequence[Rule]) -> blocks.Node:
+        """The operator, as the search for rules with blocks needs it."""
+        tensors = {*self.own.inputs, *self.own.outputs}
+        shapes = {name: shape for name, (shape, _) in self.held.items()}
+        shapes |= {name: tuple(value.shape) for name, value in self.constants.items()}
+        made = [shape for _, shape in self.outputs]
+        shapes |= dict(zip(self.own.outputs, made, strict=True))
+        return blocks.Node(
+            self.own.type, self.call, frozenset(tensors), self.call.reads, self.own.outputs, shapes,
+            tuple(rule for rule, sizes in rules if sizes is None and not _marked(rule)),
+        )  # fmt: skip
+
+    def in_blocks(self, rule: Found) -> bool:
+        """Whether a rule with blocks holds."""
+        made = self.template()
+        few = min(FEW_BLOCKS, max(blocks_of(part) for part in (*rule.given, *rule.made)))
+        with _alone():
+            try:
+                for parts, seed in ((2, 0), (2, 1), (3, 0)):
+                    trial = Trial(made, parts, seed, blocks=few)
+                    own = _in_blocks_of(made, rule, few, trial.sizes)
+                    if own is None or not trial.makes(own.given, own.local, own.made):
+                        return False
+            except TooLargeError:
+                return False
+        return True
+
+    def _by_hand(self) -> tuple[Rule, ...]:
+        if len(self.outputs) != 1 or self.constants:
+            return ()
+        shapes = {name: shape for name, (shape, _) in self.held.items()}
+        floats = frozenset(n for n, (_, dtype) in self.held.items() if dtype in FLOAT_DTYPES)
+        return tuple(by_hand(self.own.type, self.call, shapes, floats, self.outputs[0][1]))
+
+    def lines(self, rules: Sequence[Rule]) -> tuple[SplitRule, ...]:
+        """Rules as a profile has them."""
+        return tuple(SplitRule(self._line(rule), sizes) for rule, sizes in rules)
+
+    def _line(self, rule: Found) -> str:
+        given = dict(zip(self.call.reads, rule.given, strict=True))
+        inputs = [given.get(name, "R") for name in (*self.own.inputs, *self.own.parameters)]
+        return " ".join((f"{','.join(inputs)}->{','.join(rule.made)}", *rule.local))
+
+
+def _marked(rule: Found) -> bool:
+    return any(one.startswith("@") for one in rule.local)
+
+
+def _in_blocks_of(made: Template, rule: Found, few: int, sizes: Sizes) -> Found | None:
+    """A rule with as many blocks as the dimensions have at small sizes: a few where the rest of the
+    dimension is free, else those to the left of what is cut. None where a dimension is fixed.
+    """
+
+    def part(one: str, dims: Sequence[Factors]) -> str | None:
+        dim = dim_of(one)
+        if dim is None:
+            return one
+        if not _is_free(dims[dim]):
+            return None
+        own, count = dims[dim], blocks_of(one)
+        left = [k for k in range(len(own)) if prod(f.real for f in own[:k]) == count]
+        if len(own) > 1 and left:
+            count = size_of(own[: left[0]], sizes)
+        elif count > 1:
+            count = few
+        return f"S{dim}/{count}" if count > 1 else f"S{dim}"
+
+    given = [part(one, v.dims) for one, v in zip(rule.given, made.values, strict=True)]
+    results = [part(one, dims) for one, dims in zip(rule.made, made.outputs, strict=True)]
+    known, due = [p for p in given if p is not None], [p for p in results if p is not None]
+    if len(known) < len(given) or len(due) < len(results):
+        return None
+    return Found(tuple(known), tuple(due), rule.local)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A context for many small runs: on one thread, without torch's warnings of ways that fail."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def discovered(template: Template, kind: str) -> tuple[Rule, ...]:
+    """The rules of an operator, each with the numbers of parts for which it holds.
+
+    Args:
+        kind: its ONNX type.
+    """
+    trials: dict[tuple[int, int], Trial] = {}
+
+    def trial(parts: int, seed: int) -> Trial:
+        scale = OTHER_SCALE if seed else 1.0
+        return trials.setdefault((parts, seed), Trial(template, parts, seed, scale))
+
+    def right(rule: Found, parts: int) -> bool | None:
+        try:
+            if localized(trial(parts, 0).call, rule.local, parts) is None:
+                return None
+            return all(holds(trial(parts, seed), rule) for seed in (0, 1))
+        except TooLargeError:
+            return None
+
+    found: dict[Found, None] = {}
+    for parts in (2, 3):
+        try:
+            found |= dict.fromkeys(rules_at(trial(parts, 0), kind))
+        except TooLargeError:
+            continue
+        if not _thirds(template):
+            break
+    checked: list[Rule] = []
+    for rule in found:
+        sizes = _sizes(rule, template)
+        if sizes is None or not _cut_fixed(rule, template):
+            # Heads and groups are free, too: what holds for some numbers of parts holds for all.
+            tried = [right(rule, parts) for parts in (2, *MORE_PARTS)]
+            if tried[0] and False not in tried and sizes != ():
+                checked.append((rule, sizes))
+        elif held := tuple(parts for parts in sizes if right(rule, parts)):
+            checked.append((rule, held))
+    return tuple(checked)
+
+
+def _form(template: Template, kind: str) -> str:
+    """All that the rules of an operator depend on, as text."""
+    calls = []
+    for parts in (2, *MORE_PARTS, *FIXED_PARTS):
+        sizes = template.sizes(parts)
+        call = call_at(template, sizes)
+        places = {name: i for i, name in enumerate(call.reads)}
+        plain = [
+            (name, places[value.name] if isinstance(value, Read) else repr(value))
+            for name, value in (*enumerate(call.args), *call.kwargs.items())
+            if name != "node"
+        ]
+        shapes = [shape_of(one.dims, sizes) for one in template.values]
+        calls.append((plain, shapes, [size_of(one.below, sizes) for one in template.values]))
+    values = [
+        (one.kind, None if one.constant is None else _digest(one.constant))
+        for one in template.values
+    ]
+    every = (*(one.dims for one in template.values), *template.outputs)
+    fixed = [[None if _is_free(dim) else _real(dim) for dim in dims] for dims in every]
+    return repr((kind, calls, values, fixed, template.made, sorted(template.counts.items())))
+
+
+def _is_free(dim: Factors) -> bool:
+    return any(factor.free for factor in dim)
+
+
+def _thirds(template: Template) -> bool:
+    """Whether a dimension of fixed size can be cut into three parts, but not into two."""
+    dims = [dim for one in template.values for dim in one.dims]
+    sizes = [_real(dim) for dim in dims if dim and not _is_free(dim)]
+    return any(size % 3 == 0 and size % 2 for size in sizes)
+
+
+def _real(dim: Factors) -> int:
+    return prod(factor.real for factor in dim)
+
+
+def _cut_fixed(rule: Found, template: Template) -> list[int]:
+    """The real sizes of the dimensions that a rule cuts, as far as they are fixed."""
+    every = [
+        *((spec, one.dims) for spec, one in zip(rule.given, template.values, strict=True)),
+        *((spec, dims) for spec, dims in zip(rule.made, template.outputs, strict=True)),
+    ]
+    cut = [dims[d] for spec, dims in every if (d := dim_of(spec)) is not None]
+    return [_real(dim) for dim in cut if not _is_free(dim)]
+
+
+def _sizes(rule: Found, template: Template) -> tuple[int, ...] | None:
+    """The numbers of parts for which a rule may hold: all that divide what it cuts (None), all that
+    divide the heads or groups that it counts, or those that are tried because a size is fixed.
+    """
+    counts = [template.counts[name] for name in rule.local if name in template.counts]
+    fixed = _cut_fixed(rule, template)
+    if not counts and not fixed:
+        return None
+    common = gcd(*counts, *fixed)
+    if fixed:
+        return tuple(parts for parts in FIXED_PARTS if common % parts == 0)
+    return tuple(parts for parts in range(2, common + 1) if common % parts == 0)
+
+
+# ---- the cache
+
+
+def _folder() -> Path:
+    """The folder of the rules that these sources find with this version of torch."""
+    own = [hashlib.sha256(one.source).hexdigest() for _, one in sorted(FOREIGN.items())
+           if one.source]  # fmt: skip
+    conditions = [METHOD, torch.__version__, _sources(), *own]
+    digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]
+    return cache_root() / "rules" / digest
+
+
+@cache
+def _sources() -> str:
+    """A hash of the operators' functions and of the discovery."""
+    here = Path(__file__).resolve().parent
+    files = sorted((*here.glob("*.py"), *(here.parent / "operators").rglob("*.py")))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def _file(name: str) -> str:
+    return f"{name[:2]}/{name}.entry"
+
+
+def _plain(rule: Rule) -> object:
+    found, sizes = rule
+    return [list(found.given), list(found.made), list(found.local), sizes]
+
+
+def _found(plain: list[list[str]]) -> Rule:
+    given, made, local, sizes = plain
+    rule = Found(tuple(given), tuple(made), tuple(local))
+    return rule, None if sizes is None else tuple(map(int, sizes))
+
+
+def _kind(dtype: str) -> str:
+    name = dtype.removeprefix("torch.")
+    return "float" if name in FLOAT_DTYPES else "bool" if name == "bool" else "int"
+
+
+def _digest(value: object) -> object:
+    tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+    small = tensor.numel() <= 1 or not tensor.is_floating_point()
+    digest = hashlib.sha256(tensor.numpy().tobytes()).hexdigest() if small else None
+    return [list(tensor.shape), str(tensor.dtype), digest]

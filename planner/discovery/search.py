@@ -1,0 +1,153 @@
+"""`rules_at`: every way to split an operator into n parts, found by running it (EasyDist's test).
+
+1. Which part of the outputs does a part of an input reach? If the first of n parts of an input,
+   cut along a dimension, reaches only the first of n parts of an output, the two may be cut alike.
+2. For each way to cut the first output, and for sums and means of outputs, the inputs are given in
+   all ways that this allows: cut, whole, or as summands.
+3. The operator runs on the parts. A way is a rule if the ranks' outputs make up the whole ones.
+
+A part of an operator that no rank needs is no way to split it: what does not reach any output is
+never cut. Largest and smallest numbers of parts (of TopK, MaxPool over everything) have rules, but
+no gradient that follows from them, and are left out.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from torch import Tensor
+
+from planner.discovery.trial import Given, Trial, joined
+from planner.operators.parts.attributes import divisible
+
+MAX_WAYS = 3_000
+"""Of giving the inputs; where there are more, inputs of one shape are all given alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rule on one axis.
+
+    Attributes:
+        given: how each value is read.
+        made: how each output is made.
+        local: attributes divided by the number of parts.
+    """
+
+    given: Given
+    made: tuple[str, ...]
+    local: tuple[str, ...] = ()
+
+
+def rules_at(trial: Trial, kind: str) -> tuple[Found, ...]:
+    """The rules of an operator for the trial's number of parts.
+
+    Args:
+        kind: the operator's ONNX type.
+
+    Raises:
+        TooLargeError: if it cannot be tried.
+    """
+    seen = _Dependence(trial)
+    found: dict[object, Found] = {}
+    for dim in (*seen.output_dims(), None):
+        for local in divisible(kind, trial.call, dim, trial.whole[0].dim()):
+            for given in _ways(seen.options(dim), trial.shapes):
+                if (set(given) <= {"R"} and not local) or (given, local) in found:
+                    continue
+                made = trial.outcome(given, local, _may_be(trial, dim))
+                if made is not None and _needs(local, given, found):
+                    found[given, local] = Found(given, made, local)
+    return tuple(found.values())
+
+
+def _needs(local: tuple[str, ...], given: Given, found: Mapping[object, Found]) -> bool:
+    """Whether a rule is not already one without its local attributes."""
+    return not local or (given, ()) not in found
+
+
+def holds(trial: Trial, rule: Found) -> bool:
+    """Whether a rule makes the same of the trial's numbers."""
+    return trial.outcome(rule.given, rule.local) == rule.made
+
+
+def _may_be(trial: Trial, dim: int | None) -> Callable[[Tensor], bool]:
+    """A check of the first rank's first output: its part along a dimension, or of the shape of a
+    summand.
+    """
+    whole = trial.whole[0]
+    if dim is None:
+        return lambda made: made.shape == whole.shape
+    expected = whole.chunk(trial.parts, dim)[0]
+    return lambda made: joined([made], expected) == "R"
+
+
+def _ways(options: Sequence[Sequence[str]], shapes: Sequence[object]) -> Iterator[Given]:
+    """All ways to give the inputs, or where there are too many, those alike for equal shapes."""
+    if prod(map(len, options)) <= MAX_WAYS:
+        yield from product(*options)
+        return
+    groups: dict[tuple[object, tuple[str, ...]], list[int]] = {}
+    for i, alike in enumerate(options):
+        groups.setdefault((shapes[i], tuple(alike)), []).append(i)
+    for chosen in product(*(alike for _, alike in groups)):
+        given = [""] * len(options)
+        for part, members in zip(chosen, groups.values(), strict=True):
+            for i in members:
+                given[i] = part
+        yield tuple(given)
+
+
+class _Dependence:
+    """Which parts of the outputs the parts of the inputs reach."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial, self.parts = trial, trial.parts
+        # Per value and dimension: the dimensions of the first output along which its first part is
+        # all that the first part of the value reaches; None where that is nothing at all.
+        self.confined: list[dict[int, set[int] | None]] = []
+        self.used: list[bool] = []
+        for i, shape in enumerate(trial.shapes):
+            constant = trial.template.values[i].constant is not None
+            everywhere = None if constant else trial.reached(i, None)
+            self.used.append(everywhere is not None and any(map(_any, everywhere)))
+            cuttable = range(len(shape)) if self.used[-1] else ()
+            own: dict[int, set[int] | None] = {}
+            for dim in cuttable:
+                if shape[dim] > 1 and shape[dim] % self.parts == 0:
+                    changed = trial.reached(i, dim)
+                    if changed is not None:
+                        own[dim] = self._inside(changed[0]) if _any(changed[0]) else None
+            self.confined.append(own)
+
+    def output_dims(self) -> list[int]:
+        """The dimensions along which the first output can be cut."""
+        shape = self.trial.whole[0].shape
+        return [d for d, size in enumerate(shape) if size > 1 and size % self.parts == 0]
+
+    def _inside(self, changed: Tensor) -> set[int]:
+        dims = set()
+        for d in self.output_dims():
+            size = changed.shape[d] // self.parts
+            if not _any(changed.narrow(d, size, changed.shape[d] - size)):
+                dims.add(d)
+        return dims
+
+    def options(self, dim: int | None) -> list[list[str]]:
+        """How each value may be given if the first output is cut along a dimension, or is a sum."""
+        every = []
+        for i, own in enumerate(self.confined):
+            options = ["R"]
+            if dim is None:
+                options += [f"S{d}" for d, inside in own.items() if not inside]
+                is_float = self.trial.values[i].is_floating_point()
+                options += ["P"] if self.used[i] and is_float else []
+            else:
+                options += [f"S{d}" for d, inside in own.items() if inside is None or dim in inside]
+            every.append(options)
+        return every
+
+
+def _any(changed: Tensor) -> bool:
+    return bool(changed.any())

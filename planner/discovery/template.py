@@ -1,0 +1,555 @@
+"""`Template`: an operator at small sizes, so that it can be run many times to see how it splits.
+
+Each dimension is a product of *factors*, and most factors are free: they may have any size as long
+as all dimensions with the same factor agree. A free factor gets a small multiple of the number of
+parts that is tried, so that every free dimension can be cut. Factors are
+
+    the size itself     by default: equal sizes of an operator's tensors are one factor
+    position            of Reshape and Flatten, the sizes that input and output are both made of
+    count, rest         where an attribute counts heads or groups
+
+A factor keeps its real size where the operator does not run at another one, or makes an output
+that does not follow: the length of what a Slice takes, the pixels under a window with a stride.
+What is found there holds at the real size only.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import accumulate, pairwise
+from math import gcd, prod
+from operator import mul
+from typing import Any
+
+import torch
+from onnx import TensorProto
+from torch import Tensor
+
+from planner.errors import OperatorError
+from planner.operators.binding import Call, Read
+from planner.operators.running import REFUSALS
+
+MULTIPLES = (2, 3, 4, 5)
+"""A free factor is one of these times the number of parts: parts of one element would hide a
+dimension of size 1, which is repeated where it does not fit."""
+
+Shape = tuple[int, ...]
+Factors = tuple["Factor", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A part of the sizes of some dimensions.
+
+    Attributes:
+        name: factors with the same name have the same size.
+        real: its size in the model.
+        free: whether it may have another one.
+        tried: the size that it is tried with where it is not free; None for its own.
+    """
+
+    name: object
+    real: int
+    free: bool = True
+    tried: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor that an operator reads.
+
+    Attributes:
+        dims: factors of each dimension.
+        kind: "float", "int" or "bool".
+        below: one more than the largest number, of integers; a tensor that is indexed has as many.
+        constant: the numbers, where they are part of the operator; it is never cut.
+    """
+
+    dims: tuple[Factors, ...]
+    kind: str
+    below: Factors = ()
+    constant: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Template:
+    """An operator with tensors of sizes yet to be chosen.
+
+    Attributes:
+        call: with the attributes that it has in the model.
+        values: what it reads, in the order of `call.reads`.
+        outputs: factors of each dimension of each output.
+        made: positions of these outputs among the results of the call.
+        attributes: by keyword, functions from the sizes of factors to the value of the attribute;
+            others stay.
+        counts: attributes that count heads or groups, with the number in the model.
+    """
+
+    call: Call
+    values: tuple[Value, ...]
+    outputs: tuple[tuple[Factors, ...], ...]
+    made: tuple[int, ...]
+    attributes: Mapping[str, Callable[["Sizes"], object]]
+    counts: Mapping[str, int]
+
+    @cached_property
+    def free(self) -> tuple[Factor, ...]:
+        """The free factors, the largest first."""
+        named = {
+            factor
+            for dims in (*(value.dims for value in self.values), *self.outputs)
+            for dim in dims
+            for factor in dim
+            if factor.free
+        }
+        return tuple(sorted(named, key=lambda one: (-one.real, str(one.name))))
+
+    def sizes(self, parts: int) -> "Sizes":
+        """Sizes for `parts` parts: every free factor can be cut, the smallest are the smallest."""
+        multiples = MULTIPLES if parts == 2 else MULTIPLES[:2]
+        ascending = reversed(self.free)
+        return {one.name: parts * multiples[i % len(multiples)] for i, one in enumerate(ascending)}
+
+
+Sizes = Mapping[object, int]
+
+
+def size_of(factors: Factors, sizes: Sizes) -> int:
+    """The size of a dimension."""
+    return prod(sizes.get(one.name, one.tried or one.real) for one in factors)
+
+
+def shape_of(dims: Sequence[Factors], sizes: Sizes) -> Shape:
+    """The shape of a tensor."""
+    return tuple(size_of(factors, sizes) for factors in dims)
+
+
+def call_at(template: Template, sizes: Sizes) -> Call:
+    """The operator's call with the attributes that fit these sizes."""
+    changed = {name: value(sizes) for name, value in template.attributes.items()}
+    return replace(template.call, kwargs={**template.call.kwargs, **changed})
+
+
+# ---- making one
+
+
+def template(
+    operator_type: str,
+    call: Call,
+    reads: Sequence[tuple[Shape, str, Tensor | None]],
+    outputs: Sequence[tuple[int, Shape]],
+) -> Template:
+    """The template of an operator, with as many free factors as it allows.
+
+    Args:
+        operator_type: its ONNX type.
+        call: of its function.
+        reads: shape, kind and, if they belong to the operator, numbers of what it reads.
+        outputs: position and shape of the results that are read.
+    """
+    shapes = [shape for shape, _, _ in reads]
+    made = [shape for _, shape in outputs]
+    dims, out_dims, attributes, counts = _factors(operator_type, call, shapes, made)
+    values = tuple(
+        Value(tuple(own), kind, constant=constant)
+        for own, (_, kind, constant) in zip(dims, reads, strict=True)
+    )
+    values = _with_ranges(operator_type, call, values)
+    every = Template(
+        _tamed(operator_type, call), values, tuple(map(tuple, out_dims)),
+        tuple(position for position, _ in outputs), attributes, counts,
+    )  # fmt: skip
+    for value in values:  # numbers that belong to the operator are as many as they are
+        if value.constant is not None:
+            for factors in value.dims:
+                every = _fixed(every, factors)
+    if _runs(every):
+        return every
+    # One factor after the other, the largest first: it stays free where the operator runs.
+    chosen = _fixed(every, every.free)
+    for one in every.free:
+        freed = _freed(every, {*(free.name for free in chosen.free), one.name})
+        if _runs(freed):
+            chosen = freed
+    return chosen
+
+
+def _fixed(template: Template, factors: Sequence[Factor]) -> Template:
+    fixed = {one.name for one in factors}
+    return _freed(template, {one.name for one in template.free} - fixed)
+
+
+def _freed(template: Template, names: Collection[object]) -> Template:
+    """The template with only the factors of these names free, as far as they were."""
+
+    def changed(dims: Sequence[Factors]) -> tuple[Factors, ...]:
+        return tuple(
+            tuple(replace(one, free=one.free and one.name in names) for one in factors)
+            for factors in dims
+        )
+
+    values = tuple(
+        replace(one, dims=changed(one.dims), below=changed([one.below])[0])
+        for one in template.values
+    )
+    return replace(
+        template,
+        values=values,
+        outputs=tuple(map(changed, template.outputs)),
+    )
+
+
+def _runs(template: Template) -> bool:
+    """Whether the operator runs at the small sizes and makes what follows from them, on tensors
+    without numbers.
+    """
+    sizes = template.sizes(2)
+    call = call_at(template, sizes)
+    tensors = {
+        name: torch.empty(shape_of(one.dims, sizes), dtype=_META[one.kind], device="meta")
+        for name, one in zip(call.reads, template.values, strict=True)
+    }
+    args, kwargs = call.fill(tensors.__getitem__)
+    if "device" in kwargs:
+        kwargs["device"] = "meta"
+    try:
+        result = call.function(*args, **kwargs)
+    except (OperatorError, *REFUSALS):
+        return False
+    every = (result,) if isinstance(result, Tensor) else tuple(result)
+    return all(
+        every[position] is not None and tuple(every[position].shape) == shape_of(dims, sizes)
+        for position, dims in zip(template.made, template.outputs, strict=True)
+    )
+
+
+_META = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
+
+
+# ---- factors by operator
+
+_Dims = list[list[Factors]]
+_Parts = tuple[_Dims, _Dims, dict[str, Callable[[Sizes], object]], dict[str, int]]
+
+COUNTS: Mapping[str, tuple[str, ...]] = {
+    "Attention": ("kv_num_heads", "q_num_heads"),
+    "GroupNormalization": ("num_groups",),
+    "LinearAttention": ("kv_num_heads", "q_num_heads"),
+    "RotaryEmbedding": ("num_heads",),
+    "Conv": ("group",),
+    "ConvTranspose": ("group",),
+    "com.microsoft.Attention": ("num_heads",),
+    "com.microsoft.FusedConv": ("group",),
+    "com.microsoft.GroupNorm": ("groups",),
+    "com.microsoft.GroupQueryAttention": ("kv_num_heads", "num_heads"),
+    "com.microsoft.MultiHeadAttention": ("num_heads",),
+    "com.microsoft.RotaryEmbedding": ("num_heads",),
+    "com.microsoft.SkipGroupNorm": ("groups",),
+}
+"""Attributes that count heads or groups, one that divides another first."""
+_UNITS = {"GRU": "hidden_size", "LSTM": "hidden_size", "RNN": "hidden_size"}
+_RESIZED = frozenset({"Resize", "Upsample"})
+
+
+def _factors(
+    kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]
+) -> _Parts:  # fmt: skip
+    """Factors of what is read and made, attributes that follow from sizes, and counts."""
+    if kind in ("Reshape", "Flatten"):
+        return reshaped(call, reads[0], outputs[0])
+    if kind == "Split":
+        return _split(call, reads[0], outputs)
+    if kind in ("Conv", "com.microsoft.FusedConv") and len(reads[0]) == len(reads[1]):
+        return _conv(call, reads, outputs)
+    if kind in ("AveragePool", "LpPool", "MaxPool"):
+        return _pool(call, reads, outputs)
+    if kind in COUNTS:
+        return _counted(kind, call, reads, outputs)
+    if kind in _UNITS and isinstance(unit := call.kwargs.get(_UNITS[kind]), int):
+        named = Factor("unit", unit)
+
+        def by_unit(size: int) -> Factors:
+            return (named, *_own(size // unit)) if size % unit == 0 else _plain(size)
+
+        dims, made = ([[by_unit(n) for n in shape] for shape in some] for some in (reads, outputs))
+        return dims, made, {_UNITS[kind]: lambda sizes: sizes.get("unit", unit)}, {}
+    dims = [[_plain(size) for size in shape] for shape in reads]
+    known = {size for shape in reads for size in shape}
+    if kind in _RESIZED:
+        made = [
+            [a if a == _plain(n) else _own(n) for a, n in zip(dims[0], shape, strict=True)]
+            for shape in outputs
+        ]
+        dims[0] = [
+            a if a == b else _own(n) for a, b, n in zip(dims[0], made[0], reads[0], strict=True)
+        ]
+        return dims, made, _resized(call, made[0]), {}
+    if kind == "Expand":
+        made = [[_plain(n) for n in outputs[0]]]
+        return dims, made, {"shape": _shape_attribute(call.kwargs["shape"], made[0])}, {}
+    made = [[_plain(n) if n in known else _own(n) for n in shape] for shape in outputs]
+    return dims, made, {}, {}
+
+
+def _plain(size: int) -> Factors:
+    """A dimension by its size; one of 1 is repeated where it does not fit, and stays."""
+    return (Factor(size, size),) if size > 1 else _own(size)
+
+
+def _own(size: int) -> Factors:
+    """A size that cannot be another."""
+    return (Factor(("own", size), size, free=False),) if size != 1 else ()
+
+
+def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
+    """The sizes of input and output taken apart until both are products of the same factors, in
+    the same order: (6, 4) and (24,) are of 6 and 4. Where there are none, as of (6, 4) and (4, 6),
+    the dimensions that hang together keep their sizes.
+    """
+    before, after = (list(accumulate(shape, mul)) for shape in (read, made))
+    marks = sorted({1, *before, *after})
+    common = [one for one in marks if one in {1, *before} and one in {1, *after}]
+    apart: dict[tuple[int, int], Factor | None] = {}
+    for low, high in pairwise(common):
+        inner = [one for one in marks if low <= one <= high]
+        pairs = list(pairwise(inner))
+        whole = all(b % a == 0 for a, b in pairs)
+        for a, b in pairs:
+            apart[a, b] = Factor(("position", a), b // a, free=whole) if whole else None
+
+    def dims(shape: Shape, products: list[int]) -> list[Factors]:
+        made = []
+        for size, low, high in zip(shape, [1, *products], products, strict=False):
+            inside = [one for (a, b), one in apart.items() if low <= a and b <= high]
+            known = tuple(one for one in inside if one is not None)
+            made.append(known if len(known) == len(inside) and 0 not in products else _own(size))
+        return made
+
+    out = dims(made, after)
+    attributes = {}
+    if "shape" in call.kwargs:
+        attributes["shape"] = _shape_attribute(call.kwargs["shape"], out)
+    return [dims(read, before)], [out], attributes, {}
+
+
+def _shape_attribute(shape: object, dims: Sequence[Factors]) -> Callable[[Sizes], object]:
+    """The attribute with the sizes of an output: the last of it where it is shorter."""
+    assert isinstance(shape, tuple)
+
+    def at(sizes: Sizes) -> object:
+        last = dims[len(dims) - len(shape) :]
+        return tuple(
+            size_of(d, sizes) if n > 1 else n for n, d in zip(shape, last, strict=True)
+        )  # fmt: skip
+
+    return at
+
+
+def _resized(call: Call, made: Sequence[Factors]) -> dict[str, Callable[[Sizes], object]]:
+    given = call.kwargs.get("sizes")
+    if not isinstance(given, tuple):
+        return {}
+    axes = call.kwargs.get("axes") or tuple(range(len(made)))
+    assert isinstance(axes, tuple)
+    return {"sizes": lambda sizes: tuple(size_of(made[axis], sizes) for axis in axes)}
+
+
+def _split(call: Call, read: Shape, outputs: Sequence[Shape]) -> _Parts:
+    axis = call.kwargs.get("axis", 0)
+    assert isinstance(axis, int)
+    axis %= len(read)
+    parts = [shape[axis] for shape in outputs]
+    equal = len(set(parts)) == 1 and len(parts) == call.kwargs["num_outputs"]
+    part = (Factor("part", parts[0]),)
+    dims = [_plain(n) for n in read]
+    dims[axis] = (*_own(len(parts)), *part) if equal else _own(read[axis])
+    made = [[*dims[:axis], part if equal else _own(n), *dims[axis + 1 :]] for n in parts]
+    attributes: dict[str, Callable[[Sizes], object]] = {}
+    if equal and call.kwargs.get("split") is not None:
+        attributes["split"] = lambda sizes: (size_of(part, sizes),) * len(parts)
+    return [dims], made, attributes, {}
+
+
+def _conv(call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
+    """(samples, groups x channels, ...) by (groups x filters, channels, ...)."""
+    group = call.kwargs.get("group", 1)
+    assert isinstance(group, int)
+    x, w = reads[0], reads[1]
+    groups = (Factor("group", group),) if group > 1 else ()
+    ins, outs = ((Factor((i, n), n),) if n > 1 else () for i, n in ((0, w[1]), (1, w[0] // group)))
+    before, after = _pixels(call, x, w[2:], outputs[0])
+    dims = [[_plain(x[0]), (*groups, *ins), *before]]
+    dims.append([(*groups, *outs), ins, *map(_own, w[2:])])
+    made = [[_plain(x[0]), (*groups, *outs), *after] for _ in outputs]
+    for more in reads[2:]:
+        # A bias, or something that is added to the result.
+        dims.append([(*groups, *outs)] if len(more) == 1 else made[0])
+    if not groups:
+        return dims, made, {}, {}
+    return dims, made, {"group": lambda sizes: size_of(groups, sizes)}, {"group": group}
+
+
+def _pool(call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
+    kernel = call.kwargs["kernel_shape"]
+    assert isinstance(kernel, tuple)
+    before, after = _pixels(call, reads[0], kernel, outputs[0])
+    first = [_plain(n) for n in reads[0][:2]]
+    return [[*first, *before]], [[*first, *after] for _ in outputs], {}, {}
+
+
+def _pixels(
+    call: Call, read: Shape, kernel: Shape, made: Shape
+) -> tuple[list[Factors], list[Factors]]:
+    """The dimensions under windows. Where input and output have equal sizes any size will do, else
+    fewer pixels that leave the same remainder: whether n parts fit depends on no more for the n
+    that are tried.
+    """
+    strides, gaps = (call.kwargs.get(name) or (1,) * len(kernel) for name in _STEPS)
+    assert isinstance(strides, tuple)
+    assert isinstance(gaps, tuple)
+    before, after = [], []
+    for n, out, k, s, d in zip(read[2:], made[2:], kernel, strides, gaps, strict=True):
+        if n == out and s == 1:
+            before.append(_plain(n))
+            after.append(_plain(n))
+            continue
+        least = max(_MOST_PARTS * s, (k - 1) * d + 1)
+        cycle = _CYCLE * s
+        fewer = max(0, (n - least) // cycle) * cycle
+        before.append((Factor(("pixels", n, s, k), n, free=False, tried=n - fewer),))
+        after.append((Factor(("pixels", out), out, free=False, tried=max(1, out - fewer // s)),))
+    return before, after
+
+
+_STEPS = ("strides", "dilations")
+_MOST_PARTS, _CYCLE = 8, 24
+"""Numbers of parts that are tried divide the second, and are at most the first."""
+
+
+def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Shape]) -> _Parts:
+    """Sizes that are multiples of a number of heads or groups are this number and the rest."""
+    given = {
+        name: count
+        for name in COUNTS[kind]
+        if isinstance(count := call.kwargs.get(name), int) and count > 1
+    }
+    if not given:
+        if kind == "Attention" and len(reads[0]) == 4:  # heads are a dimension, not an attribute
+            given = {"": min(reads[0][1], reads[1][1]), " ": max(reads[0][1], reads[1][1])}
+            given = {name: count for name, count in given.items() if count > 1}
+        if not given:
+            return *_by_size(reads, outputs), {}, {}
+    least = gcd(*given.values())
+    common = Factor("count", least) if least > 1 else None
+    named: dict[int, Factors] = {}
+    for count in given.values():
+        rest = _plain_part(("times", count // least), count // least)
+        named[count] = (*([common] if common else ()), *rest)
+    # Of a model's width, the part of one head.
+    width = reads[0][-1] if len(reads[0]) == 3 else 0
+    most = max(given.values())
+    head = width // most if width and width % most == 0 else 0
+    if kind.endswith("RotaryEmbedding"):  # of which the tables have a half, or less
+        turned = reads[-1][-1] if kind.startswith("com.") else reads[1][-1]
+        head = turned if head and head % turned == 0 else 0
+
+    def apart(size: int) -> Factors:
+        if size in (head, 1):
+            return _plain_part(("rest", size), size)
+        for count in sorted(named, reverse=True):
+            if size and size % count == 0 and size >= count:
+                rest = size // count
+                if head > 1 and rest % head == 0:
+                    return (*named[count], Factor(("rest", head), head), *_own(rest // head))
+                return (*named[count], *_plain_part(("rest", rest), rest))
+        return _plain(size)
+
+    known = {n for shape in reads for n in shape}
+    dims = [[apart(n) for n in shape] for shape in reads]
+    made = [[apart(n) if n in known else _own(n) for n in shape] for shape in outputs]
+    attributes = {name: partial(size_of, named[n]) for name, n in given.items() if name.strip()}
+    return dims, made, {**attributes}, {name: given[name] for name in attributes}
+
+
+def _plain_part(name: object, size: int) -> Factors:
+    return (Factor(name, size),) if size > 1 else ()
+
+
+def _by_size(reads: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[_Dims, _Dims]:
+    known = {n for shape in reads for n in shape}
+    return (
+        [[_plain(n) for n in shape] for shape in reads],
+        [[_plain(n) if n in known else _own(n) for n in shape] for shape in outputs],
+    )
+
+
+# ---- numbers that are indices, and attributes with limits
+
+_INDICES: Mapping[str, tuple[int, int, int]] = {
+    "Gather": (1, 0, 0), "GatherElements": (1, 0, 0), "NegativeLogLikelihoodLoss": (1, 0, 1),
+    "ScatterElements": (1, 0, 0), "Scatter": (1, 0, 0), "SoftmaxCrossEntropyLoss": (1, 0, 1),
+    "RotaryEmbedding": (3, 1, 0), "com.microsoft.RotaryEmbedding": (1, 2, 0),
+}  # fmt: skip
+"""By operator: the input with indices, the input that they point into, the usual axis there."""
+
+
+def _with_ranges(kind: str, call: Call, values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The values with the range of those that are indices. Others are below the smallest size of
+    the floats, so that they point into every tensor.
+    """
+    places = {name: i for i, name in enumerate(call.reads)}
+    formals = [places[v.name] for v in _in_order(call) if isinstance(v, Read)]
+    special = _INDICES.get(kind)
+    ranged = []
+    floats = [dim for one in values if one.kind == "float" for dim in one.dims if dim]
+    least = min(floats, key=lambda dim: prod(f.real for f in dim), default=_own(_FEW))
+    for i, one in enumerate(values):
+        below = least
+        if special and len(formals) > max(special[:2]) and formals[special[0]] == i:
+            table = values[formals[special[1]]]
+            axis = call.kwargs.get("axis", special[2])
+            below = table.dims[axis if isinstance(axis, int) else special[2]]
+        ranged.append(replace(one, below=below) if one.kind == "int" else one)
+    return tuple(ranged)
+
+
+_FEW = 11  # integers that point into nothing are below this
+
+
+def _in_order(call: Call) -> list[object]:
+    """The arguments in the order of the function's parameters, as far as they are tensors."""
+    return [*call.args, *call.kwargs.values()]
+
+
+_LIMITS: Mapping[str, Mapping[str, float]] = {
+    "Clip": {"min": -0.4, "max": 0.5},
+    "ThresholdedRelu": {"alpha": 0.3},
+    "Shrink": {"lambd": 0.4},
+}
+"""Limits within the numbers that are drawn: beyond them the operator would look linear."""
+_WINDOWS = frozenset({"left_window_size", "right_window_size", "local_window_size", "k"})
+_WITH_WINDOWS = frozenset({"Attention", "Trilu", "EyeLike", "com.microsoft.GroupQueryAttention"})
+
+
+def _tamed(kind: str, call: Call) -> Call:
+    """The call in double precision, with limits that numbers reach and windows that end inside."""
+    kwargs = dict(call.kwargs)
+    for name, limit in _LIMITS.get(kind, {}).items():
+        if isinstance(kwargs.get(name), int | float):
+            kwargs[name] = limit
+    if kind in _WITH_WINDOWS or kind.endswith("Trilu"):
+        for name in _WINDOWS.intersection(kwargs):
+            window = kwargs[name]
+            if isinstance(window, int):
+                kwargs[name] = max(-1, min(1, window))
+    if kind == "Cast" and kwargs.get("to") in _FLOATS:
+        kwargs["to"] = TensorProto.DOUBLE
+    if kind == "Attention":
+        kwargs["softmax_precision"] = None
+    dtype: Any = kwargs.get("dtype")
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        kwargs["dtype"] = torch.float64
+    return replace(call, kwargs=kwargs)
+
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
