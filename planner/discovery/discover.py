@@ -18,9 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from planner.discovery import blocks
+from planner.discovery.blocks import in_blocks
+from planner.discovery.by_hand import Rule, by_hand
 from planner.discovery.search import Found, holds, rules_at
 from planner.discovery.template import (
     Factors,
+    Sizes,
     Template,
     call_at,
     shape_of,
@@ -35,7 +39,7 @@ from planner.operators.binding import Call, Read, bind
 from planner.operators.parts.attributes import localized
 from planner.operators.table import OPERATORS
 from planner.profiles import Profile, SplitRule
-from planner.sharding import dim_of
+from planner.sharding import blocks_of, dim_of
 from planner.support.caches import Shelf, cache_root
 
 METHOD = 1
@@ -45,6 +49,8 @@ MORE_PARTS = (3, 4)
 is fixed."""
 FIXED_PARTS = (2, 3, 4, 8)
 """Numbers of parts that are tried where the size of a dimension is fixed."""
+FEW_BLOCKS = 3
+"""Blocks that are tried in the place of more."""
 OTHER_SCALE = 4.0
 """Deviation of the numbers of the second try: limits that the first did not reach are reached."""
 
@@ -62,9 +68,8 @@ def split_rules(model: Model, *, cached: bool = True) -> tuple[tuple[SplitRule, 
     shelf = Shelf(_folder() if cached else None)
     by_class: dict[str, tuple[Rule, ...]] = {}
     by_form: dict[str, tuple[Rule, ...]] = {}
-    rules = []
-    for i in range(len(model.graph.operators)):
-        one = _Operator(model, i)
+    operators = [_Operator(model, i) for i in range(len(model.graph.operators))]
+    for one in operators:
         if one.name not in by_class:
             plain = shelf.get_json(_file(one.name))
             if plain is None:
@@ -72,8 +77,24 @@ def split_rules(model: Model, *, cached: bool = True) -> tuple[tuple[SplitRule, 
                 shelf.put_json(_file(one.name), [_plain(rule) for rule in by_class[one.name]])
             else:
                 by_class[one.name] = tuple(map(_found, plain))
-        rules.append(one.lines(by_class[one.name]))
-    return tuple(rules)
+    rules = [by_class[one.name] for one in operators]
+    tried: dict[str, bool] = {}
+
+    def holds_in_blocks(index: int, rule: Found) -> bool:
+        name = hashlib.sha256(f"{operators[index].name} {rule}".encode()).hexdigest()
+        if name not in tried:
+            known = shelf.get_json(_file(name))
+            tried[name] = operators[index].in_blocks(rule) if known is None else known
+            if known is None:
+                shelf.put_json(_file(name), tried[name])
+        return tried[name]
+
+    nodes = [one.node_with(own) for one, own in zip(operators, rules, strict=True)]
+    blocked = in_blocks(nodes, holds_in_blocks)
+    return tuple(
+        one.lines((*own, *((rule, None) for rule in more)))
+        for one, own, more in zip(operators, rules, blocked, strict=True)
+    )
 
 
 def with_rules(profile: Profile, model: Model, *, cached: bool = True) -> Profile:
@@ -91,10 +112,6 @@ def with_rules(profile: Profile, model: Model, *, cached: bool = True) -> Profil
         raise ValueError("expected the model of the profile, got one with other operators")
     both = zip(profile.operators, rules, strict=True)
     return replace(profile, operators=tuple(replace(cost, rules=own) for cost, own in both))
-
-
-Rule = tuple[Found, tuple[int, ...] | None]
-"""A rule, and the numbers of parts for which it holds; None for all."""
 
 
 class _Operator:
@@ -145,6 +162,17 @@ class _Operator:
         Args:
             known: rules by what is tried, to which it adds: many operators are one at small sizes.
         """
+        if not self.call.reads or not self.outputs:
+            return ()
+        with _alone():
+            made = self.template()
+            form = _form(made, self.own.type)
+            if form not in known:
+                known[form] = discovered(made, self.own.type)
+            return (*known[form], *self._by_hand())
+
+    def template(self) -> Template:
+        """The operator at small sizes."""
         reads: list[tuple[tuple[int, ...], str, Tensor | None]] = []
         for name in self.call.reads:
             if name in self.held:
@@ -153,14 +181,41 @@ class _Operator:
             else:
                 value = torch.from_numpy(self.constants[name].copy())
                 reads.append((tuple(value.shape), _kind(str(value.dtype)), value))
-        if not reads or not self.outputs:
-            return ()
+        return template(self.own.type, self.call, reads, self.outputs)
+
+    def node_with(self, rules: Sequence[Rule]) -> blocks.Node:
+        """The operator, as the search for rules with blocks needs it."""
+        tensors = {*self.own.inputs, *self.own.outputs}
+        shapes = {name: shape for name, (shape, _) in self.held.items()}
+        shapes |= {name: tuple(value.shape) for name, value in self.constants.items()}
+        made = [shape for _, shape in self.outputs]
+        shapes |= dict(zip(self.own.outputs, made, strict=True))
+        return blocks.Node(
+            self.own.type, self.call, frozenset(tensors), self.call.reads, self.own.outputs, shapes,
+            tuple(rule for rule, sizes in rules if sizes is None and not _marked(rule)),
+        )  # fmt: skip
+
+    def in_blocks(self, rule: Found) -> bool:
+        """Whether a rule with blocks holds."""
+        made = self.template()
+        few = min(FEW_BLOCKS, max(blocks_of(part) for part in (*rule.given, *rule.made)))
         with _alone():
-            made = template(self.own.type, self.call, reads, self.outputs)
-            form = _form(made, self.own.type)
-            if form not in known:
-                known[form] = discovered(made, self.own.type)
-            return known[form]
+            try:
+                for parts, seed in ((2, 0), (2, 1), (3, 0)):
+                    trial = Trial(made, parts, seed, blocks=few)
+                    own = _in_blocks_of(made, rule, few, trial.sizes)
+                    if own is None or not trial.makes(own.given, own.local, own.made):
+                        return False
+            except TooLargeError:
+                return False
+        return True
+
+    def _by_hand(self) -> tuple[Rule, ...]:
+        if len(self.outputs) != 1 or self.constants:
+            return ()
+        shapes = {name: shape for name, (shape, _) in self.held.items()}
+        floats = frozenset(n for n, (_, dtype) in self.held.items() if dtype in FLOAT_DTYPES)
+        return tuple(by_hand(self.own.type, self.call, shapes, floats, self.outputs[0][1]))
 
     def lines(self, rules: Sequence[Rule]) -> tuple[SplitRule, ...]:
         """Rules as a profile has them."""
@@ -170,6 +225,37 @@ class _Operator:
         given = dict(zip(self.call.reads, rule.given, strict=True))
         inputs = [given.get(name, "R") for name in (*self.own.inputs, *self.own.parameters)]
         return " ".join((f"{','.join(inputs)}->{','.join(rule.made)}", *rule.local))
+
+
+def _marked(rule: Found) -> bool:
+    return any(one.startswith("@") for one in rule.local)
+
+
+def _in_blocks_of(made: Template, rule: Found, few: int, sizes: Sizes) -> Found | None:
+    """A rule with as many blocks as the dimensions have at small sizes: a few where the rest of the
+    dimension is free, else those to the left of what is cut. None where a dimension is fixed.
+    """
+
+    def part(one: str, dims: Sequence[Factors]) -> str | None:
+        dim = dim_of(one)
+        if dim is None:
+            return one
+        if not _is_free(dims[dim]):
+            return None
+        own, count = dims[dim], blocks_of(one)
+        left = [k for k in range(len(own)) if prod(f.real for f in own[:k]) == count]
+        if len(own) > 1 and left:
+            count = size_of(own[: left[0]], sizes)
+        elif count > 1:
+            count = few
+        return f"S{dim}/{count}" if count > 1 else f"S{dim}"
+
+    given = [part(one, v.dims) for one, v in zip(rule.given, made.values, strict=True)]
+    results = [part(one, dims) for one, dims in zip(rule.made, made.outputs, strict=True)]
+    known, due = [p for p in given if p is not None], [p for p in results if p is not None]
+    if len(known) < len(given) or len(due) < len(results):
+        return None
+    return Found(tuple(known), tuple(due), rule.local)
 
 
 @contextmanager

@@ -256,7 +256,7 @@ def _factors(
 ) -> _Parts:  # fmt: skip
     """Factors of what is read and made, attributes that follow from sizes, and counts."""
     if kind in ("Reshape", "Flatten"):
-        return _reshape(call, reads[0], outputs[0])
+        return reshaped(call, reads[0], outputs[0])
     if kind == "Split":
         return _split(call, reads[0], outputs)
     if kind in ("Conv", "com.microsoft.FusedConv") and len(reads[0]) == len(reads[1]):
@@ -301,7 +301,7 @@ def _own(size: int) -> Factors:
     return (Factor(("own", size), size, free=False),) if size != 1 else ()
 
 
-def _reshape(call: Call, read: Shape, made: Shape) -> _Parts:
+def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
     """The sizes of input and output taken apart until both are products of the same factors, in
     the same order: (6, 4) and (24,) are of 6 and 4. Where there are none, as of (6, 4) and (4, 6),
     the dimensions that hang together keep their sizes.

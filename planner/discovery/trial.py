@@ -41,17 +41,19 @@ class Trial:
         parts: the number of parts, n.
         seed: of the numbers.
         scale: deviation of normal numbers.
+        blocks: what can be cut can also be cut in as many blocks.
     """
 
     template: Template
     parts: int
     seed: int = 0
     scale: float = 1.0
+    blocks: int = 1
 
     @cached_property
     def sizes(self) -> dict[object, int]:
         """The size of each free factor."""
-        return dict(self.template.sizes(self.parts))
+        return dict(self.template.sizes(self.parts * self.blocks))
 
     @cached_property
     def call(self) -> Call:
@@ -190,6 +192,18 @@ class Trial:
                 return None
             parts.append(part)
         return tuple(parts)
+
+    def makes(self, given: Given, local: Sequence[str], made: Sequence[str]) -> bool:
+        """Whether each rank makes its parts of the outputs, which are cut or whole."""
+        due = [
+            [whole] * self.parts if part == "R" else cut(whole, self.parts, part)
+            for part, whole in zip(made, self.whole, strict=True)
+        ]
+        for rank in range(self.parts):
+            own = self.made_by(given, local, rank)
+            if own is None or not all(_alike(a, b[rank]) for a, b in zip(own, due, strict=True)):
+                return False
+        return True
 
 
 def cut(value: Tensor, parts: int, spec: str) -> list[Tensor]:

@@ -18,7 +18,7 @@ _AVG_POOL = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.a
 _CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
-def _grown(
+def grown(
     sizes: Integers,
     sides: Pairs,
     kernel: Integers,
@@ -30,15 +30,15 @@ def _grown(
 
     With `ceil_mode` a last, incomplete window counts if it starts before the pad at the end.
     """
-    grown = []
+    made = []
     for n, (before, after), k, s, d in zip(sizes, sides, kernel, strides, dilations, strict=True):
         reach = (k - 1) * d + 1
         steps, rest = divmod(n + before + after - reach, s)
         if ceil_mode and rest and (steps + 1) * s < n + before:
             steps += 1
         # The pad behind that the last window needs; negative where it starts before the end.
-        grown.append((before, steps * s + reach - n - before))
-    return tuple(grown)
+        made.append((before, steps * s + reach - n - before))
+    return tuple(made)
 
 
 def _torch_can(sides: Pairs, kernel: Integers) -> bool:
@@ -68,7 +68,7 @@ def max_pool(
     if num_outputs == 1 and _torch_can(sides, kernel_shape):
         padding = tuple(before for before, _ in sides)
         return _MAX_POOL[rank](x, kernel_shape, strides, padding, dilations, bool(ceil_mode))
-    sides = _grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
+    sides = grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
     wide = padded(x, sides, float("-inf"))
     if num_outputs == 1:
         return _MAX_POOL[rank](wide, kernel_shape, strides, 0, dilations)
@@ -117,7 +117,7 @@ def average_pool(
         padding = tuple(before for before, _ in sides)
         counted = bool(count_include_pad)
         return _AVG_POOL[rank](x, kernel_shape, strides, padding, bool(ceil_mode), counted)
-    wide = _grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
+    wide = grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
     # The number of positions that count in each window is its sum over an image of ones; those
     # beyond the given pads are zeros.
     ones = torch.ones_like(x[:1, :1])
@@ -125,13 +125,13 @@ def average_pool(
         inside = tuple((b, min(a, w)) for (b, a), (_, w) in zip(sides, wide, strict=True))
         ones = padded(ones, inside, 1.0)
         rest = tuple((0, w - i) for (_, i), (_, w) in zip(inside, wide, strict=True))
-        count = _window_sum(padded(ones, rest), kernel_shape, strides, dilations)
+        count = window_sum(padded(ones, rest), kernel_shape, strides, dilations)
     else:
-        count = _window_sum(padded(ones, wide), kernel_shape, strides, dilations)
-    return _window_sum(padded(x, wide), kernel_shape, strides, dilations) / count
+        count = window_sum(padded(ones, wide), kernel_shape, strides, dilations)
+    return window_sum(padded(x, wide), kernel_shape, strides, dilations) / count
 
 
-def _window_sum(x: Tensor, kernel: Integers, strides: Integers, dilations: Integers) -> Tensor:
+def window_sum(x: Tensor, kernel: Integers, strides: Integers, dilations: Integers) -> Tensor:
     """Sum over each window, plane by plane."""
     planes = x.reshape(-1, 1, *x.shape[2:])
     ones = torch.ones((1, 1, *kernel), dtype=x.dtype, device=x.device)
@@ -153,9 +153,9 @@ def lp_pool(
     rank, sizes = spatial_rank(x), tuple(x.shape[2:])
     strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
     sides = pairs(auto_pad, pads, sizes, kernel_shape, strides, dilations)
-    wide = _grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
+    wide = grown(sizes, sides, kernel_shape, strides, dilations, ceil_mode)
     powers = padded(x.abs() ** p, wide)
-    return _window_sum(powers, kernel_shape, strides, dilations) ** (1 / p)
+    return window_sum(powers, kernel_shape, strides, dilations) ** (1 / p)
 
 
 def _spatial(x: Tensor) -> Integers:

@@ -1,0 +1,64 @@
+"""Rules that running an operator on parts cannot find, because its parts need other devices: they
+are listed here, and run by the functions of `planner.operators.parts`.
+
+@rows   Gather from a table whose rows are cut: zeros for rows that are elsewhere
+@halo   windows over an image that is cut: rows at the edges come from the neighbours
+"""
+
+from collections.abc import Iterator, Mapping
+
+from planner.discovery.search import Found
+from planner.discovery.template import Shape
+from planner.operators.binding import Call, Read
+from planner.operators.parts import HALO, MARKED, ROWS
+from planner.operators.parts.halo import fits, window
+
+Rule = tuple[Found, tuple[int, ...] | None]
+"""A rule, and the numbers of parts for which it holds; None for all."""
+
+
+def by_hand(
+    kind: str, call: Call, shapes: Mapping[str, Shape], floats: frozenset[str], made: Shape
+) -> Iterator[Rule]:  # fmt: skip
+    """The rules with marks of an operator with one output.
+
+    Args:
+        kind: its ONNX type.
+        call: of its function.
+        shapes: of what it reads, by name.
+        floats: names of floats among them.
+        made: shape of its output.
+    """
+    if (ROWS, kind) in MARKED:
+        data, indices = call.kwargs["data"], call.kwargs["indices"]
+        if isinstance(data, Read) and isinstance(indices, Read) and data.name in floats:
+            axis = call.kwargs["axis"]
+            assert isinstance(axis, int)
+            part = f"S{axis % len(shapes[data.name])}"
+            yield Found(_given(call, data.name, part), ("P",), (ROWS,)), None
+    if (HALO, kind) in MARKED and call.kwargs.get("num_outputs", 1) == 1:
+        yield from _windows(kind, call, shapes, made)
+
+
+def _windows(
+    kind: str, call: Call, shapes: Mapping[str, Shape], made: Shape
+) -> Iterator[Rule]:  # fmt: skip
+    x = call.kwargs["x"]
+    assert isinstance(x, Read)
+    shape = shapes[x.name]
+    w = call.kwargs.get("w")
+    kernel = shapes[w.name][2:] if isinstance(w, Read) else call.kwargs["kernel_shape"]
+    assert isinstance(kernel, tuple)
+    for i, one in enumerate(window(shape[2:], kernel, dict(call.kwargs))):
+        rows, stride, before = one
+        if not before and rows <= stride:
+            continue  # windows that do not overlap need nobody
+        size, out = shape[2 + i], made[2 + i]
+        sizes = tuple(n for n in range(2, size + 1) if fits(size, out, n, one))
+        if sizes:
+            part = f"S{2 + i}"
+            yield Found(_given(call, x.name, part), (part,), (HALO,)), sizes
+
+
+def _given(call: Call, name: str, part: str) -> tuple[str, ...]:
+    return tuple(part if one == name else "R" for one in call.reads)
