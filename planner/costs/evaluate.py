@@ -25,11 +25,12 @@ from planner.graph import ITEM_BYTES, tensors_by_name
 from planner.plan import MemoryParts, StagePrediction
 from planner.problem import Problem
 from planner.schedules.actions import Code, Kind, Program
-from planner.schedules.dry_run import dry_run
+from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.pipelines import mesh_end
 from planner.schedules.program import program
 from planner.splitting import Piece, pieces
+from planner.splitting.checks import all_violations
 from planner.splitting.sums import gradient_sums
 from planner.strategy import (
     Crossing,
@@ -39,7 +40,6 @@ from planner.strategy import (
     shares_devices,
     stages_by_device,
     used_devices,
-    violations,
 )
 from planner.support.derived import derived
 from planner.units import format_bytes
@@ -78,7 +78,7 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
         ValueError: if its structure is wrong or its schedule blocks, which is a solver's mistake.
     """
     graph = problem.profile.graph
-    wrong = violations(strategy, graph, len(problem.topology.devices))
+    wrong = all_violations(strategy, graph, len(problem.topology.devices))
     if wrong:
         raise ValueError("; ".join(wrong))
     costs, stages, needs = _priced(problem, strategy)
@@ -87,7 +87,7 @@ def evaluate(problem: Problem, strategy: Strategy) -> Evaluation:
         lists = flow(strategy, graph, steady_minibatches(strategy))
     else:
         lists = program(strategy, graph, times)
-    blocked = dry_run(lists)
+    blocked = dry_run(lists, meshes_of(strategy))
     if blocked:
         raise ValueError(blocked)
     memory = _memory(problem, strategy, lists, needs)

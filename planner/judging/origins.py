@@ -15,7 +15,7 @@ from planner.graph import Graph
 from planner.judging.interpolate import interpolated
 from planner.plan import Plan
 from planner.profiles import Profile
-from planner.strategy import violations
+from planner.splitting.checks import all_violations
 from planner.support.paths import relative
 from planner.topology import Topology, take
 
@@ -94,7 +94,7 @@ def check_fits(plan: Plan, strategy_name: str, graph: Graph) -> None:
     Raises:
         FileError: if it is not.
     """
-    wrong = violations(plan.strategy, graph, max(plan.ranks) + 1)
+    wrong = all_violations(plan.strategy, graph, max(plan.ranks) + 1)
     if wrong:
         raise FileError(
             f"{strategy_name}: the strategy does not fit its profile: {'; '.join(wrong)}; run:"

@@ -1,6 +1,6 @@
 """The gradients of one device in flat buffers, and the optimizers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -27,10 +27,17 @@ class GradientBuffers:
         sums: the buckets of the whole program, each once (`buckets`); those of other devices are
             left out.
         device: index of the device in the topology.
+        shards: by name, tensors that have the gradients of their parts of parameters besides.
+        silent: names of parameters whose gradients another device gives to their sums.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], sums: Sequence[GradientSum], device: int
+        self,
+        parameters: Mapping[str, Tensor],
+        sums: Sequence[GradientSum],
+        device: int,
+        shards: Mapping[str, Tensor] = {},
+        silent: Collection[str] = (),
     ) -> None:
         sum_of = {
             name: index
@@ -38,21 +45,35 @@ class GradientBuffers:
             if device in one.devices
             for name in one.parameters
         }
+        self._silent: dict[int, list[Tensor]] = {}
+        for name in sorted(sum_of.keys() & {*silent}):
+            self._silent.setdefault(sum_of[name], []).append(parameters[name])
         self._buffers: dict[int | None, list[Tensor]] = {}
         self._parameters: dict[int | None, list[Tensor]] = {}
         self._listeners: dict[int, Callable[[Tensor], None]] = {}
         self._bucket_of = {parameters[name]: index for name, index in sum_of.items()}
         # All members of an all-reduce lay out its buffers alike, by dtype and then by name, though
         # each has parameters besides that the others do not have.
-        kinds = sorted(parameters, key=lambda n: (sum_of.get(n, -1), str(parameters[n].dtype), n))
-        for (index, _), names in groupby(kinds, key=lambda n: (sum_of.get(n), parameters[n].dtype)):
-            some = [parameters[name] for name in names]
+        for index, some in _in_buckets(parameters, sum_of):
             self._buffers.setdefault(index, []).append(_flat(some))
             self._parameters.setdefault(index, []).extend(some)
+        self._parts: dict[int | None, list[Tensor]] = {}
+        for index, some in _in_buckets(shards, sum_of):
+            self._parts.setdefault(index, []).append(_flat(some))
 
     def buffers(self, index: int) -> Sequence[Tensor]:
         """The buffers of a bucket, one per dtype, in the same order on all devices that have it."""
         return self._buffers[index]
+
+    def parts(self, index: int) -> Sequence[Tensor]:
+        """The buffers of the shards whose parameters are in a bucket, one per dtype."""
+        return self._parts.get(index, ())
+
+    def silence(self, index: int) -> None:
+        """Sets the gradients of a bucket to zero that another device gives to the sum."""
+        for parameter in self._silent.get(index, ()):
+            if parameter.grad is not None:
+                parameter.grad.zero_()
 
     def parameters(self, index: int) -> Sequence[Tensor]:
         """The parameters whose gradients are in a bucket."""
@@ -77,14 +98,22 @@ class GradientBuffers:
 
     def everything(self) -> Iterator[Tensor]:
         """All buffers."""
-        for buffers in self._buffers.values():
+        for buffers in (*self._buffers.values(), *self._parts.values()):
             yield from buffers
 
     def clear(self) -> None:
         """Sets all gradients to zero, in place."""
-        for buffers in self._buffers.values():
-            for buffer in buffers:
-                buffer.zero_()
+        for buffer in self.everything():
+            buffer.zero_()
+
+
+def _in_buckets(
+    parameters: Mapping[str, Tensor], sum_of: Mapping[str, int]
+) -> Iterator[tuple[int | None, list[Tensor]]]:
+    """Parameters by bucket and dtype."""
+    kinds = sorted(parameters, key=lambda n: (sum_of.get(n, -1), str(parameters[n].dtype), n))
+    for (index, _), names in groupby(kinds, key=lambda n: (sum_of.get(n), parameters[n].dtype)):
+        yield index, [parameters[name] for name in names]
 
 
 def buckets(sums: Sequence[GradientSum]) -> tuple[GradientSum, ...]:

@@ -18,10 +18,11 @@ from planner.problem import Optimizer as OptimizerName
 from planner.profilers.devices import autocast_dtype
 from planner.profilers.facts import facts
 from planner.schedules.actions import Program
-from planner.schedules.dry_run import dry_run
+from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.program import program
-from planner.strategy import Strategy, crossings, operator_indices, used_devices, violations
+from planner.splitting.checks import all_violations
+from planner.strategy import Strategy, crossings, operator_indices, used_devices
 from planner.units import format_bytes
 
 
@@ -92,14 +93,15 @@ def prepare(
             f"{path}: optimizer: expected one of {', '.join(OptimizerName)}, got {plan.optimizer!r}"
         )
     model = read_model(plan, path, model_path, hashes=seat.local_rank == 0)
-    wrong = violations(plan.strategy, model.graph, max(plan.ranks) + 1)
+    wrong = all_violations(plan.strategy, model.graph, max(plan.ranks) + 1)
     if wrong:
         raise FileError(
             f"{path}: the strategy does not fit {model.path}: {'; '.join(wrong)}; "
             "run: planner solve"
         )
     lists = program(plan.strategy, model.graph, plan.prediction.stages)
-    blocked = dry_run(_all_in_turn(plan.strategy, model.graph, lists))
+    turns = _all_in_turn(plan.strategy, model.graph, lists)
+    blocked = dry_run(turns, meshes_of(plan.strategy))
     if blocked is not None:
         raise LaunchError(f"{path}: the schedule would hang: {blocked}; run: planner solve")
     types = frozenset(device.type for device in plan.prediction.devices)

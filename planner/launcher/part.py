@@ -13,11 +13,13 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.runtime import StageRunner
 from planner.launcher.split.module import split_module
 from planner.launcher.split.part import SplitPlace, local_parameters, place_in, split_losses
+from planner.launcher.split.states import States, connect_sinks
 from planner.model.losses import Loss
 from planner.operators import parameters, to_torch
 from planner.operators.losses import Criterion, criterion
 from planner.operators.running import autocast
 from planner.plan import Plan
+from planner.splitting.sums import state_steps
 from planner.strategy import operator_indices
 
 
@@ -30,12 +32,36 @@ class Part:
         values: its parameters by name, or its parts of them; several stages share tied ones.
         trained: those of them that are trained.
         place: in the mesh of its only stage, where that is split.
+        states: shards of parameters, where the optimizer's state is cut further than these.
     """
 
     stages: dict[int, StageRunner]
     values: dict[str, Tensor]
     trained: dict[str, Tensor]
     place: SplitPlace | None = None
+    states: States | None = None
+
+    @property
+    def stepped(self) -> dict[str, Tensor]:
+        """By the names of the trained parameters, what the optimizer steps."""
+        shards = {} if self.states is None else self.states.shards
+        return {name: shards.get(name, value) for name, value in self.trained.items()}
+
+    @property
+    def accumulating(self) -> dict[str, Tensor]:
+        """By the names of the trained parameters, what has the gradients of the backwards."""
+        if self.states is None:
+            return self.trained
+        cut = {name: self.states.shards[name] for name in self.states.cut_gradients}
+        return {**self.trained, **cut}
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The shards that get their gradients from those of their parameters."""
+        if self.states is None:
+            return {}
+        made, cut = self.states.shards.items(), self.states.cut_gradients
+        return {name: shard for name, shard in made if name not in cut}
 
 
 def make_part(job: TrainingJob, device: int, scale: Callable[[], float] = lambda: 1.0) -> Part:
@@ -88,7 +114,11 @@ def make_part(job: TrainingJob, device: int, scale: Callable[[], float] = lambda
             for s, operators in mine.items()
         }
     trained = {name: values[name] for name in held if described[name].trainable}
-    return Part(stages, values, trained, place)
+    if place is None or not state_steps(place.stage, graph):
+        return Part(stages, values, trained, place)
+    states = States(place, values, graph)
+    connect_sinks(states, stages[place.index].module)
+    return Part(stages, values, trained, place, states)
 
 
 def shorter_dtype(job: TrainingJob) -> str | None:
@@ -127,6 +157,7 @@ def staying(
         versions: memory for versions of its parameters.
     """
     yield from part.values.values()
+    yield from part.stepped.values()
     yield from versions
     yield from gradients.everything()
     for state in () if optimizer is None else optimizer.state.values():

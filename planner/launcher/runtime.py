@@ -325,12 +325,14 @@ class Runtime:
         world: the other devices.
         waiting: directions of computations that wait for sends.
         seed: of the numbers that operators draw.
+        scatter: as of `BucketSums`.
     """
 
     def __init__(
         self, actions: Sequence[Action], boxes: Boxes, stages: Mapping[int, Passes],
         gradients: GradientBuffers, optimizer: Updating | None, world: World,
         waiting: Collection[Direction], seed: int = 0,
+        scatter: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         self._actions = actions
         self._boxes = boxes
@@ -338,7 +340,7 @@ class Runtime:
         self._handover = LocalHandover(stages)
         self._gradients = gradients
         self._optimizer = optimizer
-        self._sums = BucketSums(actions, gradients, world)
+        self._sums = BucketSums(actions, gradients, world, scatter)
         self._world = world
         self._start_s = 0.0
         self._batches: Mapping[int, Batch] = {}

@@ -1,11 +1,12 @@
 """The sums of a device's gradients, started within the backward that makes the last of them."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
 
+from planner.launcher import clocks
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.world import PostedTransfer, World
 from planner.schedules.actions import Action, AllReduce, Compute, Direction
@@ -20,10 +21,18 @@ class BucketSums:
         actions: of the device; all-reduces have the numbers of their buckets.
         gradients: of the device's trainable parameters.
         world: the other devices.
+        scatter: makes the gradients of the shards of a bucket out of those of its parameters, on
+            this device and the others of its mesh; see `split/states.py`.
     """
 
-    def __init__(self, actions: Sequence[Action], gradients: GradientBuffers, world: World) -> None:
-        self._gradients, self._world = gradients, world
+    def __init__(
+        self,
+        actions: Sequence[Action],
+        gradients: GradientBuffers,
+        world: World,
+        scatter: Callable[[int], None] | None = None,
+    ) -> None:
+        self._gradients, self._world, self._scatter = gradients, world, scatter
         self._closing: dict[Compute, tuple[int, ...]] = {}
         self._sizes: dict[int, int] = {}
         self._due: deque[int] = deque()  # sums of the backward that runs, which are not started
@@ -53,6 +62,10 @@ class BucketSums:
                 self._start(self._due.popleft())
 
     def _start(self, index: int) -> None:
+        self._gradients.silence(index)
+        if self._world.scatters(index):
+            self._started[index] = []  # a reduce-scatter waits until nothing else is done
+            return
         buffers = self._gradients.buffers(index)
         self._started[index] = [self._world.start_sum(one, index) for one in buffers]
 
@@ -64,8 +77,23 @@ class BucketSums:
         if index not in self._started:
             self._start(index)
         posted = self._started.pop(index)
+        if self._world.scatters(index):
+            return self._scattered(index)
         start_s = max(self._free_s, posted[0].posted_s)
         self._free_s = max(self._world.finish(one) for one in posted)
+        return start_s, self._free_s
+
+    def _scattered(self, index: int) -> tuple[float, float]:
+        """A sum of which each device keeps a part: a reduce-scatter over the devices of the mesh,
+        and a sum of the parts over those that keep the same.
+        """
+        start_s = max(self._free_s, clocks.now_s())
+        assert self._scatter is not None, "only meshes keep parts"
+        self._scatter(index)
+        if self._world.sums_parts(index):
+            for one in [self._world.start_sum(b, index) for b in self._gradients.parts(index)]:
+                self._world.finish(one)
+        self._free_s = clocks.now_s()
         return start_s, self._free_s
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner.errors import LaunchError
 from planner.launcher.asynchronous.flows import Flows
@@ -41,6 +42,8 @@ from planner.launcher.world import World
 from planner.problem import Optimizer as OptimizerName
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import Compute, waiting_for_sends
+from planner.splitting.sums import owns, silent
+from planner.strategy import GradientSum
 
 
 class Trainer:
@@ -96,10 +99,13 @@ class Trainer:
                 job, self.part, crossing, self.world, eval_data, self.deal, settings.metrics
             )
         self.optimizer = make_optimizer(
-            OptimizerName(plan.optimizer), list(self.part.trained.values()),
+            OptimizerName(plan.optimizer), list(self.part.stepped.values()),
             settings.learning_rate, settings.weight_decay,
         )  # fmt: skip
-        self.gradients = GradientBuffers(self.part.trained, sums, self.world.device)
+        self.gradients = GradientBuffers(
+            self.part.accumulating, sums, self.world.device, self.part.parts,
+            silent(plan.strategy, job.model.graph, self.world.device),
+        )  # fmt: skip
         rules = _rules(job, settings, self.num_steps, self.world)
         self.next_step = 0
         self.updates: Updates | StageUpdates
@@ -112,13 +118,24 @@ class Trainer:
             )  # fmt: skip
             self.updates, self.runtime = self.flows.updates, self.flows.runtime
             return
-        mine = owned(self.part.trained, sums, self.world.device)
-        updates = Updates(self.optimizer, self.gradients, mine, self.world, rules, scale)
+        mine = self._owned(job, sums)
+        updates = Updates(
+            self.optimizer, self.gradients, mine, self.world, rules, scale, self.part.states
+        )
         self.updates, self.runtime = updates, Runtime(
             actions, boxes_of(plan.strategy, crossing, self.world.device), self.part.stages,
             self.gradients, updates, self.world,
             waiting_for_sends(job.program.code), seed_of(job, settings),
+            partial(_scatter, self.part, sums),
         )  # fmt: skip
+
+    def _owned(self, job: TrainingJob, sums: Sequence[GradientSum]) -> tuple[Tensor, ...]:
+        """What this device steps and counts for all that have the same."""
+        strategy, graph, device = job.plan.strategy, job.model.graph, self.world.device
+        if all(stage.sharding is None for stage in strategy.stages):
+            return owned(self.part.trained, sums, device)
+        stepped = self.part.stepped.items()
+        return tuple(one for name, one in stepped if owns(strategy, graph, device, name))
 
     def _eval_data(self, job: TrainingJob, data: object) -> EvalData | None:
         """What this device reads of the data of evaluations."""
@@ -214,6 +231,12 @@ class Trainer:
         record = self.runtime.iterate(batches, watch, step=self.next_step)
         self.next_step += 1
         return record
+
+
+def _scatter(part: Part, sums: Sequence[GradientSum], index: int) -> None:
+    """Makes the gradients of the shards of a bucket."""
+    assert part.states is not None, "only shards are parts of a sum"
+    part.states.scatter(sums[index].parameters)
 
 
 def _one_of(batches: Mapping[int, Batch], step: int, microbatch: int) -> Batch:

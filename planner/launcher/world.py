@@ -282,6 +282,7 @@ class World:
         self._size = len(ranks)
         self._channels: dict[tuple[int, int], Channel] = {}
         self._groups: list[dist.ProcessGroup | None] = []
+        self._sums_of = program.sums
         self._lines: dict[tuple[int, ...], GroupLine] = {}
         self._sums = _Watcher() if self._size > 1 and torch_device == "cpu" else None
         if self._size > 1:
@@ -311,10 +312,14 @@ class World:
                 channel.post(torch.zeros(1, device=self.torch_device)).wait()
         groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for one in program.sums:
-            if one.devices not in groups:
-                members = [rank_of[device] for device in one.devices]
-                groups[one.devices] = dist.new_group(members, backend=backend, timeout=TIMEOUT)
-            self._groups.append(groups[one.devices])
+            own = None
+            for devices in one.keep or (one.devices,):
+                if devices not in groups and len(devices) > 1:
+                    members = [rank_of[device] for device in devices]
+                    groups[devices] = dist.new_group(members, backend=backend, timeout=TIMEOUT)
+                if self.device in devices:
+                    own = groups.get(devices)
+            self._groups.append(own)
         # Lines have groups of their own, because sums run beside the collectives of a backward.
         for devices in lines:
             members = [rank_of[device] for device in devices]
@@ -323,6 +328,14 @@ class World:
                 assert group is not None
                 touch = partial(contact, self._rank)
                 self._lines[devices] = GroupLine(group, members, self._rank, touch)
+
+    def scatters(self, index: int) -> bool:
+        """Whether each device keeps a part of a sum of the program."""
+        return bool(self._sums_of[index].keep)
+
+    def sums_parts(self, index: int) -> bool:
+        """Whether several devices keep the same part of a sum as this one."""
+        return self._groups[index] is not None
 
     def line(self, devices: tuple[int, ...]) -> GroupLine:
         """The line of some devices, this one among them."""

@@ -41,6 +41,7 @@ from planner.schedules.pipelines import (
 )
 from planner.simulator.events import Prepared, Workload, prepared, run_prepared, workload
 from planner.simulator.timeline import Times
+from planner.splitting.checks import all_violations
 from planner.splitting.sums import gradient_sums
 from planner.strategy import (
     Crossing,
@@ -50,7 +51,6 @@ from planner.strategy import (
     operator_indices,
     shares_devices,
     stage_of,
-    violations,
 )
 from planner.support.derived import derived
 
@@ -172,7 +172,7 @@ def _stages_after(
     """
     graph, num_devices = problem.profile.graph, len(problem.topology.devices)
     if before is None:
-        wrong = violations(strategy, graph, num_devices)
+        wrong = all_violations(strategy, graph, num_devices)
         if wrong:
             raise ValueError("; ".join(wrong))
         return stage_of(strategy, graph)

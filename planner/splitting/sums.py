@@ -4,87 +4,230 @@ A gradient that lies as summands along an axis of a mesh is added up over the li
 together with those of the other replicas of the stage, once per iteration. Along an axis that cuts
 it each part is added up for itself. Along one on which all have the same, each coordinate does the
 same sum for itself. Where nothing is split, that is `strategy.gradient_sums`.
+
+Where the optimizer's state is cut along an axis of summands (ZeRO-1), the sum is a reduce-scatter
+along it, and each device keeps the part that it steps; the parts are then added up over replicas.
+After the step the parameter is gathered again from the parts (`state_steps`).
+
+A parameter of several stages lies in the same way in all of them. Their gradients may differ: where
+one stage has summands along an axis and another one has the same on all devices, the first device
+of the latter's lines gives its gradient for all, and the others are `silent`.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
-from planner.graph import Graph, Parameter, holders
+from planner.graph import Graph, Parameter, holders, parameters_by_name
 from planner.sharding import Spec, local_shape
+from planner.splitting.conversion import Step, conversion
 from planner.splitting.reshardings import homes
 from planner.strategy import GradientSum, Stage, Strategy, buckets, stage_of
 from planner.strategy import gradient_sums as unsplit_sums
+from planner.support.derived import derived
+
+
+@dataclass(frozen=True, slots=True)
+class Lies:
+    """How a parameter lies on the mesh of a stage; of an unsplit one, on one of no axes.
+
+    Attributes:
+        parameter: the parameter itself.
+        gradient: its gradient, as it is added up over the microbatches.
+        state: the optimizer's state.
+    """
+
+    parameter: Spec
+    gradient: Spec
+    state: Spec
+
+
+@derived
+def lies_in(stage: Stage, graph: Graph) -> Mapping[str, Lies]:
+    """How the trained parameters of a split stage lie, by name; none of an unsplit one."""
+    if stage.sharding is None:
+        return {}
+    known, sharding = parameters_by_name(graph), stage.sharding
+    found = {}
+    for name, home in homes(stage, graph).items():
+        if name in known and known[name].trainable:
+            cut = sharding.gradients.get(name, home.spec)
+            found[name] = Lies(home.spec, home.gradient, sharding.states.get(name, cut))
+    return found
 
 
 def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
-    """The all-reduces of an iteration, in their one global order: first those of single stages,
-    which are ready early, then those over several stages, of tied parameters. Parameters of the
-    same devices are parted into buckets in the order in which a backward makes their gradients.
+    """The sums of an iteration, in their one global order: first those of single stages, which are
+    ready early, then those over several stages, of tied parameters. Parameters of the same devices
+    are parted into buckets in the order in which a backward makes their gradients.
 
     Raises:
         ValueError: if a parameter of several stages does not lie in the same way in all of them.
     """
     if all(stage.sharding is None for stage in strategy.stages):
         return unsplit_sums(strategy, graph)
-    stages, users = stage_of(strategy, graph), holders(graph)
-    groups: dict[tuple[int, tuple[int, ...]], list[Parameter]] = {}
-    lies = [_gradients(stage, graph) for stage in strategy.stages]
+    users, used_in = holders(graph), stages_of(strategy, graph)
+    groups: dict[tuple[int, _Group], list[Parameter]] = {}
     for parameter in graph.parameters:
-        used_in = sorted({stages[v] for v in users[parameter.name]})
-        if not parameter.trainable or not used_in:
+        if not parameter.trainable or not used_in[parameter.name]:
             continue
-        ways = {(_mesh(strategy.stages[s]), lies[s].get(parameter.name)) for s in used_in}
-        if len(ways) > 1:
-            raise ValueError(f"parameter {parameter.name} lies differently in stages {used_in}")
-        by_part = [_devices_by_part(strategy.stages[s], lies[s].get(parameter.name))
-                   for s in used_in]  # fmt: skip
-        here = _local(parameter, strategy.stages[used_in[0]], lies[used_in[0]])
-        for part in sorted(by_part[0]):
-            devices = tuple(sorted({d for one in by_part for d in one[part]}))
-            if len(devices) > 1:
-                groups.setdefault((len(used_in), devices), []).append(here)
+        stages = [strategy.stages[s] for s in used_in[parameter.name]]
+        here = _local(parameter, stages[0], graph)
+        for group in _groups(parameter.name, stages, graph):
+            if len(group.devices) > 1:
+                groups.setdefault((len(stages), group), []).append(here)
     return tuple(
-        GradientSum(key[1], tuple(p.name for p in bucket), sum(p.bytes for p in bucket))
-        for key in sorted(groups)
-        for bucket in buckets(sorted(groups[key], key=lambda p: -min(users[p.name])))
+        GradientSum(group.devices, tuple(p.name for p in some), sum(p.bytes for p in some),
+                    group.keep)
+        for count, group in sorted(groups, key=lambda key: (key[0], key[1].devices, key[1].keep))
+        for some in buckets(sorted(groups[count, group], key=lambda p: -min(users[p.name])))
+    )  # fmt: skip
+
+
+def stages_of(strategy: Strategy, graph: Graph) -> Mapping[str, tuple[int, ...]]:
+    """The stages that hold each parameter, ascending."""
+    stages, users = stage_of(strategy, graph), holders(graph)
+    return {
+        one.name: tuple(sorted({stages[v] for v in users[one.name]})) for one in graph.parameters
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Devices of one sum, ascending, and those of them that keep the same part, if they do not all
+    keep the whole sum.
+    """
+
+    devices: tuple[int, ...]
+    keep: tuple[tuple[int, ...], ...] = ()
+
+
+def _groups(name: str, stages: Sequence[Stage], graph: Graph) -> Iterator[_Group]:
+    """The sums of one parameter."""
+    lies = [_lies(stage, name, graph) for stage in stages]
+    meshes = {_mesh(stage) for stage in stages}
+    if len(meshes) > 1:
+        if any(part != "R" for one in lies for part in (*one.parameter, *one.state)):
+            raise ValueError(f"parameter {name} lies differently in stages that share it")
+        yield _Group(tuple(sorted({d for stage in stages for d in stage.devices})))
+        return
+    (mesh,) = meshes
+    if len({(one.parameter, one.state) for one in lies}) > 1:
+        raise ValueError(f"parameter {name} lies differently in stages that share it")
+    gradient, state = _combined(lies), lies[0].state
+    summed = [axis for axis, part in enumerate(gradient) if part == "P"]
+    scattered = [axis for axis in summed if state[axis] != "R"]
+    by_part: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+    for stage in stages:
+        for group in stage.groups:
+            for index, device in enumerate(group):
+                where = coordinates(index, mesh)
+                part = tuple(c for axis, c in enumerate(where) if axis not in summed)
+                kept = tuple(where[axis] for axis in scattered)
+                by_part.setdefault(part, {}).setdefault(kept, []).append(device)
+    for _, kept_by in sorted(by_part.items()):
+        devices = tuple(sorted(d for some in kept_by.values() for d in some))
+        keep = tuple(tuple(sorted(kept_by[key])) for key in sorted(kept_by)) if scattered else ()
+        yield _Group(devices, keep)
+
+
+def _combined(lies: Sequence[Lies]) -> Spec:
+    """How the gradients of several stages lie together."""
+    return tuple(
+        "P" if "P" in parts else parts[0]
+        for parts in zip(*(one.gradient for one in lies), strict=True)
     )
+
+
+def silent(strategy: Strategy, graph: Graph, device: int) -> frozenset[str]:
+    """The parameters whose gradient a device does not add to their sum, because another device of
+    its mesh gives the same.
+    """
+    found = set()
+    for name, used_in in stages_of(strategy, graph).items():
+        stages = [strategy.stages[s] for s in used_in]
+        own = next((stage for stage in stages if device in stage.devices), None)
+        if own is None or own.sharding is None or name not in lies_in(own, graph):
+            continue
+        lies = [_lies(stage, name, graph) for stage in stages]
+        mesh = own.sharding.mesh
+        apart = len({_mesh(stage) for stage in stages}) > 1
+        summed = "P" * len(mesh) if apart else "".join(part[0] for part in _combined(lies))
+        group = next(group for group in own.groups if device in group)
+        where = coordinates(group.index(device), mesh)
+        gradient = lies_in(own, graph)[name].gradient
+        if any(
+            total == "P" and part == "R" and coordinate > 0
+            for total, part, coordinate in zip(summed, gradient, where, strict=True)
+        ):
+            found.add(name)
+    return frozenset(found)
+
+
+def owns(strategy: Strategy, graph: Graph, device: int, name: str) -> bool:
+    """Whether a device counts the summed gradient of a parameter that it holds for all devices that
+    have the same: the first replica of the first stage, and the first device along axes on which
+    all step the same part.
+    """
+    stage = strategy.stages[stages_of(strategy, graph)[name][0]]
+    first = stage.groups[0]
+    if device not in first:
+        return False
+    where = coordinates(first.index(device), _mesh(stage))
+    state = _lies(stage, name, graph).state
+    return all(part != "R" or c == 0 for part, c in zip(state, where, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class StateSteps:
+    """What is done with a parameter whose state is cut further than it is.
+
+    Attributes:
+        scatter: the steps that make the gradient of the part out of the accumulated one; where that
+            lies as the state does, none.
+        gather: the steps that make the parameter out of its parts, after the optimizer's step.
+    """
+
+    scatter: tuple[Step, ...]
+    gather: tuple[Step, ...]
+
+
+@derived
+def state_steps(stage: Stage, graph: Graph) -> Mapping[str, StateSteps]:
+    """The parameters of a stage whose state is cut further than they are, by name."""
+    found, known = {}, parameters_by_name(graph)
+    for name, lies in lies_in(stage, graph).items():
+        if lies.state == lies.parameter:
+            continue
+        assert stage.sharding is not None
+        one, mesh = known[name], stage.sharding.mesh
+        item = one.bytes / max(prod(one.shape), 1)
+        # Axes on which summands become a whole are those of the all-reduce behind.
+        cut = tuple(
+            "P" if before == "P" and after == "R" else after
+            for before, after in zip(lies.gradient, lies.state, strict=True)
+        )
+        found[name] = StateSteps(
+            scatter=conversion(one.shape, item, mesh, lies.gradient, cut),
+            gather=conversion(one.shape, item, mesh, lies.state, lies.parameter),
+        )
+    return found
+
+
+def _lies(stage: Stage, name: str, graph: Graph) -> Lies:
+    return lies_in(stage, graph).get(name, Lies((), (), ()))
 
 
 def _mesh(stage: Stage) -> tuple[int, ...]:
     return () if stage.sharding is None else stage.sharding.mesh
 
 
-def _gradients(stage: Stage, graph: Graph) -> Mapping[str, Spec]:
-    """By name, how the gradients of a split stage's parameters lie; none of an unsplit one."""
-    if stage.sharding is None:
-        return {}
-    return {name: home.gradient for name, home in homes(stage, graph).items()}
-
-
-def _local(parameter: Parameter, stage: Stage, lies: Mapping[str, Spec]) -> Parameter:
-    """A parameter of the size of its gradient on one device."""
+def _local(parameter: Parameter, stage: Stage, graph: Graph) -> Parameter:
+    """A parameter of the size of its accumulated gradient on one device."""
     if stage.sharding is None:
         return parameter
-    shape = local_shape(parameter.shape, lies[parameter.name], stage.sharding.mesh)
-    return replace(parameter, shape=shape)
-
-
-def _devices_by_part(
-    stage: Stage, gradient: Spec | None
-) -> Mapping[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
-    """The devices that add up their gradients, over all replicas, by their coordinates on the axes
-    along which they do not.
-    """
-    if stage.sharding is None or gradient is None:
-        return {(): stage.devices}
-    found: dict[tuple[int, ...], list[int]] = {}
-    for group in stage.groups:
-        for index, device in enumerate(group):
-            where = coordinates(index, stage.sharding.mesh)
-            part = tuple(c for c, own in zip(where, gradient, strict=True) if own != "P")
-            found.setdefault(part, []).append(device)
-    return {part: tuple(devices) for part, devices in found.items()}
+    gradient = lies_in(stage, graph)[parameter.name].gradient
+    return replace(parameter, shape=local_shape(parameter.shape, gradient, stage.sharding.mesh))
 
 
 def coordinates(index: int, mesh: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from planner.graph import Tensor
 from planner.launcher.exchange import Exchange, in_a_row, laid_out, order_of
 from planner.launcher.runtime import Runtime
+from planner.launcher.split.boxes import Boxes
 from planner.launcher.world import _Watcher
 from planner.schedules.actions import Compute, Direction, Receive, Send
-from tests.support.builders import graph_of
 
 B, F = Direction.BACKWARD, Direction.FORWARD
 
@@ -141,7 +142,7 @@ def test_a_part_is_copied_once_for_all_targets():
             sent.setdefault(device, []).append(tensor)
             return SimpleNamespace(posted_s=0.0, is_over=lambda: True)
 
-    runtime = Runtime([], graph_of([[]]), {}, None, None, World(), ())
+    runtime = Runtime([], boxes(2), {}, None, None, World(), ())
     runtime._sending = {(0, F): deque([[]])}
     runtime._made = {"t": GAPS["every second"]}
     for device in (1, 2):
@@ -151,11 +152,24 @@ def test_a_part_is_copied_once_for_all_targets():
     assert first.data_ptr() == second.data_ptr() != GAPS["every second"].data_ptr()
 
 
-@pytest.mark.parametrize("end", [Send, Receive])
-def test_a_part_of_a_tensor_is_refused(end):
-    actions = [end(F, 0, 0, "t", 1, ((0, 1),))]
-    with pytest.raises(ValueError, match="parts of tensors"):
-        Runtime(actions, graph_of([[]]), {}, None, None, None, ())
+def boxes(*shape, tile=None):
+    tensor = Tensor("t", shape, "float32", True)
+    return Boxes({"t": tensor}, {} if tile is None else {(0, "t"): tile})
+
+
+def test_a_part_of_a_tensor_is_cut_out_of_what_this_device_has():
+    has = torch.arange(6.0).reshape(2, 3)  # rows 2 and 3 of 4
+    sent = boxes(4, 3, tile=((2, 4), (0, 3))).cut(Send(F, 0, 0, "t", 1, ((3, 4), (1, 3))), has)
+    assert sent.tolist() == [[4.0, 5.0]]
+
+
+def test_parts_of_a_tensor_come_together_and_add_up_where_they_meet():
+    arrived, described = {}, boxes(4, tile=((2, 4),))
+    for box, value in ((((2, 3),), 1.0), (((3, 4),), 2.0), (((2, 4),), 10.0)):
+        receive = Receive(B, 0, 0, "t", 1, box)
+        shape = described.shape(receive)
+        described.put(arrived, receive, torch.full(shape, value))
+    assert arrived["t"].tolist() == [11.0, 12.0]
 
 
 @pytest.mark.parametrize("waiting", [(), (B,)])
@@ -172,7 +186,7 @@ def test_a_backward_waits_for_what_the_second_one_before_it_sent(waiting):
         def finish(self, transfer):
             finished.append(sent.index(transfer))
 
-    runtime = Runtime([], graph_of([[]]), {}, None, None, World(), waiting)
+    runtime = Runtime([], boxes(2), {}, None, None, World(), waiting)
     held = []
     for m in range(4):
         for direction in (F, B):

@@ -60,3 +60,25 @@ def test_waiting_for_what_was_sent_blocks_nothing_else(case):
         dependencies.cache_clear()
         assert (dry_run(lists) is None) == (verdict is None)
     dependencies.cache_clear()
+
+
+def test_devices_of_a_mesh_that_compute_in_another_order_block():
+    lists = written("0F0 0F1", "0F1 0F0")
+    assert dry_run(lists) is None
+    assert dry_run(lists, {0: 2}) == (
+        "device 0 waits at 0F0 for other devices of its mesh; "
+        "device 1 waits at 0F1 for other devices of its mesh"
+    )
+    assert dry_run(written("0F0 0F1 0B0", "0F0 0F1 0B0"), {0: 2}) is None
+
+
+def test_a_device_of_a_mesh_whose_other_one_waits_for_it_blocks():
+    """Device 0 computes microbatch 0 when it has what device 1 makes after the same microbatch."""
+    lists = written("0<2:0:x 0F0", "0F0 1>2:0:y", "2<1:0:y 2F0 2>0:0:x")
+    assert dry_run(lists) is None
+    assert "device 1 waits at 0F0 for other devices of its mesh" in dry_run(lists, {0: 2})
+
+
+def test_meetings_take_part_in_the_order_of_sums():
+    lists = written("0F0 A0 0B0 A1", "0F0 A0 0B0 A1", sums=[(0, 1), (0, 1)])
+    assert dry_run(lists, {0: 2}) is None

@@ -25,6 +25,7 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.part import as_it_crosses, make_part
 from planner.launcher.runtime import Runtime
 from planner.launcher.settings import Settings
+from planner.launcher.split.boxes import boxes_of
 from planner.launcher.store import begin_generation
 from planner.launcher.trainer import make_feed
 from planner.launcher.world import World
@@ -313,8 +314,9 @@ def run_case(case, folder, rank):
     capture = Capture(part.trained)
     gradients = GradientBuffers(part.trained, lists.sums, world.device)
     runtime = Runtime(
-        lists.lists[world.device], as_it_crosses(model.graph, plan), part.stages, gradients,
-        capture, world, waiting_for_sends(lists.code),
+        lists.lists[world.device],
+        boxes_of(plan.strategy, as_it_crosses(model.graph, plan), world.device), part.stages,
+        gradients, capture, world, waiting_for_sends(lists.code),
     )  # fmt: skip
     feed = make_feed(job, part, Settings())
     batches = {m: feed(0, m) for m in range(case.num_microbatches)}

@@ -289,7 +289,7 @@ def megatron(model, size, sequence=False):
         elif operator.type == "Gelu":
             rules[operator.name] = "S2->S2"
     for operator in graph.operators:
-        made_by = [feeds.get(name) for name in operator.inputs]
+        made_by = [feeds.get(name) for name in operator.inputs] or [None]
         if operator.type == "Transpose" and made_by[0] is not None:
             node = next(one for one in model.nodes if one.name == operator.name)
             before = made_by[0].type == "Reshape"

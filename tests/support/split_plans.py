@@ -8,16 +8,16 @@ import torch
 from planner.graph import parameters_by_name, tensors_by_name
 from planner.launcher.runtime import StageRunner
 from planner.launcher.split.convert import local_part
-from planner.launcher.split.mesh import coordinates
 from planner.launcher.split.module import split_module
 from planner.launcher.split.part import local_parameters, split_losses
 from planner.model.losses import losses
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.convert import input_names, output_names
 from planner.operators.losses import criterion
+from planner.plan import StagePrediction
 from planner.sharding import Sharding, local_shape, rule_of, tiles
 from planner.splitting.reshardings import homes, reads
-from planner.plan import StagePrediction
+from planner.splitting.sums import coordinates
 from planner.strategy import Stage, crossings, used_devices
 from tests.support.launch_worker import Case, make_plan
 from tests.support.split_models import lines
@@ -81,6 +81,27 @@ def random_sharding(model, mesh, random, some=None, parameters=()):
         {name: random_spec(held[name].shape, mesh, random) for name in names} | dict(parameters),
         *leaves,
     )
+
+
+def cut_further(sharding, model, zero, random):
+    """The same, with optimizer states (ZeRO-1), gradients too (ZeRO-2) or parameters (ZeRO-3) cut
+    at random along axes where the parameter is whole.
+    """
+    lies, states = dict(sharding.parameters), {}
+    for one in model.graph.parameters:
+        if one.trainable and one.name in lies:
+            spec = list(lies[one.name])
+            for axis, part in enumerate(spec):
+                dims = [d for d in range(len(one.shape)) if f"S{d}" not in spec[axis + 1 :]]
+                if part == "R" and dims:
+                    spec[axis] = f"S{random.choice(dims)}"
+                    if not fits(one.shape, tuple(spec), sharding.mesh):
+                        spec[axis] = "R"
+            if tuple(spec) != lies[one.name]:
+                states[one.name] = tuple(spec)
+    if zero == 3:
+        return replace(sharding, parameters={**lies, **states})
+    return replace(sharding, states=states, gradients=states if zero == 2 else {})
 
 
 def stage_of(model, sharding):
@@ -188,7 +209,7 @@ def together(parts, spec, mesh, shape):
     for i, part in enumerate(parts):
         if part is None:
             part = torch.zeros(local_shape(shape, spec, mesh), dtype=torch.float64)
-        key = tuple(x for x, part in zip(coordinates(mesh, i), spec, strict=True) if part != "R")
+        key = tuple(x for x, part in zip(coordinates(i, mesh), spec, strict=True) if part != "R")
         if key in seen:
             torch.testing.assert_close(part, seen[key], rtol=1e-12, atol=1e-12)
             continue

@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -28,11 +29,11 @@ from planner.model.losses import losses
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.losses import criterion
 from planner.problem import Optimizer
-from planner.schedules.dry_run import dry_run
+from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.program import program
 from planner.strategy import ScheduleName, Stage, Strategy, violations
 from tests.support.split_models import MODELS, loaded, megatron
-from tests.support.split_plans import error, plan_of, random_sharding
+from tests.support.split_plans import cut_further, error, plan_of, random_sharding
 
 STEPS, SEED, RATE = 2, 3, 0.05
 
@@ -56,10 +57,12 @@ def parted(model, at):
     """Indices of the operators of each stage, cut at fractions of the model."""
     count = len(model.graph.operators)
     ends = [0, *(round(count * one) for one in at), count]
-    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(ends)]
 
 
-def strategy(meshes, at=(), replicas=None, count=4, seed=0, recompute=False, gpipe=False, tied=()):
+def strategy(
+    meshes, at=(), replicas=None, count=4, seed=0, recompute=False, gpipe=False, tied=(), zero=0
+):
     """Random rules on the meshes of stages; None for a stage that is not split.
 
     Args:
@@ -80,6 +83,8 @@ def strategy(meshes, at=(), replicas=None, count=4, seed=0, recompute=False, gpi
             held = {n for i in some for n in model.graph.operators[i].parameters}
             fixed = [(n, spec) for n, spec in tied if n in held]
             lies = None if mesh is None else random_sharding(model, mesh, chance, some, fixed)
+            if zero:
+                lies = cut_further(lies, model, zero, chance)
             warmup = count if gpipe else min(-(-count // replicas[s]), len(meshes) - s)
             stages.append(Stage(names, groups, -(-warmup // replicas[s]), recompute, lies))
             first = last
@@ -112,16 +117,25 @@ CASES = {
     "2 replicas on 2": Run("gpt", strategy([(2,)], replicas=[2], count=3, seed=7), clip=0.1),
     "2 then 2": Run("gpt", strategy([(2,), (2,)], [0.5], seed=8, tied=[("words", ("S0",))])),
     "2 then 1": Run("mlp", strategy([(2,), None], [0.5], seed=9)),
-    "1 then 2, again": Run("gpt", strategy([None, (2,)], [0.5], seed=10, recompute=True)),
+    "1 then 2, again": Run(
+        "gpt", strategy([None, (2,)], [0.5], seed=10, recompute=True, tied=[("words", ("R",))])
+    ),
     "1x2 then 2x1": Run("cnn", strategy([(1, 2), (2, 1)], [0.4], seed=11, gpipe=True)),
     "1, 2, 1": Run("mlp", strategy([None, (2,), None], [0.3, 0.6], seed=12, count=5)),
     "2 replicas, then 2": Run("mlp", strategy([None, (2,)], [0.5], [2, 1], seed=13, count=3)),
     "2, then 2 replicas": Run("mlp", strategy([(2,), None], [0.5], [1, 2], seed=14, count=3)),
+    "zero 1 on 2": Run("gpt", strategy([(2,)], seed=15, zero=1), "adam"),
+    "zero 2 on 2": Run("gpt", strategy([(2,)], seed=16, zero=2), clip=0.1),
+    "zero 3 on 2": Run("cnn", strategy([(2,)], seed=17, zero=3)),
+    "zero 1 on 2x2": Run("mlp", strategy([(2, 2)], seed=18, zero=1), clip=0.1),
+    "zero 2 on 2x2": Run("gpt", strategy([(2, 2)], seed=19, zero=2)),
+    "zero 1, 2 replicas on 2": Run("cnn", strategy([(2,)], replicas=[2], seed=20, zero=1)),
+    "zero 2, 2 replicas on 2": Run("mlp", strategy([(2,)], replicas=[2], seed=21, zero=2)),
 }  # fmt: skip
 
 
 def alone(model, case, count):
-    """Parameters after some steps of one process, and the losses."""
+    """How some steps of one process change the parameters, and the losses."""
     values = parameters(model, [one.name for one in model.graph.parameters])
     module = to_torch(model, values=values)
     trained = [one for one in values.values() if one.requires_grad]
@@ -141,11 +155,14 @@ def alone(model, case, count):
             torch.nn.utils.clip_grad_norm_(trained, case.clip)
         optimizer.step()
         told.append(total.item())
-    return {n: v.detach() for n, v in values.items() if v.requires_grad}, told
+    before = parameters(model, values)
+    return {n: (v - before[n]).detach() for n, v in values.items() if v.requires_grad}, told
 
 
 def run_case(case, folder, rank):
-    """Relative errors of the parameters on this rank after some steps; {} if it has no part."""
+    """Relative errors of the changes of parameters on this rank in some steps; {} if it has no
+    part.
+    """
     model = loaded(folder / f"{case.model}.onnx")
     chosen = case.strategy(model)
     plan = plan_of(model, chosen, optimizer=case.optimizer)
@@ -153,10 +170,11 @@ def run_case(case, folder, rank):
         return {}
     assert violations(chosen, model.graph, max(plan.ranks) + 1) == ()
     lists = program(chosen, model.graph, plan.prediction.stages)
-    assert dry_run(lists) is None
+    assert dry_run(lists, meshes_of(chosen)) is None
     job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")
     settings = Settings(steps=STEPS, learning_rate=RATE, clip=case.clip)
     trainer = Trainer(job, settings, rank)
+    before = {name: value.detach().clone() for name, value in trainer.part.trained.items()}
     told = [trainer.step().loss for _ in range(STEPS)]
     told = trainer.world.add_up(told)
     expected, wanted = alone(model, case, chosen.num_microbatches)
@@ -166,7 +184,7 @@ def run_case(case, folder, rank):
         if place is not None:
             spec = place.sharding.parameters.get(name, ("R",) * len(place.mesh.sizes))
             whole = local_part(whole, spec, place.mesh)
-        errors[name] = error(value.detach(), whole)
+        errors[name] = error(value.detach() - before[name], whole)
     errors["loss"] = max(abs(a - b) / abs(b) for a, b in zip(told, wanted, strict=True))
     trainer.world.close()
     return errors

@@ -43,9 +43,17 @@ class ThreadLine:
     def all_to_all(self, parts):
         return torch.stack([one[self.rank] for one in self._every("all-to-all", parts)])
 
-    def all_reduce(self, part):
-        part.copy_(sum(self._every("all-reduce", part)))
-        return part
+    def all_reduce(self, own):
+        return sum(self._every("all-reduce", own.detach().contiguous()))
+
+    def all_reduce_max(self, own):
+        return torch.stack(self._every("max", own.detach().contiguous())).amax(0)
+
+    def exchange(self, before, after):
+        every = self.table.all("exchange", self.rank, (before.clone(), after.clone()))
+        front = every[self.rank - 1][1] if self.rank else torch.zeros_like(after)
+        last = self.rank == self.size - 1
+        return front, torch.zeros_like(before) if last else every[self.rank + 1][0]
 
     def reduce_scatter(self, parts):
         return sum(one[self.rank] for one in self._every("reduce-scatter", parts))

@@ -31,7 +31,7 @@ def _all_to_all(tensor: Tensor, step: Step, line: Line) -> Tensor:
 
 
 def _all_reduce(tensor: Tensor, _: Step, line: Line) -> Tensor:
-    return line.all_reduce(tensor.clone(memory_format=torch.contiguous_format))
+    return line.all_reduce(tensor)
 
 
 def _reduce_scatter(tensor: Tensor, step: Step, line: Line) -> Tensor:
@@ -128,19 +128,25 @@ class Conversion(nn.Module):
     """A tensor in other specs, and its gradient back in those of its home.
 
     Attributes:
+        tensor: name of the tensor.
         sink: takes the gradient instead of the tensor, where it is of another shape than that.
 
     Args:
+        tensor: name of the tensor.
         mesh: of the stage.
         forward_steps: from the tensor to the copy.
         backward_steps: from the copy's gradient to the tensor's; None where no gradient flows.
     """
 
     def __init__(
-        self, mesh: Mesh, forward_steps: Sequence[Step], backward_steps: Sequence[Step] | None
+        self,
+        tensor: str,
+        mesh: Mesh,
+        forward_steps: Sequence[Step],
+        backward_steps: Sequence[Step] | None,
     ) -> None:
         super().__init__()
-        self.mesh = mesh
+        self.tensor, self.mesh = tensor, mesh
         self.forward_steps, self.backward_steps = tuple(forward_steps), backward_steps
         self.sink: Callable[[Tensor], None] | None = None
 

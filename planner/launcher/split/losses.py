@@ -6,21 +6,25 @@ may say that an element does not count, so that parts count differently much; ea
 its mean by its share of the elements that count. For that it has all class indices of a microbatch,
 and a part of all other targets.
 
-Along an axis where the output is whole, each device computes the same loss, and the first one tells
-it.
+Along an axis where the output is whole, or its classes are cut, each device computes the same loss,
+and the first one tells it.
 """
 
 from math import prod
 
+import torch
 from torch import Tensor
 
 from planner.errors import LaunchError
 from planner.launcher.feed import IGNORED_CLASS
 from planner.launcher.split.convert import local_part
-from planner.launcher.split.mesh import Mesh
-from planner.model.losses import Loss
+from planner.launcher.split.mesh import LateLine, Mesh
+from planner.model.losses import Loss, LossName
 from planner.operators.losses import Criterion, criterion
+from planner.operators.parts import cross_entropy
 from planner.sharding import Spec, blocks_of, dim_of
+
+_NORMALISED = ("Softmax", "LogSoftmax")
 
 
 def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
@@ -33,15 +37,16 @@ def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
         LaunchError: if the loss cannot be computed from parts.
     """
     whole = criterion(loss)
-    n = prod(size for size, part in zip(mesh.sizes, spec, strict=True) if part != "R")
-    if n == 1:
+    cut = target_spec(loss, spec)
+    n = prod(size for size, part in zip(mesh.sizes, cut, strict=True) if part != "R")
+    if all(part == "R" for part in spec):
         return whole
     where = f"output {loss.output.name!r}: its loss ({loss.function})"
     if loss.is_users or not loss.has_target:
         raise LaunchError(f"{where} is computed from all of it; expected R, got {','.join(spec)}")
     if loss.class_dim is None:
         return lambda output, target: whole(output, target) / n
-    cut = target_spec(loss, spec)
+    whole = _over_classes(loss, spec, mesh) or whole
 
     def of_classes(output: Tensor, target: Tensor | None) -> Tensor:
         assert target is not None, "a loss over classes has a target"
@@ -54,11 +59,35 @@ def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
     return of_classes
 
 
-def target_spec(loss: Loss, spec: Spec) -> Spec:
-    """The spec of a target that lies as its output does.
+def _over_classes(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion | None:
+    """The loss of scores whose classes are cut along an axis; None where they are whole.
 
     Raises:
-        LaunchError: if the classes are cut.
+        LaunchError: if there is none for this cut.
+    """
+    axes = [axis for axis, part in enumerate(spec) if dim_of(part) == loss.class_dim]
+    if not axes:
+        return None
+    plain = loss.function == LossName.CROSS_ENTROPY and loss.operator not in _NORMALISED
+    if len(axes) > 1 or blocks_of(spec[axes[0]]) > 1 or not plain:
+        raise LaunchError(
+            f"output {loss.output.name!r}: only a cross-entropy of scores can be computed over"
+            f" classes that are cut, and along one axis; got {loss.function} of"
+            f" {loss.operator or 'an input'} and {','.join(spec)}"
+        )
+    line, dim = LateLine(mesh, axes[0]), loss.class_dim or 0
+
+    def compared(output: Tensor, target: Tensor | None) -> Tensor:
+        assert target is not None, "a loss over classes has a target"
+        long = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+        scores = long.movedim(dim, -1).flatten(0, -2).contiguous()
+        return cross_entropy(scores, target.flatten(), line)
+
+    return compared
+
+
+def target_spec(loss: Loss, spec: Spec) -> Spec:
+    """The spec of a target that lies as its output does; whole where that cuts the classes.
 
     >>> from planner.graph import Tensor
     >>> loss = Loss("cross-entropy", Tensor("y", (2, 9, 4), "float32", True), "MatMul", 1, True)
@@ -71,19 +100,16 @@ def target_spec(loss: Loss, spec: Spec) -> Spec:
     for part in spec:
         dim, blocks = dim_of(part), blocks_of(part)
         if dim == loss.class_dim:
-            raise LaunchError(
-                f"output {loss.output.name!r}: its loss ({loss.function}) is computed over all"
-                f" classes, which lie on dimension {dim}; expected another cut than {part}"
-            )
-        if dim is not None and dim > loss.class_dim:
+            part = "R"
+        elif dim is not None and dim > loss.class_dim:
             part = f"S{dim - 1}" + (f"/{blocks}" if blocks > 1 else "")
         cut.append(part)
     return tuple(cut)
 
 
-def tells(spec: Spec, mesh: Mesh) -> bool:
+def tells(loss: Loss, spec: Spec, mesh: Mesh) -> bool:
     """Whether a device tells its share of a loss: it is the first along axes where all have it."""
     return all(
         part != "R" or coordinate == 0
-        for part, coordinate in zip(spec, mesh.coordinates, strict=True)
+        for part, coordinate in zip(target_spec(loss, spec), mesh.coordinates, strict=True)
     )

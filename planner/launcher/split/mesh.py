@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import LaunchError
+from planner.splitting.sums import coordinates
 from planner.strategy import Stage, Strategy
 
 # Since 2.13 under other names.
@@ -42,8 +43,19 @@ class Line(Protocol):
             parts: (n, *shape) the tensor of this device for each.
         """
 
-    def all_reduce(self, part: Tensor) -> Tensor:
-        """The sum over all devices, in place."""
+    def all_reduce(self, own: Tensor) -> Tensor:
+        """The sum over all devices; the own tensor stays as it is."""
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """The largest numbers of all devices, element by element."""
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Gives a tensor to the device before and one to the device after.
+
+        Returns:
+            What the device before has given this one, in the shape of `after`, and what the device
+            after has, in that of `before`; zeros where there is no such device.
+        """
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """The sum over all devices of their tensors for this one.
@@ -72,7 +84,7 @@ class GroupLine:
     ) -> None:
         self.rank, self.size = ranks.index(rank), len(ranks)
         self._group, self._contact = group, contact
-        ascending = sorted(ranks)
+        self._ranks, ascending = tuple(ranks), sorted(ranks)
         # Where each process of the line is in the group, and the other way round.
         self._in_group = [ascending.index(one) for one in ranks]
         self._in_line = [ranks.index(one) for one in ascending]
@@ -98,11 +110,38 @@ class GroupLine:
             dist.all_to_all_single(_bytes(come), _bytes(go), group=self._group)
         return self._from_group(come)
 
-    def all_reduce(self, part: Tensor) -> Tensor:
+    def all_reduce(self, own: Tensor) -> Tensor:
         """As `Line.all_reduce`."""
+        return self._reduced(own, dist.ReduceOp.SUM)
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """As `Line.all_reduce_max`."""
+        return self._reduced(own, dist.ReduceOp.MAX)
+
+    def _reduced(self, own: Tensor, how: Any) -> Tensor:
+        total = own.detach().clone(memory_format=torch.contiguous_format)
         with self._contact():
-            dist.all_reduce(part, group=self._group)
-        return part
+            dist.all_reduce(total, how, group=self._group)
+        return total
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Line.exchange`."""
+        front, back = torch.zeros_like(after), torch.zeros_like(before)
+        posts = []
+        if self.rank > 0:
+            posts += self._both_ways(self._ranks[self.rank - 1], before, front)
+        if self.rank < self.size - 1:
+            posts += self._both_ways(self._ranks[self.rank + 1], after, back)
+        with self._contact():
+            for work in dist.batch_isend_irecv(posts):
+                work.wait()
+        return front, back
+
+    def _both_ways(self, rank: int, out: Tensor, into: Tensor) -> list[dist.P2POp]:
+        ends = ((dist.isend, out), (dist.irecv, into))
+        return [
+            dist.P2POp(post, _bytes(one), rank, self._group) for post, one in ends if one.numel()
+        ]
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """As `Line.reduce_scatter`."""
@@ -117,6 +156,61 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
+class Alone:
+    """A line of one device, along an axis of size 1."""
+
+    rank, size = 0, 1
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """As `Line.all_gather`."""
+        return part[None]
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """As `Line.all_to_all`."""
+        return parts
+
+    def all_reduce(self, own: Tensor) -> Tensor:
+        """As `Line.all_reduce`."""
+        return own
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """As `Line.all_reduce_max`."""
+        return own
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Line.exchange`."""
+        return torch.zeros_like(after), torch.zeros_like(before)
+
+    def reduce_scatter(self, parts: Tensor) -> Tensor:
+        """As `Line.reduce_scatter`."""
+        return parts[0]
+
+
+class LateLine:
+    """The line of a mesh along an axis, for operators that are made before the mesh is connected.
+
+    Args:
+        mesh: of the stage.
+        axis: of the mesh.
+    """
+
+    def __init__(self, mesh: "Mesh", axis: int) -> None:
+        self._mesh, self._axis = mesh, axis
+        self.rank, self.size = mesh.coordinates[axis], mesh.sizes[axis]
+
+    def all_reduce(self, own: Tensor) -> Tensor:
+        """As `Line.all_reduce`."""
+        return self._mesh.line(self._axis).all_reduce(own)
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """As `Line.all_reduce_max`."""
+        return self._mesh.line(self._axis).all_reduce_max(own)
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Line.exchange`."""
+        return self._mesh.line(self._axis).exchange(before, after)
+
+
 class Mesh:
     """This device's place in the mesh of its stage.
 
@@ -124,19 +218,18 @@ class Mesh:
         sizes: of the axes.
         index: position of this device in the mesh, row-major.
         coordinates: of this device, by axis.
-        lines: of this device, by axis; there are none before `connect`, and none along axes of
-            size 1.
+        lines: of this device, by axis; before `connect`, only those of one device.
     """
 
     def __init__(self, sizes: Sequence[int], index: int) -> None:
         self.sizes = tuple(sizes)
         self.index = index
-        self.coordinates = coordinates(sizes, index)
-        self.lines: list[Line | None] = [None] * len(self.sizes)
+        self.coordinates = coordinates(index, self.sizes)
+        self.lines: list[Line | None] = [Alone() if size == 1 else None for size in sizes]
 
     def connect(self, lines: Sequence[Line | None]) -> None:
-        """Gives the mesh its lines, by axis."""
-        self.lines[:] = lines
+        """Gives the mesh its lines, by axis; None leaves a line as it is."""
+        self.lines = [new or old for new, old in zip(lines, self.lines, strict=True)]
 
     def line(self, axis: int) -> Line:
         """The line along an axis.
@@ -150,20 +243,7 @@ class Mesh:
         return line
 
 
-def coordinates(sizes: Sequence[int], index: int) -> tuple[int, ...]:
-    """The coordinates of a device by its position in a mesh.
-
-    >>> coordinates((2, 3), 4)
-    (1, 1)
-    """
-    found = []
-    for size in reversed(sizes):
-        found.append(index % size)
-        index //= size
-    return tuple(reversed(found))
-
-
-def line_of(sizes: Sequence[int], index: int, axis: int) -> tuple[int, ...]:
+def line_of(sizes: tuple[int, ...], index: int, axis: int) -> tuple[int, ...]:
     """The positions of the devices that are in one line with a device, along an axis.
 
     >>> line_of((2, 3), 4, 0), line_of((2, 3), 4, 1)
@@ -172,7 +252,7 @@ def line_of(sizes: Sequence[int], index: int, axis: int) -> tuple[int, ...]:
     step = 1
     for size in sizes[axis + 1 :]:
         step *= size
-    first = index - coordinates(sizes, index)[axis] * step
+    first = index - coordinates(index, sizes)[axis] * step
     return tuple(first + k * step for k in range(sizes[axis]))
 
 
@@ -188,5 +268,5 @@ def _lines(stage: Stage) -> Iterator[tuple[int, ...]]:
     for group in stage.groups:
         for axis, size in enumerate(sizes):
             for index in range(len(group)):
-                if size > 1 and coordinates(sizes, index)[axis] == 0:
+                if size > 1 and coordinates(index, sizes)[axis] == 0:
                     yield tuple(group[i] for i in line_of(sizes, index, axis))

@@ -1,31 +1,34 @@
 """The module of a stage on the local tensors of one device of its mesh.
 
-It is the module that `to_torch` makes of the whole operators, changed in three places: an operator
-whose rule says so has its attributes divided, an output that is a summand of a mean is divided, and
-between producer and consumer stand the conversions that `splitting.reshardings` lists, with one
-copy for all who read the same.
+It is the module that `to_torch` makes of the whole operators, changed in four places: an operator
+whose rule says so has its attributes divided, or another function, which asks the devices with the
+other parts (`operators.parts`); an output that is a summand of a mean is divided; and between
+producer and consumer stand the conversions that `splitting.reshardings` lists, with one copy for
+all who read the same.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import count
 from math import prod
 from operator import getitem, is_not, truediv
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from planner import graph as graphs
 from planner.errors import LaunchError
 from planner.graph import Graph, Operator, parameters_by_name, tensors_by_name
 from planner.launcher.split.convert import Conversion
-from planner.launcher.split.mesh import Line, Mesh
+from planner.launcher.split.mesh import LateLine, Mesh
 from planner.model import Model
 from planner.operators import to_torch
 from planner.operators.normalization import batch_normalization
+from planner.operators.parts import HALO, MARKED, Cut, Line
 from planner.operators.running import REFUSALS, words_of
-from planner.sharding import Rule, local_shape, rule_lines
+from planner.sharding import Rule, dim_of, local_shape, rule_lines
 from planner.splitting.reshardings import (
     Resharding,
     has_gradient,
@@ -34,12 +37,6 @@ from planner.splitting.reshardings import (
     rule_by,
 )
 from planner.strategy import Stage, indices_of
-
-Local = Callable[..., Any]
-
-MARKERS: Mapping[str, Callable[[Local, Line], Local]] = {}
-"""Local functions of operators that do more than run on their parts, by the word in a rule's local
-attributes: from the operator's own function and the line of the axis to the function to call."""
 
 _ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
 
@@ -68,25 +65,119 @@ def split_module(
     for name, operator in operators.items():
         rule = rule_by(stage.sharding, operator)
         _divide(nodes[name], operator, rule, mesh.sizes)
+        parts = _parts_function(model, operator, rule, partial(LateLine, mesh))
         if name in stage.sharding.rules:
-            _check(module, nodes[name], (operator, rule), graph, made, mesh.sizes)
+            alone = _parts_function(model, operator, rule, lambda a: _Nobody(mesh.sizes[a]))
+            function = nodes[name].target if alone is None else alone
+            assert callable(function)
+            _check(module, (nodes[name], function), (operator, rule), graph, made, mesh.sizes)
+        if parts is not None:
+            nodes[name] = _exchanged(module, nodes[name], parts, made)
         _take_means(made, operator, rule, mesh.sizes)
     copies = reshardings(stage, graph)
-    for i, one in enumerate(copies):
-        _insert(module, nodes, made, one, graph, (mesh, f"resharding_{i}"))
+    for one in copies:
+        _insert(module, nodes, made, one, graph, (mesh, _free(module, "resharding")))
     _refuse_copied_statistics(module)
     module.graph.lint()
     module.recompile()
     return module
 
 
-def conversions_of(module: fx.GraphModule) -> Iterator[tuple[str, Conversion]]:
+def conversions_of(module: nn.Module) -> Iterator[tuple[str, Conversion]]:
     """The conversions in a module, with the names of the tensors that they convert."""
-    for node in module.graph.nodes:
-        if node.op == "call_module" and "converts" in node.meta:
-            conversion = module.get_submodule(str(node.target))
-            assert isinstance(conversion, Conversion)
-            yield node.meta["converts"], conversion
+    for one in module.children():
+        if isinstance(one, Conversion):
+            yield one.tensor, one
+
+
+class _Parts(nn.Module):
+    """An operator's function on parts, which asks the devices with the other parts."""
+
+    def __init__(self, function: Callable[..., Any], cuts: tuple[Cut, ...]) -> None:
+        super().__init__()
+        self.function, self.cuts = function, cuts
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the operator makes of its local tensors."""
+        return self.function(*args, cuts=self.cuts, **kwargs)
+
+
+class _Nobody:
+    """A line on which nothing is sent, to see what shapes an operator makes."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size = 0, size
+
+    def all_reduce(self, own: Tensor) -> Tensor:
+        return own
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        return own
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(after), torch.empty_like(before)
+
+
+def _parts_function(
+    model: Model, operator: Operator, rule: Rule, line: Callable[[int], Line]
+) -> _Parts | None:
+    """The function that runs in the place of an operator's own, if its rule has a mark.
+
+    Args:
+        line: gives the line along an axis.
+
+    Raises:
+        LaunchError: if there is none.
+    """
+    marks = {word for words in rule.local for word in words if word.startswith("@")}
+    if not marks:
+        return None
+    known = sorted(mark for mark, kind in MARKED if kind == operator.type)
+    if len(marks) > 1 or not marks.issubset(known):
+        raise LaunchError(
+            f"operator {operator.name} ({operator.type}): expected one mark among"
+            f" {', '.join(known) or 'none'}, got {', '.join(sorted(marks))}"
+        )
+    (mark,) = marks
+    node = next(one for one in model.nodes if one.name == operator.name)
+    first = rule.inputs[reads(operator).index(node.inputs[0])]
+    cuts = []
+    for axis, words in enumerate(rule.local):
+        dim = dim_of(first[axis])
+        if mark in words:
+            if dim is None:
+                raise LaunchError(
+                    f"operator {operator.name} ({operator.type}): {mark}: expected a cut of"
+                    f" {node.inputs[0]}, got {first[axis]}"
+                )
+            cuts.append(Cut(line(axis), dim))
+    if mark == HALO and len({cut.dim for cut in cuts}) < len(cuts):
+        raise LaunchError(
+            f"operator {operator.name} ({operator.type}): {mark}: expected a dimension to be cut"
+            f" along one axis, got {','.join(first)}"
+        )
+    return _Parts(cast(Callable[..., Any], MARKED[mark, operator.type]), tuple(cuts))
+
+
+def _exchanged(
+    module: fx.GraphModule, node: fx.Node, parts: _Parts, made: dict[str, fx.Node]
+) -> fx.Node:
+    """Puts the function on parts in the place of an operator's own; gives the new node."""
+    name = _free(module, "parts")
+    module.add_submodule(name, parts)
+    with node.graph.inserting_after(node):
+        new = node.graph.call_module(name, node.args, node.kwargs)
+    new.meta.update(node.meta)
+    node.replace_all_uses_with(new)
+    for tensor in [tensor for tensor, value in made.items() if value is node]:
+        made[tensor] = new
+    node.graph.erase_node(node)
+    return new
+
+
+def _free(module: nn.Module, start: str) -> str:
+    """A name that the module does not have."""
+    return next(name for i in count() if not hasattr(module, name := f"{start}_{i}"))
 
 
 def _is_call(node: fx.Node) -> bool:
@@ -113,10 +204,7 @@ def _divide(
     for words, size in zip(rule.local, sizes, strict=True):
         for word in words:
             if word.startswith("@"):
-                raise LaunchError(
-                    f"operator {operator.name}: expected a local attribute among those of"
-                    f" {operator.type}, or one of {sorted(MARKERS) or 'no markers'}, got {word!r}"
-                )
+                continue
             match = _ATTRIBUTE.fullmatch(word)
             name = match["name"] if match else ""
             if match is None or kwargs.get(name) is None:
@@ -165,10 +253,8 @@ def _insert(
 ) -> None:
     """Puts a conversion before the first operator that reads the copy."""
     mesh, name = how
-    while hasattr(module, name):
-        name += "_"
     backward = one.backward if has_gradient(one.tensor, graph) else None
-    module.add_submodule(name, Conversion(mesh, one.forward, backward))
+    module.add_submodule(name, Conversion(one.tensor, mesh, one.forward, backward))
     output = next(iter(reversed(module.graph.nodes)))
     users = [output] if one.leaves else [nodes[reader] for reader in one.readers]
     home = made[one.tensor]
@@ -194,7 +280,7 @@ def _refuse_copied_statistics(module: fx.GraphModule) -> None:
 
 def _check(
     module: fx.GraphModule,
-    node: fx.Node,
+    call: tuple[fx.Node, Callable[..., Any]],
     what: tuple[Operator, Rule],
     graph: Graph,
     made: Mapping[str, fx.Node],
@@ -203,7 +289,7 @@ def _check(
     """Runs an operator on local tensors without numbers, and compares the shapes of its outputs
     with those of the rule.
     """
-    operator, rule = what
+    (node, function), (operator, rule) = call, what
     specs = dict(zip(reads(operator), rule.inputs, strict=True))
     described: dict[str, graphs.Tensor | graphs.Parameter] = {
         **tensors_by_name(graph), **parameters_by_name(graph)
@@ -218,13 +304,12 @@ def _check(
         return torch.empty(shape, dtype=getattr(torch, described[name].dtype), device="meta")
 
     where = f"operator {operator.name} ({operator.type}): by the rule {'; '.join(rule_lines(rule))}"
-    assert callable(node.target)
     try:
         args: Any = fx.map_arg(node.args, empty)
         kwargs: Any = fx.map_arg(node.kwargs, empty)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "meta"}
-        results = node.target(*args, **kwargs)
+        results = function(*args, **kwargs)
         for name, spec in zip(operator.outputs, rule.outputs, strict=True):
             due = local_shape(described[name].shape, spec, sizes)
             value = made[name]

@@ -157,6 +157,6 @@ def split_losses(losses: Iterable[Loss], sharding: Sharding, mesh: Mesh) -> Spli
         name = loss.output.name
         spec = spec_in(sharding.outputs, name, sharding)
         criteria[name] = split_criterion(loss, spec, mesh)
-        if not tells(spec, mesh):
+        if not tells(loss, spec, mesh):
             untold.add(name)
     return SplitLosses(criteria, frozenset(untold))

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from planner.errors import LaunchError
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.settings import NanRule
+from planner.launcher.split.states import States
 from planner.launcher.training.rates import Factor
 from planner.launcher.world import World
 from planner.strategy import GradientSum
@@ -111,6 +112,7 @@ class Updates:
         world: the other devices, which all make a step at the same time.
         rules: how.
         scale: of the losses.
+        states: shards of its parameters; None where the optimizer steps these themselves.
     """
 
     def __init__(
@@ -121,7 +123,9 @@ class Updates:
         world: World,
         rules: Rules,
         scale: LossScale,
+        states: States | None = None,
     ) -> None:
+        self._states = states
         self._optimizer, self._gradients, self._owned = optimizer, gradients, owned
         self._world, self._rules, self.scale = world, rules, scale
         self._share: Callable[[], float] = lambda: 0.0
@@ -158,6 +162,8 @@ class Updates:
         Raises:
             LaunchError: if something is not finite and the rule is to stop; on all ranks.
         """
+        if self._states is not None:
+            self._states.cut()
         norm, loss = self._agreed()
         finite = norm is None or (math.isfinite(norm) and math.isfinite(loss or 0.0))
         if not finite:
@@ -170,6 +176,8 @@ class Updates:
             self._shrink(norm)
             if self._optimizer is not None:
                 self._optimizer.step()
+            if self._states is not None:
+                self._states.gather()
         if self.scale.is_dynamic:
             self.scale.learn(finite=finite)
 

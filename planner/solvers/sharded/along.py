@@ -2,7 +2,8 @@
 
 A beam goes through the operators in their order. Its states are the parts in which the tensors that
 are still to be read lie at home, with their copies; each is extended by every rule that is allowed.
-Of states with the same parts the fastest is kept, and of all the `BEAM` fastest. Nothing is lost by
+Of states with the same parts the fastest is kept, and of all the `BEAM` fastest; of equally fast
+ones that whose operators have made fewer bytes. Nothing is lost by
 the first of these, and little by the second: few tensors are read by later operators at any time.
 
 What a state has cost is the time of a microbatch on the axis: local operators, conversions forward
@@ -67,7 +68,7 @@ class Policy:
 
     Attributes:
         rule: of an operator, by its index, and a rule of it.
-        conversion: of a tensor with a gradient, by its name, and the parts before and after.
+        conversion: of a tensor, by its name, and the parts before and after.
         comes: the part in which a tensor from outside may come.
         leaves: the part in which a tensor may leave.
         lies: by name, the parts in which parameters and inputs of the model lie, where readers have
@@ -103,9 +104,15 @@ class _Path:
     """A state, what it cost, and how it was reached."""
 
     cost_s: float
+    made_bytes: float
     state: State
     rule: AxisRule | None = None
     before: "_Path | None" = None
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Smaller is better."""
+        return self.cost_s, self.made_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +152,12 @@ def along(
         for name in operator.parameters:
             last[name] = max(v, last.get(name, -1))
     search = _Search(graph, about, axis, policy, times_s, floor_s, last)
-    paths = [_Path(0.0, {})]
+    paths = [_Path(0.0, 0.0, {})]
     for v, own in enumerate(rules):
         paths = _extended(search, paths, v, own)[:beam]
-    best = min(paths, key=lambda path: path.cost_s + _ending_s(search, path.state))
+    best = min(
+        paths, key=lambda path: (path.cost_s + _ending_s(search, path.state), path.made_bytes)
+    )
     chosen: list[AxisRule] = []
     path: _Path | None = best
     while path is not None and path.rule is not None:
@@ -172,13 +181,14 @@ def _extended(
     whole_s = search.times_s[v]
     least_s = min(whole_s, search.floor_s)
     own_s = [max(least_s, whole_s / axis.size if one.cuts else whole_s) for one in usable]
+    sizes = [_made_bytes(search, operator.outputs, one) for one in usable]
     best: dict[tuple[tuple[str, Home], ...], _Path] = {}
     known: dict[tuple[Home | None, ...], list[tuple[float, list[Home]] | None]] = {}
     for path in paths:
         here = tuple(path.state.get(name) for name in names)
         if here not in known:
             known[here] = [_read(search, names, here, one) for one in usable]
-        for rule, time_s, read in zip(usable, own_s, known[here], strict=True):
+        for rule, time_s, size, read in zip(usable, own_s, sizes, known[here], strict=True):
             if read is None:
                 continue
             state = dict(path.state)
@@ -191,11 +201,19 @@ def _extended(
             for name in (*names, *operator.outputs):
                 if search.last.get(name, -1) <= v:
                     state.pop(name, None)
-            cost_s = path.cost_s + time_s + read[0]
+            new = _Path(path.cost_s + time_s + read[0], path.made_bytes + size, state, rule, path)
             key = tuple(sorted(state.items()))
-            if key not in best or cost_s < best[key].cost_s:
-                best[key] = _Path(cost_s, state, rule, path)
-    return sorted(best.values(), key=lambda path: path.cost_s)
+            if key not in best or new.rank < best[key].rank:
+                best[key] = new
+    return sorted(best.values(), key=lambda path: path.rank)
+
+
+def _made_bytes(search: _Search, outputs: Sequence[str], rule: AxisRule) -> float:
+    """Bytes that each device makes."""
+    return sum(
+        _bytes(search.about[name]) / (search.axis.size if part.startswith("S") else 1)
+        for name, part in zip(outputs, rule.outputs, strict=True)
+    )
 
 
 def _read(
@@ -216,9 +234,9 @@ def _read(
             total_s += first_s
         wanted = part, gradient if about.gradient else home.gradient
         if wanted != (home.part, home.gradient) and wanted not in home.copies:
-            if about.gradient and not about.parameter and part != home.part:
-                if not search.policy.conversion(name, home.part, part):
-                    return None
+            checked = not about.parameter and part != home.part
+            if checked and not search.policy.conversion(name, home.part, part):
+                return None
             size = _bytes(about)
             total_s += search.axis.converted_s(size, home.part, part)
             if about.gradient:

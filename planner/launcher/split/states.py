@@ -1,0 +1,173 @@
+"""Gradients and optimizer states that are cut further than their parameters: ZeRO-1 and ZeRO-2
+(Rajbhandari et al., SC 2020, section 5).
+
+Such a parameter has a *shard* on each device: the part that the device steps. Its gradient comes by
+a reduce-scatter out of the accumulated one, or, where that is cut itself, backward passes add to it
+at once. After the step the parameter is gathered again from all shards.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from planner.graph import Graph, Parameter, parameters_by_name
+from planner.launcher.split.convert import joined, local_part, part_of, parts
+from planner.launcher.split.module import conversions_of
+from planner.launcher.split.part import SplitPlace
+from planner.sharding import Spec
+from planner.splitting.conversion import Kind, Step
+from planner.splitting.sums import lies_in, state_steps
+from planner.strategy import buckets
+
+
+class States:
+    """The shards of one device.
+
+    Attributes:
+        shards: by the names of their parameters, what the optimizer steps instead of these.
+        cut_gradients: names of those whose gradients are cut as they are accumulated.
+
+    Args:
+        place: of the device.
+        values: its parameters, by name.
+        graph: the model's.
+    """
+
+    def __init__(self, place: SplitPlace, values: Mapping[str, Tensor], graph: Graph) -> None:
+        self._mesh, self._values = place.mesh, values
+        self._steps, lies = state_steps(place.stage, graph), lies_in(place.stage, graph)
+        self._further: dict[str, Spec] = {}
+        self.shards: dict[str, nn.Parameter] = {}
+        cut = set()
+        known = parameters_by_name(graph)
+        for name in self._steps:
+            one = lies[name]
+            self._further[name] = tuple(
+                after if before == "R" else "R"
+                for before, after in zip(one.parameter, one.state, strict=True)
+            )
+            # Along the first dimension it is a view, so that it takes no memory of its own.
+            part = local_part(values[name].detach(), self._further[name], self._mesh)
+            self.shards[name] = nn.Parameter(part if part.is_contiguous() else part.clone())
+            if one.gradient == one.state:
+                cut.add(name)
+        self.cut_gradients = frozenset(cut)
+        self._scattered = {
+            name
+            for name in self._steps
+            if any(step.kind is Kind.REDUCE_SCATTER for step in self._steps[name].scatter)
+        }
+        self._gathers = [*_alike([known[n] for n in self._steps], self._gather_key)]
+
+    def _gather_key(self, name: str) -> str:
+        return self._key(name, self._steps[name].gather)
+
+    def _scatter_key(self, name: str) -> str:
+        return self._key(name, self._steps[name].scatter)
+
+    def _key(self, name: str, steps: Sequence[Step]) -> str:
+        """Parameters with the same key go together."""
+        same = [(step.kind.value, step.axis, step.source, step.target) for step in steps]
+        return f"{same} {self._values[name].dtype}"
+
+    def sink(self, name: str) -> Callable[[Tensor], None]:
+        """What takes the gradient of a parameter that is cut as it is accumulated."""
+        shard = self.shards[name]
+
+        def add(gradient: Tensor) -> None:
+            assert shard.grad is not None, "gradients are in buffers"
+            shard.grad.add_(gradient)
+
+        return add
+
+    def scatter(self, names: Sequence[str]) -> None:
+        """Makes the gradients of some shards out of the accumulated ones; all devices of the mesh
+        call it together.
+        """
+        ordered = sorted(names, key=self._scatter_key)
+        for _, group in groupby(ordered, key=self._scatter_key):
+            alike = [*group]
+            some = [one for one in (self._values[n].grad for n in alike) if one is not None]
+            for step in self._steps[alike[0]].scatter:
+                some = self._scattered_by(some, step)
+            self._fill(alike, some)
+
+    def _scattered_by(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
+        line = self._mesh.line(step.axis)
+        if step.kind is Kind.SLICE:
+            return [part_of(one, line.size, step.target, line.rank) for one in some]
+        every = [parts(one, line.size, step.target) for one in some]
+        flat = torch.cat([one.view(line.size, -1) for one in every], 1)
+        return [*_apart(line.reduce_scatter(flat), [one.shape[1:] for one in every])]
+
+    def cut(self) -> None:
+        """Before a step: takes the parts of gradients that all devices of the mesh have whole."""
+        for name in self._steps:
+            if name not in self._scattered and name not in self.cut_gradients:
+                self._fill([name], [self._cut_of(name, self._values[name].grad)])
+
+    def _cut_of(self, name: str, whole: Tensor | None) -> Tensor | None:
+        return None if whole is None else local_part(whole, self._further[name], self._mesh)
+
+    def _fill(self, names: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
+        for name, gradient in zip(names, gradients, strict=True):
+            held = self.shards[name].grad
+            if held is not None and gradient is not None:
+                held.copy_(gradient)
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """After a step: makes the parameters out of all shards; all devices of the mesh call it
+        together.
+        """
+        for names in self._gathers:
+            some: list[Tensor] = [self.shards[name].detach() for name in names]
+            for step in self._steps[names[0]].gather:
+                some = self._gathered(some, step)
+            for name, whole in zip(names, some, strict=True):
+                self._values[name].copy_(whole)
+
+    def _gathered(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
+        line = self._mesh.line(step.axis)
+        flat = line.all_gather(torch.cat([one.reshape(-1) for one in some]))
+        shapes = [(line.size, *one.shape) for one in some]
+        widths = [one.numel() for one in some]
+        columns = torch.split(flat, widths, 1)
+        return [
+            joined(column.reshape(shape), step.source)
+            for column, shape in zip(columns, shapes, strict=True)
+        ]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Makes the shards out of the parameters, which have changed."""
+        for name, shard in self.shards.items():
+            shard.copy_(local_part(self._values[name], self._further[name], self._mesh))
+
+
+def _apart(flat: Tensor, shapes: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """Tensors out of their elements in a row."""
+    start = 0
+    for shape in shapes:
+        count = torch.Size(shape).numel()
+        yield flat[start : start + count].view(*shape)
+        start += count
+
+
+def _alike(
+    some: Sequence[Parameter], key: Callable[[str], str]
+) -> Iterator[tuple[str, ...]]:  # fmt: skip
+    """Parameters that are gathered at once: by the same steps, and not too many."""
+    ordered = sorted(some, key=lambda one: (key(one.name), one.name))
+    for _, group in groupby(ordered, key=lambda one: key(one.name)):
+        for bucket in buckets([*group]):
+            yield tuple(one.name for one in bucket)
+
+
+def connect_sinks(states: States, module: nn.Module) -> None:
+    """Lets the conversions of a module give gradients that are cut to the shards."""
+    for name, conversion in conversions_of(module):
+        if name in states.cut_gradients:
+            conversion.sink = states.sink(name)
