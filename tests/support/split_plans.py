@@ -20,7 +20,7 @@ from planner.splitting.reshardings import homes, reads
 from planner.splitting.sums import coordinates
 from planner.strategy import Stage, crossings, used_devices
 from tests.support.launch_worker import Case, make_plan
-from tests.support.split_models import lines
+from tests.support.split_models import lines, whole_line
 from tests.support.threads import on_all
 
 
@@ -32,17 +32,41 @@ def fits(shape, spec, mesh):
     return True
 
 
-def random_rule(model, operator, mesh, random):
+def lines_for(model, operator, rules, size):
+    """The rules of an operator for an axis of a size, the whole one first: those that were found,
+    or those by hand.
+    """
+    if rules is None:
+        return lines(model, operator)
+    own = rules[model.graph.operators.index(operator)]
+    found = [one.line for one in own if one.sizes is None or size in one.sizes]
+    return [whole_line(operator), *found]
+
+
+def sound(rule):
+    """Whether a rule may be composed: windows cut each dimension along one axis."""
+    if not any("@halo" in words for words in rule.local):
+        return True
+    cut = [part for part in rule.inputs[0] if part.startswith("S")]
+    return len(cut) == len(set(cut))
+
+
+def random_rule(model, operator, mesh, random, rules=None):
     """A rule that fits the sizes; attributes too, which are divided as their dimensions are."""
     described = {**tensors_by_name(model.graph), **parameters_by_name(model.graph)}
-    candidates = lines(model, operator)
+    candidates = [lines_for(model, operator, rules, size) for size in mesh]
     for _ in range(20):
-        rule = rule_of([random.choice(candidates) for _ in mesh])
+        try:
+            rule = rule_of([random.choice(some) for some in candidates])
+        except ValueError:
+            continue  # blocks and another cut of one dimension
+        if not sound(rule):
+            continue
         names = (*reads(operator), *operator.outputs)
         pairs = [*zip(names, (*rule.inputs, *rule.outputs), strict=True)]
         if all(fits(described[name].shape, spec, mesh) for name, spec in pairs):
             return rule
-    return rule_of([candidates[0] for _ in mesh])
+    return rule_of([some[0] for some in candidates])
 
 
 def random_spec(shape, mesh, random, without=()):
@@ -55,19 +79,36 @@ def random_spec(shape, mesh, random, without=()):
     return ("R",) * len(mesh)
 
 
-def random_sharding(model, mesh, random, some=None, parameters=()):
+def statistics(model, operator, rule):
+    """The specs of running statistics, which have to lie as their normalization reads them."""
+    if operator.type != "BatchNormalization":
+        return {}
+    node = next(one for one in model.nodes if one.name == operator.name)
+    read = dict(zip(reads(operator), rule.inputs, strict=True))
+    return {name: read[name] for name in node.inputs[3:] if name in read}
+
+
+def random_sharding(model, mesh, random, some=None, parameters=(), rules=None):
     """Every operator by a random rule, every leaf in a random spec.
 
     Args:
         some: the operators of a stage, by index; None for all.
         parameters: specs that parameters have to have, of (name, spec).
+        rules: `SplitRule`s of every operator; None takes those by hand.
     """
     graph = model.graph
     chosen = range(len(graph.operators)) if some is None else some
     operators = [graph.operators[i] for i in chosen]
     tensors, held = tensors_by_name(graph), parameters_by_name(graph)
     names = dict.fromkeys(name for operator in operators for name in operator.parameters)
-    without = {one.output.name: {one.class_dim} for one in losses(graph)}
+    without = {
+        one.output.name: () if one.has_target else range(len(one.output.shape))
+        for one in losses(graph)
+    }
+    chosen_rules = {one.name: random_rule(model, one, mesh, random, rules) for one in operators}
+    fixed = dict(parameters)
+    for one in operators:
+        fixed |= statistics(model, one, chosen_rules[one.name])
     leaves = [
         {
             n: random_spec(tensors[n].shape, mesh, random, without.get(n, ()))
@@ -77,8 +118,8 @@ def random_sharding(model, mesh, random, some=None, parameters=()):
     ]
     return Sharding(
         mesh,
-        {one.name: random_rule(model, one, mesh, random) for one in operators},
-        {name: random_spec(held[name].shape, mesh, random) for name in names} | dict(parameters),
+        chosen_rules,
+        {name: random_spec(held[name].shape, mesh, random) for name in names} | fixed,
         *leaves,
     )
 
@@ -138,7 +179,7 @@ def data(model, count=1):
     return [
         (
             synthetic.inputs(model, seed=1, microbatch=m),
-            synthetic.target(loss, seed=1, microbatch=m),
+            synthetic.target(loss, seed=1, microbatch=m) if loss.has_target else None,
         )
         for m in range(count)
     ]
@@ -151,7 +192,8 @@ def alone(model, batches, wanted=()):
     (loss,) = losses(model.graph)
     total = 0.0
     for inputs, target in batches:
-        (output,) = module(*(inputs[name] for name in module.input_names))
+        made = module(*(inputs[name] for name in module.input_names))
+        output = made[module.output_names.index(loss.output.name)]
         total = total + criterion(loss)(output, target)
     total.backward()
     return total.item(), {n: v.grad for n, v in values.items() if v.requires_grad}
@@ -182,7 +224,7 @@ def local_run(model, stage, batches, mesh, recompute=False):
 def target_of(model, sharding, target, mesh):
     (loss,) = losses(model.graph)
     name = loss.output.name
-    if loss.class_dim is None:
+    if loss.has_target and loss.class_dim is None:
         target = local_part(target, sharding.outputs.get(name, ("R",) * len(mesh.sizes)), mesh)
     return {name: target}
 
