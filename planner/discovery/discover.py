@@ -51,6 +51,8 @@ FIXED_PARTS = (2, 3, 4, 8)
 """Numbers of parts that are tried where the size of a dimension is fixed."""
 FEW_BLOCKS = 3
 """Blocks that are tried in the place of more."""
+SEEDS = (0, 1), (0, 1, 2, 3)
+"""Of the numbers that are tried, of two parts more than of others."""
 OTHER_SCALE = 4.0
 """Deviation of the numbers of the second try: limits that the first did not reach are reached."""
 
@@ -280,14 +282,14 @@ def discovered(template: Template, kind: str) -> tuple[Rule, ...]:
     trials: dict[tuple[int, int], Trial] = {}
 
     def trial(parts: int, seed: int) -> Trial:
-        scale = OTHER_SCALE if seed else 1.0
+        scale = OTHER_SCALE if seed % 2 else 1.0
         return trials.setdefault((parts, seed), Trial(template, parts, seed, scale))
 
     def right(rule: Found, parts: int) -> bool | None:
         try:
             if localized(trial(parts, 0).call, rule.local, parts) is None:
                 return None
-            return all(holds(trial(parts, seed), rule) for seed in (0, 1))
+            return all(holds(trial(parts, seed), rule) for seed in SEEDS[parts == 2])
         except TooLargeError:
             return None
 

@@ -76,7 +76,7 @@ class Trial:
     @cached_property
     def _draw(self) -> "_Draw":
         """The way to draw numbers for which the operator gives finite ones that differ."""
-        for draw in _DRAWS:
+        for draw in _DRAWS[1:] if self.template.inside else _DRAWS:
             values = self._drawn(draw)
             made = self.run(self.call, values)
             if made is not None and all(map(_telling, made)):
@@ -96,7 +96,12 @@ class Trial:
         if one.kind == "bool":
             return torch.rand(shape, generator=generator) < 0.5
         below = max(1, size_of(one.below, self.sizes))
-        return torch.randint(below, shape, generator=generator)
+        drawn = torch.randint(below, shape, generator=generator)
+        ignored = self.template.call.kwargs.get("ignore_index")
+        if isinstance(ignored, int):
+            some = torch.rand(shape, generator=generator) < 0.2
+            drawn = torch.where(some, ignored, drawn)
+        return drawn
 
     @cached_property
     def values(self) -> list[Tensor]:
