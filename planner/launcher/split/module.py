@@ -281,8 +281,8 @@ def _refuse_lost_statistics(module: fx.GraphModule, stage: Stage, graph: Graph) 
         for name in ("mean", "var"):
             held = node.kwargs[name]
             assert isinstance(held, fx.Node)
-            lies = specs.get(held.meta.get("onnx_value", held.meta.get("converts")), channels)
-            if "converts" in held.meta or lies != channels:
+            copied = "converts" in held.meta
+            if copied or specs.get(str(held.meta.get("onnx_value")), channels) != channels:
                 raise LaunchError(
                     f"operator {operator.name}: running statistics have to lie as its channels do,"
                     f" and the rule to read them so: {','.join(channels)}"
