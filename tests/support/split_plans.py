@@ -40,6 +40,8 @@ def lines_for(model, operator, rules, size):
         return lines(model, operator)
     own = rules[model.graph.operators.index(operator)]
     found = [one.line for one in own if one.sizes is None or size in one.sizes]
+    if operator.type == "BatchNormalization":  # running statistics are cut as the channels are
+        found = [line.replace("S1,S0,S0,R,R->", "S1,S0,S0,S0,S0->") for line in found]
     return [whole_line(operator), *found]
 
 

@@ -3,7 +3,8 @@
 A parameter, and its optimizer's tensors, are written by the first device that holds it: the first
 replica of the first stage that reads it. All others have the same values. Running statistics are
 those of each replica's own microbatches, so each one writes its own. Parameters that nobody trains
-are in the model's file.
+are in the model's file. Where a stage is split, its devices gather their parts, and the first of
+them writes the whole, so that a checkpoint does not depend on how a stage was split.
 
 Which random numbers the operators of a model draw depends on the step alone
 (`operators/randomness.py`). The generators of torch, numpy and Python are for functions of the
@@ -11,7 +12,8 @@ user. A process gets the state of its own back if there are as many processes as
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from planner.errors import FileError, LaunchError
+from planner.graph import Graph, parameters_by_name
 from planner.launcher.checkpoints.folder import (
     OPTIMIZER,
     PARAMETERS,
@@ -31,7 +34,10 @@ from planner.launcher.checkpoints.folder import (
 from planner.launcher.checkpoints.storage import empty, fill
 from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part
+from planner.launcher.split.part import spec_in
 from planner.launcher.trainer import Trainer
+from planner.sharding import Spec, local_shape
+from planner.splitting.sums import lies_in
 from planner.strategy import operator_indices
 
 
@@ -54,16 +60,18 @@ def tensors_to_save(trainer: Trainer, job: TrainingJob) -> dict[str, Tensor]:
         LaunchError: if the optimizer keeps something else than tensors.
     """
     device, part = trainer.world.device, trainer.part
-    holders = _first_holders(job)
-    tensors = {}
+    holders, stepped = _first_holders(job), trainer.part.stepped
+    ways = _Ways(part, job.model.graph)
+    tensors: dict[str, Tensor] = {}
     for name, value in part.trained.items():
-        if holders[name][0] == device:
-            tensors[PARAMETERS + name] = value
-            tensors |= dict(_of_optimizer(trainer.optimizer, name, value))
+        if device in holders[name][0]:
+            tensors |= ways.whole(PARAMETERS + name, name, value)
+            for word, kept in _of_optimizer(trainer.optimizer, name, stepped[name]):
+                tensors |= ways.whole(word, name, kept, of_state=True)
     for name in _running(part):
-        if device in holders[name]:
-            replica = holders[name].index(device)
-            tensors[f"{STATISTICS}{replica}/{name}"] = part.values[name]
+        for replica, group in enumerate(holders[name]):
+            if device in group:
+                tensors |= ways.whole(f"{STATISTICS}{replica}/{name}", name, part.values[name])
     rank = job.plan.ranks.index(device)
     states = _generators(job.device)
     return tensors | {f"{RANDOM}{rank}/{word}": state for word, state in states.items()}
@@ -82,21 +90,30 @@ def restore(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:
             f"{start.path}: has the state of {record.optimizer or 'no optimizer'}, this launch"
             f" trains with {known}; choose the same optimizer"
         )
-    words = record.optimizer_words
+    words, ways = record.optimizer_words, _Ways(part, job.model.graph)
     into: dict[str, Tensor] = {}
+    stepped, filled = part.stepped, list[Callable[[], None]]()
     for name, value in part.trained.items():
-        into[PARAMETERS + name] = value.detach()
+        into[PARAMETERS + name], done = ways.to_fill(name, value.detach())
+        filled.append(done)
         places = {word: record.tensors[f"{OPTIMIZER}{name}/{word}"] for word in words.get(name, ())}
         kept = _new_state(trainer.optimizer, places, value)
         into |= {f"{OPTIMIZER}{name}/{word}": tensor for word, tensor in kept.items()}
         if trainer.optimizer is not None and kept:
-            trainer.optimizer.state[value] = kept
-    into |= _statistics(part, record, _first_holders(job), trainer.world.device)
+            filled.append(partial(_keep, trainer.optimizer, stepped[name], kept, ways, name))
+    statistics = _statistics(part, record, _first_holders(job), trainer.world.device)
+    for saved, (name, value) in statistics.items():
+        into[saved], done = ways.to_fill(name, value)
+        filled.append(done)
     rank = job.plan.ranks.index(trainer.world.device)
     states = _new_generators(record, rank) if record.num_ranks == len(job.plan.ranks) else {}
     into |= {f"{RANDOM}{rank}/{word}": state for word, state in states.items()}
     _check_shapes(start, into)
     fill(into, start.path, record.tensors)
+    for done in filled:
+        done()
+    if part.states is not None:
+        part.states.refresh()
     _set_generators(states, job.device)
     trainer.restore(record.extras, record.step)
 
@@ -111,15 +128,82 @@ def _check_shapes(start: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _first_holders(job: TrainingJob) -> dict[str, tuple[int, ...]]:
-    """For each parameter of the model, the devices of the first stage that holds it, by replica."""
+def _keep(
+    optimizer: Optimizer, stepped: Tensor, kept: dict[str, Tensor], ways: "_Ways", name: str
+) -> None:
+    """Gives an optimizer what it keeps for a parameter, or this device's parts of it."""
+    optimizer.state[stepped] = {
+        word: ways.part(name, tensor, of_state=True) for word, tensor in kept.items()
+    }
+
+
+class _Ways:
+    """The ways between parameters of the model and what this device has of them.
+
+    Args:
+        part: of this device.
+        graph: the model's.
+    """
+
+    def __init__(self, part: Part, graph: Graph) -> None:
+        self._place, self._known = part.place, parameters_by_name(graph)
+        self._lies = {} if part.place is None else lies_in(part.place.stage, graph)
+
+    def _spec(self, name: str, *, of_state: bool) -> Spec:
+        assert self._place is not None
+        if of_state and name in self._lies:
+            return self._lies[name].state
+        return spec_in(self._place.sharding.parameters, name, self._place.sharding)
+
+    def whole(
+        self, saved: str, name: str, tensor: Tensor, *, of_state: bool = False
+    ) -> dict[str, Tensor]:
+        """What this device writes of a parameter, or of a tensor of the optimizer for it.
+
+        Args:
+            saved: its name in a checkpoint.
+            name: of the parameter.
+        """
+        if self._place is None:
+            return {saved: tensor}
+        shape, spec = self._known[name].shape, self._spec(name, of_state=of_state)
+        if tuple(tensor.shape) == local_shape(shape, spec, self._place.mesh.sizes):
+            tensor = self._place.whole(shape, spec, tensor.detach()).cpu()
+        return {saved: tensor} if self._place.mesh.index == 0 else {}
+
+    def part(self, name: str, whole: Tensor, *, of_state: bool = False) -> Tensor:
+        """The other way round, in memory of its own."""
+        if self._place is None or tuple(whole.shape) != self._known[name].shape:
+            return whole
+        return self._place.part(whole, self._spec(name, of_state=of_state)).clone()
+
+    def to_fill(self, name: str, value: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """The tensor to fill for a parameter, and what is to be done afterwards."""
+        if self._place is None or value.shape == self._known[name].shape:
+            return value, _nothing
+        whole = value.new_empty(self._known[name].shape)
+
+        def done() -> None:
+            value.copy_(self.part(name, whole))
+
+        return whole, done
+
+
+def _nothing() -> None:
+    """A tensor that was filled in its place needs nothing else."""
+
+
+def _first_holders(job: TrainingJob) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """For each parameter of the model, the devices of the first stage that holds it: those of each
+    replica.
+    """
     graph = job.model.graph
     index_of = operator_indices(graph)
-    holders: dict[str, tuple[int, ...]] = {}
+    holders: dict[str, tuple[tuple[int, ...], ...]] = {}
     for stage in job.plan.strategy.stages:
         for operator in stage.operators:
             for name in graph.operators[index_of[operator]].parameters:
-                holders.setdefault(name, stage.devices)
+                holders.setdefault(name, stage.groups)
     return holders
 
 
@@ -130,18 +214,19 @@ def _running(part: Part) -> Iterator[str]:
 
 
 def _statistics(
-    part: Part, record: Record, holders: Mapping[str, tuple[int, ...]], device: int
-) -> dict[str, Tensor]:
-    """The running statistics of a device by the names of those that it takes over: of the same
-    replica, else of the first one. Normalizations that are frozen now take them over, too.
+    part: Part, record: Record, holders: Mapping[str, tuple[tuple[int, ...], ...]], device: int
+) -> dict[str, tuple[str, Tensor]]:
+    """The running statistics of a device, with their names in the model, by the names of those that
+    it takes over: of the same replica, else of the first one. Normalizations that are frozen now
+    take them over, too.
     """
     found = {}
     for name, value in part.values.items():
-        own = holders[name].index(device) if device in holders[name] else 0
+        own = next((r for r, group in enumerate(holders[name]) if device in group), 0)
         names = (f"{STATISTICS}{replica}/{name}" for replica in (own, 0))
         saved = next((one for one in names if one in record.tensors), None)
         if saved is not None:
-            found[saved] = value
+            found[saved] = name, value
     return found
 
 

@@ -77,7 +77,7 @@ def split_module(
     copies = reshardings(stage, graph)
     for one in copies:
         _insert(module, nodes, made, one, graph, (mesh, _free(module, "resharding")))
-    _refuse_copied_statistics(module)
+    _refuse_lost_statistics(module, stage, graph)
     module.graph.lint()
     module.recompile()
     return module
@@ -265,17 +265,28 @@ def _insert(
         user.replace_input_with(home, copy)
 
 
-def _refuse_copied_statistics(module: fx.GraphModule) -> None:
-    """A normalization in training updates its running statistics, which a copy would lose."""
+def _refuse_lost_statistics(module: fx.GraphModule, stage: Stage, graph: Graph) -> None:
+    """A normalization in training updates its running statistics. A copy would lose them, and they
+    are cut as the channels are.
+    """
+    assert stage.sharding is not None
+    operators = {one.name: one for one in graph.operators}
     for node in module.graph.nodes:
-        if node.target is batch_normalization and node.kwargs.get("training_mode"):
-            for name in ("mean", "var"):
-                held = node.kwargs[name]
-                if isinstance(held, fx.Node) and "converts" in held.meta:
-                    raise LaunchError(
-                        f"operator {node.meta['onnx_name']}: running statistics have to lie as its"
-                        f" rule reads them; give {held.meta['converts']} the spec of the rule"
-                    )
+        if node.target is not batch_normalization or not node.kwargs.get("training_mode"):
+            continue
+        operator = operators[node.meta["onnx_name"]]
+        rule = rule_by(stage.sharding, operator)
+        specs = dict(zip(reads(operator), rule.inputs, strict=True))
+        channels = tuple("S0" if part == "S1" else "R" for part in rule.outputs[0])
+        for name in ("mean", "var"):
+            held = node.kwargs[name]
+            assert isinstance(held, fx.Node)
+            copied = "converts" in held.meta
+            if copied or specs.get(str(held.meta.get("onnx_value")), channels) != channels:
+                raise LaunchError(
+                    f"operator {operator.name}: running statistics have to lie as its channels do,"
+                    f" and the rule to read them so: {','.join(channels)}"
+                )
 
 
 def _check(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from planner import graph as graphs
-from planner.graph import ITEM_BYTES, parameters_by_name
+from planner.graph import parameters_by_name
 from planner.launcher.feed import Batch
 from planner.launcher.split.convert import converted, local_part
 from planner.launcher.split.losses import split_criterion, tells
@@ -79,11 +79,18 @@ class SplitPlace:
 
     def whole_output(self, output: graphs.Tensor, local: Tensor) -> Tensor:
         """An output of the model, from its local parts; all devices of the mesh call it."""
-        spec, mesh = spec_in(self.sharding.outputs, output.name, self.sharding), self.mesh
-        steps = conversion(
-            output.shape, ITEM_BYTES[output.dtype], mesh.sizes, spec, ("R",) * len(mesh.sizes)
-        )
-        return converted(local, steps, mesh)
+        spec = spec_in(self.sharding.outputs, output.name, self.sharding)
+        return self.whole(output.shape, spec, local)
+
+    def whole(self, shape: tuple[int, ...], spec: Spec, local: Tensor) -> Tensor:
+        """A tensor of some shape from its local parts; all devices of the mesh call it."""
+        sizes = self.mesh.sizes
+        steps = conversion(shape, local.itemsize, sizes, spec, ("R",) * len(sizes))
+        return converted(local, steps, self.mesh)
+
+    def part(self, whole: Tensor, spec: Spec) -> Tensor:
+        """The local part of a whole tensor."""
+        return local_part(whole, spec, self.mesh)
 
     def inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parts of inputs that this device needs."""

@@ -1,0 +1,222 @@
+"""Random plans: every operator by a random rule, every leaf in a random spec, on a mesh of threads,
+equal one process in float64: the loss and the gradient of every parameter.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from planner.discovery import split_rules
+from planner.errors import LaunchError
+from planner.exporting.export import export_module
+from planner.model.losses import losses
+from planner.sharding import Sharding, rule_of
+from planner.splitting import reshardings
+from tests.support.doubles import doubled
+from tests.support.split_models import MODELS, gpt, loaded, megatron, mlp, whole_line
+from tests.support.split_plans import (
+    alone,
+    cut_further,
+    data,
+    error,
+    random_sharding,
+    split,
+    stage_of,
+)
+from tests.support.zoo import build
+from tests.support.zoo.pipeline import read
+
+LIMIT = 1e-9
+MESHES = [(2,), (4,), (2, 2)]
+FOUND = ["gpt2", "llama", "t5", "vit", "resnet", "unet", "mixtral"]
+
+
+def worst(model, sharding, batches, expected, recompute=False):
+    loss, gradients = expected
+    told, found, counts = split(model, sharding, batches, recompute)
+    errors = {name: error(found[name], gradients[name]) for name in gradients}
+    errors["loss"] = abs(told - loss) / abs(loss)
+    return max(errors.values()), errors, counts
+
+
+def check(model, mesh, num_plans, seed, rules=None, zero=0):
+    batches = data(model, 2)
+    expected, chance = alone(model, batches), random.Random(seed)
+    for i in range(num_plans):
+        sharding = random_sharding(model, mesh, chance, rules=rules)
+        if zero:
+            sharding = cut_further(sharding, model, zero, chance)
+        found, errors, _ = worst(model, sharding, batches, expected, recompute=i % 4 == 3)
+        assert found < LIMIT, (i, sharding, errors)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {name: loaded(make(folder / f"{name}.onnx")) for name, make in MODELS.items()}
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_rules_by_hand(models, name, mesh):
+    check(models[name], mesh, 4, 1)
+
+
+def test_parameters_that_are_gathered_in_every_pass(models):
+    check(models["gpt"], (2,), 2, 2, zero=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", FOUND)
+def test_rules_that_were_found(tmp_path, name, mesh):
+    module, inputs = build(name)
+    export_module(module, inputs, tmp_path / "single.onnx", check=False)
+    model = read(name, doubled(tmp_path / "single.onnx", tmp_path / "double.onnx"))
+    check(model, mesh, 24, 3, split_rules(model))
+
+
+# ------------------------------------------------------------------------------- single plans
+
+
+@pytest.fixture(scope="module")
+def block(tmp_path_factory):
+    model = loaded(gpt(tmp_path_factory.mktemp("block") / "gpt.onnx", tied=False))
+    batches = data(model, 1)
+    return model, batches, alone(model, batches)
+
+
+def test_megatrons_block_runs_two_all_reduces_each_way(block):
+    found, _, counts = worst(block[0], megatron(block[0], 2), block[1], block[2])
+    assert found < LIMIT
+    assert counts == [{"all-reduce": 4}]
+
+
+def test_along_the_sequence_it_gathers_and_scatters_twice_each_way(block):
+    """The places' gradient and the whole head behind the block gather once more each."""
+    found, _, counts = worst(block[0], megatron(block[0], 2, sequence=True), block[1], block[2])
+    assert found < LIMIT
+    assert counts == [{"all-gather": 4 + 2, "reduce-scatter": 4}]
+
+
+def of(model, rules, **how):
+    """A sharding over two devices; what is left out is whole."""
+    names = {o.type: o.name for o in model.graph.operators}
+    made = {names.get(name, name): rule_of([line]) for name, line in rules.items()}
+    how = {"parameters": {}, "inputs": {}, "outputs": {}, **how}
+    return Sharding((2,), made, **how)
+
+
+def by_batch(model, **how):
+    """The small network with its batch cut from the input to the output."""
+    found = {}
+    for operator in model.graph.operators:
+        rest = "R" * len(operator.parameters)
+        line = ",".join(["S0"] * len(operator.inputs) + list(rest)) + "->S0"
+        found[operator.name] = line
+    return of(model, found, inputs={"x": ("S0",)}, outputs={model.graph.outputs[0]: ("S0",)}, **how)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return loaded(mlp(tmp_path_factory.mktemp("small") / "mlp.onnx"))
+
+
+def test_a_loss_counts_classes_that_are_not_ignored(small):
+    """Device 0 has 4 samples of which 3 are ignored, device 1 has 4 of which none is."""
+    ((inputs, target),) = data(small, 1)
+    target = target.clone()
+    target[:3] = -100
+    batches = [(inputs, target)]
+    expected = alone(small, batches)
+    assert worst(small, by_batch(small), batches, expected)[0] < LIMIT
+    target[:4] = -100
+    expected = alone(small, batches)
+    assert worst(small, by_batch(small), batches, expected)[0] < LIMIT
+
+
+def test_a_loss_of_values_is_a_mean_of_parts(small):
+    model = replace(small, graph=replace(small.graph, losses=(
+        replace(losses_of(small)[0], function="mse", class_dim=None),
+    )))  # fmt: skip
+    batches = data(model, 1)
+    expected = alone(model, batches)
+    (output, _) = worst(model, by_batch(model), batches, expected)[:2]
+    assert output < LIMIT
+
+
+def losses_of(model):
+    from planner.graph import losses_of as of_graph
+
+    return of_graph(model.graph)
+
+
+def test_classes_that_are_cut_are_compared_over_the_line(small):
+    """Each device has half the scores; cross-entropy asks the other one."""
+    product = small.graph.operators[-1]
+    sharding = of(
+        small, {product.name: "R,S1->S1"}, parameters={"w3": ("S1",)},
+        outputs={small.graph.outputs[0]: ("S1",)},
+    )  # fmt: skip
+    batches = data(small, 2)
+    found, _, counts = worst(small, sharding, batches, alone(small, batches))
+    assert found < LIMIT
+    assert counts[0]["max"] == 2 and "all-gather" not in counts[0]
+
+
+def test_a_loss_over_cut_classes_that_are_no_scores_is_refused(small):
+    (loss,) = losses(small.graph)
+    from planner.launcher.split.losses import split_criterion
+    from tests.support.threads import meshes
+
+    mesh = meshes((2,))[0][0]
+    with pytest.raises(LaunchError, match="only a cross-entropy of scores"):
+        split_criterion(replace(loss, function="nll"), ("S1",), mesh)
+    with pytest.raises(LaunchError, match="computed from all of it; expected R, got S0"):
+        split_criterion(replace(loss, function="torch.nn.functional:mse_loss"), ("S0",), mesh)
+
+
+@pytest.mark.parametrize("operator, line, words", [
+    ("Gelu", "S1->S0", r"Gelu.*by the rule S1->S0 it makes"),
+    ("Gelu", "S1->S1 shape[1]", r"Gelu has no attribute 'shape\[1\]' to divide"),
+    ("Gelu", "S1->S1 @halo", r"Gelu.*expected one mark among none, got @halo"),
+])  # fmt: skip
+def test_a_rule_that_does_not_hold_is_refused(small, operator, line, words):
+    with pytest.raises(LaunchError, match=words):
+        split(small, of(small, {operator: line}), data(small, 1))
+
+
+def test_an_attribute_that_cannot_be_divided_is_refused(block):
+    model = block[0]
+    reshape = next(o for o in model.graph.operators if o.type == "Reshape")
+    sharding = Sharding((3,), {reshape.name: rule_of(["R->R shape[2]"])}, {}, {}, {})
+    with pytest.raises(LaunchError, match="expected a number that 3 divides"):
+        split(model, sharding, block[1])
+
+
+def test_an_unsplit_stage_on_a_mesh_sends_nothing(block):
+    whole = {o.name: rule_of([whole_line(o)]) for o in block[0].graph.operators}
+    found, _, counts = worst(block[0], Sharding((2,), whole, {}, {}, {}), block[1], block[2])
+    assert found < LIMIT and counts == [{}]
+    assert reshardings(stage_of(block[0], Sharding((2,), {}, {}, {}, {})), block[0].graph) == ()
+
+
+def test_the_reference_is_torchs(small):
+    """One process is compared with the same network written in PyTorch."""
+    batches = data(small, 1)
+    loss, gradients = alone(small, batches)
+    ((inputs, target),) = batches
+    w = {
+        name: torch.from_numpy(small.values[name].copy()).requires_grad_()
+        for name in ("g", "b", "w1", "b1", "w2", "w3")
+    }
+    x = inputs["x"]
+    h = functional.layer_norm(x, x.shape[1:], w["g"], w["b"])
+    h = functional.gelu(h @ w["w1"] + w["b1"])
+    mine = functional.cross_entropy((h @ w["w2"] + x) @ w["w3"], target)
+    mine.backward()
+    assert mine.item() == pytest.approx(loss, rel=1e-12)
+    assert all(error(gradients[name], one.grad) < LIMIT for name, one in w.items())

@@ -1,0 +1,133 @@
+"""Sums of gradients over lines and replicas, worked out by hand on a product of a 4 x 4 weight."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.graph import Graph, Operator, Parameter, Tensor
+from planner.sharding import Sharding, rule_of
+from planner.splitting.sums import gradient_sums, owns, silent, state_steps
+from planner.strategy import GradientSum, ScheduleName, Stage, Strategy
+
+BYTES = 4 * 4 * 4
+
+
+def graph():
+    """y = x w and z = y w, which share the weight; a second weight v behind."""
+    tensors = [Tensor(name, (4, 4), "float32", name != "x") for name in "xyzu"]
+    made = [("one", "x", "y", "w"), ("two", "y", "z", "w"), ("three", "z", "u", "v")]
+    return Graph(
+        tuple(Operator(n, "MatMul", (a,), (b,), (w,)) for n, a, b, w in made),
+        tuple(tensors),
+        tuple(Parameter(name, (4, 4), "float32", True) for name in "wv"),
+        ("x",), ("u",),
+    )  # fmt: skip
+
+
+def stage(operators, groups, mesh=None, lines=(), **how):
+    lies = None
+    if mesh is not None:
+        rules = {name: rule_of(lines) for name in operators}
+        how = {"parameters": {}, "inputs": {}, "outputs": {}, **how}
+        lies = Sharding(mesh, rules, **how)
+    return Stage(operators, groups, 1, False, lies)
+
+
+def strategy(*stages):
+    return Strategy(stages, ScheduleName.ONE_F_ONE_B, 4)
+
+
+ALL = ("one", "two", "three")
+BATCH = ["S0,R->S0"]
+
+
+def sums(*stages):
+    return gradient_sums(strategy(*stages), graph())
+
+
+def test_a_cut_batch_is_one_sum_over_the_line():
+    assert sums(stage(ALL, ((0, 1),), (2,), BATCH)) == (GradientSum((0, 1), ("v", "w"), 2 * BYTES),)
+
+
+def test_replicas_of_a_mesh_are_in_the_same_sum():
+    (found,) = sums(stage(ALL, ((0, 1), (2, 3)), (2,), BATCH))
+    assert found.devices == (0, 1, 2, 3)
+
+
+def test_each_part_of_a_cut_weight_is_summed_over_replicas():
+    columns = stage(ALL, ((0, 1), (2, 3)), (2,), ["R,S1->S1"], parameters={
+        "w": ("S1",), "v": ("S1",)
+    })  # fmt: skip
+    assert sums(columns) == (
+        GradientSum((0, 2), ("v", "w"), BYTES),
+        GradientSum((1, 3), ("v", "w"), BYTES),
+    )
+    assert sums(replace(columns, groups=((0, 1),))) == ()
+
+
+def test_devices_that_all_do_the_same_sum_nothing():
+    assert sums(stage(ALL, ((0, 1),), (2,), ["R,R->R"])) == ()
+
+
+def test_lines_of_the_batch_axis_are_apart_where_the_other_axis_cuts():
+    both = stage(ALL, ((0, 1, 2, 3),), (2, 2), ["S0,R->S0", "R,S1->S1"], parameters={
+        "w": ("R", "S1"), "v": ("R", "S1")
+    })  # fmt: skip
+    assert [one.devices for one in sums(both)] == [(0, 2), (1, 3)]
+
+
+def test_a_state_that_is_cut_keeps_parts():
+    """ZeRO-1: a reduce-scatter, then replicas sum what they keep; after the step, an all-gather."""
+    states = {"w": ("S0",), "v": ("S1",)}
+    one = stage(ALL, ((0, 1), (2, 3)), (2,), BATCH, states=states)
+    (found,) = sums(one)
+    assert found == GradientSum((0, 1, 2, 3), ("v", "w"), 2 * BYTES, ((0, 2), (1, 3)))
+    steps = state_steps(one, graph())
+    assert [s.kind.value for s in steps["w"].scatter] == ["reduce-scatter"]
+    assert [(s.kind.value, s.source) for s in steps["v"].gather] == [("all-gather", "S1")]
+
+
+def test_a_gradient_that_is_cut_in_every_pass_is_summed_over_replicas_alone():
+    """ZeRO-2: the reduce-scatter is a resharding of the backward."""
+    cut = {"w": ("S0",), "v": ("S0",)}
+    one = stage(ALL, ((0, 1), (2, 3)), (2,), BATCH, gradients=cut, states=cut)
+    assert sums(one) == (
+        GradientSum((0, 2), ("v", "w"), BYTES),
+        GradientSum((1, 3), ("v", "w"), BYTES),
+    )
+    assert all(not steps.scatter for steps in state_steps(one, graph()).values())
+
+
+def test_tied_parameters_of_two_meshes_that_are_whole():
+    """Stage 0 has summands, stage 1 the same on both devices: the first of these gives it."""
+    parts = (
+        stage(("one",), ((0, 1),), (2,), BATCH),
+        stage(("two", "three"), ((2, 3),), (2,), ["R,R->R"]),
+    )
+    assert sums(*parts) == (GradientSum((0, 1, 2, 3), ("w",), BYTES),)
+    assert [silent(strategy(*parts), graph(), d) for d in range(4)] == [
+        frozenset(), frozenset(), frozenset(), {"w"}
+    ]  # fmt: skip
+
+
+def test_tied_parameters_of_a_mesh_and_one_device():
+    parts = stage(("one",), ((0,),)), stage(("two", "three"), ((1, 2),), (2,), ["R,R->R"])
+    assert sums(*parts) == (GradientSum((0, 1, 2), ("w",), BYTES),)
+    assert silent(strategy(*parts), graph(), 2) == {"w"}
+    assert silent(strategy(*parts), graph(), 1) == silent(strategy(*parts), graph(), 0) == set()
+
+
+def test_tied_parameters_in_other_parts_are_refused():
+    cut = stage(("one",), ((0, 1),), (2,), ["R,S1->S1"], parameters={"w": ("S1",)})
+    whole = stage(("two", "three"), ((2, 3),), (2,), BATCH)
+    with pytest.raises(ValueError, match="parameter w lies differently"):
+        sums(cut, whole)
+
+
+def test_every_element_is_counted_once():
+    """Over all devices, each part of each parameter has one owner."""
+    both = stage(ALL, ((0, 1, 2, 3), (4, 5, 6, 7)), (2, 2), ["S0,R->S0", "R,S1->S1"],
+                 parameters={"w": ("R", "S1")}, states={"w": ("S0", "S1")})  # fmt: skip
+    one = strategy(both)
+    assert [d for d in range(8) if owns(one, graph(), d, "w")] == [0, 1, 2, 3]
+    assert [d for d in range(8) if owns(one, graph(), d, "v")] == [0]
