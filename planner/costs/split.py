@@ -36,7 +36,7 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.problem import Problem
-from planner.profiles import LossCost, OperatorCost, Profile, Source, View
+from planner.profiles import LossCost, OperatorCost, Profile, Source, View, view_bases
 from planner.sharding import Rule, Spec, dim_of, local_shape
 from planner.splitting import Resharding, reshardings
 from planner.splitting.gradients import is_split
@@ -113,6 +113,15 @@ def local_stage(profile: Profile, stage: Stage) -> LocalStage:
         ValueError: if a spec does not divide what it cuts.
     """
     return _Builder(profile, stage).built()
+
+
+@derived
+def _gradient_views(profile: Profile) -> Mapping[str, tuple[str, ...]]:
+    """By output, the inputs whose gradients lie in the storage of its gradient."""
+    found: dict[str, tuple[str, ...]] = {}
+    for view in profile.gradient_views:
+        found[view.base] = (*found.get(view.base, ()), view.tensor)
+    return found
 
 
 class _Builder:
@@ -294,12 +303,12 @@ class _Builder:
         )
         self.whole.append(v)
         self.share.append(share)
-        for view in self.profile.views:
-            if view.tensor in operator.outputs:
-                self.views.append(View(view.tensor, named[view.base]))
-        for view in self.profile.gradient_views:
-            if view.base in operator.outputs:
-                self.gradient_views.append(View(named[view.tensor], view.base))
+        bases, of_gradients = view_bases(self.profile), _gradient_views(self.profile)
+        for name in operator.outputs:
+            if name in bases:
+                self.views.append(View(name, named[bases[name]]))
+            for tensor in of_gradients.get(name, ()):
+                self.gradient_views.append(View(named[tensor], name))
 
     def _byte_shares(self, operator: Operator, named: Mapping[str, str]) -> tuple[float, float]:
         """The local part of the bytes that an operator makes, and of all that it touches."""
