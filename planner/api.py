@@ -1177,9 +1177,13 @@ def write_trace(simulation: Simulation, path: File) -> None:
         OptionError: if it has too many actions.
         FileError: if the file cannot be written.
     """
+    from planner.simulator.collectives import collectives
     from planner.traces import write
 
-    write.write_trace(simulation.described().timeline, simulation.names, Path(path))
+    timeline = simulation.described().timeline
+    assert simulation.plan is not None, "what is described has a plan"
+    inside = collectives(simulation.problem, simulation.plan.strategy, timeline)
+    write.write_trace(timeline, simulation.names, Path(path), inside=inside)
 
 
 def write_svg(artefact: "Simulation | Topology", path: File) -> None:

@@ -36,12 +36,13 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.problem import Problem
-from planner.profiles import LossCost, OperatorCost, Profile, Source, View
-from planner.sharding import Rule, Sharding, Spec, local_shape
-from planner.splitting import Resharding, conversion, reshardings
+from planner.profiles import LossCost, OperatorCost, Profile, Source, View, view_bases
+from planner.sharding import Rule, Spec, dim_of, local_shape
+from planner.splitting import Resharding, reshardings
 from planner.splitting.gradients import is_split
 from planner.splitting.reshardings import homes, leaving, rule_by
-from planner.strategy import Stage, indices_of
+from planner.splitting.sums import lies_in, state_steps
+from planner.strategy import Stage, buckets, indices_of
 from planner.support.arrays import Floats
 from planner.support.derived import derived
 from planner.topology import DeviceType, device_type
@@ -70,8 +71,11 @@ class LocalStage:
         conversions: by index, the reshardings.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
-        gradient_bytes: of the gradients of its parameters.
+        gradient_bytes: of the gradients of its parameters: as they are accumulated, and of the
+            parts that the optimizer steps, where these are others.
         state_bytes: of the parts of its trained parameters that the optimizer steps through.
+        copied_bytes: of those of these parts that do not lie in one piece in their parameter, and
+            are there twice.
     """
 
     profile: Profile
@@ -82,6 +86,7 @@ class LocalStage:
     loss_share: tuple[float, ...]
     gradient_bytes: int
     state_bytes: int
+    copied_bytes: int
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -108,6 +113,15 @@ def local_stage(profile: Profile, stage: Stage) -> LocalStage:
         ValueError: if a spec does not divide what it cuts.
     """
     return _Builder(profile, stage).built()
+
+
+@derived
+def _gradient_views(profile: Profile) -> Mapping[str, tuple[str, ...]]:
+    """By output, the inputs whose gradients lie in the storage of its gradient."""
+    found: dict[str, tuple[str, ...]] = {}
+    for view in profile.gradient_views:
+        found[view.base] = (*found.get(view.base, ()), view.tensor)
+    return found
 
 
 class _Builder:
@@ -179,7 +193,7 @@ class _Builder:
             loss_costs=tuple(self._loss_costs()),
             source=Source.IMPORTED,
         )
-        trained = [p for p in self._held() if p.trainable]
+        stepped = self._stepped()
         return LocalStage(
             profile=profile,
             inside=tuple(range(count)),
@@ -187,14 +201,25 @@ class _Builder:
             conversions=self.conversions,
             share=tuple(self.share),
             loss_share=tuple(self._loss_share(v) for v in self.whole),
-            gradient_bytes=sum(self._bytes(p, self.homes[p.name].gradient) for p in trained),
-            state_bytes=sum(self._bytes(p, state_spec(self.sharding, p.name)) for p in trained),
+            gradient_bytes=stepped[0],
+            state_bytes=stepped[1],
+            copied_bytes=stepped[2],
         )
 
-    def _held(self) -> Iterable[Parameter]:
-        """The whole parameters of the stage."""
+    def _stepped(self) -> tuple[int, int, int]:
+        """Bytes of gradients, of the parts that are stepped, and of those that are copies."""
+        gradients = states = copies = 0
         known = parameters_by_name(self.graph)
-        return (known[name] for name in self.parameters)
+        for name, lies in lies_in(self.stage, self.graph).items():
+            accumulated, part = (
+                self._bytes(known[name], spec) for spec in (lies.gradient, lies.state)
+            )
+            gradients += accumulated + (part if part != accumulated else 0)
+            states += part
+            both = zip(lies.parameter, lies.state, strict=True)
+            cuts = {dim_of(after) for before, after in both if before == "R" != after}
+            copies += part if cuts - {0} else 0
+        return gradients, states, copies
 
     def _bytes(self, one: Tensor | Parameter, spec: Spec) -> int:
         return replace(one, shape=local_shape(one.shape, spec, self.sharding.mesh)).bytes
@@ -278,12 +303,12 @@ class _Builder:
         )
         self.whole.append(v)
         self.share.append(share)
-        for view in self.profile.views:
-            if view.tensor in operator.outputs:
-                self.views.append(View(view.tensor, named[view.base]))
-        for view in self.profile.gradient_views:
-            if view.base in operator.outputs:
-                self.gradient_views.append(View(named[view.tensor], view.base))
+        bases, of_gradients = view_bases(self.profile), _gradient_views(self.profile)
+        for name in operator.outputs:
+            if name in bases:
+                self.views.append(View(name, named[bases[name]]))
+            for tensor in of_gradients.get(name, ()):
+                self.gradient_views.append(View(named[tensor], name))
 
     def _byte_shares(self, operator: Operator, named: Mapping[str, str]) -> tuple[float, float]:
         """The local part of the bytes that an operator makes, and of all that it touches."""
@@ -340,13 +365,6 @@ class _Builder:
             if name in self.tensors and one.output in self.homes:
                 part = self.tensors[name].bytes / tensors_by_name(self.graph)[one.output].bytes
                 yield LossCost(name, one.forward_s * part, one.backward_s * part)
-
-
-def state_spec(sharding: Sharding, name: str) -> Spec:
-    """How the optimizer's state of a parameter lies: as its gradients where nothing is said."""
-    whole = ("R",) * len(sharding.mesh)
-    at_rest = sharding.parameters.get(name, whole)
-    return sharding.states.get(name, sharding.gradients.get(name, at_rest))
 
 
 def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
@@ -423,20 +441,26 @@ def conversion_times(
 
 
 def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
-    """Time, in s, in which the parameters are gathered again after a step on parts of them."""
-    sharding = stage.sharding
-    if sharding is None or not (sharding.states or sharding.gradients):
+    """Time, in s, in which the parameters are gathered again after a step on parts of them: in
+    buckets of parameters that are gathered by the same steps.
+    """
+    if stage.sharding is None:
         return 0.0
-    local = local_stage(problem.profile, stage)
-    known, whole = parameters_by_name(problem.profile.graph), ("R",) * len(sharding.mesh)
+    known = parameters_by_name(problem.profile.graph)
+    alike: dict[tuple[object, ...], list[Parameter]] = {}
+    steps = {name: one.gather for name, one in state_steps(stage, problem.profile.graph).items()}
+    for name, some in sorted(steps.items()):
+        key = tuple((step.kind, step.axis, step.source, step.target) for step in some)
+        alike.setdefault((*key, known[name].dtype), []).append(known[name])
     total = 0.0
-    for one in local.profile.graph.parameters:
-        old, new = state_spec(sharding, one.name), sharding.parameters.get(one.name, whole)
-        if one.trainable and old != new:
-            shape = known[one.name].shape
-            item = one.bytes / max(1, int(np.prod(one.shape)))
-            steps = conversion(shape, item, sharding.mesh, old, new)
-            total += conversion_s(problem.topology, group, sharding.mesh, steps)
+    for parameters in alike.values():
+        for bucket in buckets(parameters):
+            together = [
+                replace(same[0], bytes=sum(step.bytes for step in same))
+                for same in zip(*(steps[one.name] for one in bucket), strict=True)
+            ]
+            mesh = stage.sharding.mesh
+            total += conversion_s(problem.topology, group, mesh, together)
     return total
 
 

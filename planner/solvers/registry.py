@@ -204,6 +204,16 @@ SOLVERS: Mapping[str, Solver] = {
         in_portfolio=True,
         splits=True,
     ),
+    "expert": Solver(
+        "planner.solvers.sharded.experts:expert",
+        "Krizhevsky's rules for convolutions and products, Wu's for recurrent models",
+        splits=True,
+    ),
+    "heuristic": Solver(
+        "planner.solvers.sharded.experts:heuristic",
+        "every input and parameter cut along its longest dimension",
+        splits=True,
+    ),
     "manual": Solver(
         "planner.solvers.manual:solve",
         "your own stages, from --cuts and --replicas",

@@ -166,15 +166,15 @@ def test_memory_of_zero_by_hand():
     half = WEIGHTS // 2
     assert parts == {
         0: (WEIGHTS, WEIGHTS, 2 * WEIGHTS),
-        1: (WEIGHTS, WEIGHTS, 2 * half),
+        1: (WEIGHTS, WEIGHTS + half, 2 * half),  # the sum of a part is not in the whole gradient
         2: (WEIGHTS, half, 2 * half),
         3: (half, half, 2 * half),
     }
 
 
 def test_times_of_zero_by_hand():
-    """ZeRO-1 sums like data parallelism, and gathers after the step; ZeRO-2 scatters in every
-    backward, ZeRO-3 gathers in every forward too. Each gathers three parameters.
+    """ZeRO-1 scatters sums, and gathers parameters after the step, each at once; ZeRO-2 scatters
+    in every backward, ZeRO-3 gathers in every forward too, one parameter after the other.
     """
     stages = [
         evaluate(problem(2), one_stage(mlp(), zero(2, stage), [[0, 1]], 2)).stages[0]
@@ -182,11 +182,12 @@ def test_times_of_zero_by_hand():
     ]
     weights = (4 * WIDTH, 4 * WIDTH * HIDDEN, 4 * WIDTH * HIDDEN)
     each_s = sum(ring_s(size, 2) for size in weights)
-    sum_s, step_s = 2 * ring_s(WEIGHTS, 2), 4 * WEIGHTS / 1e9
+    step_s = 4 * WEIGHTS / 1e9
     assert [one.forward_s for one in stages] == pytest.approx([5.5, 5.5, 5.5, 5.5 + each_s])
     backward = [11.0, 11.0, 11.0 + each_s, 11.0 + each_s]
     assert [one.backward_s for one in stages] == pytest.approx(backward)
-    tails = [sum_s + step_s, sum_s + step_s / 2 + each_s, step_s / 2 + each_s, step_s / 2]
+    once_s = ring_s(WEIGHTS, 2)
+    tails = [2 * once_s + step_s, 2 * once_s + step_s / 2, once_s + step_s / 2, step_s / 2]
     assert [one.tail_s for one in stages] == pytest.approx(tails)
 
 

@@ -62,6 +62,10 @@ def _anything(*_: object) -> bool:
     return True
 
 
+def _nothing(*_: object) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What is allowed along an axis.
@@ -71,6 +75,7 @@ class Policy:
         conversion: of a tensor, by its name, and the parts before and after.
         comes: the part in which a tensor from outside may come.
         leaves: the part in which a tensor may leave.
+        must: of an operator, whether it is run whole only where no rule of it holds.
         lies: by name, the parts in which parameters and inputs of the model lie, where readers have
             no choice.
     """
@@ -79,6 +84,7 @@ class Policy:
     conversion: Callable[[str, str, str], bool] = _anything
     comes: Callable[[str, str], bool] = _anything
     leaves: Callable[[str, str], bool] = _anything
+    must: Callable[[int], bool] = _nothing
     lies: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -178,6 +184,8 @@ def _extended(
         if not i or (search.policy.rule(v, one)
                      and holds(one, names, operator.outputs, search.about, axis.size))
     ]  # fmt: skip
+    if len(usable) > 1 and search.policy.must(v):
+        del usable[0]
     whole_s = search.times_s[v]
     least_s = min(whole_s, search.floor_s)
     own_s = [max(least_s, whole_s / axis.size if one.cuts else whole_s) for one in usable]

@@ -11,10 +11,9 @@ from itertools import pairwise
 import numpy as np
 
 from planner.clusters.routes import host_order
-from planner.costs.closed_form import objective_s
 from planner.costs.collectives import lines, ring_links
 from planner.costs.compute import times_on
-from planner.costs.evaluate import evaluate
+from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.split import floor_s
 from planner.graph import consumers, producers, tensors_by_name
 from planner.problem import Problem, Result, Status
@@ -23,6 +22,7 @@ from planner.sharding import Sharding
 from planner.solvers.fit import fastest_first, recompute_choices
 from planner.solvers.sharded.along import Axis, Policy, along
 from planner.solvers.sharded.rules import AxisRule, Named, rules_of
+from planner.splitting.checks import all_violations
 from planner.strategy import Stage, Strategy, asynchronous_violations
 from planner.topology import device_type
 
@@ -183,30 +183,32 @@ def strategies(problem: Problem, layout: Layout) -> Iterator[Strategy]:
 
 
 def best_of(problem: Problem, layouts: Iterable[Layout], space: str) -> Result:
-    """The layout with the best closed form whose strategy fits, and some others."""
-    options = problem.options
-    found: list[tuple[float, int, Strategy]] = []
-    shortage = None
+    """The layouts with the best closed forms whose strategies fit."""
+    found: list[tuple[float, int, Layout]] = []
+    reason = None
     for layout in layouts:
+        strategy = next(strategies(problem, layout))
+        wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
+        wrong = wrong or next(iter(_wrong(problem, strategy)), None)
+        if wrong is None:
+            found.append((closed_form_s(problem, strategy), len(found), layout))
+        reason = reason or wrong
+    fitting: list[Strategy] = []
+    for *_, layout in sorted(found, key=lambda one: one[:2]):
         for strategy in strategies(problem, layout):
-            wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
-            if wrong is not None:
-                shortage = shortage or wrong
-                continue
-            try:
-                evaluation = evaluate(problem, strategy)
-            except ValueError as error:
-                shortage = shortage or str(error)
-                continue
-            if evaluation.shortage is not None:
-                shortage = shortage or evaluation.shortage
-                continue
-            value_s = objective_s(
-                evaluation.stages, options.num_microbatches, options.objective, options.schedule
-            )
-            found.append((value_s, len(found), strategy))
+            shortage = evaluate(problem, strategy).shortage
+            if shortage is None:
+                fitting.append(strategy)
+                break
+            reason = reason or shortage
+        if len(fitting) > OTHERS:
             break
-    if not found:
-        return Result(Status.INFEASIBLE, None, space=space, reason=shortage)
-    best, *others = [strategy for *_, strategy in sorted(found)]
-    return Result(Status.FEASIBLE, best, space=space, others=tuple(others[:OTHERS]))
+    if not fitting:
+        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
+    return Result(Status.FEASIBLE, fitting[0], space=space, others=tuple(fitting[1:]))
+
+
+def _wrong(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
+    """What is wrong with a strategy: the rules of two axes may not go together."""
+    graph = problem.profile.graph
+    return all_violations(strategy, graph, len(problem.topology.devices))

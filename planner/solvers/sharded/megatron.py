@@ -5,8 +5,9 @@ parts, and a product whose weights are cut by rows makes summands, which are add
 all-reduces in the forward and two in the backward of a block of a transformer (Shoeybi et al. 2019,
 section 3). Which operators these are is not read off names: of the rules of the profile, those are
 allowed that cut weights, and those that go on with parts; nothing is cut that is whole, no sum is
-scattered, and what products make is not gathered. With sequence parallelism it may be, along another dimension than the first, and norms
-run on parts (Korthikanti et al. 2022, section 4.2).
+scattered, and what products make is not gathered. With sequence parallelism sums may be scattered
+along another dimension than the first, and norms run on parts (Korthikanti et al. 2022, section
+4.2).
 
     t   devices of a mesh, inside a host       d   replicas, or an axis of the mesh along the first
     p   stages of about the same time              dimension where there are too few microbatches

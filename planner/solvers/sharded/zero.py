@@ -1,8 +1,8 @@
 """ZeRO: data parallelism whose devices each keep a part of what all of them would keep.
 
 Samples are split along one axis over all devices, or, where these do not divide the microbatch,
-over as many as do, with replicas. Along the axis each parameter is cut in its longest dimension
-that can be cut (Rajbhandari et al. 2020, section 5):
+over as many as do, with replicas. Along the axis each parameter is cut in the first dimension
+that can be (Rajbhandari et al. 2020, section 5):
 
     1   the optimizer's state: each device steps through its part, which is gathered then
     2   gradients, too: each backward scatters them
@@ -96,10 +96,11 @@ def cut_further(problem: Problem, data: Sharding, stage: int) -> Sharding:
 
 
 def _parts(problem: Problem, size: int) -> Iterator[tuple[str, Spec]]:
-    """The longest dimension that can be cut of each trained parameter."""
+    """The first dimension that can be cut of each trained parameter: along it a part lies in one
+    piece.
+    """
     for one in problem.profile.graph.parameters:
-        dims = sorted(range(len(one.shape)), key=lambda d: (-one.shape[d], d))
-        for dim in dims if one.trainable else ():
+        for dim in range(len(one.shape)) if one.trainable else ():
             if divides(one.shape, f"S{dim}", size):
                 yield one.name, (f"S{dim}",)
                 break
