@@ -137,6 +137,8 @@ def refined(
     def over() -> bool:
         return watch.interrupted or left_s() < 0
 
+    if over():
+        return Refined(bound_s=bound_s, in_time=False)
     best_s, best = judge(problem, start).value_s, start
     found: list[tuple[float, Candidate]] = []
     too_much: Ints | None = None  # memory with which the last answer did not fit
