@@ -195,8 +195,9 @@ def _run(
         first, last = (hot * (cold / hot) ** (x / work) for x in (done, min(done + piece, work)))
         begun = int(state.timed[0])
         anneal(model, state, moves, first, last, seed * 1000 + number, True)
-        done, number = done + int(state.timed[0]) - begun, number + 1
-        cost = max(1.0, (state.timed[0] - begun) / moves)
+        # A move that finds nothing to move times nothing.
+        spent = max(moves, int(state.timed[0]) - begun)
+        done, number, cost = done + spent, number + 1, spent / moves
     if not restore(model, state):
         return None
     device_of = canonical(instance, state.where.tolist())
