@@ -35,10 +35,10 @@ from planner.support.arrays import Ints
 BLOCKS = (2, 4, 8, 16)
 """Largest numbers of operators in blocks, a level each."""
 
-TIMED_PER_S = 8_000_000
-"""Work per second of the limit, in operators timed (`SearchState.timed`); measured 13,000,000 to
-14,000,000 on a core at 2.9 GHz shared with other processes, for 500 and 1,000 operators on 3
-devices."""
+TIMED_PER_S = 6_000_000
+"""Work per second of the limit, in operators timed (`SearchState.timed`); measured on a core at 2.9
+GHz shared with many other processes 13,000,000 to 14,000,000 for 500 and 1,000 operators on 3
+devices, 5,600,000 for 100 on 4."""
 
 RUN_MOVES = 300
 """Moves of a run per operator, if there is time for several runs."""
