@@ -82,7 +82,7 @@ CONSTRAINTS_PER_S = 150_000
 """Constraints of a model that are built per second of the limit, on a busy machine. A model whose
 building alone would take the rest of its step's time is not built."""
 
-TIMED_PER_S = 8_000_000
+TIMED_PER_S = 6_000_000
 """Work of the local search per second of the limit, in operators timed; see `fine.TIMED_PER_S`."""
 
 SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.6

@@ -35,10 +35,10 @@ from planner.support.arrays import Ints
 BLOCKS = (2, 4, 8, 16)
 """Largest numbers of operators in blocks, a level each."""
 
-TIMED_PER_S = 8_000_000
-"""Work per second of the limit, in operators timed (`SearchState.timed`); measured 13,000,000 to
-14,000,000 on a core at 2.9 GHz shared with other processes, for 500 and 1,000 operators on 3
-devices."""
+TIMED_PER_S = 6_000_000
+"""Work per second of the limit, in operators timed (`SearchState.timed`); measured on a core at 2.9
+GHz shared with many other processes 13,000,000 to 14,000,000 for 500 and 1,000 operators on 3
+devices, 5,600,000 for 100 on 4."""
 
 RUN_MOVES = 300
 """Moves of a run per operator, if there is time for several runs."""
@@ -137,6 +137,8 @@ def refined(
     def over() -> bool:
         return watch.interrupted or left_s() < 0
 
+    if over():
+        return Refined(bound_s=bound_s, in_time=False)
     best_s, best = judge(problem, start).value_s, start
     found: list[tuple[float, Candidate]] = []
     too_much: Ints | None = None  # memory with which the last answer did not fit
@@ -193,8 +195,9 @@ def _run(
         first, last = (hot * (cold / hot) ** (x / work) for x in (done, min(done + piece, work)))
         begun = int(state.timed[0])
         anneal(model, state, moves, first, last, seed * 1000 + number, True)
-        done, number = done + int(state.timed[0]) - begun, number + 1
-        cost = max(1.0, (state.timed[0] - begun) / moves)
+        # A move that finds nothing to move times nothing.
+        spent = max(moves, int(state.timed[0]) - begun)
+        done, number, cost = done + spent, number + 1, spent / moves
     if not restore(model, state):
         return None
     device_of = canonical(instance, state.where.tolist())

@@ -69,7 +69,7 @@ def first_change(model: ModelArrays, state: SearchState, phase: int) -> int:
     for j in range(num):
         if state.where[j] != state.placed[j]:
             turn = min(turn, _touched(model, state, phase, j))
-    return turn
+    return int(turn)
 
 
 @inner
@@ -105,7 +105,7 @@ def _relisted(model: ModelArrays, state: SearchState, phase: int) -> int:
         y = head[p] - first[p] + old_first[p]
         if same[p] and y < old_first[p + 1]:  # the old list goes on
             turn = min(turn, _behind(state, phase, p, y))
-    return turn
+    return int(turn)
 
 
 @inlined

@@ -83,8 +83,10 @@ def improved(
         heat = max(HEATS[number % len(HEATS)], OF_OPERATOR / instance.problem.num_operators)
         hot, cold = heat * best.latest, COLD * best.latest
         anneal(model, state, moves, hot, cold, seed + number, False)
-        cost, number = max(1.0, (state.timed[0] - begun) / moves), number + 1
-        work -= int(state.timed[0]) - begun
+        # On one device, or in a chain, there may be nothing to move, and so nothing to time.
+        spent = max(moves, int(state.timed[0]) - begun)
+        cost, number = spent / moves, number + 1
+        work -= spent
         restore(model, state)
         latest = int(state.ends.sum())
         if latest < best.latest:

@@ -24,6 +24,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -275,6 +276,11 @@ def _searched(
         strategies: known ones, to start from.
     """
     searches = list(_searches(problem, placement_problem, left_s))
+
+    @cache
+    def cut(one: Candidate) -> tuple[Strategy, ...]:
+        return strategies_of(problem, one.device_of, one.order)
+
     known = _known(problem, placement_problem, strategies)
     singles_s = _singles_s(problem, placement_problem, time_limit_s)
     rounds_s = PERIODIC_SHARE * time_limit_s if _several(problem) else 0.0
@@ -292,20 +298,21 @@ def _searched(
     whole = placement_problem.num_operators <= FINE_GROUPS
     if singles_s and not (whole and _settled(problem, answer)):
         starts = candidates or [Candidate(device_of, known[device_of]) for device_of in near]
-        refined = _refined(problem, placement_problem, starts, singles_s, left_s)
+        refined = _refined(problem, placement_problem, starts, singles_s, left_s, cut)
         candidates = [*refined.candidates, *candidates]
         bound_s = answer.bound_s if whole else refined.bound_s
         in_time = answer.reproducible and refined.in_time
         status = Status.FEASIBLE if candidates else Status.UNKNOWN
         answer = replace(answer, status=status, bound_s=bound_s, reproducible=in_time)
         space = f"{space}; then over single operators, by annealing"
-    found = tuple(
-        dict.fromkeys(
-            strategy
-            for one in candidates
-            for strategy in strategies_of(problem, one.device_of, one.order)
-        )
-    )
+    # To cut a placement into stages takes a while, so once the time is over the first ones count.
+    seen: dict[Strategy, None] = {}
+    for one in candidates:
+        if seen and left_s() < 0:
+            answer = replace(answer, reproducible=False)
+            break
+        seen.update(dict.fromkeys(cut(one)))
+    found = tuple(seen)
     if rounds_s and INTERRUPTED not in space:
         begin = (*(one.device_of for one in candidates), *near)
         iterations, in_time, note = _periodic(problem, placement_problem, begin, rounds_s, left_s)
@@ -397,13 +404,17 @@ def _refined(
     starts: Sequence[Candidate],
     time_limit_s: float,
     left_s: Clock,
+    cut: Callable[[Candidate], tuple[Strategy, ...]],
 ) -> Refined:
     """Annealing over single operators, from the best of some placements and Pesto's by the
     simulator, or the first one if none fits.
+
+    Args:
+        cut: gives the strategies of a placement.
     """
 
     def judged(model: PlacementProblem, one: Candidate) -> Judged:
-        strategies = strategies_of(problem, one.device_of, one.order)
+        strategies = cut(one)
         fitting = [s for s in strategies if evaluate(problem, s).shortage is None]
         if fitting:
             return Judged(min(objective_s(problem, strategy) for strategy in fitting))
@@ -416,11 +427,18 @@ def _refined(
         rival = pesto.place(placement_problem, pesto_s, seed, min(left_s(), SLACK * pesto_s))
         if rival.device_of is not None:
             starts = [*starts, Candidate(rival.device_of)]
-        start = min(starts, key=lambda one: judged(placement_problem, one).value_s)
+        start, least_s, in_time = starts[0], math.inf, rival.reproducible
+        for one in starts:
+            if left_s() < 0:
+                in_time = False
+                break
+            value_s = judged(placement_problem, one).value_s
+            if value_s < least_s:
+                start, least_s = one, value_s
         found = refined(
             placement_problem, start, time_limit_s - pesto_s, judged, left_s, watch, seed
         )
-    return replace(found, in_time=found.in_time and rival.reproducible)
+    return replace(found, in_time=found.in_time and in_time)
 
 
 def _searches(
