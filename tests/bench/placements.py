@@ -313,7 +313,7 @@ def written(rows: Mapping[Case, Row]) -> dict[str, str]:
     parts["missing"] = "\n".join(lines) or "All have a plan."
     spent = sum(sum(row.seconds.values()) for row in rows.values())
     parts["machine"] = (
-        f"{machine()}; {len(rows)} rows of {len(CASES)}, {spent / 60:.0f} minutes of solvers together"
+        f"{machine()}; {len(rows)} rows of {len(CASES)}, {spent / 60:.0f} minutes of all solvers"
     )
     return parts
 
