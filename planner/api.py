@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from planner.costs.bounds import has_rules
 from planner.errors import FileError, ModelError, OptionError
 from planner.launcher import ending as ending
 from planner.request import Search as Search
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from planner.profilers.compare import EngineComparison as EngineComparison
     from planner.profilers.measured import Effort as Effort
     from planner.profiles import Profile as Profile
+    from planner.profiles import has_rules
     from planner.simulator.account import Account as Account
     from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
     from planner.topology import Topology as Topology
@@ -813,7 +813,7 @@ def solve(
         if cost_model == "pipedream":
             progress(cost_model)
             return Plans(under_pipedream(problems[-1]), problems, cost_model)
-        asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1]))
+        asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1].profile))
         names = with_given(asked, problems[-1].options)
         return Plans(*compare_between(problems, profiles, names, limit_s, progress))
 
