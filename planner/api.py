@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from planner.profilers.compare import EngineComparison as EngineComparison
     from planner.profilers.measured import Effort as Effort
     from planner.profiles import Profile as Profile
-    from planner.profiles import has_rules
     from planner.simulator.account import Account as Account
     from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
     from planner.topology import Topology as Topology
@@ -801,6 +800,7 @@ def solve(
     from planner.judging.portfolio import under_pipedream
     from planner.judging.problems import changed_cluster, problems_for, sized
     from planner.judging.sizes import compare_between
+    from planner.profiles import has_rules
 
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
