@@ -9,7 +9,7 @@ from planner.solvers.netsplit.kernels import state_of
 from planner.solvers.netsplit.moves import anneal
 from planner.solvers.netsplit.search import arrays_of
 from planner.solvers.placement.problem import placement_problem_of
-from tests.solvers.test_netsplit import alone
+from tests.solvers.test_netsplit import alone, partly_trained
 from tests.support.netsplit_instances import problem_from
 
 
@@ -41,6 +41,17 @@ def test_what_a_move_leaves_alone_need_not_be_timed_anew(seed, devices, size, mo
     state = state_of(model, [i % devices for i in order], (order, order[::-1]))
     before = float(state.ends.sum())
     anneal(model, state, moves, 0.05 * before, 0.001 * before, seed, tied)
+    assert_timed_anew(model, state)
+
+
+@settings(max_examples=40)
+@given(partly_trained(7), st.integers(0, 99), st.booleans())
+def test_nor_where_devices_and_links_differ_and_gradients_are_missing(problem, seed, tied):
+    order = range(problem.num_operators)
+    model = arrays_of(alone(problem), blocks_of(problem))
+    state = state_of(model, [i % problem.num_devices for i in order], (order, order[::-1]))
+    before = float(state.ends.sum())
+    anneal(model, state, 200, 0.2 * before, 0.01 * before, seed, tied)
     assert_timed_anew(model, state)
 
 
