@@ -29,14 +29,16 @@ def with_clock(monkeypatch, rate):
 
 @pytest.mark.parametrize("num_operators", [30, 130])
 def test_the_same_bytes_by_a_slow_and_a_fast_clock(monkeypatch, num_operators):
-    """With a hundredth of the work that a second is worth, 60 s are not used up."""
+    """With a hundredth of the work that a second is worth, and by clocks so slow, a busy machine
+    does not use the limit up.
+    """
     problem = problem_from(3, 3, num_operators=num_operators)
     for module, name in RATES:
         monkeypatch.setattr(module, name, type(getattr(module, name))(getattr(module, name) / 100))
     answers = []
-    for rate in (1.0, 0.3):
+    for rate in (0.05, 0.01):
         with_clock(monkeypatch, rate)
-        answers.append(SOLVERS["netsplit"](problem, 60.0))
+        answers.append(SOLVERS["netsplit"](problem, 20.0))
     assert answers[0] == answers[1]
     assert answers[0].reproducible
     assert "single operators" in answers[0].space
