@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from planner.costs.bounds import has_rules
 from planner.errors import FileError, ModelError, OptionError
 from planner.launcher import ending as ending
 from planner.request import Search as Search
@@ -812,7 +813,8 @@ def solve(
         if cost_model == "pipedream":
             progress(cost_model)
             return Plans(under_pipedream(problems[-1]), problems, cost_model)
-        names = with_given(tuple(solvers) or portfolio(), problems[-1].options)
+        asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1]))
+        names = with_given(asked, problems[-1].options)
         return Plans(*compare_between(problems, profiles, names, limit_s, progress))
 
     limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
@@ -1175,9 +1177,13 @@ def write_trace(simulation: Simulation, path: File) -> None:
         OptionError: if it has too many actions.
         FileError: if the file cannot be written.
     """
+    from planner.simulator.collectives import collectives
     from planner.traces import write
 
-    write.write_trace(simulation.described().timeline, simulation.names, Path(path))
+    timeline = simulation.described().timeline
+    assert simulation.plan is not None, "what is described has a plan"
+    inside = collectives(simulation.problem, simulation.plan.strategy, timeline)
+    write.write_trace(timeline, simulation.names, Path(path), inside=inside)
 
 
 def write_svg(artefact: "Simulation | Topology", path: File) -> None:

@@ -168,9 +168,11 @@ def print_simulation(simulation: "Simulation", plan: "Plan", drawn: bool) -> Non
         drawn: whether the activity of every device is drawn.
     """
     from planner.reports.simulate import device_table
-    from planner.reports.solve import certificate_lines, stage_table, times_line
+    from planner.reports.solve import certificate_lines, parameter_table, stage_table, times_line
 
     show(stage_table(plan))
+    if (split := parameter_table(plan)) is not None:
+        show(split)
     show(device_table(plan))
     if simulation.account is not None:
         print_account(simulation.account, simulation.names, drawn)

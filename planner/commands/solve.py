@@ -235,9 +235,17 @@ def print_plan(plan: "Plan", comparison: "SolverComparison", judged: bool) -> No
         judged: whether it was chosen by the planner's own cost model.
     """
     from planner.reports.compare import winner_line
-    from planner.reports.solve import certificate_lines, reason_lines, stage_table, times_line
+    from planner.reports.solve import (
+        certificate_lines,
+        parameter_table,
+        reason_lines,
+        stage_table,
+        times_line,
+    )
 
     show(stage_table(plan))
+    if (split := parameter_table(plan)) is not None:
+        show(split)
     if judged:
         for line in (winner_line(comparison), *certificate_lines(plan)):
             say(line)

@@ -1,6 +1,10 @@
 """Times and sizes that no strategy can beat, whatever its placement, replication, recomputation and
 schedule on the given devices, with free communication. The schedule is any synchronous one, or any
 asynchronous one where such a one is asked for.
+
+Where the profile has rules by which operators are split, that is over all strategies with split
+operators too: a part of an operator with rules takes at least 1/n of its time on n devices, and as
+long as the fastest operator (`split.local_times`). The parts together take no less than the whole.
 """
 
 from collections import Counter, defaultdict
@@ -8,8 +12,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from planner.costs.compute import OperatorTimes, crowded_hosts, host_slowdown, times_on
+from planner.costs.compute import (
+    OperatorTimes,
+    crowded_hosts,
+    host_slowdown,
+    loss_times_s,
+    times_on,
+)
 from planner.costs.memory import own_limit_bytes, static_bytes
+from planner.costs.split import floor_s
 from planner.graph import loss_outputs, predecessors, producers, tensors_by_name
 from planner.problem import Objective, Problem
 from planner.support.arrays import Floats
@@ -21,29 +32,41 @@ def lower_bound_s(problem: Problem) -> float:
     """The largest of the bounds that hold for the problem's objective, in s.
 
     iteration: M times the fractional assignment, the longest path, and the time that one operator
-    takes with its ceil(M / K) microbatches on its busiest replica. Under an asynchronous schedule,
+    takes with its ceil(M / R) microbatches on its busiest replica, if each of the R replicas has
+    n devices, R n = K, whichever n is best. Without rules n = 1. Under an asynchronous schedule,
     whose iterations follow each other without a gap, the first of these only.
     bottleneck: the fractional assignment.
     latency: the longest path.
     """
-    num_microbatches = problem.options.num_microbatches
+    return _bound_s(problem, len(problem.topology.devices) if has_rules(problem) else 1)
+
+
+def has_rules(problem: Problem) -> bool:
+    """Whether the profile knows how to split any operator."""
+    return any(one.rules for one in problem.profile.operators)
+
+
+def _bound_s(problem: Problem, most: int) -> float:
+    """The same over strategies whose operators are split over at most `most` devices."""
+    num_microbatches, count = problem.options.num_microbatches, len(problem.topology.devices)
     match problem.options.objective:
         case Objective.BOTTLENECK:
             return fractional_s(problem)
         case Objective.LATENCY:
-            return longest_path_s(problem)
+            return longest_path_s(problem, most)
     if problem.options.schedule.is_asynchronous:
         return num_microbatches * fractional_s(problem)
+    rounds = {n: -(-num_microbatches // (count // n)) for n in range(1, most + 1)}
     return max(
         num_microbatches * fractional_s(problem),
-        longest_path_s(problem),
-        operator_s(problem, -(-num_microbatches // len(problem.topology.devices))),
+        longest_path_s(problem, most),
+        operator_s(problem, rounds),
     )
 
 
 def unreplicated_s(problem: Problem) -> float:
     """The same over strategies in which every operator is on one device, in s."""
-    bound_s, num_microbatches = lower_bound_s(problem), problem.options.num_microbatches
+    bound_s, num_microbatches = _bound_s(problem, 1), problem.options.num_microbatches
     slowest_s = float(np.max(_fastest(problem).sum(axis=0), initial=0.0))
     match problem.options.objective:
         case Objective.BOTTLENECK:
@@ -52,16 +75,20 @@ def unreplicated_s(problem: Problem) -> float:
             return bound_s
     if problem.options.schedule.is_asynchronous:
         return max(bound_s, num_microbatches * slowest_s)
-    return max(bound_s, operator_s(problem, num_microbatches))
+    return max(bound_s, operator_s(problem, {1: num_microbatches}))
 
 
-def operator_s(problem: Problem, rounds: int) -> float:
-    """Least time of an iteration in which one device runs some operator for `rounds` microbatches,
-    in s: the longest chain of forwards to the operator, its own forwards and backwards, and the
-    longest chain of backwards from it, each on the fastest type of device. The largest over all
-    operators.
+def operator_s(problem: Problem, rounds: Mapping[int, int]) -> float:
+    """Least time of an iteration in which one device runs each operator, or a part of it, for
+    some microbatches, in s: the longest chain of forwards to the operator, its own forwards and
+    backwards, and the longest chain of backwards from it, each on the fastest type of device. The
+    largest over all operators.
+
+    Args:
+        rounds: by the number of devices that an operator is split over, the microbatches that one
+            of them has at least. The least time over all numbers counts.
     """
-    forward, backward = _fastest(problem)
+    forward, backward = _fastest(problem, max(rounds))
     graph = problem.profile.graph
     before, tensors, made_by = predecessors(graph), tensors_by_name(graph), producers(graph)
     head = np.zeros(len(before))
@@ -73,18 +100,25 @@ def operator_s(problem: Problem, rounds: int) -> float:
         tail[v] = max((tail[u] + backward[u] for u in up), default=0.0)
     # An operator without a backward is done after its last forward.
     tail = np.where(backward > 0, tail, 0.0)
-    return float(np.max(head + rounds * (forward + backward) + tail, initial=0.0))
+    own = np.min([n * _fastest(problem, parts).sum(axis=0) for parts, n in rounds.items()], axis=0)
+    return float(np.max(head + own + tail, initial=0.0))
 
 
-def _fastest(problem: Problem) -> Floats:
-    """(2, N) forward and backward of each operator on the type that is fastest for it, in s."""
+def _fastest(problem: Problem, most: int = 1) -> Floats:
+    """(2, N) forward and backward of each operator on the type that is fastest for it, or of its
+    part if it has rules and is split over `most` devices, in s.
+    """
     kinds = _kinds(problem).values()
-    return np.array(
-        [
-            np.min([k.forward_s for k in kinds], axis=0),
-            np.min([k.backward_s for k in kinds], axis=0),
-        ]
-    )
+    times = np.array([(k.forward_s, k.backward_s) for k in kinds])  # (types, 2, N)
+    if most > 1:
+        # A loss is computed of a part of its output, whoever made that.
+        lost = loss_times_s(problem.profile)
+        splits = (lost[0] + lost[1] > 0) | [bool(o.rules) for o in problem.profile.operators]
+        floors = np.array([[floor_s(side) for side in both] for both in times])[:, :, None]
+        parts = np.maximum(np.minimum(times, floors), times / most)
+        times = np.where(splits, parts, times)
+    fastest: Floats = times.min(axis=0)
+    return fastest
 
 
 def _kinds(problem: Problem) -> Mapping[str, OperatorTimes]:
@@ -157,11 +191,14 @@ def _assignment_duals(times: Floats, counts: Floats) -> Floats:
     return weights if weights.sum() > 0 else 1.0 / counts
 
 
-def longest_path_s(problem: Problem) -> float:
+def longest_path_s(problem: Problem, most: int = 1) -> float:
     """Longest chain of dependent forwards and backwards of one microbatch, each operator on the
     device type that is fastest for it, in s.
+
+    Args:
+        most: devices that an operator with rules may be split over.
     """
-    forward, backward = _fastest(problem)
+    forward, backward = _fastest(problem, most)
     graph = problem.profile.graph
     feeds = predecessors(graph)
     there = np.zeros(len(feeds))

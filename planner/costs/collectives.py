@@ -177,6 +177,29 @@ def allgather_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -
     return allreduce_s(topology, devices, size_bytes) / 2
 
 
+def gradient_sum_s(
+    topology: Topology,
+    devices: tuple[int, ...],
+    size_bytes: int,
+    keep: tuple[tuple[int, ...], ...] = (),
+) -> float:
+    """Time of a sum of gradients, in s: an all-reduce or, where each device keeps one of n parts,
+    a reduce-scatter over devices with different parts, and an all-reduce over those that keep the
+    same.
+
+    Args:
+        devices: all, ascending.
+        size_bytes: of the gradients, on each device.
+        keep: the devices of each part.
+    """
+    if not keep:
+        return allreduce_s(topology, devices, size_bytes)
+    rows = {tuple(sorted(row)) for row in zip(*keep, strict=True)}
+    scattered_s = max(allgather_s(topology, row, size_bytes) for row in rows)
+    part = size_bytes // len(keep)
+    return scattered_s + max(allreduce_s(topology, some, part) for some in keep)
+
+
 def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
     """Time of an all-to-all over a group of devices, in s: each of the n sends a part to every
     other one, in n - 1 rounds over the slowest pair:

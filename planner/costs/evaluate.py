@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from planner.costs.closed_form import StageCost, exposed_sum_s, objective_s
-from planner.costs.collectives import allreduce_s, slowest_link
+from planner.costs.collectives import gradient_sum_s, slowest_link
 from planner.costs.memory import (
     StageMemory,
     device_memory,
@@ -198,19 +198,22 @@ def _own_sum_s(
         backward_s: of the stage, without a forward that is run again.
     """
     there, used = frozenset(strategy.stages[s].devices), used_devices(strategy)
-    sizes = Counter[tuple[int, ...]]()
+    sizes = Counter[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]()
     for one in sums:
         if there.issuperset(one.devices):
-            sizes[one.devices] += one.bytes
-    if not any(sizes.values()):
+            sizes[one.devices, one.keep] += one.bytes
+    if not sizes.total():
         return 0.0
     factor = sum_factor(problem, used)
-    whole_s = {d: factor * allreduce_s(problem.topology, d, n) for d, n in sizes.items()}
+    whole_s = {
+        (devices, keep): factor * gradient_sum_s(problem.topology, devices, size, keep)
+        for (devices, keep), size in sizes.items()
+    }
     # All at once over the same devices, one after the other over the lines of different axes.
-    of_device = {d: sum(t for devices, t in whole_s.items() if d in devices) for d in there}
+    of_device = {d: sum(t for (some, _), t in whole_s.items() if d in some) for d in there}
     slowest = max(there, key=lambda d: (of_device[d], -d))
-    size_bytes = sum(n for devices, n in sizes.items() if slowest in devices)
-    beside = all(runs_beside(problem, used, devices) for devices in sizes)
+    size_bytes = sum(n for (some, _), n in sizes.items() if slowest in some)
+    beside = all(runs_beside(problem, used, some) for some, _ in sizes)
     return exposed_sum_s(of_device[slowest], size_bytes, backward_s, beside)
 
 

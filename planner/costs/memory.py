@@ -44,7 +44,8 @@ class StageMemory:
     Attributes:
         parameter_bytes: weights, buffers and constants, each once.
         trainable_bytes: the trained part of them.
-        gradient_bytes: of their gradients: as many, or fewer where these are cut further.
+        gradient_bytes: of their gradients: as many, or fewer where these are cut further, or more
+            where parts of them are stepped.
         state_bytes: of what the optimizer steps through, which is the size of one moment.
         kept_bytes: alive from the forward to the backward of one microbatch: tensors stashed by
             autograd and by the loss, and the stage's inputs and outputs.
@@ -88,7 +89,12 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
     if stage.sharding is not None:
         local = local_stage(profile, stage)
         need = memory_of(local.profile, local.inside)
-        return replace(need, gradient_bytes=local.gradient_bytes, state_bytes=local.state_bytes)
+        return replace(
+            need,
+            parameter_bytes=need.parameter_bytes + local.copied_bytes,
+            gradient_bytes=local.gradient_bytes,
+            state_bytes=local.state_bytes,
+        )
     return memory_of(
         profile, indices_of(stage, graph), [v for one in before for v in indices_of(one, graph)]
     )

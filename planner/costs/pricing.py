@@ -5,7 +5,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.costs.collectives import allreduce_s
+from planner.costs.collectives import gradient_sum_s
 from planner.costs.compute import (
     crowd_slowdown,
     crowded_hosts,
@@ -207,7 +207,9 @@ def action_costs(
         forward_s=forward,
         backward_s=backward,
         tensor_bytes={one.tensor: one.bytes for one in crossing},
-        sum_s=tuple(of_sums * allreduce_s(topology, one.devices, one.bytes) for one in sums),
+        sum_s=tuple(
+            of_sums * gradient_sum_s(topology, one.devices, one.bytes, one.keep) for one in sums
+        ),
         left_s={
             (index, device): slow[device] * time_s
             for (index, device), time_s in left_s(problem, strategy, sums).items()

@@ -1,17 +1,17 @@
-"""A stage that is split over a mesh, as one of its devices sees it: a profile of the local operators
-and tensors, which the rest of this folder prices and measures like any other one.
+"""A stage that is split over a mesh, as one of its devices sees it: a profile of the local
+operators and tensors, which the rest of this folder prices and measures like any other one.
 
 Operators run at their local shapes. A resharding (`splitting/reshardings.py`) is an operator of its
-own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the end: the
-copy is a tensor that its readers stash, and its gradient is another. Such an operator takes no time
-here; `conversion_times` has that of its collectives, which depends on the devices.
+own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the end.
+The copy is a tensor that its readers stash, and its gradient is another. Such an operator takes no
+time here; `conversion_times` has that of its collectives, which depends on the devices.
 
 What is approximated: the time of a part is
 
     measured    max(min(t, floor), t x share)
-    computed    floor + (t - floor) x share      each kernel is launched, however small its part is
+    computed    floor + (t - floor) x share      each kernel is launched, however small its part
 
-where the share is 1/n for each axis of n devices along which the work is cut (of a computed profile,
+where the share is 1/n for each axis of n devices along which the work is cut (of a computed profile
 that of the roofline with local FLOPs and bytes), and the floor is the time of the fastest operator,
 at most t. Local slices, zeros and additions of summands take no time.
 """
@@ -36,12 +36,13 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.problem import Problem
-from planner.profiles import LossCost, OperatorCost, Profile, Source, View
-from planner.sharding import Rule, Sharding, Spec, local_shape
-from planner.splitting import Resharding, conversion, reshardings
+from planner.profiles import LossCost, OperatorCost, Profile, Source, View, view_bases
+from planner.sharding import Rule, Spec, dim_of, local_shape
+from planner.splitting import Resharding, reshardings
 from planner.splitting.gradients import is_split
 from planner.splitting.reshardings import homes, leaving, rule_by
-from planner.strategy import Stage, indices_of
+from planner.splitting.sums import lies_in, state_steps
+from planner.strategy import Stage, buckets, indices_of
 from planner.support.arrays import Floats
 from planner.support.derived import derived
 from planner.topology import DeviceType, device_type
@@ -50,9 +51,12 @@ ROWS = "@rows"
 """Marks a rule by which each device looks all indices up in its part of a table."""
 
 # These use no value of a parameter in their backward, so that a gathered copy goes at once.
-_KEEPS_NO_PARAMETER = frozenset({"Add", "Sub", "Gather", "Concat", "Split", "Slice", "Reshape",
-                                 "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Identity",
-                                 "Cast"})  # fmt: skip
+_KEEPS_NO_PARAMETER = frozenset(
+    {
+        "Add", "Sub", "Gather", "Concat", "Split", "Slice", "Reshape", "Transpose", "Squeeze",
+        "Unsqueeze", "Flatten", "Expand", "Identity", "Cast",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,11 @@ class LocalStage:
         conversions: by index, the reshardings.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
-        gradient_bytes: of the gradients of its parameters.
+        gradient_bytes: of the gradients of its parameters: as they are accumulated, and of the
+            parts that the optimizer steps, where these are others.
         state_bytes: of the parts of its trained parameters that the optimizer steps through.
+        copied_bytes: of those of these parts that do not lie in one piece in their parameter, and
+            are there twice.
     """
 
     profile: Profile
@@ -79,6 +86,7 @@ class LocalStage:
     loss_share: tuple[float, ...]
     gradient_bytes: int
     state_bytes: int
+    copied_bytes: int
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -105,6 +113,15 @@ def local_stage(profile: Profile, stage: Stage) -> LocalStage:
         ValueError: if a spec does not divide what it cuts.
     """
     return _Builder(profile, stage).built()
+
+
+@derived
+def _gradient_views(profile: Profile) -> Mapping[str, tuple[str, ...]]:
+    """By output, the inputs whose gradients lie in the storage of its gradient."""
+    found: dict[str, tuple[str, ...]] = {}
+    for view in profile.gradient_views:
+        found[view.base] = (*found.get(view.base, ()), view.tensor)
+    return found
 
 
 class _Builder:
@@ -176,7 +193,7 @@ class _Builder:
             loss_costs=tuple(self._loss_costs()),
             source=Source.IMPORTED,
         )
-        trained = [p for p in self._held() if p.trainable]
+        stepped = self._stepped()
         return LocalStage(
             profile=profile,
             inside=tuple(range(count)),
@@ -184,14 +201,25 @@ class _Builder:
             conversions=self.conversions,
             share=tuple(self.share),
             loss_share=tuple(self._loss_share(v) for v in self.whole),
-            gradient_bytes=sum(self._bytes(p, self.homes[p.name].gradient) for p in trained),
-            state_bytes=sum(self._bytes(p, state_spec(self.sharding, p.name)) for p in trained),
+            gradient_bytes=stepped[0],
+            state_bytes=stepped[1],
+            copied_bytes=stepped[2],
         )
 
-    def _held(self) -> Iterable[Parameter]:
-        """The whole parameters of the stage."""
+    def _stepped(self) -> tuple[int, int, int]:
+        """Bytes of gradients, of the parts that are stepped, and of those that are copies."""
+        gradients = states = copies = 0
         known = parameters_by_name(self.graph)
-        return (known[name] for name in self.parameters)
+        for name, lies in lies_in(self.stage, self.graph).items():
+            accumulated, part = (
+                self._bytes(known[name], spec) for spec in (lies.gradient, lies.state)
+            )
+            gradients += accumulated + (part if part != accumulated else 0)
+            states += part
+            both = zip(lies.parameter, lies.state, strict=True)
+            cuts = {dim_of(after) for before, after in both if before == "R" != after}
+            copies += part if cuts - {0} else 0
+        return gradients, states, copies
 
     def _bytes(self, one: Tensor | Parameter, spec: Spec) -> int:
         return replace(one, shape=local_shape(one.shape, spec, self.sharding.mesh)).bytes
@@ -243,11 +271,7 @@ class _Builder:
 
     def _operator(self, v: int) -> None:
         """Adds an operator of the stage at its local shapes."""
-        operator, cost, mesh = (
-            self.graph.operators[v],
-            self.profile.operators[v],
-            self.sharding.mesh,
-        )
+        operator, cost = self.graph.operators[v], self.profile.operators[v]
         rule = rule_by(self.sharding, operator)
         for name in operator.outputs:
             self._tensor(name)
@@ -259,7 +283,7 @@ class _Builder:
         gathered = tuple(named[n] for n in operator.parameters if named[n] != n)
         inputs = tuple(dict.fromkeys((*(named[n] for n in operator.inputs), *gathered)))
         self.operators.append(replace(operator, inputs=inputs, parameters=held))
-        share = work_share(rule, mesh)
+        share = work_share(rule, self.sharding.mesh)
         of_outputs, of_all = self._byte_shares(operator, named)
         kept = () if operator.type in _KEEPS_NO_PARAMETER else gathered
         stash = (*(named.get(n, n) for n in cost.stash_tensors), *kept)
@@ -279,15 +303,15 @@ class _Builder:
         )
         self.whole.append(v)
         self.share.append(share)
-        for view in self.profile.views:
-            if view.tensor in operator.outputs:
-                self.views.append(View(view.tensor, named[view.base]))
-        for view in self.profile.gradient_views:
-            if view.base in operator.outputs:
-                self.gradient_views.append(View(named[view.tensor], view.base))
+        bases, of_gradients = view_bases(self.profile), _gradient_views(self.profile)
+        for name in operator.outputs:
+            if name in bases:
+                self.views.append(View(name, named[bases[name]]))
+            for tensor in of_gradients.get(name, ()):
+                self.gradient_views.append(View(named[tensor], name))
 
     def _byte_shares(self, operator: Operator, named: Mapping[str, str]) -> tuple[float, float]:
-        """The local part of the bytes that an operator makes, and of those that it reads or makes."""
+        """The local part of the bytes that an operator makes, and of all that it touches."""
         tensors, parameters = tensors_by_name(self.graph), parameters_by_name(self.graph)
         made = sum(self.tensors[n].bytes for n in operator.outputs)
         made_whole = sum(tensors[n].bytes for n in operator.outputs)
@@ -343,13 +367,6 @@ class _Builder:
                 yield LossCost(name, one.forward_s * part, one.backward_s * part)
 
 
-def state_spec(sharding: Sharding, name: str) -> Spec:
-    """How the optimizer's state of a parameter lies: as its gradients where nothing is said."""
-    whole = ("R",) * len(sharding.mesh)
-    at_rest = sharding.parameters.get(name, whole)
-    return sharding.states.get(name, sharding.gradients.get(name, at_rest))
-
-
 def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
     """(N,) times of the operators of `local_stage` on a device that has its host to itself, without
     collectives.
@@ -364,14 +381,15 @@ def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
     lost = [_loss_parts(problem.profile, side) for side in range(2)]
     scaled = []
     for whole_s, of_loss in zip((times.forward_s, times.backward_s), lost, strict=True):
-        t = np.where(mine, whole_s[own] * (1.0 - of_loss[own]), 0.0)
-        floor = np.minimum(t, floor_s(whole_s))
+        both = np.where(mine, whole_s[own], 0.0)
+        least = np.minimum(both, floor_s(whole_s))
+        t = both * (1.0 - of_loss[own])
+        part = t * share
         if problem.profile.source is Source.ANALYTIC:
-            part = floor + (t - floor) * share
-        else:
-            part = np.maximum(floor, t * share)
-        loss_s = np.where(mine, whole_s[own] * of_loss[own], 0.0) * np.array(local.loss_share)
-        scaled.append(np.where(share == 1.0, t, part) + loss_s)
+            launch = np.minimum(t, least)
+            part = launch + (t - launch) * share
+        loss_s = both * of_loss[own] * np.array(local.loss_share)
+        scaled.append(np.maximum(np.where(share == 1.0, t, part) + loss_s, least))
     return OperatorTimes(*scaled)
 
 
@@ -423,20 +441,26 @@ def conversion_times(
 
 
 def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
-    """Time, in s, in which the parameters are gathered again after a step on parts of them."""
-    sharding = stage.sharding
-    if sharding is None or not (sharding.states or sharding.gradients):
+    """Time, in s, in which the parameters are gathered again after a step on parts of them: in
+    buckets of parameters that are gathered by the same steps.
+    """
+    if stage.sharding is None:
         return 0.0
-    local = local_stage(problem.profile, stage)
-    known, whole = parameters_by_name(problem.profile.graph), ("R",) * len(sharding.mesh)
+    known = parameters_by_name(problem.profile.graph)
+    alike: dict[tuple[object, ...], list[Parameter]] = {}
+    steps = {name: one.gather for name, one in state_steps(stage, problem.profile.graph).items()}
+    for name, some in sorted(steps.items()):
+        key = tuple((step.kind, step.axis, step.source, step.target) for step in some)
+        alike.setdefault((*key, known[name].dtype), []).append(known[name])
     total = 0.0
-    for one in local.profile.graph.parameters:
-        old, new = state_spec(sharding, one.name), sharding.parameters.get(one.name, whole)
-        if one.trainable and old != new:
-            shape = known[one.name].shape
-            item = one.bytes / max(1, int(np.prod(one.shape)))
-            steps = conversion(shape, item, sharding.mesh, old, new)
-            total += conversion_s(problem.topology, group, sharding.mesh, steps)
+    for parameters in alike.values():
+        for bucket in buckets(parameters):
+            together = [
+                replace(same[0], bytes=sum(step.bytes for step in same))
+                for same in zip(*(steps[one.name] for one in bucket), strict=True)
+            ]
+            mesh = stage.sharding.mesh
+            total += conversion_s(problem.topology, group, mesh, together)
     return total
 
 

@@ -1,5 +1,6 @@
 """The solvers' plans, as rows of plain text and as the machine's JSON."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,14 @@ from planner.problem import Objective, Status
 from planner.profiles import Source
 from planner.reports.tables import Table, device_runs, percent
 from planner.schedules.versions import alive
+from planner.strategy import Stage
 from planner.support.module_paths import from_to
 from planner.units import format_bytes, format_seconds
 
 # Rows of a table of stages.
 MAX_ROWS = 24
+# A number in the path of a module.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 # The objectives that have a column of their own, beside the iteration.
 _OBJECTIVES = {Objective.BOTTLENECK: ">bottleneck", Objective.LATENCY: ">latency"}
 
@@ -98,6 +102,7 @@ def stage_table(plan: Plan) -> Table:
             (
                 str(s),
                 device_runs(stage.devices),
+                mesh_text(stage),
                 str(len(stage.operators)),
                 format_seconds(times.forward_s),
                 format_seconds(times.backward_s),
@@ -108,7 +113,7 @@ def stage_table(plan: Plan) -> Table:
                 _span(plan, s),
             )
         )
-    columns = (">stage", "devices", ">operators", ">forward", ">backward", ">in flight",
+    columns = (">stage", "devices", "mesh", ">operators", ">forward", ">backward", ">in flight",
                ">versions", "recompute", ">peak memory", "from .. to")  # fmt: skip
     optional = ("from .. to", "recompute", ">in flight", ">operators")
     title = "Stages, per microbatch"
@@ -117,7 +122,48 @@ def stage_table(plan: Plan) -> Table:
         title += f" (the first and the last {ends} of {len(rows)}; the strategy file has all)"
         rows = [*rows[:ends], ("..", *[""] * (len(columns) - 1)), *rows[-ends:]]
     table = Table(title, columns, tuple(rows), optional=optional)
+    table = table if any(row[2] for row in rows) else table.without("mesh")
     return table if asynchronous else table.without(">versions")
+
+
+def mesh_text(stage: Stage) -> str:
+    """The mesh of a split stage, with its replicas, such as "2 x 4, 3 replicas"; "" of others."""
+    if stage.sharding is None:
+        return ""
+    mesh = " x ".join(map(str, stage.sharding.mesh))
+    return mesh if stage.num_replicas == 1 else f"{mesh}, {stage.num_replicas} replicas"
+
+
+def parameter_table(plan: Plan) -> Table | None:
+    """How the parameters of split stages lie, those of modules that differ in their numbers only
+    together; None where none is cut.
+    """
+    found: dict[tuple[str, str, str, str], list[int]] = {}
+    for s, stage in enumerate(plan.strategy.stages):
+        split = stage.sharding
+        for name in sorted({*split.parameters, *split.gradients, *split.states} if split else ()):
+            assert split is not None
+            whole = ("R",) * len(split.mesh)
+            lies = split.parameters.get(name, whole)
+            gradient = split.gradients.get(name, lies)
+            state = split.states.get(name, gradient)
+            key = (_NUMBER.sub("*", name), " ".join(lies), " ".join(gradient), " ".join(state))
+            found.setdefault(key, []).append(s)
+    rows = [
+        (name, str(len(stages)), device_runs(tuple(set(stages))), lies, gradient, state)
+        for (name, lies, gradient, state), stages in found.items()
+    ]
+    if not rows:
+        return None
+    title = "Parameters that are cut, axis by axis"
+    if len(rows) > MAX_ROWS:
+        title += f" (the first {MAX_ROWS} of {len(rows)}; the strategy file has all)"
+        rows = rows[:MAX_ROWS]
+    columns = ("parameter", ">number", "stages", "lies", "gradient", "optimizer state")
+    table = Table(title, columns, tuple(rows))
+    if all(row[3] == row[4] == row[5] for row in rows):
+        table = table.without("gradient").without("optimizer state")
+    return table
 
 
 def _span(plan: Plan, stage: int) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit, Pesto
 from planner.solvers.pipedream.options import PipeDream
+from planner.solvers.sharded.options import Megatron, Zero
 
 if TYPE_CHECKING:
     from planner.problem import Options, Problem, Result
@@ -49,6 +50,8 @@ class Solver:
         max_devices: on more devices it has no answer.
         without_memory: the one of its own options under which it counts no memory; None if it
             always does.
+        splits: whether it splits operators, and is asked only where the profile has rules for that,
+            unless it is named.
         synchronous: whether it has no answer under an asynchronous schedule, because its devices
             run several stages each.
     """
@@ -64,6 +67,7 @@ class Solver:
     starts_from: tuple[str, ...] | None = None
     max_devices: float = math.inf
     without_memory: str | None = None
+    splits: bool = False
     synchronous: bool = False
 
     def counts_memory(self, options: "Options") -> bool:
@@ -186,6 +190,30 @@ SOLVERS: Mapping[str, Solver] = {
         max_devices=MAX_PLACED_DEVICES,
         synchronous=True,
     ),
+    "megatron": Solver(
+        "planner.solvers.sharded.megatron:solve",
+        "Megatron-LM's grid of tensor, data and pipeline parallelism",
+        Megatron,
+        in_portfolio=True,
+        splits=True,
+    ),
+    "zero": Solver(
+        "planner.solvers.sharded.zero:solve",
+        "ZeRO, data parallelism that keeps parts of the model",
+        Zero,
+        in_portfolio=True,
+        splits=True,
+    ),
+    "expert": Solver(
+        "planner.solvers.sharded.experts:expert",
+        "Krizhevsky's rules for convolutions and products, Wu's for recurrent models",
+        splits=True,
+    ),
+    "heuristic": Solver(
+        "planner.solvers.sharded.experts:heuristic",
+        "every input and parameter cut along its longest dimension",
+        splits=True,
+    ),
     "manual": Solver(
         "planner.solvers.manual:solve",
         "your own stages, from --cuts and --replicas",
@@ -195,9 +223,15 @@ SOLVERS: Mapping[str, Solver] = {
 }
 
 
-def portfolio() -> tuple[str, ...]:
-    """The solvers that are asked where none is named; the others are there to compare with."""
-    return tuple(name for name, solver in SOLVERS.items() if solver.in_portfolio)
+def portfolio(*, splits: bool = True) -> tuple[str, ...]:
+    """The solvers that are asked where none is named; the others are there to compare with.
+
+    Args:
+        splits: with those that split operators.
+    """
+    return tuple(
+        name for name, one in SOLVERS.items() if one.in_portfolio and (splits or not one.splits)
+    )
 
 
 def automatic() -> tuple[str, ...]:

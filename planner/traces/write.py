@@ -1,17 +1,19 @@
 """`Timeline` -> Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Each device is a process with a track of computation, a track of all-reduces, a track per peer and
-direction of transfers, and a counter of memory where it is known. An arrow leads from each send to
+Each device is a process with a track of computation, a track of the collectives inside of it where
+stages are split, a track of all-reduces, a track per peer and direction of transfers, and a counter
+of memory where it is known. An arrow leads from each send to
 its receive. The format: "Trace Event Format", Google, 2016.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from planner.files import format_in
 from planner.schedules.actions import AllReduce, Direction, text
+from planner.simulator.collectives import Collective
 from planner.simulator.timeline import Timeline, Transfer
 from planner.support.outputs import Kind
 from planner.support.writing import write_atomically
@@ -21,11 +23,15 @@ _Track = tuple[int, str]
 
 TRACE_FORMAT = "planner-trace/1"
 COMPUTE, SUMS, TRANSFER = "compute", "sums", "transfer"
+INSIDE = "collectives"
 TRACE_FILE = Kind("a trace", lambda path: format_in(path).startswith("planner-trace"))
 
 
 def chrome_trace(
-    timeline: Timeline, names: Mapping[int, str], about: Mapping[str, Any] | None = None
+    timeline: Timeline,
+    names: Mapping[int, str],
+    about: Mapping[str, Any] | None = None,
+    inside: Sequence[Collective] = (),
 ) -> dict[str, Any]:
     """The trace as the object that its JSON file holds; times in us, as the format requires.
 
@@ -33,12 +39,18 @@ def chrome_trace(
         timeline: the timeline.
         names: names of all devices in the timeline, by index.
         about: further entries of `otherData`, which viewers ignore.
+        inside: collectives inside of computations.
     """
-    tracks = _tracks(timeline, names)
+    tracks = _tracks(timeline, names, inside)
     records = [*_headers(tracks, names), *_actions(timeline, tracks)]
     for number, transfer in enumerate(timeline.transfers):
         records += _transfer(transfer, number, tracks, names)
     records += _memory(timeline)
+    records += [
+        _slice(one.name, INSIDE, one.start_s, one.end_s)
+        | {"pid": _pid(one.device), "tid": tracks[one.device, INSIDE]}
+        for one in inside
+    ]
     other = {"format": TRACE_FORMAT, "iteration_s": timeline.iteration_s, **(about or {})}
     return {"displayTimeUnit": "ms", "otherData": other, "traceEvents": records}
 
@@ -48,9 +60,10 @@ def write_trace(
     names: Mapping[int, str],
     path: Path,
     about: Mapping[str, Any] | None = None,
+    inside: Sequence[Collective] = (),
 ) -> None:
     """Writes the trace to a file, whole or not at all. Arguments are those of `chrome_trace`."""
-    content = json.dumps(chrome_trace(timeline, names, about), sort_keys=True)
+    content = json.dumps(chrome_trace(timeline, names, about, inside), sort_keys=True)
     write_atomically(path, (content + "\n").encode())
 
 
@@ -59,11 +72,13 @@ def _pid(device: int) -> int:
     return device + 1
 
 
-def _tracks(timeline: Timeline, names: Mapping[int, str]) -> dict[_Track, int]:
+def _tracks(
+    timeline: Timeline, names: Mapping[int, str], inside: Sequence[Collective]
+) -> dict[_Track, int]:
     """The thread number of each track, by device and name; no two processes share one.
 
-    Viewers sort tracks by their number: computation, all-reduces, then by peer its sends and its
-    receives.
+    Viewers sort tracks by their number: computation, collectives inside, all-reduces, then by peer
+    its sends and its receives.
     """
     # (device, kind of track, order among tracks of this kind, name)
     tracks: set[tuple[int, int, int, str]] = set()
@@ -71,6 +86,7 @@ def _tracks(timeline: Timeline, names: Mapping[int, str]) -> dict[_Track, int]:
         tracks.add((event.device, 0, 0, COMPUTE))
         if isinstance(event.action, AllReduce):
             tracks.add((event.device, 1, 0, SUMS))
+    tracks |= {(one.device, 0, 1, INSIDE) for one in inside}
     for transfer in timeline.transfers:
         tracks.add((transfer.source, 2, 2 * transfer.target, _sending(transfer, names)))
         tracks.add((transfer.target, 2, 2 * transfer.source + 1, _receiving(transfer, names)))

@@ -1,0 +1,94 @@
+"""Collectives inside the computations of split stages, as parts of a timeline. The event loop knows
+a computation as one piece; where its collectives are follows from the order of its operators.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.pricing import sum_factor
+from planner.costs.split import conversion_times, local_stage, local_times
+from planner.problem import Problem
+from planner.schedules.actions import Compute, Direction
+from planner.simulator.timeline import Timeline
+from planner.splitting.conversion import LOCAL
+from planner.strategy import Stage, Strategy, used_devices
+from planner.support.arrays import Floats
+
+# Of a computation: the share of its time before a collective, that with it, and the collective.
+_Part = tuple[float, float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Collectives of one resharding on one device.
+
+    Attributes:
+        device: index into the topology.
+        name: the kinds and the tensor.
+        start_s: since the start of the iteration, in s.
+        end_s: since the start of the iteration, in s.
+    """
+
+    device: int
+    name: str
+    start_s: float
+    end_s: float
+
+
+def collectives(
+    problem: Problem, strategy: Strategy, timeline: Timeline
+) -> tuple[Collective, ...]:  # fmt: skip
+    """The collectives of all split stages that take time, in the order of the computations."""
+    known: dict[tuple[int, tuple[int, ...], Direction], list[_Part]] = {}
+    found = []
+    for event in timeline.events:
+        if not isinstance(event.action, Compute):
+            continue
+        stage = strategy.stages[event.action.stage]
+        if stage.sharding is None:
+            continue
+        group = next(group for group in stage.groups if event.device in group)
+        key = event.action.stage, group, event.action.direction
+        if key not in known:
+            known[key] = list(_parts(problem, strategy, stage, group, event.action.direction))
+        start_s, length_s = event.start_s, event.end_s - event.start_s
+        found += [
+            Collective(event.device, name, start_s + a * length_s, start_s + b * length_s)
+            for a, b, name in known[key]
+        ]
+    return tuple(found)
+
+
+def _parts(
+    problem: Problem,
+    strategy: Strategy,
+    stage: Stage,
+    group: tuple[int, ...],
+    direction: Direction,
+) -> Iterator[_Part]:
+    local, times = local_stage(problem.profile, stage), local_times(problem, stage, group[0])
+    factor = sum_factor(problem, used_devices(strategy))
+    forward, backward = (factor * side for side in conversion_times(problem, stage, group))
+    there = [(i, False) for i in range(len(local.whole))]
+    back = [(i, True) for i in reversed(range(len(local.whole)))]
+    order = there
+    if direction is Direction.BACKWARD:
+        order = there * stage.recompute + back
+    each = np.array(
+        [
+            (times.backward_s[i] + backward[i]) if is_back else (times.forward_s[i] + forward[i])
+            for i, is_back in order
+        ]
+    )
+    ends: Floats = np.cumsum(each)
+    total_s = float(ends[-1])
+    for (i, is_back), end_s, time_s in zip(order, ends.tolist(), each.tolist(), strict=True):
+        if i not in local.conversions or not time_s:
+            continue
+        one = local.conversions[i]
+        steps = one.backward if is_back else one.forward
+        kinds = ", ".join(step.kind.value for step in steps if step.kind not in LOCAL)
+        name = f"{kinds} of {'d/' * is_back}{one.tensor}"
+        yield (end_s - time_s) / total_s, end_s / total_s, name

@@ -1,0 +1,1 @@
+"""Planners that split operators over meshes by known recipes, without a search over rules."""

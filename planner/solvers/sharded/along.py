@@ -1,0 +1,302 @@
+"""The rules of all operators along one axis of a mesh, by a policy that says which are allowed.
+
+A beam goes through the operators in their order. Its states are the parts in which the tensors that
+are still to be read lie at home, with their copies; each is extended by every rule that is allowed.
+Of states with the same parts the fastest is kept, and of all the `BEAM` fastest; of equally fast
+ones that whose operators have made fewer bytes. Nothing is lost by
+the first of these, and little by the second: few tensors are read by later operators at any time.
+
+What a state has cost is the time of a microbatch on the axis: local operators, conversions forward
+and backward, and per iteration, divided by its microbatches, the step through the local parts of
+parameters and the sums of their gradients.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import NamedTuple
+
+from planner.graph import Graph, consumers
+from planner.solvers.sharded.rules import AxisRule, Named, divides, holds
+from planner.splitting.reshardings import reads
+
+BEAM = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis and its prices.
+
+    Attributes:
+        size: n, at least 2.
+        latency_s: of a message between its devices.
+        bytes_per_s: between its devices.
+        step_s_per_byte: of the optimizer, through a parameter, and per microbatch.
+        num_microbatches: that a replica runs in an iteration.
+    """
+
+    size: int
+    latency_s: float
+    bytes_per_s: float
+    step_s_per_byte: float
+    num_microbatches: float
+
+    def gathered_s(self, size_bytes: float) -> float:
+        """Time of an all-gather to so many bytes, or a reduce-scatter of them."""
+        return (self.size - 1) * (self.latency_s + size_bytes / self.size / self.bytes_per_s)
+
+    def converted_s(self, size_bytes: float, old: str, new: str) -> float:
+        """Time of a conversion of a tensor.
+
+        Args:
+            size_bytes: of the whole tensor.
+        """
+        if old == new or old == "R" or new == "P":
+            return 0.0
+        if old == "P":
+            return (2.0 if new == "R" else 1.0) * self.gathered_s(size_bytes)
+        return self.gathered_s(size_bytes if new == "R" else size_bytes / self.size)
+
+
+def _anything(*_: object) -> bool:
+    return True
+
+
+def _nothing(*_: object) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is allowed along an axis.
+
+    Attributes:
+        rule: of an operator, by its index, and a rule of it.
+        conversion: of a tensor, by its name, and the parts before and after.
+        comes: the part in which a tensor from outside may come.
+        leaves: the part in which a tensor may leave.
+        must: of an operator, whether it is run whole only where no rule of it holds.
+        lies: by name, the parts in which parameters and inputs of the model lie, where readers have
+            no choice.
+    """
+
+    rule: Callable[[int, AxisRule], bool] = _anything
+    conversion: Callable[[str, str, str], bool] = _anything
+    comes: Callable[[str, str], bool] = _anything
+    leaves: Callable[[str, str], bool] = _anything
+    must: Callable[[int], bool] = _nothing
+    lies: Mapping[str, str] = field(default_factory=dict)
+
+
+class Home(NamedTuple):
+    """Where a tensor lies.
+
+    Attributes:
+        part: of its spec.
+        gradient: of its gradient.
+        copies: the parts of copies that were made, with those of their gradients.
+    """
+
+    part: str
+    gradient: str
+    copies: frozenset[tuple[str, str]] = frozenset()
+
+
+State = dict[str, Home]
+
+
+@dataclass(slots=True)
+class _Path:
+    """A state, what it cost, and how it was reached."""
+
+    cost_s: float
+    made_bytes: float
+    state: State
+    rule: AxisRule | None = None
+    before: "_Path | None" = None
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Smaller is better."""
+        return self.cost_s, self.made_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    graph: Graph
+    about: Mapping[str, Named]
+    axis: Axis
+    policy: Policy
+    times_s: Sequence[float]
+    floor_s: float
+    last: Mapping[str, int] = field(default_factory=dict)
+
+
+def along(
+    graph: Graph,
+    rules: Sequence[Sequence[AxisRule]],
+    about: Mapping[str, Named],
+    axis: Axis,
+    policy: Policy,
+    times_s: Sequence[float],
+    floor_s: float,
+    beam: int = BEAM,
+) -> tuple[AxisRule, ...]:
+    """A rule for every operator.
+
+    Args:
+        rules: per operator, whole first. That one is always allowed.
+        about: all tensors and parameters, at the shapes that other axes leave.
+        times_s: per operator, forward and backward of a microbatch.
+        floor_s: no part of an operator takes less, unless it does as a whole.
+        beam: states that are kept. With one, each operator takes what costs least by itself.
+    """
+    last = {name: max(v) for name, v in consumers(graph).items() if v}
+    for name in graph.outputs:
+        last[name] = len(graph.operators)
+    for v, operator in enumerate(graph.operators):
+        for name in operator.parameters:
+            last[name] = max(v, last.get(name, -1))
+    search = _Search(graph, about, axis, policy, times_s, floor_s, last)
+    paths = [_Path(0.0, 0.0, {})]
+    for v, own in enumerate(rules):
+        paths = _extended(search, paths, v, own)[:beam]
+    best = min(
+        paths, key=lambda path: (path.cost_s + _ending_s(search, path.state), path.made_bytes)
+    )
+    chosen: list[AxisRule] = []
+    path: _Path | None = best
+    while path is not None and path.rule is not None:
+        chosen.append(path.rule)
+        path = path.before
+    return tuple(reversed(chosen))
+
+
+def _extended(
+    search: _Search, paths: Sequence[_Path], v: int, rules: Sequence[AxisRule]
+) -> list[_Path]:
+    """The paths behind one more operator, the fastest first."""
+    operator, axis = search.graph.operators[v], search.axis
+    names = reads(operator)
+    usable = [
+        one
+        for i, one in enumerate(rules)
+        if not i or (search.policy.rule(v, one)
+                     and holds(one, names, operator.outputs, search.about, axis.size))
+    ]  # fmt: skip
+    if len(usable) > 1 and search.policy.must(v):
+        del usable[0]
+    whole_s = search.times_s[v]
+    least_s = min(whole_s, search.floor_s)
+    own_s = [max(least_s, whole_s / axis.size if one.cuts else whole_s) for one in usable]
+    sizes = [_made_bytes(search, operator.outputs, one) for one in usable]
+    best: dict[tuple[tuple[str, Home], ...], _Path] = {}
+    known: dict[tuple[Home | None, ...], list[tuple[float, list[Home]] | None]] = {}
+    for path in paths:
+        here = tuple(path.state.get(name) for name in names)
+        if here not in known:
+            known[here] = [_read(search, names, here, one) for one in usable]
+        for rule, time_s, size, read in zip(usable, own_s, sizes, known[here], strict=True):
+            if read is None:
+                continue
+            state = dict(path.state)
+            for name, home in zip(names, read[1], strict=True):
+                state[name] = home
+            for name, part, gradient in zip(
+                operator.outputs, rule.outputs, rule.made_gradients, strict=True
+            ):
+                state[name] = Home(part, gradient)
+            for name in (*names, *operator.outputs):
+                if search.last.get(name, -1) <= v:
+                    state.pop(name, None)
+            new = _Path(path.cost_s + time_s + read[0], path.made_bytes + size, state, rule, path)
+            key = tuple(sorted(state.items()))
+            if key not in best or new.rank < best[key].rank:
+                best[key] = new
+    return sorted(best.values(), key=lambda path: path.rank)
+
+
+def _made_bytes(search: _Search, outputs: Sequence[str], rule: AxisRule) -> float:
+    """Bytes that each device makes."""
+    return sum(
+        _bytes(search.about[name]) / (search.axis.size if part.startswith("S") else 1)
+        for name, part in zip(outputs, rule.outputs, strict=True)
+    )
+
+
+def _read(
+    search: _Search, names: Sequence[str], here: Sequence[Home | None], rule: AxisRule
+) -> tuple[float, list[Home]] | None:
+    """Time to bring all that an operator reads into its parts, and the homes afterwards; None if
+    that is not allowed.
+    """
+    total_s, after = 0.0, []
+    parts = zip(names, here, rule.inputs, rule.read_gradients, strict=True)
+    for name, home, part, gradient in parts:
+        about = search.about[name]
+        if home is None:
+            rest = search.policy.lies.get(name, part)
+            if rest == "P" or (not about.parameter and not search.policy.comes(name, rest)):
+                rest = "R"
+            first_s, home = _first_read(search, about, rest, gradient)
+            total_s += first_s
+        wanted = part, gradient if about.gradient else home.gradient
+        if wanted != (home.part, home.gradient) and wanted not in home.copies:
+            checked = not about.parameter and part != home.part
+            if checked and not search.policy.conversion(name, home.part, part):
+                return None
+            size = _bytes(about)
+            total_s += search.axis.converted_s(size, home.part, part)
+            if about.gradient:
+                total_s += search.axis.converted_s(size, gradient, home.gradient)
+            home = home._replace(copies=home.copies | {wanted})
+        after.append(home)
+    return total_s, after
+
+
+def _first_read(
+    search: _Search, about: Named, rest: str, gradient: str
+) -> tuple[float, Home]:  # fmt: skip
+    """What it costs that a tensor or parameter lies in a part, and its home."""
+    axis = search.axis
+    if not about.parameter:
+        return 0.0, Home(rest, rest)
+    lies = gradient if rest == "R" else rest
+    if not about.gradient:
+        return 0.0, Home(rest, rest)
+    local = _bytes(about) / (axis.size if rest.startswith("S") else 1)
+    once_s = axis.step_s_per_byte * local
+    if lies == "P":
+        once_s += 2 * axis.gathered_s(local)
+    return once_s / axis.num_microbatches, Home(rest, lies)
+
+
+def _ending_s(search: _Search, state: State) -> float:
+    """Time to bring the outputs of the model into parts in which they may leave."""
+    total_s = 0.0
+    for name in search.graph.outputs:
+        home = state.get(name)
+        if home is not None and not search.policy.leaves(name, home.part):
+            total_s += search.axis.converted_s(_bytes(search.about[name]), home.part, "R")
+            total_s += search.axis.converted_s(_bytes(search.about[name]), "R", home.gradient)
+    return total_s
+
+
+def _bytes(about: Named) -> float:
+    return prod(about.shape) * about.item_bytes
+
+
+def cut_by(about: Mapping[str, Named], parts: Mapping[str, str], size: int) -> dict[str, Named]:
+    """The tensors and parameters as an axis leaves them to the others.
+
+    Args:
+        parts: by name, those that the axis cuts.
+    """
+    left = {}
+    for name, one in about.items():
+        part = parts.get(name, "R")
+        shape = list(one.shape)
+        if part.startswith("S") and divides(shape, part, size):
+            shape[int(part[1:].partition("/")[0])] //= size
+        left[name] = replace(one, shape=tuple(shape))
+    return left

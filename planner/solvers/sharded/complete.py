@@ -1,0 +1,140 @@
+"""A whole sharding of each stage from the rules of its operators: how parameters lie, and tensors
+at the edges of stages.
+
+A parameter lies as all its readers, in all stages, want it, where they want the same, or else as
+the first of them that cuts it. A tensor from another stage, or from outside, comes as its readers
+want it where they agree, and else whole. Nothing comes, leaves or lies as a summand, and no
+dimension of an output that a loss is computed over is cut.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from planner.graph import Graph, losses_of, producers, tensors_by_name
+from planner.sharding import Rule, Sharding, Spec, dim_of, rule_of, tiles
+from planner.solvers.sharded.rules import AxisRule
+from planner.splitting.reshardings import leaving, reads
+from planner.strategy import Stage
+
+
+def shardings(
+    graph: Graph,
+    stages: Sequence[Sequence[int]],
+    mesh: tuple[int, ...],
+    lines: Sequence[Sequence[AxisRule]],
+    lies: Mapping[str, Spec] | None = None,
+) -> tuple[Sharding, ...]:
+    """A sharding for each stage, all of the same mesh.
+
+    Args:
+        stages: per stage, its operators by index.
+        lines: per axis and operator, its rule.
+        lies: by name, how parameters and inputs of the model lie, if not as their readers want.
+    """
+    lies = lies or {}
+    rules = {
+        operator.name: rule_of([axis[v].line for axis in lines])
+        for v, operator in enumerate(graph.operators)
+    }
+    parameters = dict(_at_rest(graph, range(len(graph.operators)), rules, mesh, parameters=True))
+    parameters |= {name: spec for name, spec in lies.items() if name in parameters}
+    made = []
+    for inside in stages:
+        held = {name for v in inside for name in graph.operators[v].parameters}
+        names = tuple(graph.operators[v].name for v in inside)
+        stage = Stage(names, (tuple(range(len(mesh))),), 1, False)
+        own = {name: rules[name] for name in names if _is_split(rules[name])}
+        made.append(
+            Sharding(
+                mesh=mesh,
+                rules=own,
+                parameters={n: spec for n, spec in parameters.items() if n in held and _cut(spec)},
+                inputs={
+                    name: lies.get(name, spec)
+                    for name, spec in _at_rest(graph, inside, rules, mesh)
+                    if _cut(lies.get(name, spec))
+                },
+                outputs={n: spec for n, spec in _leaving(graph, stage, rules) if _cut(spec)},
+            )
+        )
+    return tuple(made)
+
+
+def _is_split(rule: Rule) -> bool:
+    return any(_cut(spec) for spec in (*rule.inputs, *rule.outputs))
+
+
+def _cut(spec: Spec) -> bool:
+    return any(part != "R" for part in spec)
+
+
+def _at_rest(
+    graph: Graph,
+    inside: Iterable[int],
+    rules: Mapping[str, Rule],
+    mesh: tuple[int, ...],
+    *,
+    parameters: bool = False,
+) -> Iterable[tuple[str, Spec]]:
+    """How parameters lie, or else how tensors come that no operator inside makes, by name."""
+    some, made_by = list(inside), producers(graph)
+    there = set(some)
+    wanted: dict[str, list[Spec]] = {}
+    for v in some:
+        operator = graph.operators[v]
+        for name, spec in zip(reads(operator), rules[operator.name].inputs, strict=True):
+            held = name in operator.parameters
+            if held is parameters and (held or made_by.get(name) not in there):
+                wanted.setdefault(name, []).append(spec)
+    shapes = {one.name: one.shape for one in graph.tensors}
+    shapes |= {one.name: one.shape for one in graph.parameters}
+    for name, specs in wanted.items():
+        yield name, _agreed(shapes[name], specs, mesh, first_cut=parameters)
+
+
+def _agreed(
+    shape: tuple[int, ...], specs: Sequence[Spec], mesh: tuple[int, ...], *, first_cut: bool
+) -> Spec:  # fmt: skip
+    """One spec for readers that want several."""
+    parts = []
+    for of_axis in zip(*specs, strict=True):
+        cuts = [part for part in of_axis if part.startswith("S")]
+        agree = len(set(of_axis)) == 1
+        parts.append(cuts[0] if cuts and (agree or first_cut) else "R")
+    spec = tuple(parts)
+    try:
+        tiles(shape, spec, mesh, 0)
+    except ValueError:  # axes that cut one dimension together need not divide it
+        return ("R",) * len(mesh)
+    return spec
+
+
+def _leaving(
+    graph: Graph, stage: Stage, rules: Mapping[str, Rule]
+) -> Iterable[tuple[str, Spec]]:  # fmt: skip
+    """How tensors leave: as they are made, but no sums."""
+    by_name, made_by = tensors_by_name(graph), producers(graph)
+    for name in leaving(stage, graph):
+        operator = graph.operators[made_by[name]]
+        spec = rules[operator.name].outputs[operator.outputs.index(name)]
+        keeps = [
+            part if part.startswith("S") and may_leave(graph, name, part) else "R" for part in spec
+        ]
+        yield name, tuple(keeps) if by_name[name].shape else ("R",) * len(spec)
+
+
+def may_leave(graph: Graph, name: str, part: str) -> bool:
+    """Whether a tensor may leave a stage in a part: not as a summand, and no output of the model
+    cut along a dimension that a loss is computed over.
+    """
+    if name not in graph.outputs or part == "R":
+        return part != "P"
+    dim, rank = dim_of(part), len(tensors_by_name(graph)[name].shape)
+    if dim is None:
+        return False
+    for one in losses_of(graph):
+        if one.output == name:
+            if one.function == "own" or ":" in one.function or rank < 2:
+                return False
+            classes = (rank - 1 if rank < 4 else 1) if one.class_dim is None else one.class_dim
+            return dim != classes % rank
+    return True

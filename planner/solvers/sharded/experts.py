@@ -1,0 +1,144 @@
+"""Rules of thumb: what experts write down before there is a search.
+
+`expert`     Convolutions and pooling split samples, because their weights are small and their
+             tensors large; products with weights split these (Krizhevsky 2014, section 3). A model
+             with recurrent operators is copied to every host, and within a host its layers are
+             dealt to the devices by depth (Wu et al. 2016, section 4.4).
+`heuristic`  Every input and parameter is cut along its longest dimension, and each operator, in
+             turn, takes the rule that moves least: what users of GSPMD do (Xu et al. 2021).
+"""
+
+from collections.abc import Callable
+
+from planner.costs.bounds import has_rules
+from planner.graph import Graph, parameters_by_name
+from planner.problem import Problem, Result, Status
+from planner.solvers.sharded.along import Policy
+from planner.solvers.sharded.complete import may_leave, shardings
+from planner.solvers.sharded.layout import (
+    NO_RULES,
+    Layout,
+    axis_of,
+    best_of,
+    chosen,
+    groups_of,
+    host_by_host,
+    smallest_host,
+    stage_cuts,
+)
+from planner.solvers.sharded.rules import AxisRule, divides, named
+from planner.splitting.reshardings import reads
+
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+_DENSE = frozenset({"MatMul", "Gemm"})
+_OF_SAMPLES = frozenset(
+    {
+        "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool",
+        "LpPool", "BatchNormalization",
+    }
+)  # fmt: skip
+
+
+def expert(problem: Problem, time_limit_s: float) -> Result:
+    """Krizhevsky's plan on all devices, or Wu's where the model is recurrent.
+
+    Args:
+        time_limit_s: not needed.
+    """
+    if any(operator.type in _RECURRENT for operator in problem.profile.graph.operators):
+        return _by_depth(problem)
+    space = "Krizhevsky's rules: convolutions split samples, products split weights"
+    return _on_one_mesh(problem, space, _krizhevsky(problem))
+
+
+def heuristic(problem: Problem, time_limit_s: float) -> Result:
+    """Longest dimensions and propagation, on all devices.
+
+    Args:
+        time_limit_s: not needed.
+    """
+    space = "the longest dimension of every input is cut, and operators follow"
+    return _on_one_mesh(problem, space, None)
+
+
+def _by_depth(problem: Problem) -> Result:
+    """Copies on all hosts, each a pipeline over the devices of its host."""
+    space = "Wu's rules: copies on all hosts, layers by depth on their devices"
+    depth = min(smallest_host(problem), len(problem.profile.operators))
+    devices = host_by_host(problem)
+    copies = min(len(devices) // smallest_host(problem), problem.options.num_microbatches)
+    stages = stage_cuts(problem, depth)
+    of_host = [devices[c * smallest_host(problem) :][:depth] for c in range(copies)]
+    groups = [tuple((host[s],) for host in of_host) for s in range(depth)]
+    return best_of(problem, [Layout(stages, groups, [None] * depth)], space)
+
+
+def _on_one_mesh(
+    problem: Problem, space: str, allowed: Callable[[int, AxisRule], bool] | None
+) -> Result:
+    """One stage on a mesh of one axis over all devices.
+
+    Args:
+        allowed: which rules are; None for all, with inputs and parameters cut.
+    """
+    if not has_rules(problem):
+        return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
+    graph, devices = problem.profile.graph, host_by_host(problem)
+    everything = (tuple(range(len(graph.operators))),)
+    size, about = len(devices), dict(named(graph))
+
+    def leaves(name: str, part: str) -> bool:
+        return may_leave(graph, name, part)
+
+    axis = axis_of(problem, devices, (size,), 0, 1) if size > 1 else None
+    if axis is None:
+        return Result(Status.INFEASIBLE, None, space=space, reason="there is one device")
+    lies: dict[str, str] = {}
+    if allowed is None:
+        lies = _longest(graph, size)
+        policy = Policy(leaves=leaves, lies=lies)
+        lines = chosen(problem, about, axis, policy, devices[0], beam=1)
+    else:
+        ruled = _OF_SAMPLES | _DENSE
+        policy = Policy(
+            rule=allowed, leaves=leaves, must=lambda v: graph.operators[v].type in ruled
+        )
+        lines = chosen(problem, about, axis, policy, devices[0])
+    specs = {name: (part,) for name, part in lies.items()}
+    made = shardings(graph, everything, (size,), [lines], specs)
+    return best_of(problem, [Layout(everything, groups_of(devices, (size,), 1, 1), made)], space)
+
+
+def _krizhevsky(problem: Problem) -> Callable[[int, AxisRule], bool]:
+    """Convolutions keep their parameters whole; products with weights cut these."""
+    graph = problem.profile.graph
+    parameters = parameters_by_name(graph)
+
+    def allowed(v: int, rule: AxisRule) -> bool:
+        operator = graph.operators[v]
+        weights = [
+            part
+            for name, part in zip(reads(operator), rule.inputs, strict=True)
+            if name in parameters and parameters[name].trainable and len(parameters[name].shape) > 1
+        ]
+        if operator.type in _OF_SAMPLES:
+            return rule.inputs[0] == "S0" and all(part == "R" for part in weights)
+        if operator.type in _DENSE and weights:
+            return any(part.startswith("S") for part in weights)
+        return True
+
+    return allowed
+
+
+def _longest(graph: Graph, size: int) -> dict[str, str]:
+    """The longest dimension that can be cut of every input and parameter; of equals the first."""
+    found = {}
+    inputs = set(graph.inputs)
+    shapes = {one.name: one.shape for one in graph.tensors if one.name in inputs}
+    shapes |= {one.name: one.shape for one in graph.parameters}
+    for name, shape in shapes.items():
+        dims = sorted(range(len(shape)), key=lambda dim: (-shape[dim], dim))
+        cut = next((f"S{dim}" for dim in dims if divides(shape, f"S{dim}", size)), None)
+        if cut is not None:
+            found[name] = cut
+    return found

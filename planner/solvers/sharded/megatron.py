@@ -1,0 +1,162 @@
+"""Megatron-LM's plans: operators split in pairs inside a host, copies of the model, and stages.
+
+A product whose weights are cut by columns makes parts of its outputs, what follows runs on these
+parts, and a product whose weights are cut by rows makes summands, which are added up: two
+all-reduces in the forward and two in the backward of a block of a transformer (Shoeybi et al. 2019,
+section 3). Which operators these are is not read off names: of the rules of the profile, those are
+allowed that cut weights, and those that go on with parts; nothing is cut that is whole, no sum is
+scattered, and what products make is not gathered. With sequence parallelism sums may be scattered
+along another dimension than the first, and norms run on parts (Korthikanti et al. 2022, section
+4.2).
+
+    t   devices of a mesh, inside a host       d   replicas, or an axis of the mesh along the first
+    p   stages of about the same time              dimension where there are too few microbatches
+
+All t d p that make up the number of devices are tried (Narayanan et al. 2021, section 3).
+"""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from planner.costs.bounds import has_rules
+from planner.graph import parameters_by_name
+from planner.problem import Problem, Result, Status, switches_of
+from planner.sharding import dim_of
+from planner.solvers.sharded.along import Policy, cut_by
+from planner.solvers.sharded.complete import may_leave, shardings
+from planner.solvers.sharded.layout import (
+    NO_RULES,
+    Layout,
+    axis_of,
+    best_of,
+    chosen,
+    divisors,
+    groups_of,
+    host_by_host,
+    smallest_host,
+    stage_cuts,
+)
+from planner.solvers.sharded.options import Megatron
+from planner.solvers.sharded.rules import AxisRule, named
+from planner.solvers.sharded.zero import data_policy
+from planner.splitting.reshardings import reads
+
+MAX_STAGES = 64
+
+Axes = tuple[tuple[int, bool], ...]
+"""Of a mesh, the size of each axis, and whether it splits samples."""
+
+
+def solve(problem: Problem, time_limit_s: float) -> Result:
+    """The best of the grid.
+
+    Args:
+        time_limit_s: not needed: there are few points.
+    """
+    space = "Megatron-LM's grid of tensor, data and pipeline degrees"
+    if not has_rules(problem):
+        return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
+    points = list(_grid(problem, switches_of(problem.options, Megatron)))
+    if not points:
+        reason = "no product of the degrees makes up the devices, with a tensor degree in a host"
+        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
+    return best_of(problem, _layouts(problem, points), space)
+
+
+def _grid(problem: Problem, own: Megatron) -> Iterator[tuple[int, int, int]]:
+    """(t, d, p) of all points, as far as they are not given."""
+    count, host = len(problem.topology.devices), smallest_host(problem)
+    most = min(MAX_STAGES, len(problem.profile.operators))
+    for t in divisors(host):
+        for p in divisors(count):
+            d = count // (t * p)
+            given = (own.tensor_degree, t), (own.data_degree, d), (own.pipeline_degree, p)
+            if t * p * d == count and p <= most and all(a in (None, b) for a, b in given):
+                yield t, d, p
+    if own.tensor_degree and own.data_degree and own.pipeline_degree:
+        point = own.tensor_degree, own.data_degree, own.pipeline_degree
+        used = point[0] * point[1] * point[2]
+        if used < count and host % point[0] == 0:
+            yield point
+
+
+def _layouts(problem: Problem, points: list[tuple[int, int, int]]) -> Iterator[Layout]:
+    """The layouts of the points."""
+    sequence = switches_of(problem.options, Megatron).sequence_parallel
+    graph, devices = problem.profile.graph, host_by_host(problem)
+    known: dict[Axes, list[tuple[AxisRule, ...]]] = {}
+    for t, d, p in points:
+        replicas = d if d <= problem.options.num_microbatches else 1
+        axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
+        stages = stage_cuts(problem, p)
+        mesh = tuple(size for size, _ in axes)
+        groups = groups_of(devices, mesh, replicas, p)
+        if not axes:
+            yield Layout(stages, groups, [None] * p)
+            continue
+        if axes not in known:
+            known[axes] = _lines(problem, axes, devices, replicas, sequence=sequence)
+        yield Layout(stages, groups, shardings(graph, stages, mesh, known[axes]))
+
+
+def _lines(
+    problem: Problem, axes: Axes, devices: Sequence[int], replicas: int, *, sequence: bool
+) -> list[tuple[AxisRule, ...]]:
+    """The rules of all operators, along each axis."""
+    about, mesh = dict(named(problem.profile.graph)), tuple(size for size, _ in axes)
+    made = []
+    for a, (size, is_data) in enumerate(axes):
+        axis = axis_of(problem, devices[: prod(mesh)], mesh, a, replicas)
+        policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
+        rules = chosen(problem, about, axis, policy, devices[0])
+        made.append(rules)
+        about = cut_by(about, _parts(problem, rules), size)
+    return made
+
+
+def _parts(problem: Problem, rules: tuple[AxisRule, ...]) -> dict[str, str]:
+    """How the tensors and parameters are cut, by name."""
+    parts: dict[str, str] = {}
+    for operator, rule in zip(problem.profile.graph.operators, rules, strict=True):
+        for name, part in zip(
+            (*reads(operator), *operator.outputs), (*rule.inputs, *rule.outputs), strict=True
+        ):
+            if part.startswith("S"):
+                parts.setdefault(name, part)
+    return parts
+
+
+def tensor_policy(problem: Problem, *, sequence: bool) -> Policy:
+    """Weights are cut; tensors only by operators that make them so."""
+    graph = problem.profile.graph
+    parameters = parameters_by_name(graph)
+    ranks = {one.name: len(one.shape) for one in graph.tensors}
+    of_samples = set(graph.inputs)  # and all that follows from them
+    for operator in graph.operators:
+        if of_samples.intersection(operator.inputs):
+            of_samples.update(operator.outputs)
+
+    def cuts_weights(v: int, rule: AxisRule) -> bool:
+        operator = graph.operators[v]
+        weights = [
+            part
+            for name, part in zip(reads(operator), rule.inputs, strict=True)
+            if name in parameters and parameters[name].trainable and len(parameters[name].shape) > 1
+        ]
+        return not weights or any(part.startswith("S") for part in weights)
+
+    def converts(name: str, old: str, new: str) -> bool:
+        if name not in of_samples:
+            return True
+        if not new.startswith("S"):
+            return not old.startswith("S") or dim_of(old) != ranks[name] - 1
+        # The first dimension of all but matrices is that of samples.
+        along = dim_of(new) or 0
+        return sequence and old in ("R", "P") and (along > 0 or ranks[name] < 3)
+
+    return Policy(
+        rule=cuts_weights,
+        conversion=converts,
+        comes=lambda name, part: part == "R" or (sequence and dim_of(part) != 0),
+        leaves=lambda name, part: may_leave(graph, name, part),
+    )

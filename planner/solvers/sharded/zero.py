@@ -1,0 +1,106 @@
+"""ZeRO: data parallelism whose devices each keep a part of what all of them would keep.
+
+Samples are split along one axis over all devices, or, where these do not divide the microbatch,
+over as many as do, with replicas. Along the axis each parameter is cut in the first dimension
+that can be (Rajbhandari et al. 2020, section 5):
+
+    1   the optimizer's state: each device steps through its part, which is gathered then
+    2   gradients, too: each backward scatters them
+    3   parameters, too: each forward and backward gathers them
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.costs.bounds import has_rules
+from planner.graph import parameters_by_name
+from planner.problem import Problem, Result, Status, switches_of
+from planner.sharding import Sharding, Spec
+from planner.solvers.sharded.along import Policy
+from planner.solvers.sharded.complete import may_leave, shardings
+from planner.solvers.sharded.layout import (
+    NO_RULES,
+    Layout,
+    axis_of,
+    best_of,
+    chosen,
+    divisors,
+    groups_of,
+    host_by_host,
+)
+from planner.solvers.sharded.options import Zero
+from planner.solvers.sharded.rules import AxisRule, divides, named
+from planner.splitting.reshardings import reads
+
+
+def solve(problem: Problem, time_limit_s: float) -> Result:
+    """The plan on all devices.
+
+    Args:
+        time_limit_s: not needed.
+    """
+    stage = switches_of(problem.options, Zero).zero_stage
+    space = f"ZeRO-{stage} over all devices"
+    if not has_rules(problem):
+        return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
+    layouts = list(_layouts(problem, stage))
+    if not layouts:
+        reason = "no number of devices divides the samples of a microbatch"
+        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
+    return best_of(problem, layouts, space)
+
+
+def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
+    """One stage on a mesh of all devices, or the largest for which most work can be split."""
+    graph, devices = problem.profile.graph, host_by_host(problem)
+    everything = (tuple(range(len(graph.operators))),)
+    for size in reversed(divisors(len(devices))):
+        replicas = len(devices) // size
+        if size == 1 or replicas > problem.options.num_microbatches:
+            continue
+        if problem.profile.microbatch_size % size:
+            continue
+        axis = axis_of(problem, devices[:size], (size,), 0, replicas)
+        lines = chosen(problem, dict(named(graph)), axis, data_policy(problem), devices[0])
+        (data,) = shardings(graph, everything, (size,), [lines])
+        groups = groups_of(devices, (size,), replicas, 1)
+        yield Layout(everything, groups, [cut_further(problem, data, stage)])
+        return
+
+
+def data_policy(problem: Problem) -> Policy:
+    """Parameters are whole, or summands of their gradients are made elsewhere; tensors are cut as
+    they are cut fastest.
+    """
+    graph = problem.profile.graph
+    parameters = parameters_by_name(graph)
+
+    def keeps_parameters(v: int, rule: AxisRule) -> bool:
+        names = reads(graph.operators[v])
+        both = zip(names, rule.inputs, strict=True)
+        return all(part == "R" for name, part in both if name in parameters
+                   and parameters[name].trainable)  # fmt: skip
+
+    return Policy(rule=keeps_parameters, leaves=lambda name, part: may_leave(graph, name, part))
+
+
+def cut_further(problem: Problem, data: Sharding, stage: int) -> Sharding:
+    """Data parallelism with the parts of ZeRO's stage 1, 2 or 3."""
+    cut = dict(_parts(problem, data.mesh[0]))
+    match stage:
+        case 1:
+            return replace(data, states=cut)
+        case 2:
+            return replace(data, states=cut, gradients=cut)
+    return replace(data, parameters={**data.parameters, **cut})
+
+
+def _parts(problem: Problem, size: int) -> Iterator[tuple[str, Spec]]:
+    """The first dimension that can be cut of each trained parameter: along it a part lies in one
+    piece.
+    """
+    for one in problem.profile.graph.parameters:
+        for dim in range(len(one.shape)) if one.trainable else ():
+            if divides(one.shape, f"S{dim}", size):
+                yield one.name, (f"S{dim}",)
+                break

@@ -1,0 +1,303 @@
+"""Prices and memory of split stages, against numbers worked out by hand."""
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.costs.collectives import (
+    allgather_s,
+    allreduce_s,
+    alltoall_s,
+    conversion_s,
+    lines,
+)
+from planner.costs.evaluate import evaluate
+from planner.costs.memory import stage_memory
+from planner.costs.split import local_stage, local_times, work_share
+from planner.problem import Optimizer
+from planner.profiles import Source
+from planner.schedules.actions import Receive, Send
+from planner.sharding import local_shape, rule_of
+from planner.simulator.steady import iterate
+from planner.splitting import conversion
+from planner.splitting.sums import gradient_sums
+from planner.strategy import violations
+from tests.support.builders import cluster, problem_of, unit_type
+from tests.support.split import (
+    HIDDEN,
+    ROWS,
+    WIDTH,
+    megatron,
+    mlp,
+    one_stage,
+    sharding,
+    two_stages,
+    with_stage,
+    zero,
+)
+
+LATENCY, RATE = 1e-5, 1e9
+FAST = unit_type(bandwidth=1e9)
+WEIGHTS = 4 * WIDTH + 2 * 4 * WIDTH * HIDDEN  # bytes of w0, w1 and w2
+OF_Y, OF_H = 4 * ROWS * WIDTH, 4 * ROWS * HIDDEN
+
+
+def problem(count=4, profile=None, num_microbatches=2, **options):
+    topology = cluster([FAST] * count, RATE, LATENCY)
+    return problem_of(profile or mlp(), topology, num_microbatches, measured_on=FAST, **options)
+
+
+def ring_s(size, n):
+    """Half of a ring all-reduce."""
+    return (n - 1) * (LATENCY + size / n / RATE)
+
+
+# ------------------------------------------------------------------------------ collectives
+
+
+def test_an_all_gather_is_half_an_all_reduce():
+    topology = cluster([FAST] * 4, RATE, LATENCY)
+    for n in (1, 2, 3, 4):
+        group = tuple(range(n))
+        assert allgather_s(topology, group, 600) == pytest.approx(ring_s(600, n))
+        assert allreduce_s(topology, group, 600) == pytest.approx(2 * ring_s(600, n))
+
+
+def test_an_all_to_all_takes_the_slowest_pair():
+    links = [(0, 1, 1e9), (0, 2, 1e9), (1, 2, 1e6)]
+    topology = cluster([FAST] * 3, 1.0, 0.0, links=links)
+    assert alltoall_s(topology, (0, 1, 2), 3_000_000) == pytest.approx(2 * 1_000_000 / 1e6)
+    assert alltoall_s(topology, (1,), 3_000_000) == 0.0
+
+
+def test_a_step_is_as_slow_as_on_the_slowest_line_of_its_axis():
+    topology = cluster([FAST] * 4, 1e6, 0.0, links=[(0, 1, 1e9), (2, 3, 1e8)])
+    assert lines((0, 1, 2, 3), (2, 2), 1) == ((0, 1), (2, 3))
+    steps = conversion((100,), 1.0, (2, 2), ("R", "S0"), ("R", "R"))
+    assert conversion_s(topology, (0, 1, 2, 3), (2, 2), steps) == pytest.approx(50 / 1e8)
+    # With the devices laid out in another way, the same lines run over the host's links.
+    assert conversion_s(topology, (0, 2, 3, 1), (2, 2), steps) == pytest.approx(50 / 1e6)
+
+
+# ------------------------------------------------------------------------------ times
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_megatrons_mlp_by_hand(size):
+    """4 s each of two products, cut; 2 s of gelu, cut; 0.5 s of a scale that all do. An all-reduce
+    of y forward, and one of the gradient of s backward.
+    """
+    given_problem = problem(4)
+    strategy = one_stage(mlp(), megatron(size), [range(size)], 2)
+    evaluation = evaluate(given_problem, strategy)
+    reduced_s = 2 * ring_s(OF_Y, size)
+    stage = evaluation.stages[0]
+    assert stage.forward_s == pytest.approx(0.5 + 10.0 / size + reduced_s)
+    assert stage.backward_s == pytest.approx(1.0 + 20.0 / size + reduced_s)
+    step_s = 4 * (4 * WIDTH + (WEIGHTS - 4 * WIDTH) / size) / 1e9
+    assert stage.tail_s == pytest.approx(step_s)
+    simulated = iterate(given_problem, strategy, evaluation).iteration_s
+    assert simulated == pytest.approx(2 * (stage.forward_s + stage.backward_s) + step_s)
+
+
+def test_recomputation_repeats_the_collectives_of_the_forward():
+    strategy = one_stage(mlp(), megatron(2), [[0, 1]], 2)
+    plain = evaluate(problem(2), strategy).stages[0]
+    again = evaluate(problem(2), with_stage(strategy, recompute=True)).stages[0]
+    assert again.backward_s == pytest.approx(plain.backward_s + plain.forward_s)
+
+
+def test_a_part_is_no_faster_than_the_fastest_operator():
+    profile = mlp(forward_s=(0.5, 4.0, 0.6, 4.0))
+    stage = one_stage(profile, megatron(4), [range(4)], 2).stages[0]
+    assert local_times(problem(4, profile), stage, 0).forward_s.sum() == pytest.approx(
+        0.5 + 1.0 + 0.5 + 1.0
+    )
+
+
+def test_parts_of_computed_times_follow_the_roofline_and_are_launched_each():
+    # By the roofline all is bound by FLOPs, so that shares are exact. 0.5 s are a launch.
+    profile = replace(mlp(), source=Source.ANALYTIC)
+    stage = one_stage(profile, megatron(4), [range(4)], 2).stages[0]
+    topology = cluster([unit_type()] * 4)
+    times = local_times(problem_of(profile, topology), stage, 0)
+    assert times.forward_s.sum() == pytest.approx(0.5 + 2 * (0.5 + 3.5 / 4) + (0.5 + 1.5 / 4))
+
+
+def test_rules_of_summands_alone_do_all_the_work():
+    assert work_share(rule_of(["P,R->P", "R,S1->S1"]), (2, 8)) == 1 / 8
+    assert work_share(rule_of(["S0,R->P @rows"]), (4,)) == 1.0
+
+
+# ------------------------------------------------------------------------------ memory
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_memory_of_megatrons_mlp_by_hand(size):
+    given_problem = problem(4, optimizer=Optimizer.ADAM)
+    strategy = one_stage(mlp(), megatron(size), [range(size)], 2)
+    memory = evaluate(given_problem, strategy).memory[0]
+    held = 4 * WIDTH + 2 * 4 * WIDTH * HIDDEN // size
+    assert memory.parameter_bytes == memory.gradient_bytes == held
+    assert memory.optimizer_bytes == 2 * held
+    # x, s, a part of h and one of a, y, and what the loss keeps.
+    assert memory.stash_bytes == 4 * OF_Y + 2 * OF_H // size
+
+
+def test_memory_of_zero_by_hand():
+    """Rajbhandari et al. 2020, figure 1: their 2 + 2 + 12 bytes are 4 + 4 + 8 in float32, with two
+    moments of Adam.
+    """
+    given_problem = problem(2, optimizer=Optimizer.ADAM)
+    parts = {}
+    for stage in range(4):
+        memory = evaluate(
+            given_problem, one_stage(mlp(), zero(2, stage), [[0, 1]], 2)
+        ).memory[0]  # fmt: skip
+        parts[stage] = memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes
+        stash = memory.stash_bytes
+        # Half the rows of x, s, h, a, y and of what the loss keeps; ZeRO-3 gathers weights, which
+        # the backward needs too.
+        activations = 4 * OF_Y // 2 + 2 * OF_H // 2
+        assert stash == activations + (WEIGHTS if stage == 3 else 0)
+    half = WEIGHTS // 2
+    assert parts == {
+        0: (WEIGHTS, WEIGHTS, 2 * WEIGHTS),
+        1: (WEIGHTS, WEIGHTS + half, 2 * half),  # the sum of a part is not in the whole gradient
+        2: (WEIGHTS, half, 2 * half),
+        3: (half, half, 2 * half),
+    }
+
+
+def test_times_of_zero_by_hand():
+    """ZeRO-1 scatters sums, and gathers parameters after the step, each at once; ZeRO-2 scatters
+    in every backward, ZeRO-3 gathers in every forward too, one parameter after the other.
+    """
+    stages = [
+        evaluate(problem(2), one_stage(mlp(), zero(2, stage), [[0, 1]], 2)).stages[0]
+        for stage in range(4)
+    ]
+    weights = (4 * WIDTH, 4 * WIDTH * HIDDEN, 4 * WIDTH * HIDDEN)
+    each_s = sum(ring_s(size, 2) for size in weights)
+    step_s = 4 * WEIGHTS / 1e9
+    assert [one.forward_s for one in stages] == pytest.approx([5.5, 5.5, 5.5, 5.5 + each_s])
+    backward = [11.0, 11.0, 11.0 + each_s, 11.0 + each_s]
+    assert [one.backward_s for one in stages] == pytest.approx(backward)
+    once_s = ring_s(WEIGHTS, 2)
+    tails = [2 * once_s + step_s, 2 * once_s + step_s / 2, once_s + step_s / 2, step_s / 2]
+    assert [one.tail_s for one in stages] == pytest.approx(tails)
+
+
+@given(st.sampled_from(["R", "S0", "S1"]), st.sampled_from(["R", "S0"]), st.booleans())
+def test_a_mesh_of_one_device_is_an_unsplit_stage(up, gelu, recompute):
+    split = sharding((1,), {"up": [f"{'S0' if up == 'S0' else 'R'},{'S1' if up == 'S1' else 'R'}"
+                                   f"->{up}"], "gelu": [f"{gelu}->{gelu}"]})  # fmt: skip
+    with_mesh = one_stage(mlp(), split, [[0], [1]], 2, recompute)
+    without = with_stage(with_mesh, sharding=None)
+    first, second = (evaluate(problem(2), one) for one in (with_mesh, without))
+    assert first.stages == second.stages
+    assert first.program.sums == second.program.sums
+    assert first.program.code.kind.tolist() == second.program.code.kind.tolist()
+    assert first.costs.step_s == second.costs.step_s
+    one, other = first.memory[0], second.memory[0]
+    assert one.parameter_bytes == other.parameter_bytes
+    # A copy is a tensor of its own: never less than without a mesh.
+    assert one.total_bytes >= other.total_bytes
+
+
+# ------------------------------------------------------------------------------ sums
+
+
+def test_sums_run_over_lines_and_replicas():
+    mesh = sharding(
+        (2, 2),
+        {"scale": ["S0,R->S0", "R,R->R"], "up": ["S0,R->S0", "R,S1->S1"],
+         "gelu": ["S0->S0", "S1->S1"], "down": ["S0,R->S0", "S1,S0->P"]},
+        parameters={"w1": ("R", "S1"), "w2": ("R", "S0")},
+        inputs={"x": ("S0", "R")}, outputs={"y": ("S0", "R")},
+    )  # fmt: skip
+    strategy = one_stage(mlp(), mesh, [[0, 1, 2, 3], [4, 5, 6, 7]], 2)
+    sums = {
+        (one.devices, one.parameters, one.bytes) for one in gradient_sums(strategy, mlp().graph)
+    }
+    local = 4 * WIDTH + 2 * 4 * WIDTH * HIDDEN // 2
+    assert sums == {
+        ((0, 2, 4, 6), ("w2", "w1", "w0"), local), ((1, 3, 5, 7), ("w2", "w1", "w0"), local)
+    }  # fmt: skip
+    assert iterate(problem(8), strategy, evaluate(problem(8), strategy)).iteration_s > 0
+
+
+# ------------------------------------------------------------------------------ boundaries
+
+ENDS = [
+    (None, [[0]], None, [[1]]),
+    (sharding((2,), {"scale": ["S0,R->S0"], "up": ["S0,R->S0"]}, inputs={"x": ("S0",)},
+              outputs={"h": ("S0",)}), [[0, 1]], None, [[2], [3]]),
+    (sharding((2,), {"up": ["R,S1->S1"]}, parameters={"w1": ("S1",)}, outputs={"h": ("S1",)}),
+     [[0, 1]],
+     sharding((2,), {"gelu": ["S0->S0"], "down": ["S0,R->S0"]}, inputs={"h": ("S0",)},
+              outputs={"y": ("S0",)}), [[2, 3]]),
+    (sharding((2,), {"up": ["R,S1->S1"]}, parameters={"w1": ("S1",)}, outputs={"h": ("S1",)}),
+     [[0, 1], [2, 3]],
+     sharding((4,), {"gelu": ["S1->S1"], "down": ["S1,S0->P"]}, parameters={"w2": ("S0",)},
+              inputs={"h": ("S1",)}), [[4, 5, 6, 7]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "here", "second", "there"), ENDS)
+def test_boxes_between_stages(first, here, second, there):
+    """Every device of the second stage receives its part of h once per microbatch; every one of the
+    first receives its part of the gradient.
+    """
+    strategy = two_stages(mlp(), 2, (first, here), (second, there))
+    assert violations(strategy, mlp().graph, 8) == ()
+    evaluation = evaluate(problem(8), strategy)
+    received = dict.fromkeys([d for stage in strategy.stages for d in stage.devices], 0)
+    for device, actions in evaluation.program.lists.items():
+        for one in actions:
+            if isinstance(one, Receive):
+                box = one.box or ((0, ROWS), (0, HIDDEN))
+                received[device] += prod(stop - start for start, stop in box)
+    for s, kind in ((0, "outputs"), (1, "inputs")):
+        stage = strategy.stages[s]
+        split = stage.sharding
+        shape = (ROWS, HIDDEN)
+        if split is not None:
+            spec = getattr(split, kind).get("h", ("R",) * len(split.mesh))
+            shape = local_shape(shape, spec, split.mesh)
+        for group in stage.groups:
+            for device in group:
+                assert received[device] == prod(shape) * 2 / len(stage.groups)
+    sends = [a for some in evaluation.program.lists.values() for a in some if isinstance(a, Send)]
+    assert iterate(problem(8), strategy, evaluation).iteration_s > 0
+    assert len(sends) == sum(
+        isinstance(a, Receive) for some in evaluation.program.lists.values() for a in some
+    )
+
+
+def test_the_closed_form_counts_the_busiest_device():
+    """Columns of h become rows: each of two devices sends two quarters."""
+    strategy = two_stages(mlp(), 2, *zip(*[iter(ENDS[2])] * 2, strict=True))
+    stages = evaluate(problem(4), strategy).stages
+    assert stages[0].send_s == pytest.approx(LATENCY + OF_H / 2 / RATE)
+    assert stages[0].return_s == pytest.approx(LATENCY + OF_H / 2 / RATE)
+
+
+def test_a_split_stage_shares_no_device():
+    strategy = two_stages(mlp(), 2, (megatron(2), [[0, 1]]), (None, [[1]]))
+    wrong = violations(strategy, mlp().graph, 4)
+    assert any("device 1 runs a replica of stage 0 and another one" in line for line in wrong)
+
+
+def test_the_local_graph_has_local_shapes():
+    local = local_stage(mlp(), one_stage(mlp(), megatron(4), [range(4)]).stages[0])
+    shapes = {one.name: one.shape for one in local.profile.graph.tensors}
+    assert shapes["h"] == shapes["a"] == (ROWS, HIDDEN // 4)
+    assert shapes["y"] == (ROWS, WIDTH)
+    parameters = {one.name: one.shape for one in local.profile.graph.parameters}
+    assert parameters == {"w0": (WIDTH,), "w1": (WIDTH, 16), "w2": (16, WIDTH)}
+    need = stage_memory(mlp(), one_stage(mlp(), megatron(4), [range(4)]).stages[0])
+    assert need.trainable_bytes == need.gradient_bytes == need.state_bytes

@@ -1,0 +1,95 @@
+"""Bounds over strategies with split operators, against all of them on small graphs."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from planner.costs.bounds import lower_bound_s, unreplicated_s
+from planner.costs.evaluate import evaluate
+from planner.problem import Objective
+from planner.profiles import LossCost, SplitRule
+from planner.sharding import Sharding, rule_of
+from planner.simulator.objective import objective_s
+from planner.strategy import ScheduleName, Stage, Strategy
+from tests.support.builders import cluster, problem_of, unit_type
+from tests.support.split import mlp
+
+RULES = {
+    "scale": ["S0,R->S0", "S1,S0->S1"],
+    "up": ["S0,R->S0", "R,S1->S1", "S1,S0->P"],
+    "gelu": ["S0->S0", "S1->S1"],
+    "down": ["S0,R->S0", "R,S1->S1", "S1,S0->P"],
+}
+DOWN = ("up", "gelu", "down")
+
+
+def with_rules(profile):
+    """The profile, with the rules above."""
+    return replace(
+        profile,
+        operators=tuple(
+            replace(one, rules=tuple(map(SplitRule, RULES[one.name]))) for one in profile.operators
+        ),
+    )
+
+
+def splits(names, mesh):
+    """All shardings of some operators: all rules of each, or whole, on each axis."""
+    whole = {"scale": "R,R->R", "up": "R,R->R", "gelu": "R->R", "down": "R,R->R"}
+    lines = [[*RULES[name], whole[name]] for name in names]
+    for chosen in product(*(product(some, repeat=len(mesh)) for some in lines)):
+        rules = {name: rule_of(line) for name, line in zip(names, chosen, strict=True)}
+        weights = {"scale": "w0", "up": "w1", "down": "w2"}
+        at_rest = {w: rules[n].inputs[1] for n, w in weights.items()
+                   if n in rules and "P" not in rules[n].inputs[1]}  # fmt: skip
+        yield Sharding(mesh, rules, at_rest, {}, {})
+
+
+def strategies(num_microbatches):
+    """One stage on two devices, or two stages, of which the second is split, on three; replicas."""
+    everything = tuple(RULES)
+    for one in splits(everything, (2,)):
+        for groups in (((0, 1),), ((0, 1), (2, 3))):
+            yield Strategy((Stage(everything, groups, 1, False, one),),
+                           ScheduleName.ONE_F_ONE_B, num_microbatches)  # fmt: skip
+    for one in splits(DOWN, (2,)):
+        stages = (Stage.whole(("scale",), (0,), 2, False), Stage(DOWN, ((1, 2),), 1, False, one))
+        yield Strategy(stages, ScheduleName.ONE_F_ONE_B, num_microbatches)
+    for rule in splits(("down",), (2, 2)):
+        one = replace(rule, rules={**rule.rules, "up": rule_of(["R,S1->S1", "S0,R->S0"])})
+        yield Strategy((Stage(everything, ((0, 1, 2, 3),), 1, False, one),),
+                       ScheduleName.ONE_F_ONE_B, num_microbatches)  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize(
+    "times", [(0.5, 4.0, 2.0, 4.0), (1.0, 1.0, 9.0, 1.0), (0.01, 3.0, 0.01, 0.01)]
+)  # fmt: skip
+def test_no_split_strategy_beats_the_bound(objective, times):
+    topology = cluster([unit_type()] * 4, 1e15, 0.0)
+    problem = problem_of(with_rules(mlp(times)), topology, 2, objective=objective)
+    bound_s = lower_bound_s(problem)
+    least = min(objective_s(problem, one) for one in strategies(2))
+    assert bound_s <= least * (1 + 1e-9)
+    # It is no bound that a strategy could not come near to.
+    assert least < 3.5 * bound_s
+
+
+def test_without_rules_the_bound_is_that_of_whole_operators():
+    topology = cluster([unit_type()] * 4, 1e15, 0.0)
+    some = mlp((1.0, 1.0, 9.0, 1.0))
+    without, known = (problem_of(one, topology, 1) for one in (some, with_rules(some)))
+    assert lower_bound_s(without) == pytest.approx(3 * 12.0)  # the longest path
+    assert lower_bound_s(known) == pytest.approx(3 * (1 + 1 + 9 / 4 + 1))
+    assert unreplicated_s(known) == unreplicated_s(without)
+
+
+def test_the_loss_of_a_part_of_its_output_is_counted_in_part():
+    """The operator that makes it has no rule; half the loss is on each device."""
+    some = replace(mlp((1.0, 1.0, 1.0, 1.0)), loss_costs=(LossCost("y", 6.0, 6.0),))
+    problem = problem_of(some, cluster([unit_type()] * 2, 1e15, 0.0), 1)
+    split = Sharding((2,), {}, {}, {}, {"y": ("S0",)})
+    strategy = Strategy((Stage(tuple(RULES), ((0, 1),), 1, False, split),),
+                        ScheduleName.ONE_F_ONE_B, 1)  # fmt: skip
+    assert evaluate(problem, strategy).stages[0].forward_s == pytest.approx(4.0 + 3.0)

@@ -1,0 +1,268 @@
+"""Planners that split operators: Megatron-LM's and ZeRO's plans of small models."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from planner.costs.evaluate import evaluate
+from planner.costs.split import conversion_times
+from planner.judging.portfolio import compare
+from planner.model import load
+from planner.problem import Optimizer, Recompute, Status
+from planner.profiles import OperatorCost, SplitRule
+from planner.reports.solve import parameter_table, stage_table
+from planner.sharding import rule_lines
+from planner.simulator.collectives import collectives as collectives_of
+from planner.simulator.events import run
+from planner.simulator.timeline import timeline_of
+from planner.solvers.registry import SOLVERS, portfolio
+from planner.solvers.sharded.options import Megatron, Zero
+from planner.splitting import reshardings
+from planner.strategy import violations
+from planner.traces.write import chrome_trace
+from tests.costs.test_split_bounds import with_rules
+from tests.support.builders import cluster, problem_of, unit_type
+from tests.support.split import MEGATRON, mlp
+from tests.support.split_models import BATCH, cnn, gpt, lines
+
+FAST = unit_type(bandwidth=1e12)
+
+
+def problem(profile, count=2, num_microbatches=2, bandwidth=1e9, **options):
+    topology = cluster([FAST] * count, bandwidth, 1e-7)
+    options = {"optimizer": Optimizer.ADAM, **options}
+    return problem_of(profile, topology, num_microbatches, measured_on=FAST, **options)
+
+
+def profiled(model):
+    """A profile in which products take the most time, and reshaping next to none."""
+    graph = model.graph
+    costs = []
+    for operator in graph.operators:
+        heavy = 8.0 if operator.type in ("MatMul", "Softmax") else 1.0
+        heavy = 1e-3 if operator.type in ("Reshape", "Transpose", "Flatten") else heavy
+        rules = tuple(SplitRule(line) for line in lines(model, operator)[1:])
+        outputs = operator.outputs
+        costs.append(
+            OperatorCost(operator.name, 1e-3 * heavy, 2e-3 * heavy, 0, 0,
+                         10**9, 10**6, outputs, 0, rules=rules)
+        )  # fmt: skip
+    return replace(
+        mlp(), graph=graph, operators=tuple(costs), microbatch_size=BATCH, dtype="float64"
+    )
+
+
+@pytest.fixture(scope="module")
+def block(tmp_path_factory):
+    """A block of GPT with queries, keys and values apart."""
+    return profiled(load(gpt(tmp_path_factory.mktemp("gpt") / "gpt.onnx", tied=False)))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Convolutions, a pool, and a product."""
+    return profiled(load(cnn(tmp_path_factory.mktemp("cnn") / "cnn.onnx")))
+
+
+def only_stage(strategy):
+    (stage,) = strategy.stages
+    return stage
+
+
+def lines_of(stage):
+    """The lines of its rules, by operator."""
+    return {name: list(rule_lines(rule)) for name, rule in stage.sharding.rules.items()}
+
+
+def collectives(strategy, graph):
+    """How often each collective runs in a forward, and in a backward: for the block alone, and not
+    for the head behind it.
+    """
+    head = {graph.operators[-1].name}
+    forward, backward = Counter(), Counter()
+    for copy in reshardings(only_stage(strategy), graph):
+        if not copy.leaves and set(copy.readers) != head and copy.tensor != "gather0":
+            forward.update(step.kind.value for step in copy.forward)
+            backward.update(step.kind.value for step in copy.backward)
+    local = ("slice", "first", "scatter")
+    return tuple({k: n for k, n in both.items() if k not in local} for both in (forward, backward))
+
+
+def test_megatron_finds_the_columns_and_rows_of_an_mlp():
+    given = problem(with_rules(mlp()), switches=(Megatron(tensor_degree=2),))
+    strategy = SOLVERS["megatron"](given, 1.0).strategy
+    stage = only_stage(strategy)
+    assert lines_of(stage) == MEGATRON
+    assert stage.sharding.parameters == {"w1": ("S1",), "w2": ("S0",)}
+    assert stage.groups == ((0, 1),)
+
+
+def test_a_block_has_two_all_reduces_each_way(block):
+    """Shoeybi et al. 2019, figure 4."""
+    given = problem(block, switches=(Megatron(tensor_degree=2),))
+    strategy = SOLVERS["megatron"](given, 1.0).strategy
+    weights = only_stage(strategy).sharding.parameters
+    assert {name: weights[name] for name in ("0q", "0k", "0v", "0o", "0u", "0d")} == {
+        "0q": ("S1",), "0k": ("S1",), "0v": ("S1",), "0o": ("S0",), "0u": ("S1",), "0d": ("S0",)
+    }  # fmt: skip
+    assert collectives(strategy, block.graph) == ({"all-reduce": 2}, {"all-reduce": 2})
+
+
+def test_with_sequence_parallelism_sums_are_scattered(block):
+    """Korthikanti et al. 2022, figure 5: two of each way, and norms on parts of the sequence."""
+    given = problem(block, switches=(Megatron(tensor_degree=2, sequence_parallel=True),))
+    strategy = SOLVERS["megatron"](given, 1.0).strategy
+    norms = [o.name for o in block.graph.operators if o.type == "LayerNormalization"]
+    found = lines_of(only_stage(strategy))
+    assert [found.get(name) for name in norms] == [["S1,R,R->S1"]] * 2
+    both = {"all-gather": 2, "reduce-scatter": 2}
+    assert collectives(strategy, block.graph) == (both, both)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "shape"),
+    [
+        ({"tensor_degree": 2, "data_degree": 2, "pipeline_degree": 1}, [((2,), 2)]),
+        ({"tensor_degree": 2, "data_degree": 1, "pipeline_degree": 2}, [((2,), 1)] * 2),
+        ({"tensor_degree": 1, "data_degree": 2, "pipeline_degree": 2}, [(None, 2)] * 2),
+    ],
+)
+def test_degrees_that_are_given(block, degrees, shape):
+    given = problem(block, 4, switches=(Megatron(**degrees),))
+    strategy = SOLVERS["megatron"](given, 1.0).strategy
+    assert [
+        (stage.sharding and stage.sharding.mesh, stage.num_replicas) for stage in strategy.stages
+    ] == shape
+    assert violations(strategy, block.graph, 4) == ()
+
+
+def test_with_one_microbatch_samples_are_split_along_an_axis(block):
+    degrees = Megatron(tensor_degree=2, data_degree=2, pipeline_degree=1)
+    given = problem(block, 4, num_microbatches=1, switches=(degrees,))
+    stage = only_stage(SOLVERS["megatron"](given, 1.0).strategy)
+    assert stage.sharding.mesh == (2, 2) and stage.num_replicas == 1
+    assert stage.sharding.inputs == {"x": ("S0", "R")}
+    assert stage.sharding.parameters["0u"] == ("R", "S1")
+
+
+def test_degrees_that_make_up_no_cluster(block):
+    given = problem(block, 4, switches=(Megatron(tensor_degree=3),))
+    result = SOLVERS["megatron"](given, 1.0)
+    assert result.status is Status.INFEASIBLE
+    with pytest.raises(ValueError, match="--tensor-degree: expected at least 1, got 0"):
+        Megatron(tensor_degree=0)
+    with pytest.raises(ValueError, match="--zero-stage: expected 1, 2 or 3, got 4"):
+        Zero(zero_stage=4)
+
+
+def test_zero_keeps_a_part_of_everything(block):
+    held = {}
+    for stage in (1, 2, 3):
+        given = problem(block, 2, switches=(Zero(zero_stage=stage),))
+        strategy = SOLVERS["zero"](given, 1.0).strategy
+        assert violations(strategy, block.graph, 2) == ()
+        assert only_stage(strategy).sharding.inputs == {"x": ("S0",)}
+        memory = evaluate(given, strategy).memory[0]
+        held[stage] = memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes
+    trained = sum(p.bytes for p in block.graph.parameters if p.trainable)
+    others = sum(p.bytes for p in block.graph.parameters if not p.trainable)
+    assert held == {
+        1: (trained + others, trained + trained // 2, trained),
+        2: (trained + others, trained // 2, trained),
+        3: (trained // 2 + others, trained // 2, trained),
+    }
+
+
+def test_zero_takes_replicas_where_samples_do_not_divide(block):
+    given = problem(block, 8, num_microbatches=2)
+    stage = only_stage(SOLVERS["zero"](given, 1.0).strategy)
+    assert stage.sharding.mesh == (BATCH,) and stage.num_replicas == 2
+
+
+def test_without_rules_they_are_not_asked():
+    assert not set(portfolio(splits=False)).intersection(("megatron", "zero"))
+    given = problem(mlp())
+    assert "megatron" not in [row.solver for row in compare(given, None, 5.0).rows]
+    result = SOLVERS["megatron"](given, 1.0)
+    assert result.status is Status.UNKNOWN and "no rules" in result.reason
+
+
+def test_with_rules_no_plan_is_worse_than_data_parallelism(block):
+    """With one microbatch, splitting operators is all that helps."""
+    given = problem(block, 4, num_microbatches=1)
+    comparison = compare(given, ("data-parallel", "megatron", "zero"), 20.0)
+    plans = {row.solver: row.plan for row in comparison.rows}
+    best = comparison.best.plan.prediction.iteration_s
+    assert best < plans["data-parallel"].prediction.iteration_s / 2
+    assert best >= comparison.lower_bound_s
+
+
+def test_the_expert_splits_samples_of_convolutions_and_weights_of_products(images):
+    """Krizhevsky 2014, section 3."""
+    strategy = SOLVERS["expert"](problem(images), 1.0).strategy
+    found = lines_of(only_stage(strategy))
+    types = {operator.name: operator.type for operator in images.graph.operators}
+    convolutions = [found[name] for name, kind in types.items() if kind == "Conv"]
+    assert convolutions == [["S0,R,R->S0"]] * 2 + [["S0,R->S0"]]
+    (product,) = (found[name] for name, kind in types.items() if kind == "Gemm")
+    assert product in (["R,S1,S0->S1"], ["S1,S0,P->P"])
+    assert violations(strategy, images.graph, 2) == ()
+
+
+def test_the_expert_deals_the_layers_of_recurrent_models_to_the_devices_of_a_host():
+    """Wu et al. 2016: one copy per host, here one."""
+    profile = mlp()
+    recurrent = tuple(replace(one, type="LSTM") for one in profile.graph.operators)
+    profile = replace(profile, graph=replace(profile.graph, operators=recurrent))
+    strategy = SOLVERS["expert"](problem(profile), 1.0).strategy
+    assert [(stage.operators, stage.groups) for stage in strategy.stages] == [
+        (("scale", "up"), ((0,),)), (("gelu", "down"), ((1,),))
+    ]  # fmt: skip
+
+
+def test_the_heuristic_cuts_the_longest_dimension_of_every_input(block):
+    strategy = SOLVERS["heuristic"](problem(block), 1.0).strategy
+    split = only_stage(strategy).sharding
+    assert split.inputs == {"x": ("S1",)}  # 4 samples of 8 tokens
+    for parameter in block.graph.parameters:
+        longest = max(parameter.shape, default=1)
+        if longest % 2 == 0:
+            dim = parameter.shape.index(longest)
+            assert split.parameters[parameter.name] == (f"S{dim}",)
+    assert violations(strategy, block.graph, 2) == ()
+    comparison = compare(problem(block), ("megatron", "heuristic"), 20.0, thorough=True)
+    plans = {row.solver: row.plan.prediction.iteration_s for row in comparison.rows}
+    assert plans["megatron"] < plans["heuristic"]
+
+
+def test_tables_show_meshes_and_how_parameters_lie(block):
+    given = problem(block, 4, switches=(Megatron(tensor_degree=2),))
+    plan = compare(given, ("megatron",), 20.0).best.plan
+    table = stage_table(plan)
+    assert table.rows[0][table.columns.index("mesh")] == "2, 2 replicas"
+    rows = {row[0]: row[1:] for row in parameter_table(plan).rows}
+    assert rows["0u"] == ("1", "0", "S1") and rows["0d"] == ("1", "0", "S0")
+    zero = compare(problem(block, switches=(Zero(1),)), ("zero",), 20.0).best.plan
+    rows = {row[0]: row[1:] for row in parameter_table(zero).rows}
+    assert rows["0u"] == ("1", "0", "R", "R", "S0")
+
+
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
+    switches = (Megatron(tensor_degree=2),)
+    given = problem(block, num_microbatches=1, switches=switches, recompute=recompute)
+    strategy = SOLVERS["megatron"](given, 1.0).strategy
+    known = evaluate(given, strategy)
+    timeline = run(known.program, known.costs, given.topology)
+    timeline = timeline_of(timeline)
+    inside = collectives_of(given, strategy, timeline)
+    record = chrome_trace(timeline, {0: "a", 1: "b"}, inside=inside)["traceEvents"]
+    own = [one for one in record if one.get("cat") == "collectives" and one["pid"] == 1]
+    named = Counter(one["name"].partition(" of ")[0] for one in own)
+    again = 2 if recompute is Recompute.FULL else 1
+    # Two of the block each way; the head's logits are gathered, its input's gradient is reduced.
+    assert named == {"all-reduce": 2 * again + 3, "all-gather": again}
+    taken = sum(one.end_s - one.start_s for one in inside if one.device == 0)
+    forward, backward = conversion_times(given, strategy.stages[0], (0, 1))
+    assert taken == pytest.approx(again * forward.sum() + backward.sum())
