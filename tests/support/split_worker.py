@@ -1,8 +1,9 @@
 """Runs under torchrun: steps of stages that are split, against one process.
 
-    torchrun --nproc-per-node 4 tests/support/split_worker.py FOLDER
+    torchrun --nproc-per-node 4 tests/support/split_worker.py FOLDER [CASE ...]
 
-Each rank writes FOLDER/RANK.json: {case: {parameter: relative error}}. All cases run in one start,
+FOLDER has the models of split_models.MODELS. Each rank writes FOLDER/RANK.json: {case: {parameter:
+relative error}}. All cases run in one start,
 which tests/launcher/split/test_runs.py makes.
 """
 
@@ -32,7 +33,7 @@ from planner.problem import Optimizer
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.program import program
 from planner.strategy import ScheduleName, Stage, Strategy, violations
-from tests.support.split_models import MODELS, loaded, megatron
+from tests.support.split_models import loaded, megatron
 from tests.support.split_plans import cut_further, error, plan_of, random_sharding
 
 STEPS, SEED, RATE = 2, 3, 0.05
@@ -202,8 +203,4 @@ def main(folder, names):
 
 if __name__ == "__main__":
     with ranks_leave_at_once():
-        if int(os.environ["RANK"]) == 0:
-            for name, make in MODELS.items():
-                if not (Path(sys.argv[1]) / f"{name}.onnx").exists():
-                    make(Path(sys.argv[1]) / f"{name}.onnx")
         main(Path(sys.argv[1]), sys.argv[2:])
