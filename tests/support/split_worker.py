@@ -107,8 +107,8 @@ def of_megatron(size, *, sequence=False):
 
 
 CASES = {
-    "mlp on 2": Run("mlp", strategy([(2,)], seed=1)),
-    "gpt on 2": Run("gpt", strategy([(2,)], seed=2), "adam"),
+    "mlp on 2": Run("mlp", strategy([(2,)], seed=1), "adam"),
+    "gpt on 2": Run("gpt", strategy([(2,)], seed=2), "momentum"),
     "cnn on 2": Run("cnn", strategy([(2,)], seed=3)),
     "gpt on 4": Run("gpt", strategy([(4,)], seed=4)),
     "gpt on 2x2": Run("gpt", strategy([(2, 2)], seed=5)),
@@ -125,7 +125,7 @@ CASES = {
     "1, 2, 1": Run("mlp", strategy([None, (2,), None], [0.3, 0.6], seed=12, count=5)),
     "2 replicas, then 2": Run("mlp", strategy([None, (2,)], [0.5], [2, 1], seed=13, count=3)),
     "2, then 2 replicas": Run("mlp", strategy([(2,), None], [0.5], [1, 2], seed=14, count=3)),
-    "zero 1 on 2": Run("gpt", strategy([(2,)], seed=15, zero=1), "adam"),
+    "zero 1 on 2": Run("mlp", strategy([(2,)], seed=15, zero=1), "adam"),
     "zero 2 on 2": Run("gpt", strategy([(2,)], seed=16, zero=2), clip=0.1),
     "zero 3 on 2": Run("cnn", strategy([(2,)], seed=17, zero=3)),
     "zero 1 on 2x2": Run("mlp", strategy([(2, 2)], seed=18, zero=1), clip=0.1),
