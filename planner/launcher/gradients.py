@@ -45,6 +45,7 @@ class GradientBuffers:
             if device in one.devices
             for name in one.parameters
         }
+        self._kept_in_parts = frozenset(i for i, one in enumerate(sums) if one.keep)
         self._silent: dict[int, list[Tensor]] = {}
         for name in sorted(sum_of.keys() & {*silent}):
             self._silent.setdefault(sum_of[name], []).append(parameters[name])
@@ -68,6 +69,10 @@ class GradientBuffers:
     def parts(self, index: int) -> Sequence[Tensor]:
         """The buffers of the shards whose parameters are in a bucket, one per dtype."""
         return self._parts.get(index, ())
+
+    def is_kept_in_parts(self, index: int) -> bool:
+        """Whether each device keeps a part of the sum of a bucket."""
+        return index in self._kept_in_parts
 
     def silence(self, index: int) -> None:
         """Sets the gradients of a bucket to zero that another device gives to the sum."""

@@ -63,7 +63,7 @@ class BucketSums:
 
     def _start(self, index: int) -> None:
         self._gradients.silence(index)
-        if self._world.scatters(index):
+        if self._gradients.is_kept_in_parts(index):
             self._started[index] = []  # a reduce-scatter waits until nothing else is done
             return
         buffers = self._gradients.buffers(index)
@@ -77,7 +77,7 @@ class BucketSums:
         if index not in self._started:
             self._start(index)
         posted = self._started.pop(index)
-        if self._world.scatters(index):
+        if self._gradients.is_kept_in_parts(index):
             return self._scattered(index)
         start_s = max(self._free_s, posted[0].posted_s)
         self._free_s = max(self._world.finish(one) for one in posted)

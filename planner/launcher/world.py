@@ -282,7 +282,6 @@ class World:
         self._size = len(ranks)
         self._channels: dict[tuple[int, int], Channel] = {}
         self._groups: list[dist.ProcessGroup | None] = []
-        self._sums_of = program.sums
         self._lines: dict[tuple[int, ...], GroupLine] = {}
         self._sums = _Watcher() if self._size > 1 and torch_device == "cpu" else None
         if self._size > 1:
@@ -328,10 +327,6 @@ class World:
                 assert group is not None
                 touch = partial(contact, self._rank)
                 self._lines[devices] = GroupLine(group, members, self._rank, touch)
-
-    def scatters(self, index: int) -> bool:
-        """Whether each device keeps a part of a sum of the program."""
-        return bool(self._sums_of[index].keep)
 
     def sums_parts(self, index: int) -> bool:
         """Whether several devices keep the same part of a sum as this one."""

@@ -111,6 +111,7 @@ def random_sharding(model, mesh, random, some=None, parameters=(), rules=None):
     fixed = dict(parameters)
     for one in operators:
         fixed |= statistics(model, one, chosen_rules[one.name])
+    classes = {one.output.name: one.class_dim for one in losses(graph)}
     leaves = [
         {
             n: random_spec(tensors[n].shape, mesh, random, without.get(n, ()))
@@ -118,6 +119,9 @@ def random_sharding(model, mesh, random, some=None, parameters=(), rules=None):
         }
         for edge in (input_names, output_names)
     ]
+    for name, spec in leaves[1].items():
+        if spec.count(f"S{classes.get(name)}") > 1:  # classes are compared along one axis
+            leaves[1][name] = ("R",) * len(mesh)
     return Sharding(
         mesh,
         chosen_rules,
