@@ -869,7 +869,8 @@ def compare(
     if what_if != WhatIf():
         changed = changed_cluster(problem.topology, what_if)
         problem, changes = replace(problem, topology=changed.topology), changed.changes
-    names = with_given(tuple(solvers) or automatic(), problem.options)
+    asked = tuple(solvers) or automatic(splits=has_rules(problem))
+    names = with_given(asked, problem.options)
     comparison = judging.compare(problem, names, time_limit_s, progress, thorough=True)
     return Plans(comparison, (problem,), changes=changes)
 
