@@ -860,6 +860,7 @@ def compare(
     """
     from planner.judging import portfolio as judging
     from planner.judging.problems import changed_cluster, problems_for, sized
+    from planner.profiles import has_rules
 
     profiles, path = _profiles(profile)
     known = _calibration(calibration, path, profiles)
@@ -869,7 +870,8 @@ def compare(
     if what_if != WhatIf():
         changed = changed_cluster(problem.topology, what_if)
         problem, changes = replace(problem, topology=changed.topology), changed.changes
-    names = with_given(tuple(solvers) or automatic(), problem.options)
+    asked = tuple(solvers) or automatic(splits=has_rules(problem.profile))
+    names = with_given(asked, problem.options)
     comparison = judging.compare(problem, names, time_limit_s, progress, thorough=True)
     return Plans(comparison, (problem,), changes=changes)
 

@@ -145,5 +145,5 @@ def test_devices_stand_one_replica_after_the_other():
         (stages(((0, 1),), (1, 2)), ()),
     ],
 )  # fmt: skip
-def test_the_devices_of_each_replica_are_those_of_the_mesh(strategy, wrong):
+def test_groups_have_the_devices_of_their_mesh(strategy, wrong):
     assert violations(strategy, graph_of([[]]), 4) == wrong

@@ -234,9 +234,17 @@ def portfolio(*, splits: bool = True) -> tuple[str, ...]:
     )
 
 
-def automatic() -> tuple[str, ...]:
-    """The solvers that need nothing from the user."""
-    return tuple(name for name, solver in SOLVERS.items() if not solver.needs_options)
+def automatic(*, splits: bool = True) -> tuple[str, ...]:
+    """The solvers that need nothing from the user.
+
+    Args:
+        splits: with those that split operators.
+    """
+    return tuple(
+        name
+        for name, one in SOLVERS.items()
+        if not one.needs_options and (splits or not one.splits)
+    )
 
 
 def with_given(names: tuple[str, ...], options: "Options") -> tuple[str, ...]:

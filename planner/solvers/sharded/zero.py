@@ -1,7 +1,8 @@
 """ZeRO: data parallelism whose devices each keep a part of what all of them would keep.
 
 Samples are split along one axis over all devices, or, where these do not divide the microbatch,
-over as many as do, with replicas. Along the axis each parameter is cut in the first dimension
+over as many as do, with replicas. Where no number divides it, all devices split what they can split
+fastest, such as the sequence. Along the axis each parameter is cut in the first dimension
 that can be (Rajbhandari et al. 2020, section 5):
 
     1   the optimizer's state: each device steps through its part, which is gathered then
@@ -54,12 +55,10 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     """One stage on a mesh of all devices, or the largest for which most work can be split."""
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)
-    for size in reversed(divisors(len(devices))):
+    samples, most = problem.profile.microbatch_size, problem.options.num_microbatches
+    sizes = [n for n in reversed(divisors(len(devices))) if n > 1 and len(devices) // n <= most]
+    for size in [n for n in sizes if samples % n == 0] or sizes:
         replicas = len(devices) // size
-        if size == 1 or replicas > problem.options.num_microbatches:
-            continue
-        if problem.profile.microbatch_size % size:
-            continue
         axis = axis_of(problem, devices[:size], (size,), 0, replicas)
         lines = chosen(problem, dict(named(graph)), axis, data_policy(problem), devices[0])
         (data,) = shardings(graph, everything, (size,), [lines])
