@@ -154,7 +154,7 @@ CASES = {
     ),
     "attention with a short look back": (
         ("Attention", (4, 8, 600, 16), (4, 8, 600, 16), (4, 8, 600, 16)),
-        {"version": 27, "is_causal": 1, "left_window_size": 512},
+        {"version": 27, "left_window_size": 512},
         "S0,S0,S0->S0 S1,S1,S1->S1 R,R,S3->S3 R,R,P->P",
     ),
     "positions in the width": (
