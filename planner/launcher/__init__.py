@@ -21,6 +21,7 @@
     gradients.py  flat gradient buffers, optimizers
     feed.py       synthetic data and the user's own
     sums.py       sums of gradients, started within the backward that makes them
+    split/        stages whose operators are split over the devices of a mesh
     clocks.py     times of all ranks on rank 0's clock
     report.py     predicted beside measured
     checkpoints/  what was learned, kept and gone on from

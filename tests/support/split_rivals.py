@@ -1,7 +1,7 @@
 """Megatron's block on two ranks beside the same by hand; tests/bench/split.py starts the ranks.
 
 It stands apart from the benchmarks, because a script's folder comes first among the places that
-modules are looked for, and theirs has a profile.py.
+modules are looked for, and one of theirs is called as one of Python's.
 """
 
 import os

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.support.ranks import ROOT, under_torchrun
+from tests.support.split_models import MODELS
 from tests.support.split_worker import CASES
 
 LIMIT = 1e-9
@@ -14,6 +15,8 @@ LIMIT = 1e-9
 def errors(tmp_path_factory):
     """Relative errors by case, of all ranks, from one start of torchrun."""
     folder = tmp_path_factory.mktemp("split")
+    for name, make in MODELS.items():
+        make(folder / f"{name}.onnx")
     under_torchrun(ROOT / "tests/support/split_worker.py", 4, folder, timeout_s=400)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
 
