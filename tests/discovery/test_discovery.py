@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from planner import api
 from planner.discovery import split_rules, with_rules
 from planner.errors import FileError
 from planner.files import (
@@ -25,9 +26,11 @@ from planner.model import load
 from planner.operators.parts.halo import fits
 from planner.profilers.summary import SplitKind, split_counts
 from planner.profiles import SplitRule
+from planner.reports.profile import profile_lines
 from planner.sharding import local_shape, rule_of
 from planner.splitting.reshardings import reads
 from tests.support.builders import graph_of, profile_of
+from tests.support.models import SYNTHETIC
 from tests.support.one_operator import model_of, rules_of
 
 WIDTH, HEADS, LENGTH, BATCH = 24, 4, 10, 5
@@ -213,6 +216,46 @@ def test_a_profile_of_another_model_gets_no_rules():
 def test_kinds_of_splits_are_counted():
     counts = split_counts(split_profile())
     assert counts == {**dict.fromkeys(SplitKind, 0), SplitKind.SAMPLE: 2, SplitKind.ATTRIBUTE: 2}
+
+
+def test_profiles_are_made_with_rules_and_say_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    model = fused(tmp_path / "fused.onnx")
+    made = api.profile("fused.onnx", device="A100-SXM4-80GB")
+    assert [one.rules for one in made.operators] == list(split_rules(model))
+    assert (
+        "splits of 5 operators: 5 by their first dimension, 4 by another one, 1 by a parameter,"
+        " 1 by a sum; 0 only whole"
+    ) in profile_lines(made)
+
+
+def test_an_old_profile_gets_rules_where_its_model_is_at_hand(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    fused(tmp_path / "fused.onnx")
+    made = api.profile("fused.onnx", device="A100-SXM4-80GB")
+    bare = replace(made, operators=tuple(replace(one, rules=()) for one in made.operators))
+    plain = {"format": "planner-profile/1", **to_plain(bare)}
+    (tmp_path / "old.json").write_text(json.dumps(plain))
+    api.convert("old.json", "new.json")
+    assert read_profile(tmp_path / "new.json") == made
+    fused(tmp_path / "fused.onnx", blocks=2)  # another model in its place
+    api.convert("old.json", "bare.json")
+    assert read_profile(tmp_path / "bare.json") == bare
+
+
+def test_a_large_language_model_takes_seconds_and_then_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "llama.onnx"
+    path.write_bytes(SYNTHETIC["llama7b"]().SerializeToString())
+    model = load(path, batch=1, dimensions={"seq": 2048}, known_hash="")
+    begin = process_time()
+    found = split_rules(model)
+    first = process_time()
+    assert split_rules(model) == found
+    assert first - begin < 5
+    assert process_time() - first < 0.5
 
 
 def test_shipped_profiles_have_rules_that_divide():

@@ -171,7 +171,7 @@ def test_the_local_search_gives_feasible_schedules_no_worse_than_its_start(probl
     if not fitting:
         return
     known = known_placement_of(instance, data.draw(st.sampled_from(fitting)))
-    better = improved(instance, known, 3000, watch_of(instance), never, 1)
+    better = improved(instance, known, 20_000, watch_of(instance), never, 1)
     assert better.latest <= known.latest
     assert overflow(instance, better.device_of) <= 0
     assert violations(instance, better) == []
@@ -201,7 +201,7 @@ def test_the_local_search_finds_the_optimum_of_small_problems(problem):
     if not fitting:
         return
     better = improved(
-        instance, known_placement_of(instance, fitting[0]), 20_000, watch_of(instance), never, 1
+        instance, known_placement_of(instance, fitting[0]), 160_000, watch_of(instance), never, 1
     )
     assert brute_force(instance) <= better.latest <= least_coded(instance, fitting)
 
@@ -210,7 +210,7 @@ def test_the_local_search_repeats_itself_and_the_seed_changes_it():
     instance = alone(placement_problem_of(problem_from(0, 4)))
     start = known_placement_of(instance, (0,) * 50 + (1,) * 30 + (2,) * 10 + (3,) * 10)
     one, again, other = (
-        improved(instance, start, 5_000, watch_of(instance), never, seed) for seed in (1, 1, 2)
+        improved(instance, start, 500_000, watch_of(instance), never, seed) for seed in (1, 1, 2)
     )
     assert (one.device_of, one.latest) == (again.device_of, again.latest)
     assert (one.device_of, one.latest) != (other.device_of, other.latest)
@@ -222,7 +222,7 @@ def test_the_local_search_keeps_groups_together():
     instance = instance_of(problem, groups)
     loose = replace(instance, problem=replace(problem, capacity_bytes=np.full(4, 10**13)))
     better = improved(
-        loose, known_placement_of(loose, (0,) * 30), 20_000, watch_of(loose), never, 0
+        loose, known_placement_of(loose, (0,) * 30), 400_000, watch_of(loose), never, 0
     )
     assert len(set(better.device_of)) > 1
     assert all(len({better.device_of[i] for i in group}) == 1 for group in groups)
@@ -446,7 +446,7 @@ def test_other_errors_of_gurobi_are_errors(monkeypatch):
 def test_the_seed_and_the_gap_reach_both_engines(monkeypatch):
     asked = []
 
-    def solve(instance, limit_s, start, *, seed, gap):
+    def solve(instance, limit_s, start, *, seed, gap, clock_s=None):
         asked.append((seed, gap))
         return EngineAnswer(Status.OPTIMAL, (0, 1, 0, 1), 18.0, 18.0)
 
@@ -463,7 +463,7 @@ def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monk
     problem = small()
     capacities, real = [], netsplit.evaluate
 
-    def searched(problem, placement_problem, known, limit_s):
+    def searched(problem, placement_problem, known, limit_s, left_s):
         capacities.append(placement_problem.capacity_bytes.tolist())
         # Only with less memory than at first is the work shared.
         together = min(capacities[0]) == min(capacities[-1])
@@ -530,7 +530,7 @@ def test_what_never_fits_after_all_is_unknown_with_the_shortage(monkeypatch):
     strategy = netsplit.strategies_of(problem, (0, 0, 0, 0))[0]
     calls = []
 
-    def searched(problem, placement_problem, known, limit_s):
+    def searched(problem, placement_problem, known, limit_s, left_s):
         calls.append(limit_s)
         return Result(Status.OPTIMAL, strategy, bound_s=1.0, space="made up")
 

@@ -344,9 +344,9 @@ def test_pesto_sees_no_backward():
 def test_pesto_draws_lots_by_the_seed_that_is_asked_for(monkeypatch):
     seeds, solve = [], pesto.netsplit_cpsat.solve
 
-    def noted(*arguments, seed):
+    def noted(*arguments, seed, **limits):
         seeds.append(seed)
-        return solve(*arguments, seed=seed)
+        return solve(*arguments, seed=seed, **limits)
 
     monkeypatch.setattr(pesto.netsplit_cpsat, "solve", noted)
     problem = problem_of(
