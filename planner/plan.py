@@ -142,7 +142,7 @@ class Certificate:
         objective: name of the figure that was minimised.
         lower_bound_s: no strategy on these devices is faster: every placement, replication,
             recomputation and schedule (synchronous, or asynchronous where the plan's is), with free
-            communication.
+            communication, and, where the profile has rules for it, every split of operators.
         gap: (predicted - bound) / bound.
         space_bound_s: the solver's own bound, for its own space only; None if it has none.
         space: that space, in words.

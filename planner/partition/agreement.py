@@ -136,7 +136,9 @@ def _other_shards(plan: Plan, proto: ModelProto) -> Iterator[str]:
             spec: shards_of("", spec, stage.sharding, replicas)
             for spec in (*rule.inputs, *rule.outputs)
         }
-        made = dict(zip(node.output, rule.outputs, strict=False))
+        # An operator may stand for several nodes: what a SplitToSequence makes is no tensor of its.
+        alike = len(node.output) == len(rule.outputs)
+        made = dict(zip(node.output, rule.outputs, strict=True)) if alike else {}
         for tensor in sorted({*found, *made}):
             one = found.get(tensor)
             allowed = [wanted[made[tensor]]] if tensor in made else list(wanted.values())
