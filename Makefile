@@ -6,7 +6,7 @@ OUT ?= .cache/strategies
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo docs check clean
+.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-periodic bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,8 +68,11 @@ bench-simulate: $(READY) ## actions per second of the simulator; one change simu
 	$(BIN)/python -m tests.bench.simulate
 	$(BIN)/python -m tests.bench.simulate --delta
 
-bench-placements: $(READY) ## NetSplit's experiments anew, all planners in one table; writes docs/ (about 10 minutes)
+bench-placements: $(READY) ## NetSplit's experiments anew and beyond, all planners in one table; writes docs/ (about 60 minutes)
 	$(BIN)/python -m tests.bench.placements --write
+
+bench-periodic: $(READY) ## plans for 8 microbatches of two towers, run on 2 processes of a quiet machine; writes docs/ (some minutes)
+	$(BIN)/python -m tests.bench.periodic --write
 
 bench-profile: $(READY) ## operators beside the whole step, the cache, the roofline; writes docs/ (about 20 minutes)
 	$(BIN)/python -m tests.bench.profile --write

@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from planner.costs.bounds import has_rules
 from planner.errors import FileError, ModelError, OptionError
 from planner.launcher import ending as ending
 from planner.request import Search as Search
@@ -801,6 +800,7 @@ def solve(
     from planner.judging.portfolio import under_pipedream
     from planner.judging.problems import changed_cluster, problems_for, sized
     from planner.judging.sizes import compare_between
+    from planner.profiles import has_rules
 
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
@@ -813,7 +813,7 @@ def solve(
         if cost_model == "pipedream":
             progress(cost_model)
             return Plans(under_pipedream(problems[-1]), problems, cost_model)
-        asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1]))
+        asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1].profile))
         names = with_given(asked, problems[-1].options)
         return Plans(*compare_between(problems, profiles, names, limit_s, progress))
 

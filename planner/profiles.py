@@ -486,6 +486,11 @@ class ProfileSet:
                 raise ValueError(f"profiles: expected one {name} for all")
 
 
+def has_rules(profile: Profile) -> bool:
+    """Whether it is known of any operator how to split it."""
+    return any(one.rules for one in profile.operators)
+
+
 @derived
 def view_bases(profile: Profile) -> Mapping[str, str]:
     """The base of each view; other tensors are left out."""

@@ -23,6 +23,7 @@ from planner.costs.memory import own_limit_bytes, static_bytes
 from planner.costs.split import floor_s
 from planner.graph import loss_outputs, predecessors, producers, tensors_by_name
 from planner.problem import Objective, Problem
+from planner.profiles import has_rules
 from planner.support.arrays import Floats
 from planner.topology import Host
 from planner.units import format_bytes
@@ -38,12 +39,7 @@ def lower_bound_s(problem: Problem) -> float:
     bottleneck: the fractional assignment.
     latency: the longest path.
     """
-    return _bound_s(problem, len(problem.topology.devices) if has_rules(problem) else 1)
-
-
-def has_rules(problem: Problem) -> bool:
-    """Whether the profile knows how to split any operator."""
-    return any(one.rules for one in problem.profile.operators)
+    return _bound_s(problem, len(problem.topology.devices) if has_rules(problem.profile) else 1)
 
 
 def _bound_s(problem: Problem, most: int) -> float:

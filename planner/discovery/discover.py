@@ -51,6 +51,8 @@ FIXED_PARTS = (2, 3, 4, 8)
 """Numbers of parts that are tried where the size of a dimension is fixed."""
 FEW_BLOCKS = 3
 """Blocks that are tried in the place of more."""
+SEEDS = (0, 1), (0, 1, 2, 3)
+"""Of the numbers that are tried, of two parts more than of others."""
 OTHER_SCALE = 4.0
 """Deviation of the numbers of the second try: limits that the first did not reach are reached."""
 
@@ -68,7 +70,7 @@ def split_rules(model: Model, *, cached: bool = True) -> tuple[tuple[SplitRule, 
     shelf = Shelf(_folder() if cached else None)
     by_class: dict[str, tuple[Rule, ...]] = {}
     by_form: dict[str, tuple[Rule, ...]] = {}
-    operators = [_Operator(model, i) for i in range(len(model.graph.operators))]
+    operators = operators_of(model)
     for one in operators:
         if one.name not in by_class:
             plain = shelf.get_json(_file(one.name))
@@ -114,8 +116,25 @@ def with_rules(profile: Profile, model: Model, *, cached: bool = True) -> Profil
     return replace(profile, operators=tuple(replace(cost, rules=own) for cost, own in both))
 
 
-class _Operator:
-    """One operator of a model."""
+def operators_of(model: Model) -> "list[Discovered]":
+    """All operators of a model, in the graph's order.
+
+    Raises:
+        OperatorError: if one has no conversion.
+    """
+    return [Discovered(model, i) for i in range(len(model.graph.operators))]
+
+
+class Discovered:
+    """One operator of a model, to be tried.
+
+    Attributes:
+        own: the graph's operator.
+        call: of its function.
+        held: shape and type of the tensors and parameters that it reads, by name.
+        constants: what it reads besides, by name.
+        outputs: position among the results of the call, and shape, of each output.
+    """
 
     def __init__(self, model: Model, index: int) -> None:
         self.model, self.index = model, index
@@ -182,6 +201,22 @@ class _Operator:
                 value = torch.from_numpy(self.constants[name].copy())
                 reads.append((tuple(value.shape), _kind(str(value.dtype)), value))
         return template(self.own.type, self.call, reads, self.outputs)
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The positions of its outputs among the results of the call."""
+        return tuple(position for position, _ in self.outputs)
+
+    def drawn(self, parts: int, seed: int) -> tuple[Call, list[Tensor], set[int]]:
+        """The call at small sizes, numbers for what it reads, and the positions of constants.
+
+        Raises:
+            TooLargeError: if it cannot be tried.
+        """
+        made = self.template()
+        trial = Trial(made, parts, seed)
+        constants = {i for i, one in enumerate(made.values) if one.constant is not None}
+        return trial.call, trial.values, constants
 
     def node_with(self, rules: Sequence[Rule]) -> blocks.Node:
         """The operator, as the search for rules with blocks needs it."""
@@ -280,14 +315,14 @@ def discovered(template: Template, kind: str) -> tuple[Rule, ...]:
     trials: dict[tuple[int, int], Trial] = {}
 
     def trial(parts: int, seed: int) -> Trial:
-        scale = OTHER_SCALE if seed else 1.0
+        scale = OTHER_SCALE if seed % 2 else 1.0
         return trials.setdefault((parts, seed), Trial(template, parts, seed, scale))
 
     def right(rule: Found, parts: int) -> bool | None:
         try:
             if localized(trial(parts, 0).call, rule.local, parts) is None:
                 return None
-            return all(holds(trial(parts, seed), rule) for seed in (0, 1))
+            return all(holds(trial(parts, seed), rule) for seed in SEEDS[parts == 2])
         except TooLargeError:
             return None
 

@@ -105,7 +105,8 @@ class _Dependence:
     def __init__(self, trial: Trial) -> None:
         self.trial, self.parts = trial, trial.parts
         # Per value and dimension: the dimensions of the first output along which its first part is
-        # all that the first part of the value reaches; None where that is nothing at all.
+        # all that the first part of the value reaches; None where it reaches other outputs only. A
+        # part that reaches nothing is not cut: who knows what it reaches with other numbers?
         self.confined: list[dict[int, set[int] | None]] = []
         self.used: list[bool] = []
         for i, shape in enumerate(trial.shapes):
@@ -117,7 +118,7 @@ class _Dependence:
             for dim in cuttable:
                 if shape[dim] > 1 and shape[dim] % self.parts == 0:
                     changed = trial.reached(i, dim)
-                    if changed is not None:
+                    if changed is not None and any(map(_any, changed)):
                         own[dim] = self._inside(changed[0]) if _any(changed[0]) else None
             self.confined.append(own)
 

@@ -83,6 +83,7 @@ class Template:
         attributes: by keyword, functions from the sizes of factors to the value of the attribute;
             others stay.
         counts: attributes that count heads or groups, with the number in the model.
+        inside: whether floats are places in an image, which begins at 0.
     """
 
     call: Call
@@ -91,6 +92,7 @@ class Template:
     made: tuple[int, ...]
     attributes: Mapping[str, Callable[["Sizes"], object]]
     counts: Mapping[str, int]
+    inside: bool = False
 
     @cached_property
     def free(self) -> tuple[Factor, ...]:
@@ -158,6 +160,7 @@ def template(
     every = Template(
         _tamed(operator_type, call), values, tuple(map(tuple, out_dims)),
         tuple(position for position, _ in outputs), attributes, counts,
+        operator_type in _PLACES,
     )  # fmt: skip
     for value in values:  # numbers that belong to the operator are as many as they are
         if value.constant is not None:
@@ -200,10 +203,13 @@ def _freed(template: Template, names: Collection[object]) -> Template:
 
 
 def _runs(template: Template) -> bool:
-    """Whether the operator runs at the small sizes and makes what follows from them, on tensors
-    without numbers.
+    """Whether the operator runs at small sizes and makes what follows from them, on tensors without
+    numbers. Two sets of sizes, because one may be the real sizes by chance.
     """
-    sizes = template.sizes(2)
+    return all(_runs_at(template, template.sizes(parts)) for parts in (2, 3))
+
+
+def _runs_at(template: Template, sizes: Sizes) -> bool:
     call = call_at(template, sizes)
     tensors = {
         name: torch.empty(shape_of(one.dims, sizes), dtype=_META[one.kind], device="meta")
@@ -247,6 +253,8 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "com.microsoft.SkipGroupNorm": ("groups",),
 }
 """Attributes that count heads or groups, one that divides another first."""
+_BY_CHANNEL = frozenset({"ConvTranspose", "GroupNormalization"})
+"""Operators whose groups are in the second dimension, whatever the rank."""
 _UNITS = {"GRU": "hidden_size", "LSTM": "hidden_size", "RNN": "hidden_size"}
 _RESIZED = frozenset({"Resize", "Upsample"})
 
@@ -306,6 +314,8 @@ def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
     the same order: (6, 4) and (24,) are of 6 and 4. Where there are none, as of (6, 4) and (4, 6),
     the dimensions that hang together keep their sizes.
     """
+    if 0 in read:
+        return [list(map(_own, read))], [list(map(_own, made))], {}, {}
     before, after = (list(accumulate(shape, mul)) for shape in (read, made))
     marks = sorted({1, *before, *after})
     common = [one for one in marks if one in {1, *before} and one in {1, *after}]
@@ -322,7 +332,7 @@ def reshaped(call: Call, read: Shape, made: Shape) -> _Parts:
         for size, low, high in zip(shape, [1, *products], products, strict=False):
             inside = [one for (a, b), one in apart.items() if low <= a and b <= high]
             known = tuple(one for one in inside if one is not None)
-            made.append(known if len(known) == len(inside) and 0 not in products else _own(size))
+            made.append(known if len(known) == len(inside) else _own(size))
         return made
 
     out = dims(made, after)
@@ -456,17 +466,34 @@ def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Sh
     def apart(size: int) -> Factors:
         if size in (head, 1):
             return _plain_part(("rest", size), size)
-        for count in sorted(named, reverse=True):
-            if size and size % count == 0 and size >= count:
-                rest = size // count
-                if head > 1 and rest % head == 0:
-                    return (*named[count], Factor(("rest", head), head), *_own(rest // head))
-                return (*named[count], *_plain_part(("rest", rest), rest))
-        return _plain(size)
+        fitting = [count for count in sorted(named, reverse=True) if size % count == 0]
+        for count in fitting:
+            rest = size // count
+            if head > 1 and rest % head == 0:
+                return (*named[count], Factor(("rest", head), head), *_own(rest // head))
+        if not fitting:
+            return _plain(size)
+        rest = size // fitting[0]
+        return (*named[fitting[0]], *_plain_part(("rest", rest), rest))
 
     known = {n for shape in reads for n in shape}
-    dims = [[apart(n) for n in shape] for shape in reads]
-    made = [[apart(n) if n in known else _own(n) for n in shape] for shape in outputs]
+    channels = kind in _BY_CHANNEL
+
+    def by_place(shape: Shape, made: bool) -> list[Factors]:
+        """Heads and groups are in the last dimension of three, or the second of four."""
+        places = {1} if channels or len(shape) == 4 else {len(shape) - 1}
+        if kind == "ConvTranspose" and shape == reads[1] and not made:
+            places = {0}
+        if len(shape) < 3:
+            places = set(range(len(shape)))
+        return [
+            _own(n) if made and n not in known else apart(n) if d in places or n == head
+            else _plain(n)
+            for d, n in enumerate(shape)
+        ]  # fmt: skip
+
+    dims = [by_place(shape, made=False) for shape in reads]
+    made = [by_place(shape, made=True) for shape in outputs]
     attributes = {name: partial(size_of, named[n]) for name, n in given.items() if name.strip()}
     return dims, made, {**attributes}, {name: given[name] for name in attributes}
 
@@ -488,7 +515,7 @@ def _by_size(reads: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[_Dims, _
 _INDICES: Mapping[str, tuple[int, int, int]] = {
     "Gather": (1, 0, 0), "GatherElements": (1, 0, 0), "NegativeLogLikelihoodLoss": (1, 0, 1),
     "ScatterElements": (1, 0, 0), "Scatter": (1, 0, 0), "SoftmaxCrossEntropyLoss": (1, 0, 1),
-    "RotaryEmbedding": (3, 1, 0), "com.microsoft.RotaryEmbedding": (1, 2, 0),
+    "RoiAlign": (2, 0, 0), "RotaryEmbedding": (3, 1, 0), "com.microsoft.RotaryEmbedding": (1, 2, 0),
 }  # fmt: skip
 """By operator: the input with indices, the input that they point into, the usual axis there."""
 
@@ -513,6 +540,7 @@ def _with_ranges(kind: str, call: Call, values: tuple[Value, ...]) -> tuple[Valu
     return tuple(ranged)
 
 
+_PLACES = frozenset({"MaxRoiPool", "RoiAlign"})
 _FEW = 11  # integers that point into nothing are below this
 
 

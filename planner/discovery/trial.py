@@ -24,6 +24,8 @@ TOLERANCE = 1e-9
 MAX_ELEMENTS = 4_000_000
 """All tensors of a trial together have no more; where fixed sizes are larger, nothing is tried."""
 
+_REDRAWS = 4
+
 Given = tuple[str, ...]
 """A part of a spec for each value that an operator reads: R, P, S<d> or S<d>/<c>."""
 
@@ -76,7 +78,7 @@ class Trial:
     @cached_property
     def _draw(self) -> "_Draw":
         """The way to draw numbers for which the operator gives finite ones that differ."""
-        for draw in _DRAWS:
+        for draw in _DRAWS[1:] if self.template.inside else _DRAWS:
             values = self._drawn(draw)
             made = self.run(self.call, values)
             if made is not None and all(map(_telling, made)):
@@ -96,7 +98,12 @@ class Trial:
         if one.kind == "bool":
             return torch.rand(shape, generator=generator) < 0.5
         below = max(1, size_of(one.below, self.sizes))
-        return torch.randint(below, shape, generator=generator)
+        drawn = torch.randint(below, shape, generator=generator)
+        ignored = self.template.call.kwargs.get("ignore_index")
+        if isinstance(ignored, int):
+            some = torch.rand(shape, generator=generator) < 0.2
+            drawn = torch.where(some, ignored, drawn)
+        return drawn
 
     @cached_property
     def values(self) -> list[Tensor]:
@@ -130,18 +137,23 @@ class Trial:
 
     def reached(self, i: int, dim: int | None) -> list[Tensor] | None:
         """Per output, where it changes if the first part of a value along a dimension is drawn
-        anew; all of the value, if the dimension is None.
+        anew; all of the value, if the dimension is None. Where nothing changes it is drawn again,
+        a few times: the sign of a few numbers may stay by chance.
         """
         generator = torch.Generator().manual_seed(7 + self.seed)
-        new = self._value(i, self._draw, generator)
-        if dim is not None:
-            old, size = self.values[i], self.shapes[i][dim] // self.parts
-            first, rest = new.narrow(dim, 0, size), old.narrow(dim, size, old.shape[dim] - size)
-            new = torch.cat([first, rest], dim)
-        made = self.run(self.call, [*self.values[:i], new, *self.values[i + 1 :]])
-        if made is None:
-            return None
-        return [~_near(a, b) for a, b in zip(made, self.whole, strict=True)]
+        for _ in range(_REDRAWS):
+            new = self._value(i, self._draw, generator)
+            if dim is not None:
+                old, size = self.values[i], self.shapes[i][dim] // self.parts
+                first, rest = new.narrow(dim, 0, size), old.narrow(dim, size, old.shape[dim] - size)
+                new = torch.cat([first, rest], dim)
+            made = self.run(self.call, [*self.values[:i], new, *self.values[i + 1 :]])
+            if made is None:
+                return None
+            changed = [~_near(a, b) for a, b in zip(made, self.whole, strict=True)]
+            if any(bool(one.any()) for one in changed):
+                break
+        return changed
 
     # ---- on parts
 

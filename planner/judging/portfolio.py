@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.costs.bounds import has_rules, lower_bound_s, memory_shortage, unreplicated_s
+from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
 from planner.costs.pins import broken, separated
 from planner.errors import OptionError
 from planner.judging.judge import (
@@ -21,7 +21,7 @@ from planner.judging.judge import (
 )
 from planner.plan import Plan, Prediction
 from planner.problem import Objective, Problem, Result, Status
-from planner.profiles import Source
+from planner.profiles import Source, has_rules
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.support.jit import compile_clock
 from planner.units import format_seconds
@@ -206,7 +206,7 @@ def attempts(
     answers: dict[str, Result] = {}
     with compile_clock() as compiling_s:
         begin = time.monotonic()
-        for name in names or portfolio(splits=has_rules(problem)):
+        for name in names or portfolio(splits=has_rules(problem.profile)):
             left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
             share = SOLVERS[name].time_share
             share_s = share * time_limit_s

@@ -15,7 +15,7 @@ from planner.judging.judge import objective_s
 from planner.judging.portfolio import GOOD_ENOUGH, compare
 from planner.problem import Objective
 from planner.reports.compare import compare_bars, compare_csv, winner_line
-from planner.solvers.registry import automatic
+from planner.solvers.registry import SOLVERS, automatic
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
 
@@ -52,7 +52,12 @@ def test_every_solver_has_a_row_however_good_an_earlier_one_is():
     gaps = [row.plan.certificate.gap for row in found.rows if row.plan]
     assert min(gaps[:-1]) <= GOOD_ENOUGH  # here solve would have stopped
     missing = {row.solver: row.reason for row in found.rows if row.plan is None}
-    assert set(missing) == {"pipedream"}
+    assert set(missing) == {"pipedream", "megatron", "zero"}
+    assert (
+        missing["megatron"]
+        == missing["zero"]
+        == ("the profile has no rules by which operators are split; planner profile makes them")
+    )
     assert "levels" in missing["pipedream"]
 
 
@@ -102,7 +107,8 @@ def test_the_command_shows_table_bars_and_reasons_and_writes_csv(folder):
     rows = list(csv.DictReader(Path("rows.csv").read_text().splitlines()))
     assert [row["solver"] for row in rows] == list(automatic())
     planned = [row for row in rows if row["iteration_s"]]
-    assert len(planned) == len(rows)
+    splitting = [name for name in automatic() if SOLVERS[name].splits]  # no rules, no plan
+    assert [row["solver"] for row in rows if row not in planned] == splitting
     for row in planned:
         assert float(row["gap"]) >= 0
         assert float(row["iteration_s"]) >= float(row["lower_bound_s"])

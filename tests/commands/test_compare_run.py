@@ -9,38 +9,15 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from planner.files import read_plan
 from tests.commands.test_cli import TOPOLOGY
 from tests.support.commands import run
+from tests.support.mlp_towers import write_mlp_towers
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
-
-
-def towers(path, layers, width, batch):
-    """A network of two towers of MatMul and Relu, side by side, that are added at the end."""
-    random = np.random.default_rng(0)
-    nodes, weights = [], []
-    for tower in "ab":
-        x = "x"
-        for i in range(layers):
-            name = f"{tower}{i}"
-            values = random.normal(size=(width, width)) / width**0.5
-            weights.append(numpy_helper.from_array(values.astype(np.float32), f"w_{name}"))
-            nodes.append(helper.make_node("MatMul", [x, f"w_{name}"], [f"h_{name}"], name=name))
-            nodes.append(helper.make_node("Relu", [f"h_{name}"], [name], name=f"relu_{name}"))
-            x = name
-    last = layers - 1
-    nodes.append(helper.make_node("Add", [f"a{last}", f"b{last}"], ["y"], name="add"))
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [batch, width]) for n in "xy"]
-    graph = helper.make_graph(nodes, "towers", ends[:1], ends[1:], weights)
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
 
 
 @pytest.fixture
@@ -62,7 +39,7 @@ TWO = ["--topology", "pair.yaml", "--microbatches", "2"]
 
 
 def test_plans_run_one_after_the_other_and_failures_are_rows(folder, monkeypatch):
-    towers(folder / "model.onnx", layers=2, width=16, batch=2)
+    write_mlp_towers(folder / "model.onnx", (2, 2), width=16, batch=2)
     run("profile", "model.onnx", "--batch", "2", "--repetitions", "1")
     (folder / "alone.py").write_text(ALONE)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
@@ -91,7 +68,7 @@ def test_plans_run_one_after_the_other_and_failures_are_rows(folder, monkeypatch
 
 
 def test_a_plan_for_more_or_other_devices_is_not_started(folder):
-    towers(folder / "model.onnx", layers=2, width=16, batch=2)
+    write_mlp_towers(folder / "model.onnx", (2, 2), width=16, batch=2)
     run("profile", "model.onnx", "--batch", "2", "--repetitions", "1")
     text = TOPOLOGY.replace("count: 2", "count: 64")
     (folder / "many.yaml").write_text(text)
@@ -103,7 +80,7 @@ def test_a_plan_for_more_or_other_devices_is_not_started(folder):
 
 
 def test_a_model_that_is_not_there_is_missed_before_the_search(folder):
-    towers(folder / "model.onnx", layers=1, width=16, batch=2)
+    write_mlp_towers(folder / "model.onnx", (1, 1), width=16, batch=2)
     run("profile", "model.onnx", "--batch", "2", "--repetitions", "1")
     (folder / "model.onnx").rename(folder / "moved.onnx")
     text = run("compare", *TWO, "--run", "1", code=1).output
@@ -123,7 +100,7 @@ def ranks_of(folder):
 
 @pytest.mark.slow
 def test_after_ctrl_c_the_plans_that_ran_are_shown_and_nothing_is_left(folder):
-    towers(folder / "model.onnx", layers=2, width=16, batch=2)
+    write_mlp_towers(folder / "model.onnx", (2, 2), width=16, batch=2)
     run("profile", "model.onnx", "--batch", "2", "--repetitions", "1")
     (folder / "endless.py").write_text(ENDLESS)
     words = [*TWO, "--solver=single", "--solver=data-parallel", "--run", "2"]
@@ -154,7 +131,7 @@ def test_the_order_predicted_is_the_order_measured_with_contention(folder):
     """A branched network on two processes of this machine, whose links are measured first: towers
     side by side, replicas with large sums of gradients, everything in one process.
     """
-    towers(folder / "model.onnx", layers=4, width=1024, batch=128)
+    write_mlp_towers(folder / "model.onnx", (4, 4), width=1024, batch=128)
     run("profile", "model.onnx", "--batch", "128")
     subprocess.run(
         [sys.executable, str(ROOT / "cli.py"), "topology", "probe", "--nproc", "2",

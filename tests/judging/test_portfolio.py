@@ -48,6 +48,30 @@ def test_every_solver_is_asked_once_though_one_starts_from_the_others(counted):
     assert len(pipedreams) == len(evens) == 1
 
 
+def test_netsplit_is_asked_for_several_microbatches_where_towers_pay():
+    """Two towers of 12 ms and a head of 30 us, 8 microbatches: side by side they take 8 x 12.03 ms,
+    in a pipeline one period more, and replicas have to sum 10 MB of gradients.
+    """
+    graph = graph_of([[], [], [0, 1]], [8] * 3, [10**7] * 3)
+    profile = profile_of(graph, [4e-3, 4e-3, 1e-5])
+    compared = compare(problem_of(profile, hierarchy([2], [1e9]), 8))
+    seconds = {row.solver: row.plan.prediction.iteration_s for row in compared.rows}
+    assert seconds["single"] == pytest.approx(8 * 24.03e-3, rel=1e-4)
+    assert seconds["antichain"] == pytest.approx(8 * 12.03e-3 + 12e-3, rel=1e-4)
+    assert seconds["netsplit"] == pytest.approx(8 * 12.03e-3, rel=1e-4)
+    assert seconds["data-parallel"] > seconds["antichain"]
+    assert compared.best.solver == "netsplit"
+
+
+def test_netsplit_is_not_asked_for_several_microbatches_that_replicas_have_to_share():
+    """Without replicas, 8 microbatches of the middle operator take 8 x 27 ms."""
+    profile = profile_of(graph_of([[], [0], [1]], [8] * 3, [10**6] * 3), [1e-3, 9e-3, 1e-3])
+    problem = problem_of(profile, hierarchy([4], [1e9]), 8)
+    last = compare(problem).rows[-1]
+    assert (last.solver, last.plan) == ("netsplit", None)
+    assert last.reason == "not asked: without replicas nothing is faster than 219 ms"
+
+
 def test_the_judge_finds_what_a_solver_has_evaluated_also_when_a_plan_is_known(counted):
     problem = small(cluster([unit_type()] * 2, bandwidth=1e8))
     programs = counted(evaluator, "program")

@@ -1,5 +1,5 @@
-"""The networks of NetSplit's experiments: sizes that papers and other libraries print, small ones
-against ONNX Runtime.
+"""The networks of NetSplit's experiments, and Inception-v3: sizes that papers and other libraries
+print, small ones against ONNX Runtime.
 """
 
 import numpy as np
@@ -12,7 +12,8 @@ from onnx import numpy_helper
 from planner.graph import producers
 from planner.model import load
 from planner.operators.convert import to_torch
-from tests.bench.placements import PUBLISHED, three
+from tests.bench.placement_cases import CASES, PUBLISHED, megabytes, three
+from tests.support.inception import inception_v3
 from tests.support.thesis_models import NETWORKS, amoebanet_d, deeplab_v3, unet, wide_resnet
 
 
@@ -31,6 +32,8 @@ def num_trained(graph):
     (lambda: wide_resnet((3, 4, 6, 3)), 68_883_240),
     (lambda: wide_resnet((3, 4, 23, 3)), 126_886_696),
     (unet, 31_037_698),
+    # torchvision's inception_v3 has 27,161,264, of which 3,326,696 are of the auxiliary head.
+    (inception_v3, 23_834_568),
 ])  # fmt: skip
 def test_networks_have_as_many_parameters_as_elsewhere(tmp_path, proto, expected):
     assert num_trained(read(tmp_path, proto()).graph) == expected
@@ -40,6 +43,13 @@ def test_networks_have_as_many_parameters_as_elsewhere(tmp_path, proto, expected
 def test_amoebanet_has_as_many_parameters_as_gpipe_prints(tmp_path, layers, filters, millions):
     found = num_trained(read(tmp_path, amoebanet_d(layers, filters)).graph)
     assert found / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_networks_have_about_the_memory_and_nodes_that_the_thesis_prints(tmp_path):
+    for name, nodes, bytes_ in (("amoebanet-d", 0.02, 0.02), ("u-net", 0.5, 0.05)):
+        graph = read(tmp_path, NETWORKS[name](), 128).graph
+        assert len(graph.operators) == pytest.approx(PUBLISHED[name].nodes, rel=nodes)
+        assert megabytes(graph) == pytest.approx(PUBLISHED[name].megabytes, rel=bytes_)
 
 
 def test_an_output_stride_of_8_keeps_tensors_of_a_stride_of_16_twice_as_wide(tmp_path):
@@ -56,12 +66,15 @@ def test_an_output_stride_of_8_keeps_tensors_of_a_stride_of_16_twice_as_wide(tmp
 @pytest.mark.parametrize("proto", [
     lambda: unet(2, 3),
     pytest.param(lambda: amoebanet_d(3, 16), marks=pytest.mark.slow),
+    pytest.param(lambda: amoebanet_d(3, 16, folded=True), marks=pytest.mark.slow),
+    pytest.param(inception_v3, marks=pytest.mark.slow),
     pytest.param(lambda: wide_resnet((1, 1, 1, 1)), marks=pytest.mark.slow),
     pytest.param(lambda: deeplab_v3((1, 1, 1, 1)), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_small_networks_agree_with_onnx_runtime_and_train(tmp_path, proto):
     model = read(tmp_path, filled(proto()), 2)
-    image = np.random.default_rng(0).standard_normal((2, 3, 224, 224)).astype(np.float32)
+    (shape,) = (t.shape for t in model.graph.tensors if t.name == "image")
+    image = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     (expected,) = session.run(None, {"image": image})
     module = to_torch(model)
@@ -94,7 +107,11 @@ def test_every_operator_is_used_and_every_tensor_has_its_size(tmp_path):
 def test_the_benchmark_has_the_published_figures_and_the_right_devices():
     leads = [f"{published.lead:.1%}" for published in PUBLISHED.values()]
     assert leads == ["14.7%", "6.4%", "4.4%", "13.7%"]
+    assert [(case.network, case.batch) for case in CASES if case.published] == [
+        ("amoebanet-d", 64), ("wide-resnet-152", 64), ("u-net", 128), ("deeplab-v3", 48)
+    ]  # fmt: skip
+    assert len({case.key for case in CASES}) == len(CASES)
     topology = three()
-    assert [device.name for device in topology.devices] == ["gpu0", "gpu1", "gpu2"]
     behind = {link.source: link.target for link in topology.links if link.source.startswith("gpu")}
-    assert behind["gpu0"] == behind["gpu1"] != behind["gpu2"]
+    far, *near = (behind[device.name] for device in topology.devices)
+    assert near == [near[0]] * 2 != [far] * 2

@@ -171,7 +171,7 @@ def test_the_local_search_gives_feasible_schedules_no_worse_than_its_start(probl
     if not fitting:
         return
     known = known_placement_of(instance, data.draw(st.sampled_from(fitting)))
-    better = improved(instance, known, 3000, watch_of(instance), never, 1)
+    better = improved(instance, known, 20_000, watch_of(instance), never, 1)
     assert better.latest <= known.latest
     assert overflow(instance, better.device_of) <= 0
     assert violations(instance, better) == []
@@ -201,7 +201,7 @@ def test_the_local_search_finds_the_optimum_of_small_problems(problem):
     if not fitting:
         return
     better = improved(
-        instance, known_placement_of(instance, fitting[0]), 20_000, watch_of(instance), never, 1
+        instance, known_placement_of(instance, fitting[0]), 160_000, watch_of(instance), never, 1
     )
     assert brute_force(instance) <= better.latest <= least_coded(instance, fitting)
 
@@ -210,7 +210,7 @@ def test_the_local_search_repeats_itself_and_the_seed_changes_it():
     instance = alone(placement_problem_of(problem_from(0, 4)))
     start = known_placement_of(instance, (0,) * 50 + (1,) * 30 + (2,) * 10 + (3,) * 10)
     one, again, other = (
-        improved(instance, start, 5_000, watch_of(instance), never, seed) for seed in (1, 1, 2)
+        improved(instance, start, 500_000, watch_of(instance), never, seed) for seed in (1, 1, 2)
     )
     assert (one.device_of, one.latest) == (again.device_of, again.latest)
     assert (one.device_of, one.latest) != (other.device_of, other.latest)
@@ -222,7 +222,7 @@ def test_the_local_search_keeps_groups_together():
     instance = instance_of(problem, groups)
     loose = replace(instance, problem=replace(problem, capacity_bytes=np.full(4, 10**13)))
     better = improved(
-        loose, known_placement_of(loose, (0,) * 30), 20_000, watch_of(loose), never, 0
+        loose, known_placement_of(loose, (0,) * 30), 400_000, watch_of(loose), never, 0
     )
     assert len(set(better.device_of)) > 1
     assert all(len({better.device_of[i] for i in group}) == 1 for group in groups)

@@ -4,11 +4,12 @@ Wide ResNet-152, U-Net, and DeepLab-V3 on Wide ResNet-152; images of 224 x 224, 
     python -m tests.support.thesis_models amoebanet-d amoebanet-d.onnx
 
 The weights are external data in a file that nobody has to write: planning reads their shapes only.
-A convolution has a batch normalization behind it and no bias.
+A convolution has a batch normalization behind it and no bias, or, where these are folded, a bias.
 """
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +39,17 @@ REDUCTION = (
 NORMAL_JOINS, REDUCTION_JOINS = (0, 3, 4, 6), (4, 5, 6)
 
 
-class _Net(Flow):
-    """A network of convolutions; what its methods return is the name of a tensor."""
+class ConvNet(Flow):
+    """A network of convolutions; what its methods return is the name of a tensor.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        folded: whether normalizations are folded into the convolutions before them, as exporters
+            do for inference: the convolution has a bias instead.
+    """
+
+    def __init__(self, name: str, *, folded: bool = False) -> None:
         super().__init__(name)
-        self.channels = {"image": 3}
+        self.channels, self.folded = {"image": 3}, folded
 
     def conv(
         self,
@@ -52,15 +58,20 @@ class _Net(Flow):
         kernel: tuple[int, int] = (1, 1),
         stride: tuple[int, int] = (1, 1),
         dilation: int = 1,
+        *,
+        padded: bool = True,
     ) -> str:
-        """A convolution that pads by half its kernel, and its batch normalization."""
-        held = self.weight(f"w{len(self.nodes)}", channels, self.channels[x], *kernel)
-        pads = [dilation * (k // 2) for k in kernel]
+        """A convolution that pads by half its kernel or not at all, and its batch normalization."""
+        held = [self.weight(f"w{len(self.nodes)}", channels, self.channels[x], *kernel)]
+        if self.folded:
+            held.append(self.weight(f"b{len(self.nodes)}", channels))
+        pads = [dilation * (k // 2) * padded for k in kernel]
         made = self.add(
-            "Conv", x, held, kernel_shape=kernel, strides=stride, dilations=[dilation] * 2,
+            "Conv", x, *held, kernel_shape=kernel, strides=stride, dilations=[dilation] * 2,
             pads=[*pads, *pads],
         )  # fmt: skip
-        return self.norm(made, channels)
+        self.channels[made] = channels
+        return made if self.folded else self.norm(made, channels)
 
     def norm(self, x: str, channels: int) -> str:
         """Batch normalization by running means."""
@@ -81,9 +92,9 @@ class _Net(Flow):
         self.channels[made] = sum(self.channels[x] for x in parts)
         return made
 
-    def pool(self, kind: str, x: str, kernel: int, stride: int) -> str:
+    def pool(self, kind: str, x: str, kernel: int, stride: int, *, padded: bool = True) -> str:
         """A pool that pads by half its kernel, or not at all if that is even."""
-        pad = [kernel // 2 if kernel % 2 else 0] * 4
+        pad = [kernel // 2 if padded and kernel % 2 else 0] * 4
         sizes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2}
         return self.same(kind, x, pads=pad, **sizes)
 
@@ -99,16 +110,16 @@ class _Net(Flow):
         head = self.weight("head", self.channels[x], num_classes)
         return self.add("Gemm", flat, head, self.weight("bias", num_classes))
 
-    def trained(self, result: str, *shape: int) -> ModelProto:
+    def trained(self, result: str, *shape: int, side: int = SIDE) -> ModelProto:
         """The model of what one image becomes."""
         float32 = onnx.TensorProto.FLOAT
         return self.model(
-            helper.make_tensor_value_info("image", float32, ["N", 3, SIDE, SIDE]),
+            helper.make_tensor_value_info("image", float32, ["N", 3, side, side]),
             helper.make_tensor_value_info(result, float32, ["N", *shape]),
         )
 
 
-def amoebanet_d(layers: int = 18, filters: int = 208) -> ModelProto:
+def amoebanet_d(layers: int = 18, filters: int = 208, *, folded: bool = False) -> ModelProto:
     """AmoebaNet-D: cells that read the two before them and add up five pairs of branches, after a
     stem of two reductions, with two more among them.
 
@@ -116,10 +127,10 @@ def amoebanet_d(layers: int = 18, filters: int = 208) -> ModelProto:
 
     Args:
         layers: normal cells, a multiple of 3.
-        filters: four times the channels of the stem; of GPipe's sizes, 208 has the memory that the
-            thesis reports.
+        filters: four times the channels of the stem; GPipe's sizes begin at 208.
+        folded: whether normalizations are folded into the convolutions.
     """
-    net = _Net("amoebanet-d")
+    net = ConvNet("amoebanet-d", folded=folded)
     channels = filters // 4
     last = net.conv(net.same("Relu", "image"), channels, (3, 3), (2, 2))
     before, halved, number = last, False, 0
@@ -133,7 +144,9 @@ def amoebanet_d(layers: int = 18, filters: int = 208) -> ModelProto:
     return net.trained(net.classes(last, 1000), 1000)
 
 
-def _cell(net: _Net, last: str, before: str, channels: int, *, reduces: bool, halved: bool) -> str:
+def _cell(
+    net: ConvNet, last: str, before: str, channels: int, *, reduces: bool, halved: bool
+) -> str:
     """One cell.
 
     Args:
@@ -151,7 +164,7 @@ def _cell(net: _Net, last: str, before: str, channels: int, *, reduces: bool, ha
     return net.joined([states[i] for i in (REDUCTION_JOINS if reduces else NORMAL_JOINS)])
 
 
-def _operation(net: _Net, what: str, x: str, stride: int) -> str:
+def _operation(net: ConvNet, what: str, x: str, stride: int) -> str:
     """One of the operations of a cell, which keep the channels."""
     channels = net.channels[x]
     narrow = channels // 4
@@ -171,7 +184,7 @@ def _operation(net: _Net, what: str, x: str, stride: int) -> str:
     )
 
 
-def _halved(net: _Net, x: str, channels: int) -> str:
+def _halved(net: ConvNet, x: str, channels: int) -> str:
     """Half the side: every other pixel, and those one further down and across, half of the channels
     from each.
     """
@@ -179,10 +192,13 @@ def _halved(net: _Net, x: str, channels: int) -> str:
     shift = net.constant("shift", np.array([0, 0, -1, -1, 0, 0, 1, 1]))
     parts = []
     for picked in (x, net.same("Pad", x, shift)):
-        held = net.weight(f"w{len(net.nodes)}", channels // 2, net.channels[x], 1, 1)
-        parts.append(net.add("Conv", picked, held, kernel_shape=[1, 1], strides=[2, 2]))
+        held = [net.weight(f"w{len(net.nodes)}", channels // 2, net.channels[x], 1, 1)]
+        if net.folded:
+            held.append(net.weight(f"b{len(net.nodes)}", channels // 2))
+        parts.append(net.add("Conv", picked, *held, kernel_shape=[1, 1], strides=[2, 2]))
         net.channels[parts[-1]] = channels // 2
-    return net.norm(net.joined(parts), channels)
+    joined = net.joined(parts)
+    return joined if net.folded else net.norm(joined, channels)
 
 
 def wide_resnet(blocks: Sequence[int] = (3, 8, 36, 3), widening: int = 2) -> ModelProto:
@@ -194,11 +210,11 @@ def wide_resnet(blocks: Sequence[int] = (3, 8, 36, 3), widening: int = 2) -> Mod
         blocks: bottlenecks per stage.
         widening: of the 3 x 3 convolutions.
     """
-    net = _Net("wide-resnet-152")
+    net = ConvNet("wide-resnet-152")
     return net.trained(net.classes(_encoder(net, blocks, widening, 32), 1000), 1000)
 
 
-def _encoder(net: _Net, blocks: Sequence[int], widening: int, output_stride: int) -> str:
+def _encoder(net: ConvNet, blocks: Sequence[int], widening: int, output_stride: int) -> str:
     """The convolutions of a residual network. Where its side would be less than the image's over
     the output stride, it dilates instead.
     """
@@ -232,7 +248,7 @@ def unet(channels: int = 64, levels: int = 5, num_classes: int = 2) -> ModelProt
         channels: at the full side; twice as many at each half of it.
         levels: different sides.
     """
-    net, x = _Net("u-net"), "image"
+    net, x = ConvNet("u-net"), "image"
     skips = []
     for level in range(levels):
         net.scope = f"down{level}."
@@ -252,7 +268,7 @@ def unet(channels: int = 64, levels: int = 5, num_classes: int = 2) -> ModelProt
     return net.trained(result, num_classes, SIDE, SIDE)
 
 
-def _twice(net: _Net, x: str, channels: int) -> str:
+def _twice(net: ConvNet, x: str, channels: int) -> str:
     for _ in range(2):
         x = net.same("Relu", net.conv(x, channels, (3, 3)))
     return x
@@ -273,7 +289,7 @@ def deeplab_v3(
         blocks, widening: as `wide_resnet` takes them.
         output_stride: side of the image over that of the encoder's last tensor, 8 or 16.
     """
-    net = _Net("deeplab-v3")
+    net = ConvNet("deeplab-v3")
     x, side = _encoder(net, blocks, widening, output_stride), SIDE // output_stride
     rates = [96 // output_stride * k for k in (1, 2, 3)]
     views = [net.same("Relu", net.conv(x, 256))]
@@ -288,16 +304,17 @@ def deeplab_v3(
     return net.trained(_resized(net, x, SIDE // side), num_classes, SIDE, SIDE)
 
 
-def _resized(net: _Net, x: str, factor: int) -> str:
+def _resized(net: ConvNet, x: str, factor: int) -> str:
     """Bilinear, `factor` times the side."""
     scales = net.constant(f"times{factor}", np.array([1, 1, factor, factor], np.float32))
     return net.same("Resize", x, "", scales, mode="linear")
 
 
+# In the sizes that come nearest to the nodes and the memory that the thesis prints.
 NETWORKS: Mapping[str, Callable[[], ModelProto]] = {
-    "amoebanet-d": amoebanet_d,
+    "amoebanet-d": partial(amoebanet_d, 18, 256, folded=True),
     "wide-resnet-152": wide_resnet,
-    "u-net": unet,
+    "u-net": partial(unet, 32),
     "deeplab-v3": deeplab_v3,
 }
 

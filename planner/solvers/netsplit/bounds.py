@@ -35,8 +35,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.clusters.routes import fastest_way_s
-from planner.solvers.netsplit.kernels import Ragged, ragged
 from planner.solvers.netsplit.model import NetSplitInstance
+from planner.solvers.netsplit.search_arrays import Ragged, ragged
 from planner.support.arrays import Ints
 from planner.support.derived import derived
 from planner.support.jit import inner, njit

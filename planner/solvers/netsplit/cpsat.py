@@ -82,11 +82,8 @@ CONSTRAINTS_PER_S = 150_000
 """Constraints of a model that are built per second of the limit, on a busy machine. A model whose
 building alone would take the rest of its step's time is not built."""
 
-MOVES_PER_S = 200_000
-"""Moves of the local search per second of the limit, for `MOVES_SIZE` operators and edges."""
-
-MOVES_SIZE = 300
-"""The size of a graph that `MOVES_PER_S` is for; moves are as slow as a graph is large."""
+TIMED_PER_S = 6_000_000
+"""Work of the local search per second of the limit, in operators timed; see `fine.TIMED_PER_S`."""
 
 SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.6
 """Shares of the limit for the local search before the proof; the second for crowded models."""
@@ -184,18 +181,20 @@ def solve(
     *,
     seed: int = 0,
     gap: float = 0.0,
+    clock_s: float | None = None,
 ) -> EngineAnswer:
     """The best placement that a search from a known one finds.
 
     Args:
-        time_limit_s: limit of the wall clock, and of deterministic work.
+        time_limit_s: limit of deterministic work, in seconds of an ordinary core.
         start: a placement that fits, to start from and to beat; None if none is known.
         seed: seed of all random choices.
         gap: (latency - bound) / bound at which the search may end.
+        clock_s: limit of the wall clock, which cuts; None for the same.
     """
     watch = SearchWatch(log, instance.tick_s, gap)
     with interruptible(watch), compile_clock() as compiling_s:
-        budget = SearchBudget.begun(watch, time_limit_s, seed, compiling_s)
+        budget = SearchBudget.begun(watch, time_limit_s, seed, compiling_s, clock_s)
         answer = (_relaxed if instance.relaxed else _full)(instance, budget, start)
     if watch.interrupted:
         return replace(answer, reproducible=False, note=INTERRUPTED)
@@ -245,11 +244,8 @@ def _improved(search: _FullSearch, known: KnownPlacement, share: float) -> Known
     instance, budget = search.instance, search.budget
     if instance.problem.num_operators <= FEW_OPERATORS:
         return known
-    edges = sum(len(tensor.consumers) for tensor in instance.problem.tensors)
-    per_s = MOVES_PER_S * MOVES_SIZE / (instance.problem.num_operators + edges)
-    return improved(
-        instance, known, int(per_s * budget.draw(share)), budget.watch, budget.over, budget.seed
-    )
+    work = int(TIMED_PER_S * budget.draw(share))
+    return improved(instance, known, work, budget.watch, budget.over, budget.seed)
 
 
 def _climb(search: _FullSearch, step: _ProofStep) -> None:

@@ -51,10 +51,19 @@ class SearchBudget:
 
     @classmethod
     def begun(
-        cls, watch: SearchWatch, time_limit_s: float, seed: int, compiling_s: Callable[[], float]
+        cls,
+        watch: SearchWatch,
+        time_limit_s: float,
+        seed: int,
+        compiling_s: Callable[[], float],
+        clock_s: float | None = None,
     ) -> "SearchBudget":
-        """A budget that begins now."""
-        until = time.monotonic() + time_limit_s
+        """A budget that begins now.
+
+        Args:
+            clock_s: limit of the wall clock; None for that of the work.
+        """
+        until = time.monotonic() + (time_limit_s if clock_s is None else clock_s)
         return cls(watch, seed, time_limit_s, time_limit_s, until, compiling_s)
 
     def seconds(self) -> float:
@@ -147,7 +156,8 @@ def call(
     solver = worker(budget.seed, max(share * budget.left_s, MIN_CALL_S) * budget.per_s)
     if whole:
         solver.parameters.relative_gap_limit = budget.watch.enough / (1 + budget.watch.enough)
-    seconds = max(share * budget.seconds(), MIN_CALL_S)
+    # The clock cuts where all time is over; the share is one of work.
+    seconds = max(budget.seconds(), MIN_CALL_S)
     solver.parameters.max_time_in_seconds = seconds
     if besides is not None:
         above = besides

@@ -14,7 +14,7 @@
     (4) an answer that the evaluator finds too large makes the memory of the model smaller
         (`tighter`) for the runs after it; after one that fits, half of the last step is taken back
 
-The number of moves is limited, so the search repeats itself unless the clock cuts it.
+Limits are of work: of operators timed. So the search repeats itself unless the clock cuts it.
 """
 
 import math
@@ -22,10 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner.solvers.engines.watch import SearchWatch
-from planner.solvers.netsplit.kernels import ModelArrays, state_of
+from planner.solvers.netsplit.kernels import state_of
 from planner.solvers.netsplit.model import NetSplitInstance, canonical, instance_of, orders_of
 from planner.solvers.netsplit.moves import anneal, restore
 from planner.solvers.netsplit.search import Blocks, arrays_of, without_links
+from planner.solvers.netsplit.search_arrays import ModelArrays
 from planner.solvers.placement.coplacement import coplaced
 from planner.solvers.placement.problem import Placement, PlacementProblem
 from planner.solvers.placement.timetable import timetable
@@ -34,12 +35,10 @@ from planner.support.arrays import Ints
 BLOCKS = (2, 4, 8, 16)
 """Largest numbers of operators in blocks, a level each."""
 
-MOVES_PER_S = 60_000
-"""Moves per second of the limit, for `MOVES_SIZE` operators and edges; measured on 3 devices
-60,000 to 120,000 on a shared core at 2.9 GHz."""
-
-MOVES_SIZE = 300
-"""The size of a graph that `MOVES_PER_S` is for; moves are as slow as a graph is large."""
+TIMED_PER_S = 6_000_000
+"""Work per second of the limit, in operators timed (`SearchState.timed`); measured on a core at 2.9
+GHz shared with many other processes 13,000,000 to 14,000,000 for 500 and 1,000 operators on 3
+devices, 5,600,000 for 100 on 4."""
 
 RUN_MOVES = 300
 """Moves of a run per operator, if there is time for several runs."""
@@ -53,12 +52,13 @@ MIN_MOVES = 10
 MAX_RUN_MOVES = 10_000
 """Largest number of moves of a run per operator."""
 
+PIECES = 50
+"""Pieces of a run about; the temperature of each follows from the work before it, and the clock is
+looked at between them."""
+
 HOT, WARM, COLD = 0.003, 0.001, 0.00003
 """Temperatures at the start of a run anew, at that of one that goes on, and at the end of each, as
 shares of the latency."""
-
-PIECE_MOVES = 20_000
-"""Moves between two looks at the clock, for `MOVES_SIZE` operators and edges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,12 @@ def refined(
         watch: says whether to end, and is told of better placements.
         seed: seed of the first run.
     """
-    num, edges = problem.num_operators, sum(len(tensor.consumers) for tensor in problem.tensors)
-    moves = int(MOVES_PER_S * limit_s * MOVES_SIZE / (num + edges))
-    if moves < MIN_MOVES * num:
+    num, work = problem.num_operators, int(TIMED_PER_S * limit_s)
+    # A move costs about as much as timing all operators of a phase.
+    if work < MIN_MOVES * num**2:
         return Refined()
-    runs = max(MIN_RUNS, min(MAX_RUNS, moves // (RUN_MOVES * num)))
-    moves = min(moves // runs, MAX_RUN_MOVES * num)
-    piece = max(1, PIECE_MOVES * MOVES_SIZE // (num + edges))
+    runs = max(MIN_RUNS, min(MAX_RUNS, work // (RUN_MOVES * num**2)))
+    work = min(work // runs, MAX_RUN_MOVES * num**2)
     instance = instance_of(problem, [(i,) for i in range(num)])
     arrays = arrays_of(instance, blocks_of(problem))
     bound_s = max(0.0, int(arrays.least.sum()) * instance.tick_s - instance.lost_s)
@@ -138,6 +137,8 @@ def refined(
     def over() -> bool:
         return watch.interrupted or left_s() < 0
 
+    if over():
+        return Refined(bound_s=bound_s, in_time=False)
     best_s, best = judge(problem, start).value_s, start
     found: list[tuple[float, Candidate]] = []
     too_much: Ints | None = None  # memory with which the last answer did not fit
@@ -149,7 +150,7 @@ def refined(
         begin = lost if lost is not None and not math.isfinite(best_s) else begin
         loose = turn % 4 == 2 if turn % 2 == 0 else best_loose
         model = without_links(arrays) if loose else arrays
-        new = _run(instance, model, begin, moves, piece, (hot, COLD), seed + run, over)
+        new = _run(instance, model, begin, work, (hot, COLD), seed + run, over)
         lost, turn = None, turn + 1
         if new is not None:
             judged = judge(problem, new)
@@ -174,23 +175,29 @@ def _run(
     instance: NetSplitInstance,
     model: ModelArrays,
     start: Candidate,
-    moves: int,
-    piece: int,
+    work: int,
     heats: tuple[float, float],
     seed: int,
     over: Callable[[], bool],
 ) -> Candidate | None:
-    """The best placement of a run that fits the memory of the model; None without one."""
+    """The best placement of a run that fits the memory of the model; None without one.
+
+    Args:
+        work: operators to time; the temperature falls with it.
+    """
     order = start.order or _order(instance.problem, start.device_of)
     state = state_of(model, start.device_of, (order, order[::-1]))
     hot, cold = (share * float(state.ends.sum()) for share in heats)
-    num_pieces = max(1, -(-moves // piece))
-    cooling = (cold / hot) ** (1 / num_pieces)
-    for number in range(num_pieces):
-        if number and over():
-            break
-        anneal(model, state, moves // num_pieces, hot, hot * cooling, seed * 1000 + number, True)
-        hot *= cooling
+    piece, number = work // PIECES, 0
+    done, cost = 0, float(instance.problem.num_operators)
+    while done < work and not (number and over()):
+        moves = max(1, round(min(piece, work - done) / cost))
+        first, last = (hot * (cold / hot) ** (x / work) for x in (done, min(done + piece, work)))
+        begun = int(state.timed[0])
+        anneal(model, state, moves, first, last, seed * 1000 + number, True)
+        # A move that finds nothing to move times nothing.
+        spent = max(moves, int(state.timed[0]) - begun)
+        done, number, cost = done + spent, number + 1, spent / moves
     if not restore(model, state):
         return None
     device_of = canonical(instance, state.where.tolist())

@@ -1,5 +1,5 @@
-"""The inner loop of `search.py`, compiled by numba: simulated annealing over schedules.
-Arrays are indexed by
+"""The inner loop of `search.py` and `fine.py`, compiled by numba: when the operators of a schedule
+end, anew only as far as a move changes that. Arrays (`search_arrays.py`) are indexed by
 
 i, j  operators, in topological order          p, q  devices
 t     tensors                                  g, h  groups of operators that share a device
@@ -12,278 +12,278 @@ an operator comes behind all that it waits for. Devices run their operators in t
 soon as it can. Transfers leave in the order of time: a transfer that is ready first occupies its
 channel and its links first. So every code has a feasible schedule; only schedules in which a
 transfer gives way to one that is ready later have no code.
+
+Operators are timed in the order in which they end. What has happened up to a moment does not depend
+on what comes later, so after a move the timing goes on from the first end that the move touches:
+
+    (1) lists: a device does as before until the operator ends behind which its list is another
+        one                                                                          `_relisted`
+    (2) messages: those that an operator sends, and when, depend on the devices of its readers, or
+        of the makers of what it reads and of their other readers                     `_touched`
+    (3) `marks` keep the states of devices and links at every `stride`-th end; all else follows from
+        the ends of operators before                                                   `_resume`
+
+Of the two phases, the one with less to time comes first; then the other one has to stay within what
+is left, which most moves do not, soon after what they have changed (`moves._both`).
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-import numpy as np
-
-from planner.support.arrays import Bools, Ints
+from planner.solvers.netsplit.search_arrays import (
+    BACKWARD,
+    FORWARD,
+    NEVER,
+    ModelArrays,
+    SearchState,
+    blank_state,
+    stride_of,
+)
+from planner.support.arrays import Ints
 from planner.support.jit import inlined, inner, njit
 
-FORWARD, BACKWARD = 0, 1
-"""The phases: rows of the arrays that have one per phase."""
-
-NEVER = 2**62
-"""More ticks than any schedule has."""
-
-
-class Ragged(NamedTuple):
-    """Rows of different lengths: row i is values[start[i]:start[i + 1]]."""
-
-    start: Ints
-    values: Ints
-
-
-def ragged(rows: Iterable[Iterable[int]]) -> Ragged:
-    """Rows as arrays."""
-    listed = [list(row) for row in rows]
-    start = np.cumsum([0, *(len(row) for row in listed)], dtype=np.int64)
-    return Ragged(start, np.array([x for row in listed for x in row], dtype=np.int64))
-
-
-class ModelArrays(NamedTuple):
-    """The model as arrays.
-
-    Attributes:
-        ticks: (2, N, D) of operators, by phase.
-        tail: (2, N) least ticks behind each operator, by phase.
-        least: (2,) lower bounds of F and B.
-        way: (D, D) the column of the way from p to q; away: (T, C) ticks of the transfer of a
-            tensor on a way, or for which it occupies a link of a width.
-        route: resources by channel p D + q, the channel first; column: of each of its values.
-        free: (R,) scratch: when a resource is free.
-        maker: (T,) the operator that makes a tensor; gradient: (T,) whether one comes back.
-        readers: operators by tensor; makes: tensors that an operator makes; reads: those it reads.
-        before: operators that feed each operator; after: operators that it feeds.
-        group_of: (N,) group of each operator; members: operators by group.
-        blocks: groups that may move together.
-        keeps: entries of memory by group; kept: (E,) bytes of each entry.
-        room: (D,) memory in bytes.
-    """
-
-    ticks: Ints
-    tail: Ints
-    least: Ints
-    way: Ints
-    away: Ints
-    route: Ragged
-    column: Ints
-    free: Ints
-    maker: Ints
-    gradient: Bools
-    readers: Ragged
-    makes: Ragged
-    reads: Ragged
-    before: Ragged
-    after: Ragged
-    group_of: Ints
-    members: Ragged
-    blocks: Ragged
-    keeps: Ragged
-    kept: Ints
-    room: Ints
-
-
-class SearchState(NamedTuple):
-    """A schedule while it is changed, and scratch arrays.
-
-    Invariant between moves: `turns`, `ends`, `held` and `used` follow from `where` and `orders`.
-
-    Attributes:
-        where: (N,) device of each operator.
-        orders: (2, N) operators in the order of their devices, by phase.
-        turns: (2, N) place of each operator in its order, the inverse of `orders`.
-        ends: (2,) ticks F and B.
-        held: (E, D) number of groups on a device that need an entry; used: (D,) bytes.
-        end: (2, N) scratch: when operators end; done: (2, N) operators as they end.
-        there: (2, T, D) scratch: when a tensor has arrived on a device, or its gradient from that
-            device; -1 if it is not sent.
-        left: (T, D) scratch: readers on a device whose backwards are still to come.
-        ready: (N,) scratch: when what an operator waits for is there; waits: (N,) number of things
-            that it waits for.
-        lists: (N,) scratch: operators by device, in order; first: (D + 1,) where each device's
-            begin; head: (D,) the next one of each device.
-        newest: (D,) scratch: the last operator that each device has run, -1 for none.
-        free: (D,) scratch: when a device is free; rest: (D,) ticks of what it has yet to run;
-            next_end: (D,) when its next operator ends, `NEVER` if that is not known yet.
-        previous: (2, N) scratch: the operator that ran before on the same device, -1 for none.
-        critical: (2, N) operators of a chain that is as long as the phase, by phase, as long as
-            `num_critical`, (2,), says: each waits for the next one, or for a transfer from it.
-        moved: (G,) scratch: groups of a move; source: (G,) their devices before.
-        best: (1,) ticks F + B of the best schedule that fits, `NEVER` without one; best_where,
-            best_orders: its placement and orders.
-    """
-
-    where: Ints
-    orders: Ints
-    turns: Ints
-    ends: Ints
-    held: Ints
-    used: Ints
-    end: Ints
-    done: Ints
-    there: Ints
-    left: Ints
-    ready: Ints
-    waits: Ints
-    lists: Ints
-    first: Ints
-    head: Ints
-    newest: Ints
-    free: Ints
-    rest: Ints
-    next_end: Ints
-    previous: Ints
-    critical: Ints
-    num_critical: Ints
-    moved: Ints
-    source: Ints
-    best: Ints
-    best_where: Ints
-    best_orders: Ints
+LISTED = 8
+"""Listing as many operators counts as the work of timing one."""
 
 
 def state_of(
     model: ModelArrays, where: Sequence[int], orders: Sequence[Sequence[int]]
 ) -> SearchState:
     """The schedule of a placement and orders."""
-    num, (devices,), (tensors,) = len(where), model.room.shape, model.maker.shape
-    groups = len(model.members.start) - 1
-    state = SearchState(
-        where=np.array(where, dtype=np.int64),
-        orders=np.array(orders, dtype=np.int64),
-        turns=np.argsort(np.array(orders, dtype=np.int64), axis=1),
-        ends=np.zeros(2, np.int64),
-        held=np.zeros((len(model.kept), devices), np.int64),
-        used=np.zeros(devices, np.int64),
-        end=np.zeros((2, num), np.int64),
-        done=np.zeros((2, num), np.int64),
-        there=np.full((2, tensors, devices), -1),
-        left=np.zeros((tensors, devices), np.int64),
-        ready=np.zeros(num, np.int64),
-        waits=np.zeros(num, np.int64),
-        lists=np.zeros(num, np.int64),
-        first=np.zeros(devices + 1, np.int64),
-        head=np.zeros(devices, np.int64),
-        newest=np.zeros(devices, np.int64),
-        free=np.zeros(devices, np.int64),
-        rest=np.zeros(devices, np.int64),
-        next_end=np.zeros(devices, np.int64),
-        previous=np.zeros((2, num), np.int64),
-        critical=np.zeros((2, num), np.int64),
-        num_critical=np.zeros(2, np.int64),
-        moved=np.zeros(groups, np.int64),
-        source=np.zeros(groups, np.int64),
-        best=np.full(1, NEVER),
-        best_where=np.zeros(num, np.int64),
-        best_orders=np.zeros((2, num), np.int64),
-    )
+    state = blank_state(model, where, orders)
     fill(model, state)
     return state
 
 
-# ---------------------------------------------------------------------------------- decoding
+# ------------------------------------------------------------------------------- what has changed
 
 
 @inner
-def decode(model: ModelArrays, state: SearchState, phase: int, most: int) -> int:
-    """The length of a phase, or any number above `most` if it is longer than that; sets when
-    operators end and when tensors arrive.
+def first_change(model: ModelArrays, state: SearchState, phase: int) -> int:
+    """Lists the operators of all devices anew; the number of ends, in the schedule that is kept,
+    before the first one that may be another one now.
     """
-    (devices,), (num,) = model.room.shape, state.where.shape
-    _begin(model, state, phase)
-    last = 0
-    for turn in range(num):
+    num, turn = state.where.shape[0], _relisted(model, state, phase)
+    state.timed[0] += num // LISTED
+    # The last one is timed in any case, so that its end is the length.
+    turn = min(turn, num - 1)
+    for j in range(num):
+        if state.where[j] != state.placed[j]:
+            turn = min(turn, _touched(model, state, phase, j))
+    return int(turn)
+
+
+@inner
+def _relisted(model: ModelArrays, state: SearchState, phase: int) -> int:
+    """(1): lists the operators of all devices anew; the number of ends up to which no device comes
+    to an operator that was not the next one in its list.
+    """
+    devices, num = model.room.shape[0], state.where.shape[0]
+    where, order, head, same = state.where, state.orders[phase], state.head, state.awaits
+    first, lists = state.tried.first[phase], state.tried.lists[phase]
+    old_first, old = state.kept.first[phase], state.kept.lists[phase]
+    first[:], state.total[phase] = 0, 0
+    for i in range(num):
+        p = where[i]
+        first[p + 1] += 1
+        state.total[phase, p] += model.ticks[phase, i, p]
+    for p in range(devices):
+        first[p + 1] += first[p]
+        head[p], same[p] = first[p], 1
+    turn = num
+    for k in range(num):
+        i = order[k]
+        p = where[i]
+        x = head[p]
+        head[p] = x + 1
+        lists[x] = i
+        if same[p]:
+            y = x - first[p] + old_first[p]
+            if y >= old_first[p + 1] or old[y] != i:
+                same[p] = 0
+                turn = min(turn, _behind(state, phase, p, y))
+    for p in range(devices):
+        y = head[p] - first[p] + old_first[p]
+        if same[p] and y < old_first[p + 1]:  # the old list goes on
+            turn = min(turn, _behind(state, phase, p, y))
+    return int(turn)
+
+
+@inlined
+def _behind(state: SearchState, phase: int, p: int, y: int) -> int:
+    """The number of ends until the operator in front of a place in the list of p has ended."""
+    if y == state.kept.first[phase, p]:
+        return 0
+    return int(state.kept.turn[phase, state.kept.lists[phase, y - 1]]) + 1
+
+
+@inlined
+def _touched(model: ModelArrays, state: SearchState, phase: int, j: int) -> int:
+    """(2): the number of ends before the first operator sends otherwise because j has moved."""
+    turn, turns, where, placed = NEVER, state.kept.turn, state.where, state.placed
+    for x in range(model.reads.start[j], model.reads.start[j + 1]):
+        t = model.reads.values[x]
+        if phase == FORWARD:
+            turn = min(turn, turns[phase, model.maker[t]])
+        elif model.gradient[t]:
+            # Sums of gradients, on the device that j has left and on the one where it is now.
+            for y in range(model.readers.start[t], model.readers.start[t + 1]):
+                k = model.readers.values[y]
+                if k != j and (
+                    where[k] == where[j] or where[k] == placed[j]
+                    or placed[k] == where[j] or placed[k] == placed[j]
+                ):  # fmt: skip
+                    turn = min(turn, turns[phase, k])
+    if phase == BACKWARD:
+        for x in range(model.makes.start[j], model.makes.start[j + 1]):
+            t = model.makes.values[x]
+            if model.gradient[t]:
+                for y in range(model.readers.start[t], model.readers.start[t + 1]):
+                    turn = min(turn, turns[phase, model.readers.values[y]])
+    return int(turn)
+
+
+@inner
+def least_end(model: ModelArrays, state: SearchState, phase: int, turn: int) -> int:
+    """A lower bound of the length of a phase whose first ends are those that are kept."""
+    marks = state.kept.marks[phase]
+    return int(max(model.least[phase], marks[turn // stride_of(marks.shape[1]), -1]))
+
+
+# ----------------------------------------------------------------------------------------- timing
+
+
+@inner
+def decode(model: ModelArrays, state: SearchState, phase: int, most: int, turn: int) -> int:
+    """The length of a phase, or any number above `most` if it is longer than that; sets `tried`.
+
+    Args:
+        turn: the number of ends that are as before.
+    """
+    devices, num = model.room.shape[0], state.where.shape[0]
+    tried, stride = state.tried, stride_of(state.tried.marks.shape[2])
+    turn -= turn % stride
+    latest = _resume(model, state, phase, turn)
+    state.begun[phase], last = turn, 0
+    while turn < num:
         # The operator that ends next. Whatever is not known yet waits for one that ends later, so
         # transfers become ready in the order of time.
         p = 0
         for q in range(1, devices):
             if state.next_end[q] < state.next_end[p]:
                 p = q
-        i, end = state.lists[state.head[p]], state.next_end[p]
+        if turn % stride == 0:
+            _mark(model, state, phase, turn // stride, latest)
+        i, last = tried.lists[phase, state.head[p]], state.next_end[p]
         state.rest[p] -= model.ticks[phase, i, p]
         # Neither what waits for i nor what its device has yet to run begins before i ends.
-        if end + max(model.tail[phase, i], state.rest[p]) > most:
-            return most + 1
-        state.end[phase, i] = state.free[p] = end
-        state.done[phase, turn] = i
-        state.previous[phase, i] = state.newest[p]
+        latest = max(latest, last + model.tail[phase, i])
+        if max(latest, last + state.rest[p]) > most:
+            last = most + 1
+            break
+        tried.end[phase, i] = state.free[p] = last
+        tried.done[phase, turn], tried.turn[phase, i] = i, turn
+        tried.previous[phase, i] = state.newest[p]
         state.newest[p] = i
         state.head[p] += 1
-        last = max(last, end)
-        _look(model, state, phase, p)
+        turn += 1
         if phase == FORWARD:
             _pass_on(model, state, i)
         else:
             _pass_back(model, state, i)
+        for q in range(devices):
+            if q == p or state.awaits[q] == i:
+                _look(model, state, phase, q)
+    state.reached[phase] = turn
+    state.timed[0] += turn - state.begun[phase]
     return int(last)
 
 
+@inlined
+def _mark(model: ModelArrays, state: SearchState, phase: int, number: int, latest: int) -> None:
+    """Notes the states of devices and links.
+
+    Columns: of each device the number of operators that have ended, when it is free, the newest of
+    these operators, and their ticks; when each resource of transfers is free; and a lower bound of
+    the phase by what has ended.
+    """
+    devices, resources = model.room.shape[0], model.free.shape[0]
+    first, marks = state.tried.first, state.tried.marks
+    for p in range(devices):
+        marks[phase, number, p] = state.head[p] - first[phase, p]
+        marks[phase, number, devices + p] = state.free[p]
+        marks[phase, number, 2 * devices + p] = state.newest[p]
+        marks[phase, number, 3 * devices + p] = state.total[phase, p] - state.rest[p]
+    for r in range(resources):
+        marks[phase, number, 4 * devices + r] = model.free[r]
+    marks[phase, number, 4 * devices + resources] = latest
+
+
 @inner
-def _begin(model: ModelArrays, state: SearchState, phase: int) -> None:
-    """Before the first operator of a phase."""
-    devices, num = model.room.shape[0], state.where.shape[0]
-    where, first, order = state.where, state.first, state.orders[phase]
-    model.free[:] = 0
-    state.there[phase] = -1
-    state.ready[:] = 0
-    first[:], state.rest[:], state.free[:] = 0, 0, 0
-    for i in range(num):
-        first[where[i] + 1] += 1
-        state.rest[where[i]] += model.ticks[phase, i, where[i]]
+def _resume(model: ModelArrays, state: SearchState, phase: int, turn: int) -> int:
+    """(3): the state of devices and links after the first ends; gives the bound of `_mark`.
+
+    Args:
+        turn: their number, which `stride` divides.
+    """
+    devices, resources = model.room.shape[0], model.free.shape[0]
+    marks = state.kept.marks[phase]
+    mark = marks[turn // stride_of(marks.shape[1])]
     for p in range(devices):
-        first[p + 1] += first[p]
-        state.head[p] = first[p]
-    for k in range(num):
-        p = where[order[k]]
-        state.lists[state.head[p]] = order[k]
-        state.head[p] += 1
-    if phase == FORWARD:
-        for i in range(num):
-            state.waits[i] = model.reads.start[i + 1] - model.reads.start[i]
-    else:
-        _count_gradients(model, state)
+        state.head[p] = state.tried.first[phase, p] + mark[p]
+        state.free[p], state.newest[p] = mark[devices + p], mark[2 * devices + p]
+        state.rest[p] = state.total[phase, p] - mark[3 * devices + p]
+    for r in range(resources):
+        model.free[r] = mark[4 * devices + r]
+    for k in range(turn, state.where.shape[0]):
+        state.tried.turn[phase, state.kept.done[phase, k]] = NEVER
     for p in range(devices):
-        state.head[p], state.newest[p] = first[p], -1
         _look(model, state, phase, p)
-
-
-@inner
-def _count_gradients(model: ModelArrays, state: SearchState) -> None:
-    """What backwards wait for: each reader on the same device, and one sum of each other device."""
-    where = state.where
-    state.left[:], state.waits[:] = 0, 0
-    for t in range(model.maker.shape[0]):
-        i = model.maker[t]
-        for y in range(model.readers.start[t], model.readers.start[t + 1]):
-            q = where[model.readers.values[y]]
-            if model.gradient[t] and (q == where[i] or state.left[t, q] == 0):
-                state.waits[i] += 1
-            state.left[t, q] += 1
+    return int(mark[4 * devices + resources])
 
 
 @inlined
 def _look(model: ModelArrays, state: SearchState, phase: int, p: int) -> None:
-    """When the next operator of a device ends, if that is known."""
-    state.next_end[p] = NEVER
-    if state.head[p] < state.first[p + 1]:
-        i = state.lists[state.head[p]]
-        if state.waits[i] == 0:
-            begin = max(state.free[p], state.ready[i])
-            state.next_end[p] = begin + model.ticks[phase, i, p]
+    """When the next operator of a device ends, or an operator that it waits for."""
+    state.next_end[p], state.awaits[p] = NEVER, -1
+    if state.head[p] == state.tried.first[phase, p + 1]:
+        return
+    i = state.tried.lists[phase, state.head[p]]
+    ready = _ready_there(model, state, i) if phase == FORWARD else _ready_back(model, state, i)
+    if ready < 0:
+        state.awaits[p] = -1 - ready
+    else:
+        state.next_end[p] = max(state.free[p], ready) + model.ticks[phase, i, p]
 
 
 @inlined
-def _arrive(model: ModelArrays, state: SearchState, phase: int, j: int, time: int) -> None:
-    """One of the things that an operator waits for is there."""
-    state.ready[j] = max(state.ready[j], time)
-    state.waits[j] -= 1
-    if state.waits[j] == 0:
-        p = state.where[j]
-        if state.lists[state.head[p]] == j:
-            _look(model, state, phase, p)
+def _ready_there(model: ModelArrays, state: SearchState, j: int) -> int:
+    """When all that j reads is there; -1 - i if operator i has yet to make some of it."""
+    ready, q, tried = 0, state.where[j], state.tried
+    for x in range(model.reads.start[j], model.reads.start[j + 1]):
+        t = model.reads.values[x]
+        i = model.maker[t]
+        if tried.turn[FORWARD, i] == NEVER:
+            return int(-1 - i)
+        here = state.where[i] == q
+        ready = max(ready, tried.end[FORWARD, i] if here else tried.there[FORWARD, t, q])
+    return int(ready)
+
+
+@inlined
+def _ready_back(model: ModelArrays, state: SearchState, i: int) -> int:
+    """When all gradients of what i makes are there; -1 - j if operator j has yet to make one."""
+    ready, p, tried = 0, state.where[i], state.tried
+    for x in range(model.makes.start[i], model.makes.start[i + 1]):
+        t = model.makes.values[x]
+        if not model.gradient[t]:
+            continue
+        for y in range(model.readers.start[t], model.readers.start[t + 1]):
+            j = model.readers.values[y]
+            if tried.turn[BACKWARD, j] == NEVER:
+                return int(-1 - j)
+            q = state.where[j]
+            ready = max(ready, tried.end[BACKWARD, j] if q == p else tried.there[BACKWARD, t, q])
+    return int(ready)
 
 
 @inlined
@@ -300,18 +300,16 @@ def _send(model: ModelArrays, t: int, p: int, q: int, ready: int) -> int:
 @inlined
 def _pass_on(model: ModelArrays, state: SearchState, i: int) -> None:
     """The forward of an operator has ended: its tensors go to their readers, once to a device."""
-    p, end, there = state.where[i], state.end[FORWARD, i], state.there
+    p, end, there = state.where[i], state.tried.end[FORWARD, i], state.tried.there
     for x in range(model.makes.start[i], model.makes.start[i + 1]):
         t = model.makes.values[x]
-        for y in range(model.readers.start[t], model.readers.start[t + 1]):
-            j = model.readers.values[y]
-            q = state.where[j]
-            time = end
-            if q != p:
-                if there[FORWARD, t, q] < 0:
-                    there[FORWARD, t, q] = _send(model, t, p, q, end)
-                time = there[FORWARD, t, q]
-            _arrive(model, state, FORWARD, j, time)
+        first, last = model.readers.start[t], model.readers.start[t + 1]
+        for y in range(first, last):
+            there[FORWARD, t, state.where[model.readers.values[y]]] = -1
+        for y in range(first, last):
+            q = state.where[model.readers.values[y]]
+            if q != p and there[FORWARD, t, q] < 0:
+                there[FORWARD, t, q] = _send(model, t, p, q, end)
 
 
 @inlined
@@ -319,18 +317,77 @@ def _pass_back(model: ModelArrays, state: SearchState, j: int) -> None:
     """The backward of an operator has ended: the readers of a tensor on a device sum their
     gradients, and one sum is sent with the last of them.
     """
-    p, end, there = state.where[j], state.end[BACKWARD, j], state.there
+    p, end, there = state.where[j], state.tried.end[BACKWARD, j], state.tried.there
     for x in range(model.reads.start[j], model.reads.start[j + 1]):
         t = model.reads.values[x]
-        i = model.maker[t]
-        q = state.where[i]
-        state.left[t, p] -= 1
-        if model.gradient[t]:
-            if q == p:
-                _arrive(model, state, BACKWARD, i, end)
-            elif state.left[t, p] == 0:
-                there[BACKWARD, t, p] = _send(model, t, p, q, end)
-                _arrive(model, state, BACKWARD, i, there[BACKWARD, t, p])
+        q = state.where[model.maker[t]]
+        if q != p and model.gradient[t] and _is_last(model, state, t, p):
+            there[BACKWARD, t, p] = _send(model, t, p, q, end)
+
+
+@inlined
+def _is_last(model: ModelArrays, state: SearchState, t: int, p: int) -> bool:
+    """Whether the backwards of all readers of a tensor on p have ended."""
+    for y in range(model.readers.start[t], model.readers.start[t + 1]):
+        k = model.readers.values[y]
+        if state.where[k] == p and state.tried.turn[BACKWARD, k] == NEVER:
+            return False
+    return True
+
+
+# ----------------------------------------------------------------------------- keeping or undoing
+
+
+@inner
+def keep(model: ModelArrays, state: SearchState, phase: int) -> None:
+    """Keeps the timing of a phase after a move."""
+    kept, tried, num = state.kept, state.tried, state.where.shape[0]
+    for k in range(state.begun[phase], num):
+        i = tried.done[phase, k]
+        kept.done[phase, k], kept.turn[phase, i] = i, k
+        kept.end[phase, i], kept.previous[phase, i] = tried.end[phase, i], tried.previous[phase, i]
+        _copy_there(model, state, tried.there, kept.there, phase, i)
+    kept.lists[phase], kept.first[phase] = tried.lists[phase], tried.first[phase]
+    stride = stride_of(kept.marks.shape[2])
+    for number in range(state.begun[phase] // stride, (num - 1) // stride + 1):
+        kept.marks[phase, number] = tried.marks[phase, number]
+    trace(model, state, phase)
+
+
+@inner
+def undo(model: ModelArrays, state: SearchState, phase: int) -> None:
+    """Takes back the timing of a phase after a move; the placement is still that of the move."""
+    kept, tried, num = state.kept, state.tried, state.where.shape[0]
+    for k in range(state.begun[phase], num):
+        tried.turn[phase, kept.done[phase, k]] = k
+    for k in range(state.begun[phase], state.reached[phase]):
+        i = tried.done[phase, k]
+        tried.end[phase, i], tried.previous[phase, i] = kept.end[phase, i], kept.previous[phase, i]
+        _copy_there(model, state, kept.there, tried.there, phase, i)
+    for k in range(state.begun[phase], state.reached[phase]):
+        tried.done[phase, k] = kept.done[phase, k]
+
+
+@inlined
+def _copy_there(
+    model: ModelArrays, state: SearchState, source: Ints, target: Ints, phase: int, i: int
+) -> None:
+    """Copies when what an operator has sent arrives.
+
+    Args:
+        source, target: (2, T, D).
+    """
+    if phase == BACKWARD:
+        p = state.where[i]
+        for x in range(model.reads.start[i], model.reads.start[i + 1]):
+            t = model.reads.values[x]
+            target[phase, t, p] = source[phase, t, p]
+        return
+    for x in range(model.makes.start[i], model.makes.start[i + 1]):
+        t = model.makes.values[x]
+        for y in range(model.readers.start[t], model.readers.start[t + 1]):
+            q = state.where[model.readers.values[y]]
+            target[phase, t, q] = source[phase, t, q]
 
 
 @njit
@@ -344,32 +401,34 @@ def fill(model: ModelArrays, state: SearchState) -> None:
             if state.held[e, p] == 0:
                 state.used[p] += model.kept[e]
             state.held[e, p] += 1
-    state.ends[FORWARD] = decode(model, state, FORWARD, NEVER)
-    state.ends[BACKWARD] = decode(model, state, BACKWARD, NEVER)
-    trace(model, state, FORWARD)
-    trace(model, state, BACKWARD)
+    for phase in (FORWARD, BACKWARD):
+        _relisted(model, state, phase)
+        state.ends[phase] = decode(model, state, phase, NEVER, 0)
+        keep(model, state, phase)
+    state.placed[:] = state.where
 
 
 @inner
 def trace(model: ModelArrays, state: SearchState, phase: int) -> None:
-    """Finds a chain that is as long as a phase that has just been decoded, from its end on. A
+    """Finds a chain that is as long as a phase that has just been kept, from its end on. A
     transfer that waited for another one is followed to its own sender.
     """
-    i, num = state.done[phase, state.where.shape[0] - 1], 0
+    i, num = state.kept.done[phase, state.where.shape[0] - 1], 0
     while i >= 0:
         state.critical[phase, num] = i
         num += 1
-        begin = state.end[phase, i] - model.ticks[phase, i, state.where[i]]
-        cause = _cause_there(model, state, i, begin)
-        if phase == BACKWARD:
+        begin = state.kept.end[phase, i] - model.ticks[phase, i, state.where[i]]
+        if phase == FORWARD:
+            cause = _cause_there(model, state, i, begin)
+        else:
             cause = _cause_back(model, state, i, begin)
         if cause < 0 and begin > 0:
-            cause = state.previous[phase, i]
+            cause = state.kept.previous[phase, i]
         i = cause
     state.num_critical[phase] = num
 
 
-@inner
+@inlined
 def _cause_there(model: ModelArrays, state: SearchState, j: int, begin: int) -> int:
     """The maker of a tensor that arrived when the forward of j began; -1 if there is none."""
     q = state.where[j]
@@ -377,12 +436,12 @@ def _cause_there(model: ModelArrays, state: SearchState, j: int, begin: int) -> 
         t = model.reads.values[x]
         i = model.maker[t]
         here = state.where[i] == q
-        if begin == (state.end[FORWARD, i] if here else state.there[FORWARD, t, q]):
+        if begin == (state.kept.end[FORWARD, i] if here else state.kept.there[FORWARD, t, q]):
             return int(i)
     return -1
 
 
-@inner
+@inlined
 def _cause_back(model: ModelArrays, state: SearchState, i: int, begin: int) -> int:
     """A reader whose gradient arrived when the backward of i began; -1 if there is none."""
     p = state.where[i]
@@ -392,13 +451,13 @@ def _cause_back(model: ModelArrays, state: SearchState, i: int, begin: int) -> i
             j = model.readers.values[y]
             q = state.where[j]
             here = q == p
-            ended = state.end[BACKWARD, j]
-            if model.gradient[t] and begin == (ended if here else state.there[BACKWARD, t, q]):
+            ended = state.kept.end[BACKWARD, j]
+            if model.gradient[t] and begin == (ended if here else state.kept.there[BACKWARD, t, q]):
                 return int(j)
     return -1
 
 
-@inner
+@inlined
 def device(model: ModelArrays, state: SearchState, g: int) -> int:
     """The device of a group."""
     return int(state.where[model.members.values[model.members.start[g]]])

@@ -4,7 +4,7 @@ of `kernels.py`, whose letters these are; b are blocks of groups that move toget
 A move puts some groups on other devices, or changes the place of an operator in an order. Half of
 the moves begin with an operator of a chain that is as long as its phase: no other one can shorten
 it. A move is kept if the schedule is no longer than a length that is drawn before, so a longer one
-need not be decoded to its end.
+need not be timed to its end.
 
 After every move that is kept, the order becomes that in which operators end (`_sorted_anew`), which
 changes no schedule, but keeps operators that run at the same time together: a group that goes to
@@ -17,19 +17,24 @@ bytes are over, moves are kept that leave fewer of them over, and no others.
 import numpy as np
 
 from planner.solvers.netsplit.kernels import (
+    decode,
+    device,
+    fill,
+    first_change,
+    keep,
+    least_end,
+    undo,
+)
+from planner.solvers.netsplit.search_arrays import (
     BACKWARD,
     FORWARD,
     NEVER,
     ModelArrays,
     Ragged,
     SearchState,
-    decode,
-    device,
-    fill,
-    trace,
 )
 from planner.support.arrays import Ints
-from planner.support.jit import inner, njit
+from planner.support.jit import inlined, inner, njit
 
 FAR = 4
 """Largest number of operators of its device that an operator passes at once."""
@@ -53,14 +58,14 @@ WALK_ON = 0.75
 """Chance that a walk goes on by one more group."""
 
 
-@inner
+@inlined
 def _one_of(rows: Ragged, i: int) -> int:
     """A random value of a row, -1 if it is empty."""
     first, last = rows.start[i], rows.start[i + 1]
     return int(rows.values[np.random.randint(first, last)]) if first < last else -1
 
 
-@inner
+@inlined
 def _put(model: ModelArrays, state: SearchState, g: int, q: int) -> None:
     """Moves a group to a device; applied in reverse with the old device, it undoes itself."""
     p = device(model, state, g)
@@ -76,7 +81,7 @@ def _put(model: ModelArrays, state: SearchState, g: int, q: int) -> None:
         state.where[model.members.values[x]] = q
 
 
-@inner
+@inlined
 def _take_along(model: ModelArrays, state: SearchState, size: int, g: int, q: int) -> int:
     """Moves one more group, unless it is there; the number of groups moved."""
     p = device(model, state, g)
@@ -101,7 +106,7 @@ def _walk(model: ModelArrays, state: SearchState, size: int, g: int, q: int) -> 
     return size
 
 
-@inner
+@inlined
 def _chosen(state: SearchState, phase: int) -> int:
     """A random operator: often one of the chain that makes a phase as long as it is."""
     if np.random.random() < CRITICAL_CHANCE:
@@ -206,7 +211,7 @@ def _shift(state: SearchState, phase: int, first: Ragged, then: Ragged, at: int,
     return to
 
 
-@inner
+@inlined
 def _slide(order: Ints, turn: Ints, at: int, to: int) -> None:
     """Moves the operator at a place of an order to another one; all between move by one place."""
     i, step = order[at], 1 if to > at else -1
@@ -217,7 +222,7 @@ def _slide(order: Ints, turn: Ints, at: int, to: int) -> None:
     order[to], turn[i] = i, to
 
 
-@inner
+@inlined
 def _most(now: int, heat: float) -> int:
     """Metropolis: the largest length that a move may lead to from a length; drawn before the move,
     so that a longer schedule need not be decoded to its end.
@@ -225,18 +230,17 @@ def _most(now: int, heat: float) -> int:
     return now + int(-heat * np.log(1.0 - np.random.random()))
 
 
-@inner
+@inlined
 def _sorted_anew(state: SearchState, phase: int) -> None:
     """Makes the order of a phase the one in which its operators end. The operators of each device
     keep theirs.
     """
-    order, turn = state.orders[phase], state.turns[phase]
-    for k in range(order.shape[0]):
-        order[k] = state.done[phase, k]
-        turn[order[k]] = k
+    for k in range(state.where.shape[0]):
+        i = state.kept.done[phase, k]
+        state.orders[phase, k], state.turns[phase, i] = i, k
 
 
-@inner
+@inlined
 def _mirror(state: SearchState) -> None:
     """Makes the order of backwards the reverse of that of forwards."""
     num = state.where.shape[0]
@@ -246,7 +250,7 @@ def _mirror(state: SearchState) -> None:
         state.turns[BACKWARD, i] = k
 
 
-@inner
+@inlined
 def _drawn(state: SearchState, heat: float) -> int:
     """`_most` of both phases together."""
     return _most(state.ends[FORWARD] + state.ends[BACKWARD], heat)
@@ -255,15 +259,24 @@ def _drawn(state: SearchState, heat: float) -> int:
 @inner
 def _both(model: ModelArrays, state: SearchState, tied: bool, most: int) -> bool:
     """Schedules both phases after a move; keeps it if they are not longer than `most` together."""
-    forward = decode(model, state, FORWARD, most - model.least[BACKWARD])
-    if forward > most - model.least[BACKWARD]:
+    turns = first_change(model, state, FORWARD), first_change(model, state, BACKWARD)
+    # The phase with less to time goes first, because most moves end in the other one.
+    one = FORWARD if turns[FORWARD] >= turns[BACKWARD] else BACKWARD
+    other = 1 - one
+    within = most - least_end(model, state, other, turns[other])
+    first = decode(model, state, one, within, turns[one])
+    if first > within:
+        undo(model, state, one)
         return False
-    backward = decode(model, state, BACKWARD, most - forward)
-    if forward + backward > most:
+    second = decode(model, state, other, most - first, turns[other])
+    if first + second > most:
+        undo(model, state, one)
+        undo(model, state, other)
         return False
-    state.ends[FORWARD], state.ends[BACKWARD] = forward, backward
-    trace(model, state, FORWARD)
-    trace(model, state, BACKWARD)
+    state.ends[one], state.ends[other] = first, second
+    keep(model, state, one)
+    keep(model, state, other)
+    state.placed[:] = state.where
     _sorted_anew(state, FORWARD)
     if tied:
         _mirror(state)
@@ -272,7 +285,7 @@ def _both(model: ModelArrays, state: SearchState, tied: bool, most: int) -> bool
     return True
 
 
-@inner
+@inlined
 def _over(model: ModelArrays, state: SearchState) -> int:
     """Bytes that exceed the memory of their devices."""
     over = 0
@@ -316,12 +329,13 @@ def _reorder(model: ModelArrays, state: SearchState, phase: int, tied: bool, hea
         return
     # The placement stays, so the other phase and the memory do.
     most = _most(state.ends[phase], heat)
-    end = decode(model, state, phase, most)
+    end = decode(model, state, phase, most, first_change(model, state, phase))
     if end <= most:
         state.ends[phase] = end
-        trace(model, state, phase)
+        keep(model, state, phase)
         _sorted_anew(state, phase)
     else:
+        undo(model, state, phase)
         # Nothing stops the way back: the order before was topological.
         _slide(state.orders[phase], state.turns[phase], to, at)
 
@@ -358,7 +372,7 @@ def anneal(
         _note(model, state)
 
 
-@inner
+@inlined
 def _note(model: ModelArrays, state: SearchState) -> None:
     """Notes the schedule if it is the best that fits."""
     now = state.ends[FORWARD] + state.ends[BACKWARD]

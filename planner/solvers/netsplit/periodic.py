@@ -28,9 +28,10 @@ from planner.problem import Problem
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
 from planner.solvers.netsplit import periodic_kernels as kernels
-from planner.solvers.netsplit.kernels import ragged
 from planner.solvers.netsplit.periodic_kernels import PeriodicModel, Scratch, scratch_of
+from planner.solvers.netsplit.search_arrays import ragged
 from planner.solvers.placement.problem import (
+    ConsumedTensor,
     Placement,
     PlacementProblem,
     feeds_of,
@@ -129,38 +130,11 @@ def model_of(
         num_microbatches: M.
         window: most microbatches of a unit in flight.
     """
-    unit_of = [0] * problem.num_operators
-    for u, inside in enumerate(units):
-        for v in inside:
-            unit_of[v] = u
-    rows = [list(inside) for inside in units]
-    crossing = []
-    for tensor in problem.tensors:
-        home = unit_of[tensor.producer]
-        others = sorted({unit_of[j] for j in tensor.consumers} - {home})
-        if others:
-            crossing.append((home, others, tensor))
-    makes: list[list[int]] = [[] for _ in units]
-    reads: list[list[int]] = [[] for _ in units]
-    near: list[set[int]] = [set() for _ in units]
-    for t, (home, others, _) in enumerate(crossing):
-        makes[home].append(t)
-        near[home].update(others)
-        for u in others:
-            reads[u].append(t)
-            near[u].add(home)
-    scheduled = _scheduled(problem, num_microbatches)
-    extra = 1 + problem.moments  # a gradient and the moments
-    fixed = problem.parameter_bytes + extra * problem.trainable_bytes
-    stash = problem.private_bytes.copy()
-    for tensor in problem.tensors:
-        if tensor.stashed and tensor.owns:
-            stash[tensor.producer] += tensor.bytes
-    shared = [
-        (sorted({unit_of[i] for i in one.operators}), one)
-        for one in problem.shared_parameters
-        if one.trainable
-    ]
+    rows, scheduled = [list(inside) for inside in units], _scheduled(problem, num_microbatches)
+    crossing, shared = _crossing(problem, units), _shared(problem, units)
+    makes, reads, near = _joined(crossing, len(units))
+    copies, fixed, stash = _kept_bytes(problem)
+    pairs = [(p, q) for p in range(problem.num_devices) for q in range(problem.num_devices)]
     return PeriodicModel(
         forward_s=np.array([problem.forward_s[row].sum(axis=0) for row in rows]),
         backward_s=np.array([problem.backward_s[row].sum(axis=0) for row in rows]),
@@ -170,26 +144,80 @@ def model_of(
         readers=ragged(others for _, others, _ in crossing),
         makes=ragged(makes),
         reads=ragged(reads),
-        near=ragged(map(sorted, near)),
+        near=ragged(near),
         latency_s=problem.latency_s,
         seconds_per_byte=problem.seconds_per_byte,
-        route=ragged(
-            links_of_pairs(problem).get((p, q), ())
-            for p in range(problem.num_devices)
-            for q in range(problem.num_devices)
-        ),
+        route=ragged(links_of_pairs(problem).get(pair, ()) for pair in pairs),
         link_seconds_per_byte=np.array([one.seconds_per_byte for one in problem.shared]),
         exclusive=np.array([one.exclusive for one in problem.shared], dtype=np.bool_),
         fixed_bytes=np.array([fixed[row].sum() for row in rows], dtype=np.int64),
         stash_bytes=np.array([stash[row].sum() for row in rows], dtype=np.int64),
         shared=ragged(where for where, _ in shared),
-        shared_bytes=np.array([one.bytes * (1 + extra) for _, one in shared], dtype=np.int64),
-        sum_bytes=np.array([one.bytes for _, one in shared], dtype=np.int64),
+        shared_bytes=np.array([copies * size for _, size in shared], dtype=np.int64),
+        sum_bytes=np.array([size for _, size in shared], dtype=np.int64),
         room_bytes=problem.capacity_bytes.astype(np.float64),
         num_microbatches=scheduled,
         more=num_microbatches - scheduled,
         window=min(window, scheduled),
     )
+
+
+def _unit_of(units: Sequence[Sequence[int]]) -> dict[int, int]:
+    """The unit of each operator."""
+    return {v: u for u, inside in enumerate(units) for v in inside}
+
+
+def _crossing(
+    problem: PlacementProblem, units: Sequence[Sequence[int]]
+) -> list[tuple[int, list[int], ConsumedTensor]]:
+    """The tensors that other units read than the one that makes them: (maker, readers, tensor)."""
+    unit_of, crossing = _unit_of(units), []
+    for tensor in problem.tensors:
+        home = unit_of[tensor.producer]
+        others = sorted({unit_of[j] for j in tensor.consumers} - {home})
+        if others:
+            crossing.append((home, others, tensor))
+    return crossing
+
+
+def _joined(
+    crossing: Sequence[tuple[int, Sequence[int], ConsumedTensor]], num_units: int
+) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """By unit the tensors that it makes, those that it reads, and the units at their other ends."""
+    makes: list[list[int]] = [[] for _ in range(num_units)]
+    reads: list[list[int]] = [[] for _ in range(num_units)]
+    near: list[set[int]] = [set() for _ in range(num_units)]
+    for t, (home, others, _) in enumerate(crossing):
+        makes[home].append(t)
+        near[home].update(others)
+        for u in others:
+            reads[u].append(t)
+            near[u].add(home)
+    return makes, reads, [sorted(units) for units in near]
+
+
+def _kept_bytes(problem: PlacementProblem) -> tuple[int, Ints, Ints]:
+    """How many times a device holds a trained parameter, with its gradient and moments; and (N,)
+    bytes that an operator keeps in any case, and for each microbatch in flight.
+    """
+    extra = 1 + problem.moments
+    stash = problem.private_bytes.copy()
+    for tensor in problem.tensors:
+        if tensor.stashed and tensor.owns:
+            stash[tensor.producer] += tensor.bytes
+    return 1 + extra, problem.parameter_bytes + extra * problem.trainable_bytes, stash
+
+
+def _shared(
+    problem: PlacementProblem, units: Sequence[Sequence[int]]
+) -> list[tuple[list[int], int]]:
+    """Trained parameters of several operators: their units and bytes."""
+    unit_of = _unit_of(units)
+    return [
+        (sorted({unit_of[i] for i in one.operators}), one.bytes)
+        for one in problem.shared_parameters
+        if one.trainable
+    ]
 
 
 def _scheduled(problem: PlacementProblem, num_microbatches: int) -> int:

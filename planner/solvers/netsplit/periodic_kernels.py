@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.solvers.netsplit.kernels import Ragged
+from planner.solvers.netsplit.search_arrays import Ragged
 from planner.support.arrays import Bools, Floats, Ints
 from planner.support.jit import inner, njit
 
@@ -128,67 +128,39 @@ def scratch_of(model: PeriodicModel) -> Scratch:
 # ------------------------------------------------------------------------------------------ heaps
 
 
+# A heap is two arrays, of keys and of items; an array of keys alone is its own items.
+
+
 @inner
-def _push_ready(heap: Ints, size: int, task: int) -> int:
+def _push(keys: Floats | Ints, items: Ints, size: int, key: float, item: int) -> int:
+    """Puts an item in; gives the number of items."""
     at = size
     while at > 0:
         up = (at - 1) // 2
-        if heap[up] <= task:
+        if keys[up] <= key:
             break
-        heap[at] = heap[up]
+        keys[at], items[at] = keys[up], items[up]
         at = up
-    heap[at] = task
+    keys[at], items[at] = key, item
     return size + 1
 
 
 @inner
-def _pop_ready(heap: Ints, size: int) -> int:
-    """The least task; the heap has one less afterwards."""
-    first, last = heap[0], heap[size - 1]
+def _pop(keys: Floats | Ints, items: Ints, size: int) -> int:
+    """Takes the item of the least key out; the heap has one less afterwards."""
+    first, last_key, last = items[0], keys[size - 1], items[size - 1]
     count, at = size - 1, 0
     while True:
         down = 2 * at + 1
         if down >= count:
             break
-        if down + 1 < count and heap[down + 1] < heap[down]:
+        if down + 1 < count and keys[down + 1] < keys[down]:
             down += 1
-        if heap[down] >= last:
+        if keys[down] >= last_key:
             break
-        heap[at] = heap[down]
+        keys[at], items[at] = keys[down], items[down]
         at = down
-    heap[at] = last
-    return int(first)
-
-
-@inner
-def _push_event(times_s: Floats, events: Ints, size: int, time_s: float, event: int) -> int:
-    at = size
-    while at > 0:
-        up = (at - 1) // 2
-        if times_s[up] <= time_s:
-            break
-        times_s[at], events[at] = times_s[up], events[up]
-        at = up
-    times_s[at], events[at] = time_s, event
-    return size + 1
-
-
-@inner
-def _pop_event(times_s: Floats, events: Ints, size: int) -> int:
-    """Takes the first event out; gives what happens."""
-    first, last_s, last = events[0], times_s[size - 1], events[size - 1]
-    count, at = size - 1, 0
-    while True:
-        down = 2 * at + 1
-        if down >= count:
-            break
-        if down + 1 < count and times_s[down + 1] < times_s[down]:
-            down += 1
-        if times_s[down] >= last_s:
-            break
-        times_s[at], events[at] = times_s[down], events[down]
-        at = down
-    times_s[at], events[at] = last_s, last
+    keys[at], items[at] = last_key, last
     return int(first)
 
 
@@ -202,7 +174,7 @@ def _pop_event(times_s: Floats, events: Ints, size: int) -> int:
 def _ready(model: PeriodicModel, work: Scratch, p: int, back: int, m: int, u: int) -> None:
     units, rounds = len(model.fixed_bytes), model.num_microbatches
     task = m * units + units - 1 - u if back else (rounds + m) * units + u
-    work.num_ready[p] = _push_ready(work.ready[p], work.num_ready[p], task)
+    work.num_ready[p] = _push(work.ready[p], work.ready[p], work.num_ready[p], task, task)
 
 
 @inner
@@ -269,7 +241,7 @@ def _send(
         work.link_s[link] = end_s if model.exclusive[link] else passed_s
     other = q if back == 0 else p
     code = devices + ((back * rounds + m) * tensors + t) * devices + other
-    return _push_event(work.event_s, work.event, events, end_s, code)
+    return _push(work.event_s, work.event, events, end_s, code)
 
 
 @inner
@@ -342,13 +314,13 @@ def makespan_s(model: PeriodicModel, work: Scratch, where: Ints, limit_s: float)
     while True:
         for p in range(devices):
             if work.running[p] < 0 and work.num_ready[p] > 0:
-                task = _pop_ready(work.ready[p], work.num_ready[p])
+                task = _pop(work.ready[p], work.ready[p], work.num_ready[p])
                 work.num_ready[p] -= 1
                 work.running[p] = task
                 back = task < rounds * units
                 u = units - 1 - task % units if back else task % units
                 time_s = model.backward_s[u, p] if back else model.forward_s[u, p]
-                events = _push_event(work.event_s, work.event, events, now_s + time_s, p)
+                events = _push(work.event_s, work.event, events, now_s + time_s, p)
         if events == 0:
             return float(now_s)
         now_s = work.event_s[0]
@@ -356,7 +328,7 @@ def makespan_s(model: PeriodicModel, work: Scratch, where: Ints, limit_s: float)
             return float(now_s)
         # All that ends at this moment ends before anything begins.
         while events > 0 and work.event_s[0] <= now_s:
-            code = _pop_event(work.event_s, work.event, events)
+            code = _pop(work.event_s, work.event, events)
             events -= 1
             if code < devices:
                 task, work.running[code] = work.running[code], -1

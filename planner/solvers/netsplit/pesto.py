@@ -108,11 +108,15 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     return Result(Status.UNKNOWN, None, space=space, reason=shortage)
 
 
-def place(problem: PlacementProblem, time_limit_s: float, seed: int = 0) -> EngineAnswer:
+def place(
+    problem: PlacementProblem, time_limit_s: float, seed: int = 0, clock_s: float | None = None
+) -> EngineAnswer:
     """The device of each operator, and a bound on the forward makespan.
 
     Args:
+        time_limit_s: limit of work, in seconds of an ordinary core.
         seed: seed of the engine.
+        clock_s: limit of the wall clock; None for the same.
     """
     groups = groups_of(problem)
     whole, forward = instance_of(problem, groups), forward_of(problem)
@@ -121,7 +125,8 @@ def place(problem: PlacementProblem, time_limit_s: float, seed: int = 0) -> Engi
         alone_bytes=whole.alone_bytes,
         together_bytes=whole.together_bytes,
     )
-    return netsplit_cpsat.solve(instance, max(0.0, time_limit_s), _start(whole, forward), seed=seed)
+    start, limit_s = _start(whole, forward), max(0.0, time_limit_s)
+    return netsplit_cpsat.solve(instance, limit_s, start, seed=seed, clock_s=clock_s)
 
 
 def _as_printed(problem: Problem, time_limit_s: float) -> Result:

@@ -8,7 +8,7 @@
     (3) rounds of annealing, each from the best schedule so far, each with its own seed; the second
         of every two starts hot, the first only warm                                `improved`
 
-The number of moves is limited, so the search repeats itself.
+Limits are of work: of operators timed. So the search repeats itself.
 
 Source: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992 (the orders); the rest is
 this project's.
@@ -20,15 +20,7 @@ import numpy as np
 
 from planner.solvers.engines.watch import SearchWatch
 from planner.solvers.netsplit.bounds import phase_bounds_of
-from planner.solvers.netsplit.kernels import (
-    BACKWARD,
-    FORWARD,
-    ModelArrays,
-    Ragged,
-    SearchState,
-    ragged,
-    state_of,
-)
+from planner.solvers.netsplit.kernels import state_of
 from planner.solvers.netsplit.model import (
     KnownPlacement,
     NetSplitInstance,
@@ -38,6 +30,14 @@ from planner.solvers.netsplit.model import (
     transfer_table,
 )
 from planner.solvers.netsplit.moves import anneal, restore
+from planner.solvers.netsplit.search_arrays import (
+    BACKWARD,
+    FORWARD,
+    ModelArrays,
+    Ragged,
+    SearchState,
+    ragged,
+)
 from planner.solvers.placement.problem import feeds_of
 
 ROUND = 100_000
@@ -61,7 +61,7 @@ Blocks = Sequence[Sequence[int]]
 def improved(
     instance: NetSplitInstance,
     known: KnownPlacement,
-    moves: int,
+    work: int,
     watch: SearchWatch,
     over: Callable[[], bool],
     seed: int,
@@ -70,20 +70,23 @@ def improved(
 
     Args:
         known: a placement with a schedule.
-        moves: number of moves to try.
+        work: operators to time, about.
         watch: is told of better schedules.
         over: says before each round whether to end.
     """
     model = arrays_of(instance)
-    best = known
-    for number, first in enumerate(range(0, moves, ROUND)):
-        if over() or best.schedule is None:
-            break
+    best, number, cost = known, 0, float(instance.problem.num_operators)
+    while work > 0 and best.schedule is not None and not over():
+        moves = max(1, round(min(ROUND, work / cost)))
         state = state_of(model, best.device_of, best.schedule.orders)
+        begun = int(state.timed[0])
         heat = max(HEATS[number % len(HEATS)], OF_OPERATOR / instance.problem.num_operators)
-        size = min(ROUND, moves - first)
         hot, cold = heat * best.latest, COLD * best.latest
-        anneal(model, state, size, hot, cold, seed + number, False)
+        anneal(model, state, moves, hot, cold, seed + number, False)
+        # On one device, or in a chain, there may be nothing to move, and so nothing to time.
+        spent = max(moves, int(state.timed[0]) - begun)
+        cost, number = spent / moves, number + 1
+        work -= spent
         restore(model, state)
         latest = int(state.ends.sum())
         if latest < best.latest:
@@ -172,7 +175,7 @@ def _known(instance: NetSplitInstance, model: ModelArrays, state: SearchState) -
     state = state_of(model, canonical(instance, state.where.tolist()), state.orders.tolist())
     where, problem = state.where.tolist(), instance.problem
     sent, returned = {}, {}
-    tensors_there, gradients_there = state.there[FORWARD], state.there[BACKWARD]
+    tensors_there, gradients_there = state.kept.there[FORWARD], state.kept.there[BACKWARD]
     for t, tensor in enumerate(problem.tensors):
         home = where[tensor.producer]
         for q in range(problem.num_devices):
@@ -181,7 +184,7 @@ def _known(instance: NetSplitInstance, model: ModelArrays, state: SearchState) -
             if gradients_there[t, q] >= 0:
                 returned[t, q] = int(gradients_there[t, q] - model.away[t, model.way[q, home]])
     forward, backward = (
-        (state.end[phase] - model.ticks[phase, range(len(where)), where]).tolist()
+        (state.kept.end[phase] - model.ticks[phase, range(len(where)), where]).tolist()
         for phase in (FORWARD, BACKWARD)
     )
     ends = int(state.ends[FORWARD]), int(state.ends[BACKWARD])

@@ -24,6 +24,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -101,6 +102,13 @@ MAX_KNOWN = 3
 ROUND_SHARES = (0.8, 0.15, 0.05)
 """Shares of the time for searches with less memory each time."""
 
+SLACK = 2.0
+"""The clock cuts a search that takes more than this multiple of its share of the time, or all that
+is left of it."""
+
+Clock = Callable[[], float]
+"""The time left of the whole limit, in s; negative once it is over."""
+
 PlacementPrice = Callable[[Sequence[int]], float]
 """The objective of a placement, in s."""
 
@@ -150,15 +158,17 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
     reason = _too_large(problem, placement_problem)
     if reason is not None:
         return Result(Status.INFEASIBLE, None, space=_space(problem, "", 0), reason=reason)
-    if published:
-        return replace(_searched(problem, placement_problem, known, time_limit_s), unfit=True)
     placed = [one for one in known if _is_placement(one)]
     with compile_clock() as compiling_s:
         until = time.monotonic() + time_limit_s
-        return _in_rounds(
-            problem, placement_problem, placed, time_limit_s,
-            lambda: time.monotonic() > until + compiling_s(),
-        )  # fmt: skip
+
+        def left_s() -> float:
+            return until + compiling_s() - time.monotonic()
+
+        if published:
+            result = _searched(problem, placement_problem, known, time_limit_s, left_s)
+            return replace(result, unfit=True)
+        return _in_rounds(problem, placement_problem, placed, time_limit_s, left_s)
 
 
 def _in_rounds(
@@ -166,7 +176,7 @@ def _in_rounds(
     placement_problem: PlacementProblem,
     placed: Sequence[Strategy],
     time_limit_s: float,
-    over: Callable[[], bool],
+    left_s: Clock,
 ) -> Result:
     """Searches with less memory each time, until the answer fits or the time is over.
 
@@ -177,7 +187,7 @@ def _in_rounds(
     fitting: dict[Strategy, None] = dict.fromkeys(placed)
     shortage, cut = None, False
     for share in ROUND_SHARES:
-        result = _searched(problem, placement_problem, placed, time_limit_s * share)
+        result = _searched(problem, placement_problem, placed, time_limit_s * share, left_s)
         if shortage is not None:
             result = _of_less_memory(result, shortage)
         if result.strategy is None:
@@ -189,13 +199,13 @@ def _in_rounds(
         if first is None:
             fitting[result.strategy] = None
         for one in result.others:
-            cut = cut or over()
+            cut = cut or left_s() < 0
             if not cut and evaluate(problem, one).shortage is None:
                 fitting[one] = None
         if result.strategy in fitting or INTERRUPTED in result.space:
             break
         # A rival's strategy may fit, but a better one may be found with less memory.
-        shortage, cut = first, cut or over()
+        shortage, cut = first, cut or left_s() < 0
         if cut:
             break
         device_of = _of_strategy(result.strategy, operator_indices(problem.profile.graph))
@@ -258,13 +268,19 @@ def _searched(
     placement_problem: PlacementProblem,
     strategies: Sequence[Strategy],
     time_limit_s: float,
+    left_s: Clock,
 ) -> Result:
     """The answers of the searches for all objectives as stages, the best first.
 
     Args:
         strategies: known ones, to start from.
     """
-    searches = list(_searches(problem, placement_problem))
+    searches = list(_searches(problem, placement_problem, left_s))
+
+    @cache
+    def cut(one: Candidate) -> tuple[Strategy, ...]:
+        return strategies_of(problem, one.device_of, one.order)
+
     known = _known(problem, placement_problem, strategies)
     singles_s = _singles_s(problem, placement_problem, time_limit_s)
     rounds_s = PERIODIC_SHARE * time_limit_s if _several(problem) else 0.0
@@ -282,23 +298,24 @@ def _searched(
     whole = placement_problem.num_operators <= FINE_GROUPS
     if singles_s and not (whole and _settled(problem, answer)):
         starts = candidates or [Candidate(device_of, known[device_of]) for device_of in near]
-        refined = _refined(problem, placement_problem, starts, singles_s)
+        refined = _refined(problem, placement_problem, starts, singles_s, left_s, cut)
         candidates = [*refined.candidates, *candidates]
         bound_s = answer.bound_s if whole else refined.bound_s
         in_time = answer.reproducible and refined.in_time
         status = Status.FEASIBLE if candidates else Status.UNKNOWN
         answer = replace(answer, status=status, bound_s=bound_s, reproducible=in_time)
         space = f"{space}; then over single operators, by annealing"
-    found = tuple(
-        dict.fromkeys(
-            strategy
-            for one in candidates
-            for strategy in strategies_of(problem, one.device_of, one.order)
-        )
-    )
+    # To cut a placement into stages takes a while, so once the time is over the first ones count.
+    seen: dict[Strategy, None] = {}
+    for one in candidates:
+        if seen and left_s() < 0:
+            answer = replace(answer, reproducible=False)
+            break
+        seen.update(dict.fromkeys(cut(one)))
+    found = tuple(seen)
     if rounds_s and INTERRUPTED not in space:
         begin = (*(one.device_of for one in candidates), *near)
-        iterations, in_time, note = _periodic(problem, placement_problem, begin, rounds_s)
+        iterations, in_time, note = _periodic(problem, placement_problem, begin, rounds_s, left_s)
         found = tuple(dict.fromkeys((*iterations, *found)))
         answer = replace(answer, reproducible=answer.reproducible and in_time)
         space = "; ".join([space, "then whole iterations, by annealing", *note])
@@ -335,17 +352,17 @@ def _periodic(
     placement_problem: PlacementProblem,
     starts: Sequence[Placement],
     time_limit_s: float,
+    left_s: Clock,
 ) -> tuple[tuple[Strategy, ...], bool, tuple[str, ...]]:
     """Strategies for whole iterations that fit, whether the search had its time, and a note where
     the user has ended it.
     """
     seed, watch = problem.options.seed, SearchWatch(log, 1.0)
     num_microbatches = problem.options.num_microbatches
-    with interruptible(watch), compile_clock() as compiling_s:
-        until = time.monotonic() + time_limit_s
+    with interruptible(watch):
 
         def over() -> bool:
-            return watch.interrupted or time.monotonic() > until + compiling_s()
+            return watch.interrupted or left_s() < 0
 
         found = periodic.improved(
             placement_problem, starts, num_microbatches, time_limit_s, over, seed
@@ -386,13 +403,18 @@ def _refined(
     placement_problem: PlacementProblem,
     starts: Sequence[Candidate],
     time_limit_s: float,
+    left_s: Clock,
+    cut: Callable[[Candidate], tuple[Strategy, ...]],
 ) -> Refined:
     """Annealing over single operators, from the best of some placements and Pesto's by the
     simulator, or the first one if none fits.
+
+    Args:
+        cut: gives the strategies of a placement.
     """
 
     def judged(model: PlacementProblem, one: Candidate) -> Judged:
-        strategies = strategies_of(problem, one.device_of, one.order)
+        strategies = cut(one)
         fitting = [s for s in strategies if evaluate(problem, s).shortage is None]
         if fitting:
             return Judged(min(objective_s(problem, strategy) for strategy in fitting))
@@ -400,23 +422,28 @@ def _refined(
         return Judged(math.inf, tighter(problem, model, one.device_of, strategies[0], kept))
 
     seed, watch = problem.options.seed, SearchWatch(log, 1.0)
-    with interruptible(watch), compile_clock() as compiling_s:
-        until = time.monotonic() + time_limit_s
-        pesto_s = PESTO_SHARE * time_limit_s
-        rival = pesto.place(placement_problem, pesto_s, seed).device_of
-        if rival is not None:
-            starts = [*starts, Candidate(rival)]
-        start = min(starts, key=lambda one: judged(placement_problem, one).value_s)
-
-        def left_s() -> float:
-            return until + compiling_s() - time.monotonic()
-
-        return refined(
+    pesto_s = PESTO_SHARE * time_limit_s
+    with interruptible(watch):
+        rival = pesto.place(placement_problem, pesto_s, seed, min(left_s(), SLACK * pesto_s))
+        if rival.device_of is not None:
+            starts = [*starts, Candidate(rival.device_of)]
+        start, least_s, in_time = starts[0], math.inf, rival.reproducible
+        for one in starts:
+            if left_s() < 0:
+                in_time = False
+                break
+            value_s = judged(placement_problem, one).value_s
+            if value_s < least_s:
+                start, least_s = one, value_s
+        found = refined(
             placement_problem, start, time_limit_s - pesto_s, judged, left_s, watch, seed
         )
+    return replace(found, in_time=found.in_time and in_time)
 
 
-def _searches(problem: Problem, placement_problem: PlacementProblem) -> Iterator[_ObjectiveSearch]:
+def _searches(
+    problem: Problem, placement_problem: PlacementProblem, left_s: Clock
+) -> Iterator[_ObjectiveSearch]:
     """The searches for a problem's objective, the most telling one first."""
     options, own = problem.options, switches_of(problem.options, NetSplit)
     several = options.objective is Objective.ITERATION and options.num_microbatches > 1
@@ -434,12 +461,18 @@ def _searches(problem: Problem, placement_problem: PlacementProblem) -> Iterator
         yield _ObjectiveSearch(
             "the least latency (times to 0.1 %)",
             lambda device_of: latency_s(placement_problem, device_of),
-            lambda instance, limit_s, start: _by_engine(problem, instance, limit_s, start),
+            lambda instance, limit_s, start: _by_engine(
+                problem, instance, limit_s, start, min(left_s(), SLACK * limit_s)
+            ),
         )
 
 
 def _by_engine(
-    problem: Problem, instance: NetSplitInstance, limit_s: float, start: Sequence[int] | None
+    problem: Problem,
+    instance: NetSplitInstance,
+    limit_s: float,
+    start: Sequence[int] | None,
+    clock_s: float,
 ) -> EngineAnswer:
     """The answer of the chosen engine, or of CP-SAT if that one cannot be used."""
     own = switches_of(problem.options, NetSplit)
@@ -451,7 +484,7 @@ def _by_engine(
         except EngineUnavailableError as error:
             note = f"{error}, so OR-Tools solved it"
             log.warning("%s", note)
-    answer = netsplit_cpsat.solve(instance, limit_s, start, seed=seed, gap=gap)
+    answer = netsplit_cpsat.solve(instance, limit_s, start, seed=seed, gap=gap, clock_s=clock_s)
     return replace(answer, note="; ".join(part for part in (note, answer.note) if part))
 
 

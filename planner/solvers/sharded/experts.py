@@ -10,9 +10,9 @@
 
 from collections.abc import Callable
 
-from planner.costs.bounds import has_rules
 from planner.graph import Graph, parameters_by_name
 from planner.problem import Problem, Result, Status
+from planner.profiles import has_rules
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import (
@@ -81,7 +81,7 @@ def _on_one_mesh(
     Args:
         allowed: which rules are; None for all, with inputs and parameters cut.
     """
-    if not has_rules(problem):
+    if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)

@@ -18,9 +18,9 @@ All t d p that make up the number of devices are tried (Narayanan et al. 2021, s
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from planner.costs.bounds import has_rules
 from planner.graph import parameters_by_name
 from planner.problem import Problem, Result, Status, switches_of
+from planner.profiles import has_rules
 from planner.sharding import dim_of
 from planner.solvers.sharded.along import Policy, cut_by
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -54,7 +54,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         time_limit_s: not needed: there are few points.
     """
     space = "Megatron-LM's grid of tensor, data and pipeline degrees"
-    if not has_rules(problem):
+    if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     points = list(_grid(problem, switches_of(problem.options, Megatron)))
     if not points:

@@ -12,9 +12,9 @@ that can be (Rajbhandari et al. 2020, section 5):
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.costs.bounds import has_rules
 from planner.graph import parameters_by_name
 from planner.problem import Problem, Result, Status, switches_of
+from planner.profiles import has_rules
 from planner.sharding import Sharding, Spec
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -41,7 +41,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     """
     stage = switches_of(problem.options, Zero).zero_stage
     space = f"ZeRO-{stage} over all devices"
-    if not has_rules(problem):
+    if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     layouts = list(_layouts(problem, stage))
     if not layouts:

@@ -1,0 +1,1 @@
+"""Tests of `planner.discovery` and of `planner.operators.parts`."""
