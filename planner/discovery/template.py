@@ -255,6 +255,10 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 """Attributes that count heads or groups, one that divides another first."""
 _BY_CHANNEL = frozenset({"ConvTranspose", "GroupNormalization"})
 """Operators whose groups are in the second dimension, whatever the rank."""
+_WITH_WEIGHTS = _BY_CHANNEL | {
+    "com.microsoft.Attention", "com.microsoft.GroupNorm", "com.microsoft.MultiHeadAttention",
+    "com.microsoft.SkipGroupNorm",
+}  # fmt: skip
 _UNITS = {"GRU": "hidden_size", "LSTM": "hidden_size", "RNN": "hidden_size"}
 _RESIZED = frozenset({"Resize", "Upsample"})
 
@@ -480,12 +484,14 @@ def _counted(kind: str, call: Call, reads: Sequence[Shape], outputs: Sequence[Sh
     channels = kind in _BY_CHANNEL
 
     def by_place(shape: Shape, made: bool) -> list[Factors]:
-        """Heads and groups are in the last dimension of three, or the second of four."""
+        """Heads and groups are in the last dimension of three, or the second of four; in weights
+        and biases anywhere. Tables of positions and masks have none.
+        """
         places = {1} if channels or len(shape) == 4 else {len(shape) - 1}
         if kind == "ConvTranspose" and shape == reads[1] and not made:
             places = {0}
         if len(shape) < 3:
-            places = set(range(len(shape)))
+            places = set(range(len(shape))) if kind in _WITH_WEIGHTS else set()
         return [
             _own(n) if made and n not in known else apart(n) if d in places or n == head
             else _plain(n)

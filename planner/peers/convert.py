@@ -26,6 +26,7 @@ from planner.formats.graph_txt import (
     to_text,
 )
 from planner.judging.origins import check_fits, profile_of
+from planner.model import load
 from planner.plan import Plan
 from planner.profiles import Profile
 from planner.support.outputs import check_outputs, same_file
@@ -39,7 +40,8 @@ def convert(
 ) -> tuple[Path, ...]:
     """Converts a file, by its content, and returns what was written.
 
-    A profile becomes a graph.txt or the planner's JSON; of several in one file, the one for the
+    A profile becomes a graph.txt or the planner's JSON, with the rules by which its operators split
+    where its ONNX file is at hand; of several in one file, the one for the
     largest microbatch becomes a graph.txt. A strategy becomes a graph.txt with stages, and a dot
     file beside it, of the profile that it was made for: it is looked for in `profile`, else in the
     graph.txt that `target` already is, else in the newest file of ./profiles.
@@ -68,13 +70,34 @@ def convert(
     check_outputs([(target, PROFILE_FILE if form == PLANNER else GRAPH_FILE)], {})
     profiles = read_any_profiles(source)
     if form == PLANNER:
-        write_profiles(profiles, target)
+        write_profiles([_with_rules(one) for one in profiles], target)
     elif detect(source) == GRAPH_TXT:  # what a profile has no place for stays: lists, stages
         text = read_text(source, GRAPH_TXT, ADVICE)
         write_atomically(target, to_text(parse(text, source)).encode())
     else:
         write_atomically(target, to_text(from_profile(profiles[-1])).encode())
     return (target,)
+
+
+def _with_rules(profile: Profile) -> Profile:
+    """A profile with the rules by which its operators split, if it has none and its ONNX file is
+    where it says, unchanged and with the same operators.
+    """
+    path = None if profile.model_path is None else Path(profile.model_path)
+    if path is None or not path.is_file() or any(one.rules for one in profile.operators):
+        return profile
+    from planner.discovery import with_rules
+
+    model = load(
+        path,
+        batch=profile.microbatch_size,
+        dimensions=profile.dimensions,
+        tie=profile.tie,
+        untie=profile.untie,
+        batch_norm=profile.batch_norm,
+    )
+    same = model.hash == profile.model_hash and model.graph.operators == profile.graph.operators
+    return with_rules(profile, model) if same else profile
 
 
 def _convert_strategy(

@@ -142,6 +142,11 @@ CASES = {
         {"version": 24},
         "S0,S0,S0->S0 S1,S1,S1->S1 S2,R,R->S2 R,R,S3->S3 R,R,P->P",
     ),
+    "attention with a mask as long as the heads are many": (
+        ("Attention", (4, 8, 64), (4, 8, 64), (4, 8, 64), (8, 8)),
+        {"version": 24, "q_num_heads": 8, "kv_num_heads": 8},
+        "S0,S0,S0,R->S0|S2,S2,S2,R->S2 q_num_heads kv_num_heads at 2,4,8|S1,R,R,S0->S1|R,R,P,R->P",
+    ),
     "attention that looks back": (
         ("Attention", (4, 10, 64), (4, 10, 16), (4, 10, 16)),
         {"version": 24, "is_causal": 1, "q_num_heads": 8, "kv_num_heads": 2},
@@ -153,7 +158,7 @@ CASES = {
         "S0,S0,S0->S0 S1,S1,S1->S1 R,R,S3->S3 R,R,P->P",
     ),
     "positions in the width": (
-        ("RotaryEmbedding", (4, 10, 64), (20, 4), (20, 4), ("i", (4, 10))),
+        ("RotaryEmbedding", (4, 16, 64), (24, 4), (24, 4), ("i", (4, 16))),
         {"version": 23, "num_heads": 8},
         "S0,R,R,S0->S0|S1,R,R,S1->S1|S2,R,R,R->S2 num_heads at 2,4,8|P,R,R,R->P|R,P,P,R->P",
     ),
