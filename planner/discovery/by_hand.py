@@ -5,7 +5,8 @@ are listed here, and run by the functions of `planner.operators.parts`.
 @halo   windows over an image that is cut: rows at the edges come from the neighbours
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from planner.discovery.search import Found
 from planner.discovery.template import Shape
@@ -38,6 +39,25 @@ def by_hand(
             yield Found(_given(call, data.name, part), ("P",), (ROWS,)), None
     if (HALO, kind) in MARKED and call.kwargs.get("num_outputs", 1) == 1:
         yield from _windows(kind, call, shapes, made)
+
+
+def with_statistics(kind: str, call: Call, rules: Iterable[Rule]) -> Iterator[Rule]:
+    """The rules of an operator, those of a batch normalization in training with its running
+    statistics cut as its scale is: it updates them, so each device has those of its channels. Its
+    output does not depend on them, so running it does not tell.
+
+    Args:
+        kind: its ONNX type.
+        call: of its function.
+        rules: found by running it.
+    """
+    for rule, sizes in rules:
+        given = dict(zip(call.reads, rule.given, strict=True))
+        if kind == "BatchNormalization" and call.kwargs.get("training_mode"):
+            scale, *kept = (call.kwargs[name] for name in ("scale", "mean", "var"))
+            if isinstance(scale, Read) and given[scale.name].startswith("S"):
+                given |= {one.name: given[scale.name] for one in kept if isinstance(one, Read)}
+        yield replace(rule, given=tuple(given.values())), sizes
 
 
 def _windows(

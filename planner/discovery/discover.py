@@ -20,7 +20,7 @@ from torch import Tensor
 
 from planner.discovery import blocks
 from planner.discovery.blocks import in_blocks
-from planner.discovery.by_hand import Rule, by_hand
+from planner.discovery.by_hand import Rule, by_hand, with_statistics
 from planner.discovery.search import Found, holds, rules_at
 from planner.discovery.template import (
     Factors,
@@ -188,7 +188,8 @@ class Discovered:
             form = _form(made, self.own.type)
             if form not in known:
                 known[form] = discovered(made, self.own.type)
-            return (*known[form], *self._by_hand())
+            own = with_statistics(self.own.type, self.call, known[form])
+            return (*own, *self._by_hand())
 
     def template(self) -> Template:
         """The operator at small sizes."""

@@ -55,6 +55,11 @@ CASES = {
         {"training_mode": 1, "outputs": 3},
         "S1,S0,S0,S0,S0->S1,S0,S0 R,P,P,R,R->P,R,R",
     ),
+    "BatchNormalization whose running statistics nobody reads": (
+        ("BatchNormalization", (8, 6, 10), (6,), (6,), (6,), (6,)),
+        {"training_mode": 1},
+        "S1,S0,S0,S0,S0->S1 R,P,P,R,R->P",
+    ),
     "groups of channels": (
         ("GroupNormalization", (8, 12, 10), (12,), (12,)),
         {"num_groups": 4, "version": 21},
