@@ -147,6 +147,20 @@ SOLVERS: Mapping[str, Solver] = {
         PipeDream,
         in_portfolio=True,
     ),
+    "zero": Solver(
+        "planner.solvers.sharded.zero:solve",
+        "ZeRO, data parallelism that keeps parts of the model",
+        Zero,
+        in_portfolio=True,
+        splits=True,
+    ),
+    "megatron": Solver(
+        "planner.solvers.sharded.megatron:solve",
+        "Megatron-LM's grid of tensor, data and pipeline parallelism",
+        Megatron,
+        in_portfolio=True,
+        splits=True,
+    ),
     "heft": Solver(
         "planner.solvers.placement.heft:solve",
         "HEFT, a list schedule",
@@ -189,20 +203,6 @@ SOLVERS: Mapping[str, Solver] = {
         starts_from=(),
         max_devices=MAX_PLACED_DEVICES,
         synchronous=True,
-    ),
-    "megatron": Solver(
-        "planner.solvers.sharded.megatron:solve",
-        "Megatron-LM's grid of tensor, data and pipeline parallelism",
-        Megatron,
-        in_portfolio=True,
-        splits=True,
-    ),
-    "zero": Solver(
-        "planner.solvers.sharded.zero:solve",
-        "ZeRO, data parallelism that keeps parts of the model",
-        Zero,
-        in_portfolio=True,
-        splits=True,
     ),
     "expert": Solver(
         "planner.solvers.sharded.experts:expert",

@@ -349,7 +349,7 @@ def test_a_replica_without_a_microbatch_is_refused(tmp_path, seat):
 
 
 def test_a_schedule_that_hangs_is_refused(tmp_path, monkeypatch, alone):
-    monkeypatch.setattr(job, "dry_run", lambda program: "device 0 waits at 0F0")
+    monkeypatch.setattr(job, "dry_run", lambda program, meshes: "device 0 waits at 0F0")
     with pytest.raises(LaunchError, match="would hang: device 0 waits at 0F0"):
         launch(alone)
 

@@ -95,7 +95,7 @@ def test_a_solver_in_one_file_is_in_the_help_with_its_option(folder):
     text = run_with_toy(folder, "solve", "--help")
     words = " ".join(text.split())
     assert "--favourite-device D Toy: the device to use. [default: 0]" in words
-    assert "netsplit, megatron, zero, expert, heuristic, manual, toy; may be repeated." in words
+    assert "netsplit, expert, heuristic, manual, toy; may be repeated." in words
     assert "toy one favourite device" in words
 
 
