@@ -279,8 +279,8 @@ def test_a_stage_with_several_replicas_has_its_devices_to_itself():
     wrong = replace(strategy, stages=(first, replace(last, groups=((1,),))))
     (said,) = violations(wrong, graph, 3)
     assert said == (
-        "device 1 runs a replica of stage 0 and another one; only stages with one replica share a"
-        " device"
+        "device 1 runs a replica of stage 0 and another one; only stages with one"
+        " replica that is not split share a device"
     )
     twice = replace(strategy, stages=(replace(first, groups=((0,), (0,))), last))
     assert violations(twice, graph, 3)
