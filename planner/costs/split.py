@@ -3,8 +3,9 @@ operators and tensors, which the rest of this folder prices and measures like an
 
 Operators run at their local shapes. A resharding (`splitting/reshardings.py`) is an operator of its
 own in front of the first that reads the copy, or, of a tensor that leaves the stage, at the end.
-The copy is a tensor that its readers stash, and its gradient is another. Such an operator takes no
-time here; `conversion_times` has that of its collectives, which depends on the devices.
+The copy is a tensor that its readers stash, unless they gather it again, and its gradient is
+another. Such an operator takes no time here; `conversion_times` has that of its collectives, which
+depends on the devices.
 
 What is approximated: the time of a part is
 
@@ -40,7 +41,7 @@ from planner.profiles import LossCost, OperatorCost, Profile, Source, View, view
 from planner.sharding import Rule, Spec, dim_of, local_shape
 from planner.splitting import Resharding, reshardings
 from planner.splitting.gradients import is_split
-from planner.splitting.reshardings import homes, leaving, rule_by
+from planner.splitting.reshardings import homes, leaving, reads_back, rule_by
 from planner.splitting.sums import lies_in, state_steps
 from planner.strategy import Stage, buckets, indices_of
 from planner.support.arrays import Floats
@@ -49,14 +50,6 @@ from planner.topology import DeviceType, device_type
 
 ROWS = "@rows"
 """Marks a rule by which each device looks all indices up in its part of a table."""
-
-# These use no value of a parameter in their backward, so that a gathered copy goes at once.
-_KEEPS_NO_PARAMETER = frozenset(
-    {
-        "Add", "Sub", "Gather", "Concat", "Split", "Slice", "Reshape", "Transpose", "Squeeze",
-        "Unsqueeze", "Flatten", "Expand", "Identity", "Cast",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +62,7 @@ class LocalStage:
         inside: the operators of the stage and its reshardings, by their indices there.
         whole: per operator of the stage's, its index in the whole profile; -1 of a resharding.
         conversions: by index, the reshardings.
+        again: by the index of an operator, those of the reshardings that its backward runs again.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
         gradient_bytes: of the gradients of its parameters: as they are accumulated, and of the
@@ -82,6 +76,7 @@ class LocalStage:
     inside: tuple[int, ...]
     whole: tuple[int, ...]
     conversions: Mapping[int, Resharding]
+    again: Mapping[int, tuple[int, ...]]
     share: tuple[float, ...]
     loss_share: tuple[float, ...]
     gradient_bytes: int
@@ -142,10 +137,13 @@ class _Builder:
         self.whole: list[int] = []
         self.share: list[float] = []
         self.conversions: dict[int, Resharding] = {}
-        self.views: list[View] = []
+        self.bases: dict[str, str] = {}  # of views
         self.gradient_views: list[View] = []
         # By (tensor, reader), the copy that it reads; "" reads what leaves.
         self.read_as: dict[tuple[str, str], str] = {}
+        # By operator's name, the reshardings that its backward runs again; then by index.
+        self.gathers: dict[str, list[int]] = {}
+        self.again: dict[int, tuple[int, ...]] = {}
 
     def built(self) -> LocalStage:
         """The local stage."""
@@ -185,7 +183,7 @@ class _Builder:
                 losses=self._losses(outputs),
             ),
             operators=tuple(self.costs),
-            views=tuple(self.views),
+            views=tuple(View(name, base) for name, base in self.bases.items()),
             gradient_views=tuple(dict.fromkeys(self.gradient_views)),
             modules=(),
             tie=(),
@@ -199,6 +197,7 @@ class _Builder:
             inside=tuple(range(count)),
             whole=tuple(self.whole),
             conversions=self.conversions,
+            again=self.again,
             share=tuple(self.share),
             loss_share=tuple(self._loss_share(v) for v in self.whole),
             gradient_bytes=stepped[0],
@@ -254,8 +253,10 @@ class _Builder:
         held = (copy.tensor,) if parameter else ()
         for reader in copy.readers or ("",):
             self.read_as[copy.tensor, reader] = name
+        for reader in copy.again:
+            self.gathers.setdefault(reader, []).append(len(self.operators))
         if not copy.forward:
-            self.views.append(View(name, copy.tensor))
+            self.bases[name] = copy.tensor
             if not copy.backward and not parameter:
                 self.gradient_views.append(View(copy.tensor, name))
         self.conversions[len(self.operators)] = copy
@@ -282,11 +283,19 @@ class _Builder:
             self._parameter(name)
         gathered = tuple(named[n] for n in operator.parameters if named[n] != n)
         inputs = tuple(dict.fromkeys((*(named[n] for n in operator.inputs), *gathered)))
-        self.operators.append(replace(operator, inputs=inputs, parameters=held))
         share = work_share(rule, self.sharding.mesh)
         of_outputs, of_all = self._byte_shares(operator, named)
-        kept = () if operator.type in _KEEPS_NO_PARAMETER else gathered
-        stash = (*(named.get(n, n) for n in cost.stash_tensors), *kept)
+        again = self.gathers.get(operator.name, [])
+        if again:
+            self.again[len(self.operators)] = tuple(again)
+        self.operators.append(replace(operator, inputs=inputs, parameters=held))
+        copies = {self.operators[i].outputs[0] for i in again}
+        kept = gathered if reads_back(operator, (), self.graph) else ()
+        stash = [
+            name
+            for name in (*(named.get(n, n) for n in cost.stash_tensors), *kept)
+            if self._owner(name) not in copies
+        ]
         self.costs.append(
             replace(
                 cost,
@@ -298,7 +307,8 @@ class _Builder:
                 bytes_moved=round(cost.bytes_moved * of_all),
                 stash_tensors=tuple(dict.fromkeys(stash)),
                 stash_private_bytes=round(cost.stash_private_bytes * of_outputs),
-                workspace_bytes=round(cost.workspace_bytes * of_all),
+                workspace_bytes=round(cost.workspace_bytes * of_all)
+                + sum(self.tensors[n].bytes for n in copies),
             )
         )
         self.whole.append(v)
@@ -306,9 +316,15 @@ class _Builder:
         bases, of_gradients = view_bases(self.profile), _gradient_views(self.profile)
         for name in operator.outputs:
             if name in bases:
-                self.views.append(View(name, named[bases[name]]))
+                self.bases[name] = named[bases[name]]
             for tensor in of_gradients.get(name, ()):
                 self.gradient_views.append(View(named[tensor], name))
+
+    def _owner(self, name: str) -> str:
+        """The tensor in whose storage another lies."""
+        while name in self.bases:
+            name = self.bases[name]
+        return name
 
     def _byte_shares(self, operator: Operator, named: Mapping[str, str]) -> tuple[float, float]:
         """The local part of the bytes that an operator makes, and of all that it touches."""
@@ -426,8 +442,8 @@ def _loss_parts(profile: Profile, side: int) -> Floats:
 def conversion_times(
     problem: Problem, stage: Stage, group: tuple[int, ...]
 ) -> tuple[Floats, Floats]:
-    """(N,) times of the collectives of each resharding of `local_stage`, forward and backward, in
-    s, where its other operators have 0.
+    """(N,) times of the collectives of `local_stage`, forward and backward, in s: of reshardings,
+    and of operators that gather parameters again before their backward.
 
     Args:
         group: the devices of the mesh, row-major.
@@ -437,6 +453,8 @@ def conversion_times(
     for i, copy in local.conversions.items():
         forward[i] = conversion_s(problem.topology, group, mesh, copy.forward)
         backward[i] = conversion_s(problem.topology, group, mesh, copy.backward)
+    for i, copies in local.again.items():
+        backward[i] = sum(forward[copy] for copy in copies)
     return forward, backward
 
 

@@ -12,6 +12,7 @@ from planner.costs.split import conversion_times, local_stage, local_times
 from planner.problem import Problem
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Timeline
+from planner.splitting import Resharding
 from planner.splitting.conversion import LOCAL
 from planner.strategy import Stage, Strategy, used_devices
 from planner.support.arrays import Floats
@@ -85,10 +86,19 @@ def _parts(
     ends: Floats = np.cumsum(each)
     total_s = float(ends[-1])
     for (i, is_back), end_s, time_s in zip(order, ends.tolist(), each.tolist(), strict=True):
-        if i not in local.conversions or not time_s:
-            continue
-        one = local.conversions[i]
-        steps = one.backward if is_back else one.forward
-        kinds = ", ".join(step.kind.value for step in steps if step.kind not in LOCAL)
-        name = f"{kinds} of {'d/' * is_back}{one.tensor}"
-        yield (end_s - time_s) / total_s, end_s / total_s, name
+        begun_s = end_s - time_s
+        if is_back:
+            for copy in local.again.get(i, ()):
+                gathered_s = begun_s + float(forward[copy])
+                yield begun_s / total_s, gathered_s / total_s, _name(local.conversions[copy])
+                begun_s = gathered_s
+        if i in local.conversions and time_s:
+            name = _name(local.conversions[i], is_back=is_back)
+            yield begun_s / total_s, end_s / total_s, name
+
+
+def _name(one: Resharding, *, is_back: bool = False) -> str:
+    """The kinds of a resharding's collectives and its tensor, or the gradient of that."""
+    steps = one.backward if is_back else one.forward
+    kinds = ", ".join(step.kind.value for step in steps if step.kind not in LOCAL)
+    return f"{kinds} of {'d/' * is_back}{one.tensor}"

@@ -5,9 +5,13 @@ runs. A tensor has a *home*: the spec in which it comes into the stage, lies the
 or is made by its operator; so has its gradient, and there the gradients of all consumers add up.
 A consumer that wants other specs reads a converted copy; its gradient is converted back. Consumers
 that want the same specs share the copy, so that queries, keys and values gather once.
+
+A parameter that is gathered lives only while a pass reads it: operators whose backward needs its
+values gather it again (Rajbhandari et al. 2020, section 5.3: with that a step sends half as much
+again as data parallelism).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from planner.graph import (
@@ -19,10 +23,20 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.sharding import Rule, Sharding, Spec
-from planner.splitting.conversion import Step, conversion
+from planner.splitting.conversion import LOCAL, Step, conversion
 from planner.splitting.gradients import gradient_spec
 from planner.strategy import Stage, indices_of
 from planner.support.derived import derived
+
+# These use no value of what they read in their backward.
+_READS_NOTHING_BACK = frozenset(
+    {
+        "Add", "Sub", "Gather", "Concat", "Split", "Slice", "Reshape", "Transpose", "Squeeze",
+        "Unsqueeze", "Flatten", "Expand", "Identity", "Cast",
+    }
+)  # fmt: skip
+# What these make lies in the storage of what they read.
+_VIEWS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,7 @@ class Resharding:
         gradient_new: the spec of the gradient at home.
         forward: the steps from `old` to `new`.
         backward: the steps from `gradient_old` to `gradient_new`; none where no gradient flows.
+        again: of a parameter that is gathered, the operators that do so again in their backward.
     """
 
     tensor: str
@@ -51,6 +66,7 @@ class Resharding:
     gradient_new: Spec
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
+    again: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +166,7 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
         backward: tuple[Step, ...] = ()
         if has_gradient(name, graph):
             backward = conversion(shape, item, sharding.mesh, gradient, home.gradient)
+        forward = conversion(shape, item, sharding.mesh, home.spec, want)
         made.append(
             Resharding(
                 tensor=name,
@@ -159,11 +176,44 @@ def reshardings(stage: Stage, graph: Graph) -> tuple[Resharding, ...]:
                 new=want,
                 gradient_old=gradient,
                 gradient_new=home.gradient,
-                forward=conversion(shape, item, sharding.mesh, home.spec, want),
+                forward=forward,
                 backward=backward,
+                again=_again(name, names, forward, stage, graph),
             )
         )
     return tuple(made)
+
+
+def _again(
+    name: str, readers: Iterable[str], forward: Iterable[Step], stage: Stage, graph: Graph
+) -> tuple[str, ...]:
+    """The readers of a copy, and of views of it that are not converted, that gather it again."""
+    if name not in parameters_by_name(graph) or all(step.kind in LOCAL for step in forward):
+        return ()
+    sharding, at_home = _sharding(stage), homes(stage, graph)
+    named, views, found = set(readers), {name}, []
+    for i in indices_of(stage, graph):
+        operator = graph.operators[i]
+        wanted = zip(reads(operator), rule_by(sharding, operator).inputs, strict=True)
+        if operator.name in named or any(
+            one in views and one != name and spec == at_home[one].spec for one, spec in wanted
+        ):
+            if operator.type in _VIEWS:
+                views.update(operator.outputs)
+            if reads_back(operator, views, graph):
+                found.append(operator.name)
+    return tuple(found)
+
+
+def reads_back(operator: Operator, values: Collection[str], graph: Graph) -> bool:
+    """Whether the backward of an operator reads some of its parameters or inputs again, because the
+    gradient of another input needs them.
+    """
+    tensors = tensors_by_name(graph)
+    others = [name for name in operator.inputs if name not in values]
+    return operator.type not in _READS_NOTHING_BACK and any(
+        tensors[name].gradient for name in others
+    )
 
 
 def _wanted(stage: Stage, graph: Graph) -> Iterator[tuple[str, Spec, Spec, str]]:

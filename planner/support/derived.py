@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import wraps
+from threading import Lock
 from typing import ParamSpec, TypeVar, overload
 
 Arguments = ParamSpec("Arguments")
@@ -48,6 +49,7 @@ def derived(
 
 def _remembering(function: Callable[..., Value], kept: int) -> Callable[..., Value]:
     memo: dict[object, tuple[object, Value]] = {}
+    changing = Lock()
 
     @wraps(function)
     def of(first: object, *others: object, **named: object) -> Value:
@@ -59,9 +61,11 @@ def _remembering(function: Callable[..., Value], kept: int) -> Callable[..., Val
         if entry is None:
             value = function(first, *others, **named)
             # The arguments are held, so no other artefact can have their identity meanwhile.
-            entry = memo[key] = (first, others, named), value
-            while len(memo) > kept:
-                del memo[next(iter(memo))]
+            entry = (first, others, named), value
+            with changing:
+                memo[key] = entry
+                while len(memo) > kept:
+                    del memo[next(iter(memo))]
         return entry[1]
 
     of.cache_clear = memo.clear  # type: ignore[attr-defined]  # as `lru_cache` has it

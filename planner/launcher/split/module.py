@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from planner import graph as graphs
 from planner.errors import LaunchError
 from planner.graph import Graph, Operator, parameters_by_name, tensors_by_name
+from planner.launcher.split.again import GatheredAgain
 from planner.launcher.split.convert import Conversion
 from planner.launcher.split.mesh import LateLine, Mesh
 from planner.model import Model
@@ -75,9 +76,19 @@ def split_module(
             nodes[name] = _exchanged(module, nodes[name], parts, made)
         _take_means(made, operator, rule, mesh.sizes)
     copies = reshardings(stage, graph)
-    for one in copies:
+    inserted = [
         _insert(module, nodes, made, one, graph, (mesh, _free(module, "resharding")))
+        for one in copies
+    ]
     _refuse_lost_statistics(module, stage, graph)
+    for name in operators:
+        gathered = [
+            (made[one.tensor], copy)
+            for one, copy in zip(copies, inserted, strict=True)
+            if name in one.again
+        ]
+        if gathered:
+            _gather_again(module, nodes[name], gathered)
     module.graph.lint()
     module.recompile()
     return module
@@ -250,8 +261,8 @@ def _insert(
     one: Resharding,
     graph: Graph,
     how: tuple[Mesh, str],
-) -> None:
-    """Puts a conversion before the first operator that reads the copy."""
+) -> fx.Node:
+    """Puts a conversion before the first operator that reads the copy; gives the copy."""
     mesh, name = how
     backward = one.backward if has_gradient(one.tensor, graph) else None
     module.add_submodule(name, Conversion(one.tensor, mesh, one.forward, backward))
@@ -263,6 +274,27 @@ def _insert(
     copy.meta["converts"] = one.tensor
     for user in users:
         user.replace_input_with(home, copy)
+    return copy
+
+
+def _gather_again(
+    module: fx.GraphModule, node: fx.Node, gathered: list[tuple[fx.Node, fx.Node]]
+) -> None:
+    """Lets an operator make the copies of parameters anew that its backward reads.
+
+    Args:
+        gathered: parameters at home, and their copies.
+    """
+    conversions = [module.get_submodule(str(copy.target)) for _, copy in gathered]
+    own = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+    function = cast(Callable[..., Any], own)
+    name = _free(module, "again")
+    module.add_submodule(name, GatheredAgain(function, cast(list[Conversion], conversions)))
+    with node.graph.inserting_after(node):
+        new = node.graph.call_module(name, (tuple(gathered), *node.args), node.kwargs)
+    new.meta.update(node.meta)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
 
 
 def _refuse_lost_statistics(module: fx.GraphModule, stage: Stage, graph: Graph) -> None:
