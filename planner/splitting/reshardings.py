@@ -35,6 +35,8 @@ _READS_NOTHING_BACK = frozenset(
         "Unsqueeze", "Flatten", "Expand", "Identity", "Cast",
     }
 )  # fmt: skip
+# These read all parameters but their biases, which have one dimension.
+_READS_NO_BIAS = frozenset({"Gemm", "Conv", "ConvTranspose"})
 # What these make lies in the storage of what they read.
 _VIEWS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 
@@ -188,7 +190,8 @@ def _again(
     name: str, readers: Iterable[str], forward: Iterable[Step], stage: Stage, graph: Graph
 ) -> tuple[str, ...]:
     """The readers of a copy, and of views of it that are not converted, that gather it again."""
-    if name not in parameters_by_name(graph) or all(step.kind in LOCAL for step in forward):
+    parameter = parameters_by_name(graph).get(name)
+    if parameter is None or all(step.kind in LOCAL for step in forward):
         return ()
     sharding, at_home = _sharding(stage), homes(stage, graph)
     named, views, found = set(readers), {name}, []
@@ -200,7 +203,8 @@ def _again(
         ):
             if operator.type in _VIEWS:
                 views.update(operator.outputs)
-            if reads_back(operator, views, graph):
+            bias = len(parameter.shape) == 1 and operator.type in _READS_NO_BIAS
+            if not bias and reads_back(operator, views, graph):
                 found.append(operator.name)
     return tuple(found)
 

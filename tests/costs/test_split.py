@@ -159,10 +159,8 @@ def test_memory_of_zero_by_hand():
         ).memory[0]  # fmt: skip
         parts[stage] = memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes
         stash = memory.stash_bytes
-        # Half the rows of x, s, h, a, y and of what the loss keeps; ZeRO-3 gathers weights, which
-        # the backward needs too.
-        activations = 4 * OF_Y // 2 + 2 * OF_H // 2
-        assert stash == activations + (WEIGHTS if stage == 3 else 0)
+        # Half the rows of x, s, h, a, y and of what the loss keeps. ZeRO-3 gathers weights again.
+        assert stash == 4 * OF_Y // 2 + 2 * OF_H // 2
     half = WEIGHTS // 2
     assert parts == {
         0: (WEIGHTS, WEIGHTS, 2 * WEIGHTS),
@@ -172,9 +170,20 @@ def test_memory_of_zero_by_hand():
     }
 
 
+def test_a_gathered_copy_is_there_only_while_a_pass_reads_it():
+    stage = one_stage(mlp(), zero(2, 3), [[0, 1]], 2).stages[0]
+    local = local_stage(mlp(), stage)
+    assert [local.profile.graph.operators[i].name for i in local.again] == ["up", "down"]
+    # While `down` runs there are its weight, that one's gradient and those of y and a; what the
+    # loss has kept, as large as y, is gone.
+    need = stage_memory(mlp(), stage)
+    assert need.backward_workspace_bytes == 2 * 4 * WIDTH * HIDDEN + OF_H // 2
+
+
 def test_times_of_zero_by_hand():
     """ZeRO-1 scatters sums, and gathers parameters after the step, each at once; ZeRO-2 scatters
-    in every backward, ZeRO-3 gathers in every forward too, one parameter after the other.
+    in every backward, ZeRO-3 gathers in every forward too, one parameter after the other, and again
+    in the backward of those whose input has a gradient.
     """
     stages = [
         evaluate(problem(2), one_stage(mlp(), zero(2, stage), [[0, 1]], 2)).stages[0]
@@ -184,7 +193,8 @@ def test_times_of_zero_by_hand():
     each_s = sum(ring_s(size, 2) for size in weights)
     step_s = 4 * WEIGHTS / 1e9
     assert [one.forward_s for one in stages] == pytest.approx([5.5, 5.5, 5.5, 5.5 + each_s])
-    backward = [11.0, 11.0, 11.0 + each_s, 11.0 + each_s]
+    again_s = sum(ring_s(size, 2) for size in weights[1:])
+    backward = [11.0, 11.0, 11.0 + each_s, 11.0 + each_s + again_s]
     assert [one.backward_s for one in stages] == pytest.approx(backward)
     once_s = ring_s(WEIGHTS, 2)
     tails = [2 * once_s + step_s, 2 * once_s + step_s / 2, once_s + step_s / 2, step_s / 2]

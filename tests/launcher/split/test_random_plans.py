@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 from planner.discovery import split_rules
 from planner.errors import LaunchError
 from planner.exporting.export import export_module
+from planner.launcher.runtime import StageRunner
+from planner.launcher.split.convert import Conversion
 from planner.model.losses import losses
 from planner.sharding import Sharding, rule_of
 from planner.splitting import reshardings
+from planner.splitting.conversion import Kind
 from tests.support.doubles import doubled
 from tests.support.split_models import MODELS, gpt, loaded, megatron, mlp, whole_line
 from tests.support.split_plans import (
@@ -100,6 +104,54 @@ def test_along_the_sequence_it_gathers_and_scatters_twice_each_way(block):
     found, _, counts = worst(block[0], megatron(block[0], 2, sequence=True), block[1], block[2])
     assert found < LIMIT
     assert counts == [{"all-gather": 4 + 2, "reduce-scatter": 4}]
+
+
+def zero_3(model, seed):
+    """Operators by random rules, all parameters cut."""
+    chance = random.Random(seed)
+    plain = random_sharding(model, (2,), chance)
+    whole = {one.name: ("R",) for one in model.graph.parameters}
+    return cut_further(replace(plain, parameters=whole), model, 3, chance)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_gathered_as_often_as_is_priced(models, name, seed):
+    """ZeRO-3 gathers a parameter in each forward, and again before each backward that reads it."""
+    model = models[name]
+    sharding = zero_3(model, seed)
+    _, _, counts = split(model, sharding, data(model, 1))
+    priced, again = 0, 0
+    for one in reshardings(stage_of(model, sharding), model.graph):
+        again += len(one.again)
+        steps = (*one.forward, *one.forward * len(one.again), *one.backward)
+        priced += sum(step.kind is Kind.ALL_GATHER for step in steps)
+    assert again and counts[0]["all-gather"] == priced
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_gathered_parameter_waits_for_its_backward(models, name, monkeypatch):
+    """When a backward begins, PyTorch has freed the storages of all copies that come again."""
+    model = models[name]
+    sharding = zero_3(model, 1)
+    again = {one.tensor for one in reshardings(stage_of(model, sharding), model.graph) if one.again}
+    convert, backward = Conversion.forward, StageRunner.backward
+    made, waiting = [], []
+
+    def noted(self, tensor):
+        copy = convert(self, tensor)
+        if self.tensor in again:
+            made.append((self.tensor, StorageWeakRef(copy.untyped_storage())))
+        return copy
+
+    def asked(self, *args):
+        waiting.extend(name for name, storage in made if not storage.expired())
+        return backward(self, *args)
+
+    monkeypatch.setattr(Conversion, "forward", noted)
+    monkeypatch.setattr(StageRunner, "backward", asked)
+    split(model, sharding, data(model, 1))
+    assert made and not waiting
 
 
 def of(model, rules, **how):
