@@ -7,7 +7,7 @@ that can be (Rajbhandari et al. 2020, section 5):
 
     1   the optimizer's state: each device steps through its part, which is gathered then
     2   gradients, too: each backward scatters them
-    3   parameters, too: each forward and backward gathers them
+    3   parameters, too: each forward gathers them, and each backward does so again
 """
 
 from collections.abc import Iterator
