@@ -562,10 +562,14 @@ SPLIT = {"first": ["R,S1->S1"], "flat": ["S1->S1"], "relu": ["S1->S1"], "last": 
 def split_plan(path):
     """All operators on a mesh of 2 devices, twice: column, then row (Megatron's pair)."""
     model = load(path, batch=2)
+    rules = {o.name: rule_of(SPLIT[o.name]) for o in model.graph.operators}
+    return on_meshes(model, Sharding((2,), rules, {"w1": ("S1",), "w2": ("S0",)}, {}, {}))
+
+
+def on_meshes(model, sharding):
+    """The whole model in a stage of two replicas of two devices."""
     plan = plan_for(model, num_stages=4)
     names = tuple(operator.name for operator in model.graph.operators)
-    rules = {name: rule_of(SPLIT[name]) for name in names}
-    sharding = Sharding((2,), rules, {"w1": ("S1",), "w2": ("S0",)}, {}, {})
     stage = Stage(names, ((0, 1), (2, 3)), 1, False, sharding)
     strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, 4)
     times = plan.prediction.stages[:1]
@@ -601,6 +605,41 @@ def test_tensors_of_split_operators_lie_as_onnx_says_it(tmp_path):
     check_agreement(plan, target)
     feed = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
     assert np.array_equal(outputs(target, feed)[0], outputs(tmp_path / "model.onnx", feed)[0])
+
+
+def test_an_operator_of_several_nodes_is_cut(tmp_path):
+    """A SplitToSequence makes a sequence; its operator makes what is taken out of that."""
+    path = tmp_path / "model.onnx"
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+        sequences (float[2, 6] x, float[6] w) => (float[2, 2] y) {
+            a = Mul(x, w)  s = SplitToSequence <axis = 1> (a, two)
+            p = SequenceAt(s, zero)  q = SequenceAt(s, one)  y = Add(p, q) }""")
+    del proto.graph.input[1]
+    values = {"w": np.ones(6, np.float32), "two": 2, "zero": 0, "one": 1}
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()
+    )
+    onnx.save(proto, path)
+    model = load(path, batch=2)
+    rules = {o.name: rule_of([line]) for o, line in zip(
+        model.graph.operators, ["S0,R->S0", "S0->S0,S0", "S0,S0->S0"], strict=True
+    )}  # fmt: skip
+    model, plan = on_meshes(model, Sharding((2,), rules, {}, {"x": ("S0",)}, {"y": ("S0",)}))
+    target = tmp_path / "strategy.onnx"
+    write_partition(model, plan, target)
+    check_agreement(plan, target)
+    split = model.graph.operators[1].name
+    shards = lying(target, split)
+    assert shards["a"] == ({0: (2, 2)}, [[1, 3], [0, 2]])
+
+    def elsewhere(proto):
+        node = next(one for one in proto.graph.node if one.name == split)
+        spec = node.device_configurations[0].sharding_spec[0]
+        spec.sharded_dim[0].axis = 1
+
+    tampered(target, elsewhere)
+    with pytest.raises(FileError, match=f"{split} cuts . in 2 along dimension 1"):
+        check_agreement(plan, target)
 
 
 def test_two_axes_on_one_dimension_are_one_cut_in_the_order_of_the_parts():
