@@ -43,7 +43,8 @@ def used_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:
 def operator_workspaces(profile: Profile) -> tuple[int, ...]:
     """Per operator, the bytes of activations and gradients that are alive only inside one pass over
     the whole graph while it runs, and that its kernels take. In a stage there are no more, except
-    for the gradients of the tensors that leave it.
+    for the gradients of the tensors that leave it, and of parameters that several of its operators
+    read: few stages hold all readers of one.
     """
     by_operator = _workspaces(profile, frozenset(range(len(profile.operators))))
     return tuple(by_operator[v] for v in range(len(profile.operators)))
@@ -61,7 +62,8 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
         for v in inside
         for name in profile.operators[v].stash_tensors
     }
-    if len(inside) < len(profile.operators):
+    part = len(inside) < len(profile.operators)
+    if part:
         around = (*read_from_outside(graph, inside), *used_outside(graph, inside))
         kept |= {storage_owner(profile, name, inside) for name in around}
     leaving = [
@@ -71,7 +73,8 @@ def _workspaces(profile: Profile, inside: Collection[int]) -> dict[int, int]:
     ]
     forward = _forward_alive(profile, inside, kept)
     # Where a cut will be, every gradient is a tensor of its own.
-    backward = _backward_alive(profile, inside, leaving, (), {})
+    shared = _first_readers(graph, inside) if part else {}
+    backward = _backward_alive(profile, inside, (leaving, ()), {}, shared)
     return {v: max(forward[v] + profile.operators[v].workspace_bytes, backward[v]) for v in inside}
 
 
@@ -136,7 +139,9 @@ def backward_excess(
         if tensors_by_name(graph)[name].gradient and any(w not in inside for w in read_by[name])
     ]
     lost = [name for name in loss_outputs(graph) if made_by.get(name) in inside]
-    alive = _backward_alive(profile, inside, lost, coming, gradient_bases(profile))
+    alive = _backward_alive(
+        profile, inside, (lost, coming), gradient_bases(profile), _first_readers(graph, inside)
+    )
     # Both gradients of the loss are alive at once, then the tensor that it keeps goes.
     gone, most = loss_bytes - target_bytes, 2 * loss_bytes
     for v in sorted(inside, reverse=True):
@@ -185,26 +190,30 @@ def _forward_alive(
 def _backward_alive(
     profile: Profile,
     inside: Collection[int],
-    at_first: Iterable[str],
-    coming: Iterable[str],
+    there: tuple[Iterable[str], Iterable[str]],
     bases: Mapping[tuple[int, str], str],
+    first_reader: Mapping[str, int],
 ) -> Mapping[int, int]:
     """Bytes of gradients alive while each operator of a backward pass runs: a tensor's from its
     last reader's backward to its maker's, and those of the operator's own parameters, unless it
     only makes a view of them, whose gradient becomes theirs. Where an operator's workspace was
-    measured, these are in it, because they are gone again when they have been added up.
+    measured, these are in it, because they are gone again when they have been added up. The
+    gradient of a parameter that several operators read waits from the last one's backward to that
+    of the first one, where it is complete.
 
     Args:
-        at_first: tensors whose gradients are there before.
-        coming: tensors whose gradients are there, too, but are not counted here.
+        there: tensors whose gradients are there before, and those whose gradients are there, too,
+            but are not counted here.
         bases: by operator and input, the output in the storage of whose gradient that of the input
             lies. Gradients that go back to other stages do not, because they are copied.
+        first_reader: of each parameter whose gradients are added up in the pass.
     """
     graph = profile.graph
     tensors, parameters, made_by = (
         tensors_by_name(graph), parameters_by_name(graph), producers(graph)
     )  # fmt: skip
     viewed = {(made_by[view.tensor], view.base) for view in profile.views}
+    at_first, coming = there
     gradients = _GradientStorages()
     for name in coming:
         gradients.come(name)
@@ -218,24 +227,38 @@ def _backward_alive(
             if tensors[name].gradient:
                 base = bases.get((v, name)) if made_by.get(name) in inside else None
                 gradients.make(name, tensors[name].bytes, base)
-        own = sum(
-            parameters[n].bytes
-            for n in operator.parameters
-            if parameters[n].trainable and (v, n) not in viewed
-        )
+        trained = [n for n in operator.parameters if parameters[n].trainable]
+        own = sum(parameters[n].bytes for n in trained if (v, n) not in viewed)
         running = gradients.alive_bytes + max(own, profile.operators[v].workspace_bytes)
+        shared = [n for n in trained if n in first_reader]
+        for name in shared:
+            is_view = (v, name) in viewed
+            base = operator.outputs[0] if is_view else None
+            gradients.make(name, parameters[name].bytes, base, is_view)
+            own -= 0 if is_view else parameters[name].bytes
         # The backward has used the gradients of the outputs, so they go before its own results are
         # added to those of other readers.
         for name in operator.outputs:
             gradients.drop(name)
         by_operator[v] = max(running, gradients.add_up() + own)
+        for name in shared:
+            if first_reader[name] == v:
+                gradients.drop(name)
     return by_operator
+
+
+def _first_readers(graph: Graph, inside: Collection[int]) -> Mapping[str, int]:
+    """The first reader of each parameter that several operators of a set read."""
+    readers = Counter(n for v in inside for n in graph.operators[v].parameters)
+    first = {n: v for v in sorted(inside, reverse=True) for n in graph.operators[v].parameters}
+    return {name: first[name] for name, count in readers.items() if count > 1}
 
 
 @dataclass(slots=True)
 class _Storage:
     bytes: int
     holders: int
+    is_viewed: bool = False
 
 
 class _GradientStorages:
@@ -257,30 +280,32 @@ class _GradientStorages:
         # the storage in place and its bytes, counted as received, are not subtracted here.
         self._storages[name] = _Storage(0, 2)
 
-    def make(self, name: str, size: int, base: str | None = None) -> None:
+    def make(self, name: str, size: int, base: str | None = None, is_view: bool = False) -> None:
         """A gradient of a tensor, which `add_up` adds to the one that is there already.
 
         Args:
             base: the tensor in the storage of whose gradient it lies, if there is one; else it lies
                 in a new one.
+            is_view: whether it is a view in the eyes of autograd, which adds to none in place.
         """
         storage = None if base is None else self._storages.get(base)
         if storage is None:
             storage = self._new(size)
         else:
             storage.holders += 1
+        storage.is_viewed = storage.is_viewed or is_view
         self._made.append((name, size, storage))
 
     def add_up(self) -> int:
-        """Adds the gradients that were made to those that were there: in place, unless others lie
-        in the same storage, too. Gives the most bytes alive meanwhile.
+        """Adds the gradients that were made to those that were there: in place, unless these are
+        views or others lie in the same storage, too. Gives the most bytes alive meanwhile.
         """
         most = self.alive_bytes
         for name, size, made in self._made:
             had = self._storages.setdefault(name, made)
             if had is made:
                 continue
-            if had.holders > 1:
+            if had.holders > 1 or had.is_viewed:
                 # The sum is a tensor of its own, and both summands are still there.
                 self._storages[name] = self._new(size)
                 most = max(most, self.alive_bytes)

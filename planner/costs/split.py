@@ -38,8 +38,9 @@ from planner.graph import (
 )
 from planner.problem import Problem
 from planner.profiles import LossCost, OperatorCost, Profile, Source, View, view_bases
-from planner.sharding import Rule, Spec, dim_of, local_shape
+from planner.sharding import Rule, Spec, blocks_of, dim_of, local_shape
 from planner.splitting import Resharding, reshardings
+from planner.splitting.conversion import Kind
 from planner.splitting.gradients import is_split
 from planner.splitting.reshardings import homes, leaving, reads_back, rule_by
 from planner.splitting.sums import lies_in, state_steps
@@ -255,9 +256,10 @@ class _Builder:
             self.read_as[copy.tensor, reader] = name
         for reader in copy.again:
             self.gathers.setdefault(reader, []).append(len(self.operators))
-        if not copy.forward:
+        # Slices without blocks lie in the tensor that they are cut from, and keep all of it.
+        if all(step.kind is Kind.SLICE and blocks_of(step.target) == 1 for step in copy.forward):
             self.bases[name] = copy.tensor
-            if not copy.backward and not parameter:
+            if not (copy.forward or copy.backward or parameter):
                 self.gradient_views.append(View(copy.tensor, name))
         self.conversions[len(self.operators)] = copy
         self.operators.append(Operator(f"make {name}", "Reshard", inputs, (name,), held))

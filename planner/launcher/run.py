@@ -213,8 +213,9 @@ def _watched(trainer: Trainer, device: str) -> tuple[int, ...]:
     """Memory in more steps, by event, in bytes."""
     versions = () if trainer.flows is None else trainer.flows.versions.tensors()
     stay = staying(trainer.part, trainer.gradients, trainer.optimizer, versions)
+    data = trainer.batches()
     with watching(device, stay) as watch:
-        return tuple(trainer.watched(watch).peaks_bytes)
+        return tuple(trainer.watched(watch, data).peaks_bytes)
 
 
 class _Machine(TypedDict):

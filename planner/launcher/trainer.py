@@ -186,15 +186,19 @@ class Trainer:
             self.next_step += 1
             yield record
 
-    def watched(self, watch: MemoryWatch) -> Record:
+    def watched(self, watch: MemoryWatch, data: Mapping[int, Batch]) -> Record:
         """Steps in which memory is watched, enough of them for its peak: one, or under an
-        asynchronous schedule a flow in which all versions are alive. The data is that of one step,
-        and is freed after its last use, as that of a real feed is.
+        asynchronous schedule a flow in which all versions are alive.
+
+        Args:
+            watch: of the memory in use.
+            data: that of one step, made before memory is watched. Copies of it are used, and freed
+                after their last use, as the data of a real feed is.
 
         Returns:
             All actions.
         """
-        batches = Copies(self.batches())
+        batches = Copies(data)
         if self.flows is None:
             return self.step(batches, watch)
         count = steps_to_show(self.flows.strategy)

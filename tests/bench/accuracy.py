@@ -1,7 +1,11 @@
 """How accurate the simulator is: plans drawn by a seed, predicted first, run after.
 
-    python -m tests.bench.accuracy [--write] [--keep FOLDER] [--models NAME,...] [--steps N]
+    python -m tests.bench.accuracy [--write] [--only whole|split] [--keep FOLDER]
+        [--models NAME,...] [--steps N] [--two N] [--four N] [--slow N]
     python -m tests.bench.accuracy --from FOLDER
+
+Plans without split operators are drawn; of those with split operators there is one of each kind
+(`tests/support/split_kinds.py`). Each of the two has tables of its own in the document.
 
 Each rank of a run has a core of its own, as long as there are enough. The machine should do nothing
 else. Profiles and topologies are measured first, on the same cores. Where there can be network
@@ -40,14 +44,16 @@ from planner.reports.calibrate import calibrate_lines
 from planner.reports.tables import percent
 from planner.traces.calibrate import CheckedCalibration, MeasuredRun, calibrate, fit, predicted_s
 from planner.traces.read import read_trace
-from tests.support.accuracy_plans import SUBJECTS, Drawn, draw
+from tests.bench.solvers import put
+from tests.support.accuracy_plans import SUBJECTS, Drawn, draw, draw_split
 from tests.support.models import cached
 from tests.support.shaped_hosts import missing, on_hosts, on_ranks
 
 ROOT = Path(__file__).parents[2]
 PINNED = str(ROOT / "tests/support/pinned.py")
 DOCUMENT = ROOT / "docs" / "accuracy.md"
-BEGIN, END = "<!-- make bench-accuracy: begin -->", "<!-- make bench-accuracy: end -->"
+# Names of the tables in the document.
+TABLES = {"whole": "accuracy", "split": "accuracy of split plans"}
 SEED, STEPS, REPEATS = 1, 8, 2
 TWO, FOUR, SLOW = 5, 1, 3
 RATE_MBIT, PORT = 200, 29621
@@ -132,17 +138,25 @@ def prepare(folder: Path, models: Sequence[str], ranks: Sequence[int], slow: boo
     (folder / PACE_FILE).write_text(json.dumps(paces_s))
 
 
-def drawn(folder: Path, models: Sequence[str], counts: Mapping[int, int], slow: int) -> list[Drawn]:
+def drawn(
+    folder: Path, models: Sequence[str], counts: Mapping[int, int], slow: int, kinds: Sequence[str]
+) -> list[Drawn]:
     """The plans, drawn for the measured profiles and topologies.
 
     Args:
-        counts: number of plans of each model over loopback, by number of ranks.
-        slow: number of plans of each model over a slow link.
+        counts: number of plans of each model over loopback, by number of ranks; of split plans only
+            whether there are any.
+        slow: number of plans of each model over a slow link, of those that are not split.
+        kinds: of the names of `TABLES`.
     """
     topologies = {n: read_topology(folder / f"cluster{n}.yaml") for n in (2, 4) if counts[n]}
-    plans = []
+    plans: list[Drawn] = []
     for name in models:
         profile = read_profile(folder / f"{name}.json")
+        if "split" in kinds:
+            plans += draw_split(name, profile, topologies, SEED)
+        if "whole" not in kinds:
+            continue
         plans += draw(name, profile, topologies, SEED, counts)
         if slow:
             shaped = {2: read_topology(folder / "slow.yaml")}
@@ -208,7 +222,7 @@ def rows_of(
 ) -> tuple[list[PlanTimes], CheckedCalibration | None]:
     """Measured and predicted times of every plan, and the calibration from all runs with two ranks
     over loopback, None without any. The predictions use calibrations from runs of other models
-    with two ranks over the same network.
+    with two ranks over the same network, of plans without split operators.
     """
     runs = {
         one.name: [
@@ -217,7 +231,7 @@ def rows_of(
         ]
         for one in plans
     }
-    usual = [one for one in plans if one.ranks == 2]
+    usual = [one for one in plans if one.ranks == 2 and not one.splits]
     paces_s, rows = json.loads((folder / PACE_FILE).read_text()), []
     for one in plans:
         alike = [other for other in usual if other.rate_mbit == one.rate_mbit]
@@ -282,10 +296,19 @@ def rank_correlation(rows: Sequence[PlanTimes], which: str) -> float:
     )
 
 
+def head(rows: Sequence[PlanTimes], measured: datetime) -> str:
+    """The machine and the plans in a sentence."""
+    seed = "" if rows[0].drawn.splits else f", seed {SEED}"
+    return (
+        f"Measured {measured:%Y-%m-%d} on {processor()}, {os.cpu_count()} cores, PyTorch"
+        f" {torch.__version__}, gloo, one thread per rank. {len(rows)} plans{seed}."
+    )
+
+
 def document(
     rows: Sequence[PlanTimes], fitted: CheckedCalibration | None, measured: datetime
 ) -> str:
-    """The tables in Markdown.
+    """The tables of plans without split operators in Markdown.
 
     Args:
         rows: the times of all plans.
@@ -293,9 +316,7 @@ def document(
         measured: time of the last run.
     """
     lines = [
-        f"Measured {measured:%Y-%m-%d} on {processor()}, {os.cpu_count()} cores, PyTorch"
-        f" {torch.__version__}, gloo, one thread per rank. {len(rows)} plans, seed"
-        f" {SEED}.",
+        head(rows, measured),
         "",
         "| ranks | link | plans | spread of equal runs | error before | at one pace |"
         " error after | order right, before | order right, after | rank correlation, after |",
@@ -325,13 +346,60 @@ def document(
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
+        f"{cells(row)} {1e3 * row.after_s:.1f} ms | {signed(row.after_s, row)} |" for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def cells(row: PlanTimes) -> str:
+    """The cells of a plan, up to those with a calibration."""
+    return (
         f"| {row.drawn.name} | {row.drawn.said} | {1e3 * row.measured_s:.1f} ms |"
         f" {percent(row.spread)} | {row.pace:.3f} | {1e3 * row.before_s:.1f} ms |"
-        f" {100 * (row.before_s / row.measured_s - 1):+.1f} % |"
-        f" {100 * (row.at_one_pace_s / row.measured_s - 1):+.1f} % | {1e3 * row.after_s:.1f} ms |"
-        f" {100 * (row.after_s / row.measured_s - 1):+.1f} % |"
-        for row in rows
+        f" {signed(row.before_s, row)} | {signed(row.at_one_pace_s, row)} |"
+    )
+
+
+def signed(predicted: float, row: PlanTimes) -> str:
+    """The error of a predicted time, in s, with its sign."""
+    return f"{100 * (predicted / row.measured_s - 1):+.1f} %"
+
+
+def split_document(rows: Sequence[PlanTimes], measured: datetime) -> str:
+    """The tables of plans with split operators in Markdown; calibrations have no terms for what is
+    split, so there is none.
+
+    Args:
+        rows: the times of all plans.
+        measured: time of the last run.
+    """
+    lines = [
+        head(rows, measured),
+        "",
+        "| ranks | kind | plans | spread of equal runs | error | at one pace | mean, with sign |"
+        " order right |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
+    for ranks in (2, 4):
+        here = [row for row in rows if row.drawn.ranks == ranks]
+        kinds = dict.fromkeys(row.drawn.said.split()[0] for row in here)
+        for kind in ("all", *kinds) if here else ():
+            some = [row for row in here if kind in ("all", row.drawn.said.split()[0])]
+            right = order(some, "before_s")
+            lines.append(
+                f"| {ranks} | {kind} | {len(some)} | {percent(fmean(row.spread for row in some))} |"
+                f" {percent(mean_error(some, 'before_s'))} |"
+                f" {percent(mean_error(some, 'at_one_pace_s'))} |"
+                f" {100 * fmean(row.at_one_pace_s / row.measured_s - 1 for row in some):+.1f} % |"
+                f" {f'{right[0]} of {right[1]}' if kind == 'all' else ''} |"
+            )
+    lines += [
+        "",
+        "| plan | kind, schedule, microbatches | measured | spread | pace | predicted | error |"
+        " at one pace |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [cells(row) for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -339,6 +407,7 @@ def main() -> None:
     """Measures, or reads earlier measurements, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(SUBJECTS))
+    parser.add_argument("--only", choices=TABLES, help="plans of which operators are so")
     parser.add_argument("--two", type=int, default=TWO, help="plans with two ranks per model")
     parser.add_argument("--four", type=int, default=FOUR, help="plans with four ranks per model")
     parser.add_argument("--slow", type=int, default=SLOW, help="plans over a slow link per model")
@@ -349,7 +418,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     options = parser.parse_args()
     models, counts = options.models.split(","), {2: options.two, 4: options.four}
-    slow = options.slow
+    slow, kinds = options.slow, [options.only] if options.only else [*TABLES]
+    if "whole" not in kinds:
+        slow = 0
     if options.known is not None and not (options.known / "slow.yaml").is_file():
         slow = 0
     if slow and options.known is None and (why := missing()):
@@ -360,17 +431,22 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if options.known is None:
             prepare(folder, models, [n for n in counts if counts[n]], slow > 0)
-        plans = drawn(folder, models, counts, slow)
+        plans = drawn(folder, models, counts, slow, kinds)
         if options.known is None:
             measure(folder, plans, options.steps, options.repeats)
+        rows, fitted = rows_of(folder, plans)
         last = max(path.stat().st_mtime for path in folder.glob("*.trace.json"))
-        page = document(*rows_of(folder, plans), datetime.fromtimestamp(last, UTC))
-    print(page)
-    if options.write:
-        text = DOCUMENT.read_text()
-        head, _, rest = text.partition(f"{BEGIN}\n")
-        _, _, tail = rest.partition(END)
-        DOCUMENT.write_text(f"{head}{BEGIN}\n\n{page}\n{END}{tail}")
+        measured = datetime.fromtimestamp(last, UTC)
+    for kind in kinds:
+        some = [row for row in rows if row.drawn.splits == (kind == "split")]
+        if not some:
+            continue
+        page = split_document(some, measured) if kind == "split" else document(
+            some, fitted, measured
+        )  # fmt: skip
+        print(page)
+        if options.write:
+            put(DOCUMENT, TABLES[kind], f"\n{page}")
 
 
 if __name__ == "__main__":

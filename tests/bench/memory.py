@@ -1,7 +1,8 @@
 """Predicted peak memory beside that of live tensors: plans drawn by a seed, on the models of the
-accuracy benchmark.
+accuracy benchmark, and plans whose operators are split.
 
-    python -m tests.bench.memory [--write] [--models NAME,...] [--seed N] [--keep FOLDER]
+    python -m tests.bench.memory [--write] [--only whole|split] [--models NAME,...] [--seed N]
+        [--keep FOLDER]
 
 On a CPU, a tracker counts storages from their making to their end. The machine may do other things.
 """
@@ -18,7 +19,8 @@ from pathlib import Path
 from statistics import fmean
 
 from planner.costs.evaluate import evaluate
-from planner.costs.memory import device_memory, peak_memory
+from planner.costs.memory import peak_memory, stage_memory
+from planner.discovery import with_rules
 from planner.files import write_plan
 from planner.model import load
 from planner.problem import Optimizer, Options, Problem
@@ -26,17 +28,14 @@ from planner.profilers.measured import measure
 from planner.profiles import Profile
 from planner.reports.tables import percent
 from planner.schedules.orders import default_warmups
-from planner.strategy import (
-    ScheduleName,
-    Stage,
-    Strategy,
-    stages_by_device,
-)
+from planner.strategy import ScheduleName, Stage, Strategy, stages_by_device
+from planner.topology import Topology
 from tests.bench.solvers import ROOT, put, table
 from tests.support.accuracy_plans import SUBJECTS, planned
 from tests.support.builders import cluster, unit_type
 from tests.support.memory_runs import OVER, UNDER, RankPeak, SlowLinks, run
 from tests.support.models import cached
+from tests.support.split_kinds import KINDS, split_plan
 
 DOCUMENT = ROOT / "docs" / "accuracy.md"
 SEED = 2
@@ -48,24 +47,33 @@ WIDTHS = {
 }
 COUNTS = {1: 2, 2: 5, 4: 5}
 RERUN = 0.3
+# Names of the tables in the document.
+TABLES = {"whole": "memory", "split": "memory of split plans"}
+
+Plans = Mapping[str, tuple[Problem, Strategy]]
+"""Problems and strategies by the names of their plans."""
 
 
-def profiled(name: str, folder: Path) -> Profile:
-    """The profile of a model. Times have no influence on bytes, so they are measured hastily."""
+def profiled(name: str, folder: Path, *, rules: bool = False) -> Profile:
+    """The profile of a model. Times have no influence on bytes, so they are measured hastily.
+
+    Args:
+        rules: whether those by which operators are split are sought, too.
+    """
     cached(name, folder, SUBJECTS[name].build)
     sizes = {key: int(size) for key, size in (text.split("=") for text in SUBJECTS[name].dims)}
     model = load(folder / f"{name}.onnx", batch=SUBJECTS[name].batch, dimensions=sizes)
     quick = {"repetitions": 1, "budget_s": 0.0, "cached": False}
-    return replace(measure(model, model_path=f"{name}.onnx", **quick), warnings=())
+    profile = measure(model, model_path=f"{name}.onnx", **quick)
+    profile = with_rules(profile, model) if rules else profile
+    return replace(profile, warnings=())
 
 
-def drawn(
-    name: str, profile: Profile, seed: int
-) -> Mapping[int, Mapping[str, tuple[Strategy, Optimizer]]]:
-    """Strategies of a model and their optimizers, by number of ranks and by name."""
+def drawn(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
+    """Plans of a model without split operators, by number of ranks."""
     dice = random.Random(f"{name} {seed}")
     names = [operator.name for operator in profile.graph.operators]
-    by_ranks: dict[int, dict[str, tuple[Strategy, Optimizer]]] = {}
+    by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
     for ranks, count in COUNTS.items():
         some = by_ranks.setdefault(ranks, {})
         while len(some) < count:
@@ -87,8 +95,32 @@ def drawn(
                 f".{optimizer.value}"
                 f"{'.recompute' if again else ''}"
             )
-            some[title] = Strategy(tuple(parts), schedule, number), optimizer
+            strategy = Strategy(tuple(parts), schedule, number)
+            options = Options(number, schedule=schedule, optimizer=optimizer)
+            some[title] = Problem(profile, cpus(ranks), options), strategy
     return by_ranks
+
+
+def split(name: str, profile: Profile, seed: int) -> Mapping[int, Plans]:
+    """Plans of a model with split operators, one of each kind that it has, by number of ranks."""
+    dice = random.Random(f"{name} split {seed}")
+    by_ranks: dict[int, dict[str, tuple[Problem, Strategy]]] = {}
+    for ranks, kinds in KINDS.items():
+        for kind in kinds:
+            number, optimizer = dice.randint(2, 6), dice.choice(list(Optimizer))
+            recompute = dice.choices(("none", "full"), (1 - RERUN, RERUN))[0]
+            options = Options(number, optimizer=optimizer, recompute=recompute)
+            plan = split_plan(profile, cpus(ranks), kind, options)
+            if plan is not None:
+                again = ".recompute" if recompute == "full" else ""
+                title = f"{name}.{kind}.M{number}.{optimizer.value}{again}"
+                by_ranks.setdefault(ranks, {})[title] = plan
+    return by_ranks
+
+
+def cpus(count: int) -> Topology:
+    """Processes on one host."""
+    return cluster([unit_type("cpu")] * count, bandwidth=1e9)
 
 
 @dataclass(frozen=True)
@@ -117,28 +149,30 @@ def unhindered(problem: Problem, strategy: Strategy) -> list[int]:
     code = evaluate(problem, strategy).program.code
     peaks_bytes = []
     for d, mine in enumerate(stages_by_device(strategy).values()):
-        needs = device_memory(problem.profile, {s: strategy.stages[s] for s in mine})
+        needs = {s: stage_memory(problem.profile, strategy.stages[s]) for s in mine}
         peak = peak_memory(problem, strategy, code, d, needs, waits=False)
         peaks_bytes.append(peak.total_bytes - peak.reserve_bytes)
     return peaks_bytes
 
 
-def measured(folder: Path, models: Sequence[str], seed: int) -> list[RankMemory]:
-    """Peak memory of every rank of every plan; one start of torchrun per number of ranks."""
+def measured(folder: Path, models: Sequence[str], seed: int, kind: str) -> list[RankMemory]:
+    """Peak memory of every rank of every plan; one start of torchrun per number of ranks.
+
+    Args:
+        kind: "whole" or "split", as operators are.
+    """
     rows: list[RankMemory] = []
-    profiles = {name: profiled(name, folder) for name in models}
-    for ranks in WIDTHS:
-        here = folder / str(ranks)
+    make = split if kind == "split" else drawn
+    plans = {
+        name: make(name, profiled(name, folder, rules=kind == "split"), seed) for name in models
+    }
+    for ranks in sorted({ranks for of_model in plans.values() for ranks in of_model}):
+        here = folder / f"{kind}{ranks}"
         here.mkdir(exist_ok=True)
         least: dict[str, list[int]] = {}
-        for name, profile in profiles.items():
+        for name, of_model in plans.items():
             (here / f"{name}.onnx").write_bytes((folder / f"{name}.onnx").read_bytes())
-            for title, (strategy, optimizer) in drawn(name, profile, seed)[ranks].items():
-                options = Options(
-                    strategy.num_microbatches, schedule=strategy.schedule, optimizer=optimizer
-                )
-                topology = cluster([unit_type("cpu")] * ranks, bandwidth=1e9)
-                problem = Problem(profile, topology, options)
+            for title, (problem, strategy) in of_model.get(ranks, {}).items():
                 path = here / f"{title}.strategy.json"
                 write_plan(planned(problem, strategy), path)
                 least[path.name] = unhindered(problem, strategy)
@@ -214,6 +248,7 @@ def main() -> None:
     """Runs the plans and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(SUBJECTS))
+    parser.add_argument("--only", choices=TABLES, help="plans of which operators are so")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--keep", type=Path, help="folder for plans and models")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
@@ -221,11 +256,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        rows = measured(folder, options.models.split(","), options.seed)
-    text = document(rows, options.seed)
-    print(text)
-    if options.write:
-        put(DOCUMENT, "memory", f"\n{text}")
+        for kind in [options.only] if options.only else TABLES:
+            rows = measured(folder, options.models.split(","), options.seed, kind)
+            text = document(rows, options.seed)
+            print(text)
+            if options.write:
+                put(DOCUMENT, TABLES[kind], f"\n{text}")
+            tell(rows)
+
+
+def tell(rows: Sequence[RankMemory]) -> None:
+    """Tells which ranks are outside the limits."""
     for row in rows:
         if not row.peak.right:
             errors = [f"{100 * (one.share - 1):+.1f} %" for one in (row.peak, row.most)]

@@ -295,9 +295,9 @@ def test_a_stage_keeps_inputs_outputs_stash_and_what_the_loss_keeps():
     assert need.kept_bytes == 10 + 100 + 5 + 7 + 7
     assert need.boundary_bytes == 10 + 7
     assert need.returned_bytes == 0
-    # Backward of a: gradients of its parameters and of its output; what the loss and c kept is
-    # gone. A forward only adds to what is kept.
-    assert need.backward_workspace_bytes == 1000 + 100 - 7 - 5
+    # Backward of a: gradients of its parameters and of its output, and that of the tied one, which
+    # waits since c's; what the loss and c kept is gone. A forward only adds to what is kept.
+    assert need.backward_workspace_bytes == 1000 + 1000 + 100 - 7 - 5
     assert need.forward_workspace_bytes == 0
 
 

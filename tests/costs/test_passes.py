@@ -105,6 +105,52 @@ def test_what_has_come_from_elsewhere_is_never_added_to_in_place():
     assert excess(less, views, inside=range(5)) == 50 + 50 + 1
 
 
+# x -> a by the table w; a -> h; w -> t, its transpose; (h, t) -> y: an embedding that is tied.
+def tied(transposed=True, between=()):
+    reads = ("h", "t") if transposed else ("h",)
+    operators = [
+        Operator("embed", "Test", ("x",), ("a",), ("w",)),
+        Operator("layer", "Test", ("a",), ("h",), between),
+        Operator("turn", "Test", (), ("t",), ("w",)),
+        Operator("head", "Test", reads, ("y",), () if transposed else ("w",)),
+    ]
+    sizes = {"a": 7, "h": 5, "t": 100, "y": 1}
+    if not transposed:
+        del operators[2], sizes["t"]
+    graph = Graph(
+        operators=tuple(operators),
+        tensors=(
+            Tensor("x", (1,), "int8", False),
+            *(Tensor(name, (size,), "int8", True) for name, size in sizes.items()),
+        ),
+        parameters=(Parameter("w", (100,), "int8", True),),
+        inputs=("x",),
+        outputs=("y",),
+    )
+    profile = profile_of(graph, [1.0] * len(operators), stash=False)
+    return replace(profile, views=(View("t", "w"),) if transposed else ())
+
+
+def backward_bytes(profile, inside):
+    return backward_excess(profile, frozenset(inside), frozenset(), 0)
+
+
+def test_the_gradient_of_a_tied_parameter_waits_for_its_first_reader():
+    # The head's, which is a view, the embedding's, and their sum; that of a is used.
+    assert backward_bytes(tied(), range(4)) == 100 + 100 + 100
+    # No view: added up in place, while the gradient of a is there.
+    assert backward_bytes(tied(transposed=False), range(3)) == 100 + 100 + 7
+    # A third reader in between: view, its own and their sum, beside that of a.
+    assert backward_bytes(tied(between=("w",)), range(4)) == 100 + 100 + 100 + 7
+
+
+def test_the_gradient_of_a_tied_parameter_waits_for_no_other_stage():
+    assert backward_bytes(tied(), [0]) == 100
+    assert backward_bytes(tied(), [1, 2, 3]) == 1 + 5 + 100
+    by_operator = operator_workspaces(tied())  # as in stages that do not hold all readers
+    assert by_operator[0] == 100 + 7 and by_operator[1] == 7 + 5
+
+
 def test_solvers_count_each_gradient_as_a_tensor_of_its_own():
     profile = profile_of(JOIN, [1.0] * 5, stash=False)
     views = replace(profile, gradient_views=(View("b", "j"), View("c", "j")))

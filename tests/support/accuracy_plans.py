@@ -18,6 +18,7 @@ from planner.schedules.orders import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
 from planner.topology import Topology, take
 from tests.support.models import bert, gpt2, light, llama
+from tests.support.split_kinds import KINDS, split_plan
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Drawn:
         plan: the plan.
         said: the strategy in a few words.
         rate_mbit: rate of the links between ranks; None goes over loopback.
+        splits: whether operators are split.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Drawn:
     plan: Plan
     said: str
     rate_mbit: int | None = None
+    splits: bool = False
 
     @property
     def ranks(self) -> int:
@@ -102,6 +105,26 @@ def draw(
             if plan.plan.strategy not in seen:
                 seen.add(plan.plan.strategy)
                 plans.append(plan)
+    return plans
+
+
+def draw_split(
+    model: str, profile: Profile, topologies: Mapping[int, Topology], seed: int
+) -> list[Drawn]:
+    """Plans of one model whose operators are split: one of each kind that it has.
+
+    Args:
+        topologies: topologies by number of ranks, 2 or 4.
+    """
+    dice, plans = random.Random(f"{model} split {seed}"), []
+    for ranks, topology in topologies.items():
+        for kind in KINDS[ranks]:
+            options = Options(dice.randint(2, 6), schedule=dice.choice(SCHEDULES))
+            made = split_plan(profile, take(topology, ranks), kind, options)
+            if made is not None:
+                said = f"{kind} {options.schedule.value} M={options.num_microbatches}"
+                plan = planned(*made)
+                plans.append(Drawn(f"{model}-{kind}", model, made[0], plan, said, splits=True))
     return plans
 
 

@@ -4,8 +4,11 @@ A *line* are the devices along one axis that share all other coordinates. Each c
 stage runs in one line.
 """
 
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +22,9 @@ from planner.strategy import Stage, Strategy
 # Since 2.13 under other names.
 _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+LONGEST_HOLD_S = 0.01
+"""For so long a collective waits until gloo's threads have let go of its tensors."""
 
 
 class Line(Protocol):
@@ -99,15 +105,13 @@ class GroupLine:
     def all_gather(self, part: Tensor) -> Tensor:
         """As `Line.all_gather`."""
         every = part.new_empty((self.size, *part.shape))
-        with self._contact():
-            _GATHER(_bytes(every), _bytes(part), group=self._group)
+        self._run(_GATHER, _bytes(every), _bytes(part))
         return self._from_group(every)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """As `Line.all_to_all`."""
         come, go = torch.empty_like(parts), self._to_group(parts)
-        with self._contact():
-            dist.all_to_all_single(_bytes(come), _bytes(go), group=self._group)
+        self._run(dist.all_to_all_single, _bytes(come), _bytes(go))
         return self._from_group(come)
 
     def all_reduce(self, own: Tensor) -> Tensor:
@@ -120,8 +124,7 @@ class GroupLine:
 
     def _reduced(self, own: Tensor, how: Any) -> Tensor:
         total = own.detach().clone(memory_format=torch.contiguous_format)
-        with self._contact():
-            dist.all_reduce(total, how, group=self._group)
+        self._run(partial(dist.all_reduce, op=how), total.view(-1))
         return total
 
     def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,9 +149,21 @@ class GroupLine:
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """As `Line.reduce_scatter`."""
         own, go = parts.new_empty(parts.shape[1:]), self._to_group(parts)
-        with self._contact():
-            _SCATTER(own.view(-1), go.view(-1), group=self._group)
+        self._run(_SCATTER, own.view(-1), go.view(-1))
         return own
+
+    def _run(self, collective: Callable[..., object], *views: Tensor) -> None:
+        """Runs a collective on views that nobody else has. A thread of gloo's holds them, and their
+        storages, until some time after the end; that is waited for, so that they can be freed.
+        """
+        with self._contact():
+            collective(*views, group=self._group)
+        if views[0].is_cpu:
+            held = [weakref.ref(view) for view in views]
+            del views
+            until = time.monotonic() + LONGEST_HOLD_S
+            while any(ref() is not None for ref in held) and time.monotonic() < until:
+                time.sleep(0)  # lets the thread have the interpreter's lock
 
 
 def _bytes(tensor: Tensor) -> Tensor:
