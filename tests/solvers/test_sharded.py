@@ -7,6 +7,7 @@ import pytest
 
 from planner.costs.evaluate import evaluate
 from planner.costs.split import conversion_times
+from planner.errors import OptionError
 from planner.judging.portfolio import compare
 from planner.model import load
 from planner.problem import Optimizer, Recompute, Status
@@ -146,14 +147,37 @@ def test_with_one_microbatch_samples_are_split_along_an_axis(block):
     assert stage.sharding.parameters["0u"] == ("R", "S1")
 
 
-def test_degrees_that_make_up_no_cluster(block):
-    given = problem(block, 4, switches=(Megatron(tensor_degree=3),))
-    result = SOLVERS["megatron"](given, 1.0)
-    assert result.status is Status.INFEASIBLE
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"tensor_degree": 3},
+         "--tensor-degree 3: expected a divisor of the 4 devices of a host, 1, 2 or 4"),
+        ({"pipeline_degree": 99}, "--pipeline-degree 99: expected at most"),
+        ({"data_degree": 3},
+         "--data-degree 3: expected degrees that make up the 4 devices, with a tensor degree that"
+         " divides the 4 devices of a host and at most"),
+        ({"tensor_degree": 4, "data_degree": 2, "pipeline_degree": 1},
+         "--tensor-degree 4 --data-degree 2 --pipeline-degree 1: expected degrees that make up"),
+    ],
+)  # fmt: skip
+def test_degrees_that_make_up_no_cluster(block, degrees, message):
+    given = problem(block, 4, switches=(Megatron(**degrees),))
+    with pytest.raises(OptionError) as error:
+        SOLVERS["megatron"](given, 1.0)
+    assert str(error.value).startswith(message)
+
+
+def test_options_out_of_range():
     with pytest.raises(ValueError, match="--tensor-degree: expected at least 1, got 0"):
         Megatron(tensor_degree=0)
     with pytest.raises(ValueError, match="--zero-stage: expected 1, 2 or 3, got 4"):
         Zero(zero_stage=4)
+
+
+def test_three_degrees_may_leave_devices_over(block):
+    degrees = Megatron(tensor_degree=2, data_degree=1, pipeline_degree=1)
+    strategy = SOLVERS["megatron"](problem(block, 4, switches=(degrees,)), 1.0).strategy
+    assert only_stage(strategy).groups == ((0, 1),)
 
 
 def test_zero_keeps_a_part_of_everything(block):

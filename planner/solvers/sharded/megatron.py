@@ -24,24 +24,21 @@ from planner.profiles import has_rules
 from planner.sharding import dim_of
 from planner.solvers.sharded.along import Policy, cut_by
 from planner.solvers.sharded.complete import may_leave, shardings
+from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import (
     NO_RULES,
     Layout,
     axis_of,
     best_of,
     chosen,
-    divisors,
     groups_of,
     host_by_host,
-    smallest_host,
     stage_cuts,
 )
 from planner.solvers.sharded.options import Megatron
 from planner.solvers.sharded.rules import AxisRule, named
 from planner.solvers.sharded.zero import data_policy
 from planner.splitting.reshardings import reads
-
-MAX_STAGES = 64
 
 Axes = tuple[tuple[int, bool], ...]
 """Of a mesh, the size of each axis, and whether it splits samples."""
@@ -52,35 +49,18 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
     Args:
         time_limit_s: not needed: there are few points.
+
+    Raises:
+        OptionError: if the degrees that are given do not fit the devices.
     """
     space = "Megatron-LM's grid of tensor, data and pipeline degrees"
+    points = grid(problem, switches_of(problem.options, Megatron))
     if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
-    points = list(_grid(problem, switches_of(problem.options, Megatron)))
-    if not points:
-        reason = "no product of the degrees makes up the devices, with a tensor degree in a host"
-        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
     return best_of(problem, _layouts(problem, points), space)
 
 
-def _grid(problem: Problem, own: Megatron) -> Iterator[tuple[int, int, int]]:
-    """(t, d, p) of all points, as far as they are not given."""
-    count, host = len(problem.topology.devices), smallest_host(problem)
-    most = min(MAX_STAGES, len(problem.profile.operators))
-    for t in divisors(host):
-        for p in divisors(count):
-            d = count // (t * p)
-            given = (own.tensor_degree, t), (own.data_degree, d), (own.pipeline_degree, p)
-            if t * p * d == count and p <= most and all(a in (None, b) for a, b in given):
-                yield t, d, p
-    if own.tensor_degree and own.data_degree and own.pipeline_degree:
-        point = own.tensor_degree, own.data_degree, own.pipeline_degree
-        used = point[0] * point[1] * point[2]
-        if used < count and host % point[0] == 0:
-            yield point
-
-
-def _layouts(problem: Problem, points: list[tuple[int, int, int]]) -> Iterator[Layout]:
+def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:
     """The layouts of the points."""
     sequence = switches_of(problem.options, Megatron).sequence_parallel
     graph, devices = problem.profile.graph, host_by_host(problem)
