@@ -23,6 +23,7 @@ import numpy as np
 
 from planner.costs.collectives import conversion_s
 from planner.costs.compute import OperatorTimes, loss_times_s, roofline_s, times_on
+from planner.costs.cut_losses import loss_steps
 from planner.graph import (
     Graph,
     LossChoice,
@@ -39,6 +40,7 @@ from planner.problem import Problem
 from planner.profiles import LossCost, OperatorCost, Profile, Source, View, view_bases
 from planner.sharding import Rule, Spec, dim_of, local_shape
 from planner.splitting import Resharding, reshardings
+from planner.splitting.conversion import Step
 from planner.splitting.gradients import is_split
 from planner.splitting.reshardings import homes, leaving, rule_by
 from planner.splitting.sums import lies_in, state_steps
@@ -69,6 +71,7 @@ class LocalStage:
         inside: the operators of the stage and its reshardings, by their indices there.
         whole: per operator of the stage's, its index in the whole profile; -1 of a resharding.
         conversions: by index, the reshardings.
+        losses: by index of what makes an output whose classes are cut, the all-reduces of its loss.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
         gradient_bytes: of the gradients of its parameters: as they are accumulated, and of the
@@ -82,6 +85,7 @@ class LocalStage:
     inside: tuple[int, ...]
     whole: tuple[int, ...]
     conversions: Mapping[int, Resharding]
+    losses: Mapping[int, tuple[Step, ...]]
     share: tuple[float, ...]
     loss_share: tuple[float, ...]
     gradient_bytes: int
@@ -199,6 +203,7 @@ class _Builder:
             inside=tuple(range(count)),
             whole=tuple(self.whole),
             conversions=self.conversions,
+            losses=self._compared(),
             share=tuple(self.share),
             loss_share=tuple(self._loss_share(v) for v in self.whole),
             gradient_bytes=stepped[0],
@@ -351,6 +356,13 @@ class _Builder:
         }
         return tuple(replace(one, output=n) for n, one in mine.items() if n in outputs)
 
+    def _compared(self) -> dict[int, tuple[Step, ...]]:
+        """The all-reduces of losses, by index of what makes the output."""
+        made_by = {name: i for i, one in enumerate(self.operators) for name in one.outputs}
+        steps = loss_steps(self.graph, self.stage)
+        named = {self.read_as.get((name, ""), name): some for name, some in steps.items()}
+        return {made_by[name]: some for name, some in named.items() if name in made_by}
+
     def _loss_share(self, v: int) -> float:
         """The local part of the outputs with losses that an operator makes."""
         made = self.graph.operators[v].outputs if v >= 0 else ()
@@ -426,8 +438,8 @@ def _loss_parts(profile: Profile, side: int) -> Floats:
 def conversion_times(
     problem: Problem, stage: Stage, group: tuple[int, ...]
 ) -> tuple[Floats, Floats]:
-    """(N,) times of the collectives of each resharding of `local_stage`, forward and backward, in
-    s, where its other operators have 0.
+    """(N,) times of the collectives of each resharding of `local_stage`, and of losses over cut
+    classes, forward and backward, in s, where its other operators have 0.
 
     Args:
         group: the devices of the mesh, row-major.
@@ -437,6 +449,8 @@ def conversion_times(
     for i, copy in local.conversions.items():
         forward[i] = conversion_s(problem.topology, group, mesh, copy.forward)
         backward[i] = conversion_s(problem.topology, group, mesh, copy.backward)
+    for i, steps in local.losses.items():
+        forward[i] += conversion_s(problem.topology, group, mesh, steps)
     return forward, backward
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.costs.collectives import conversion_s
 from planner.costs.pricing import sum_factor
 from planner.costs.split import conversion_times, local_stage, local_times
 from planner.problem import Problem
@@ -22,7 +23,7 @@ _Part = tuple[float, float, str]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Collectives of one resharding on one device.
+    """Collectives of one resharding, or of a loss over cut classes, on one device.
 
     Attributes:
         device: index into the topology.
@@ -70,6 +71,7 @@ def _parts(
 ) -> Iterator[_Part]:
     local, times = local_stage(problem.profile, stage), local_times(problem, stage, group[0])
     factor = sum_factor(problem, used_devices(strategy))
+    mesh = () if stage.sharding is None else stage.sharding.mesh
     forward, backward = (factor * side for side in conversion_times(problem, stage, group))
     there = [(i, False) for i in range(len(local.whole))]
     back = [(i, True) for i in reversed(range(len(local.whole)))]
@@ -85,10 +87,19 @@ def _parts(
     ends: Floats = np.cumsum(each)
     total_s = float(ends[-1])
     for (i, is_back), end_s, time_s in zip(order, ends.tolist(), each.tolist(), strict=True):
+        if i in local.losses and not is_back:
+            # The loss follows what makes its output.
+            steps = local.losses[i]
+            lost_s = factor * conversion_s(problem.topology, group, mesh, steps)
+            name = f"all-reduce of the loss of {local.profile.graph.operators[i].outputs[0]}"
+            yield (end_s - lost_s) / total_s, end_s / total_s, name
+            end_s, time_s = end_s - lost_s, time_s - lost_s
         if i not in local.conversions or not time_s:
             continue
         one = local.conversions[i]
         steps = one.backward if is_back else one.forward
         kinds = ", ".join(step.kind.value for step in steps if step.kind not in LOCAL)
+        if not kinds:
+            continue
         name = f"{kinds} of {'d/' * is_back}{one.tensor}"
         yield (end_s - time_s) / total_s, end_s / total_s, name

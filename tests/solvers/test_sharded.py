@@ -2,56 +2,39 @@
 
 from collections import Counter
 from dataclasses import replace
+from math import prod
 
 import pytest
 
+from planner.clusters.yaml.read import find_topology, read_topology
+from planner.costs.collectives import allreduce_s, conversion_s
 from planner.costs.evaluate import evaluate
 from planner.costs.split import conversion_times
 from planner.errors import OptionError
+from planner.files import shipped
+from planner.formats import read_any_profiles
+from planner.graph import LossChoice, tensors_by_name
 from planner.judging.portfolio import compare
+from planner.judging.problems import type_of
 from planner.model import load
-from planner.problem import Optimizer, Recompute, Status
-from planner.profiles import OperatorCost, SplitRule
+from planner.problem import Optimizer, Options, Problem, Recompute, Status
 from planner.reports.solve import parameter_table, stage_table
 from planner.sharding import rule_lines
 from planner.simulator.collectives import collectives as collectives_of
 from planner.simulator.events import run
 from planner.simulator.timeline import timeline_of
 from planner.solvers.registry import SOLVERS, portfolio
+from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.options import Megatron, Zero
+from planner.solvers.sharded.rules import axis_rule, rules_of
 from planner.splitting import reshardings
 from planner.strategy import violations
+from planner.topology import take
 from planner.traces.write import chrome_trace
 from tests.costs.test_split_bounds import with_rules
-from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import MEGATRON, mlp
-from tests.support.split_models import BATCH, cnn, gpt, lines
-
-FAST = unit_type(bandwidth=1e12)
-
-
-def problem(profile, count=2, num_microbatches=2, bandwidth=1e9, **options):
-    topology = cluster([FAST] * count, bandwidth, 1e-7)
-    options = {"optimizer": Optimizer.ADAM, **options}
-    return problem_of(profile, topology, num_microbatches, measured_on=FAST, **options)
-
-
-def profiled(model):
-    """A profile in which products take the most time, and reshaping next to none."""
-    graph = model.graph
-    costs = []
-    for operator in graph.operators:
-        heavy = 8.0 if operator.type in ("MatMul", "Softmax") else 1.0
-        heavy = 1e-3 if operator.type in ("Reshape", "Transpose", "Flatten") else heavy
-        rules = tuple(SplitRule(line) for line in lines(model, operator)[1:])
-        outputs = operator.outputs
-        costs.append(
-            OperatorCost(operator.name, 1e-3 * heavy, 2e-3 * heavy, 0, 0,
-                         10**9, 10**6, outputs, 0, rules=rules)
-        )  # fmt: skip
-    return replace(
-        mlp(), graph=graph, operators=tuple(costs), microbatch_size=BATCH, dtype="float64"
-    )
+from tests.support.split_models import BATCH, WORDS, cnn, gpt
+from tests.support.split_profiles import problem, profiled
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +91,70 @@ def test_a_block_has_two_all_reduces_each_way(block):
         "0q": ("S1",), "0k": ("S1",), "0v": ("S1",), "0o": ("S0",), "0u": ("S1",), "0d": ("S0",)
     }  # fmt: skip
     assert collectives(strategy, block.graph) == ({"all-reduce": 2}, {"all-reduce": 2})
+
+
+def test_the_head_is_cut_by_columns_and_its_logits_are_not_gathered(block):
+    """Megatron-LM's cross-entropy over a cut vocabulary (Shoeybi et al. 2019, section 3)."""
+    given = problem(block, switches=(Megatron(tensor_degree=2),))
+    stage = only_stage(SOLVERS["megatron"](given, 1.0).strategy)
+    head, logits = block.graph.operators[-1], block.graph.outputs[0]
+    assert lines_of(stage)[head.name] == ["R,S1->S2"]
+    assert stage.sharding.parameters["head"] == ("S1",)
+    assert stage.sharding.outputs == {logits: ("S2",)}
+    assert not [one for one in reshardings(stage, block.graph) if one.tensor == logits]
+    rows = prod(tensors_by_name(block.graph)[logits].shape) // WORDS
+    # Of float64: the largest score of each row, and then two sums.
+    agreed_s = sum(allreduce_s(given.topology, (0, 1), 8 * rows * n) for n in (1, 2))
+    whole = replace(stage, sharding=replace(stage.sharding, outputs={}))
+    gathered = [one for one in reshardings(whole, block.graph) if one.tensor == logits]
+    cut_s, whole_s = (conversion_times(given, one, (0, 1))[0].sum() for one in (stage, whole))
+    gathered_s = conversion_s(given.topology, (0, 1), (2,), gathered[0].forward)
+    assert whole_s - cut_s == pytest.approx(gathered_s - agreed_s)
+
+
+def test_a_large_language_model_has_its_vocabulary_cut():
+    """The embedding by rows, the head by columns, as Megatron-LM has it."""
+    (profile,) = read_any_profiles(shipped("profiles") / "llama7b-a100.json")
+    topology = take(read_topology(find_topology("p4d")), 4)
+    degrees = Megatron(tensor_degree=2, data_degree=1, pipeline_degree=2)
+    switches = {"optimizer": Optimizer.SGD, "switches": (degrees,)}
+    measured_on = type_of(profile, topology)
+    given = Problem(profile, topology, Options(num_microbatches=2, **switches), measured_on)
+    first, last = SOLVERS["megatron"](given, 1.0).strategy.stages
+    assert first.sharding.parameters["embedding"] == ("S0",)
+    assert last.sharding.parameters["head"] == ("S1",)
+    (logits,) = profile.graph.outputs
+    assert last.sharding.outputs == {logits: ("S2",)}
+    assert logits not in {one.tensor for one in reshardings(last, profile.graph)}
+
+
+@pytest.mark.parametrize(
+    ("choice", "cut"),
+    [("auto", True), ("cross-entropy", True), ("nll", False), ("mse", True), ("a:loss", False)],
+)
+def test_classes_are_cut_only_where_the_loss_can_be_computed_from_parts(block, choice, cut):
+    (logits,) = block.graph.outputs
+    graph = replace(block.graph, losses=(LossChoice(logits, choice),))
+    assert may_leave(graph, logits, "S2") is cut
+    assert may_leave(graph, logits, "S0") is (choice != "a:loss")
+    assert not may_leave(graph, logits, "P")
+    assert may_leave(graph, logits, "R")
+
+
+def test_classes_behind_a_softmax_or_in_blocks_stay_whole(block):
+    (logits,) = block.graph.outputs
+    assert not may_leave(block.graph, logits, "S2/3")
+    last = replace(block.graph.operators[-1], type="Softmax")
+    graph = replace(block.graph, operators=(*block.graph.operators[:-1], last))
+    assert not may_leave(graph, logits, "S2")
+
+
+def test_two_axes_do_not_both_cut_the_classes(block):
+    size = len(block.graph.operators)
+    columns = axis_rule(block.graph, "R,S1->S2", None)
+    whole = [one[0] for one in rules_of(block)]
+    (made,) = shardings(block.graph, [range(size)], (2, 2), [[*whole[:-1], columns]] * 2)
+    assert made.outputs == {block.graph.outputs[0]: ("S2", "R")}
 
 
 def test_with_sequence_parallelism_sums_are_scattered(block):
@@ -285,8 +332,9 @@ def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
     own = [one for one in record if one.get("cat") == "collectives" and one["pid"] == 1]
     named = Counter(one["name"].partition(" of ")[0] for one in own)
     again = 2 if recompute is Recompute.FULL else 1
-    # Two of the block each way; the head's logits are gathered, its input's gradient is reduced.
-    assert named == {"all-reduce": 2 * again + 3, "all-gather": again}
+    # Two of the block each way; those of the loss of cut logits are one; the head's input has one
+    # for its gradient.
+    assert named == {"all-reduce": 3 * again + 3}
     taken = sum(one.end_s - one.start_s for one in inside if one.device == 0)
     forward, backward = conversion_times(given, strategy.stages[0], (0, 1))
     assert taken == pytest.approx(again * forward.sum() + backward.sum())
