@@ -8,7 +8,7 @@ import pytest
 
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.costs.collectives import allreduce_s, conversion_s
-from planner.costs.evaluate import evaluate
+from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.split import conversion_times
 from planner.errors import OptionError
 from planner.files import shipped
@@ -49,6 +49,9 @@ def images(tmp_path_factory):
     return profiled(load(cnn(tmp_path_factory.mktemp("cnn") / "cnn.onnx")))
 
 
+PLAIN = Megatron(tensor_degree=2, sequence_parallel=False)
+
+
 def only_stage(strategy):
     (stage,) = strategy.stages
     return stage
@@ -84,13 +87,26 @@ def test_megatron_finds_the_columns_and_rows_of_an_mlp():
 
 def test_a_block_has_two_all_reduces_each_way(block):
     """Shoeybi et al. 2019, figure 4."""
-    given = problem(block, switches=(Megatron(tensor_degree=2),))
+    given = problem(block, switches=(PLAIN,))
     strategy = SOLVERS["megatron"](given, 1.0).strategy
     weights = only_stage(strategy).sharding.parameters
     assert {name: weights[name] for name in ("0q", "0k", "0v", "0o", "0u", "0d")} == {
         "0q": ("S1",), "0k": ("S1",), "0v": ("S1",), "0o": ("S0",), "0u": ("S1",), "0d": ("S0",)
     }  # fmt: skip
     assert collectives(strategy, block.graph) == ({"all-reduce": 2}, {"all-reduce": 2})
+
+
+def test_sequence_parallelism_is_tried_where_nothing_is_said(block):
+    """It moves as many bytes, and norms take half the time: the closed form is smaller."""
+    found = {}
+    for sequence in (None, False, True):
+        degrees = Megatron(tensor_degree=2, sequence_parallel=sequence)
+        given = problem(block, switches=(degrees,))
+        result = SOLVERS["megatron"](given, 1.0)
+        found[sequence] = closed_form_s(given, result.strategy), {result.strategy, *result.others}
+    assert found[True][0] < found[False][0]
+    assert found[None][0] == found[True][0]
+    assert found[None][1] == found[True][1] | found[False][1]
 
 
 def test_the_head_is_cut_by_columns_and_its_logits_are_not_gathered(block):
@@ -321,8 +337,7 @@ def test_tables_show_meshes_and_how_parameters_lie(block):
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
 def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
-    switches = (Megatron(tensor_degree=2),)
-    given = problem(block, num_microbatches=1, switches=switches, recompute=recompute)
+    given = problem(block, num_microbatches=1, switches=(PLAIN,), recompute=recompute)
     strategy = SOLVERS["megatron"](given, 1.0).strategy
     known = evaluate(given, strategy)
     timeline = run(known.program, known.costs, given.topology)

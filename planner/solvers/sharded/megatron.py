@@ -61,10 +61,10 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
 
 def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:
-    """The layouts of the points."""
-    sequence = switches_of(problem.options, Megatron).sequence_parallel
+    """The layouts of the points, with sequence parallelism and without, unless that is given."""
+    given = switches_of(problem.options, Megatron).sequence_parallel
     graph, devices = problem.profile.graph, host_by_host(problem)
-    known: dict[Axes, list[tuple[AxisRule, ...]]] = {}
+    known: dict[tuple[Axes, bool], list[tuple[AxisRule, ...]]] = {}
     for t, d, p in points:
         replicas = d if d <= problem.options.num_microbatches else 1
         axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
@@ -74,9 +74,16 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
         if not axes:
             yield Layout(stages, groups, [None] * p)
             continue
-        if axes not in known:
-            known[axes] = _lines(problem, axes, devices, replicas, sequence=sequence)
-        yield Layout(stages, groups, shardings(graph, stages, mesh, known[axes]))
+        ways = (False,) if t == 1 else (False, True) if given is None else (given,)
+        made = []
+        for sequence in ways:
+            if (axes, sequence) not in known:
+                lines = _lines(problem, axes, devices, replicas, sequence=sequence)
+                known[axes, sequence] = lines
+            if known[axes, sequence] not in made:
+                made.append(known[axes, sequence])
+        for lines in made:
+            yield Layout(stages, groups, shardings(graph, stages, mesh, lines))
 
 
 def _lines(
