@@ -454,6 +454,22 @@ def conversion_times(
     return forward, backward
 
 
+def operator_times(problem: Problem, stage: Stage, group: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """(N,) times of the operators of a stage, forward and backward, in s, in the stage's order;
+    each with the collectives in front of it, and the last one with those behind.
+
+    Args:
+        group: the devices of the mesh, row-major.
+    """
+    local, times = local_stage(problem.profile, stage), local_times(problem, stage, group[0])
+    ends = [i for i, v in enumerate(local.whole) if v >= 0]
+    starts = [0, *(i + 1 for i in ends[:-1])]
+    both = zip((times.forward_s, times.backward_s),
+               conversion_times(problem, stage, group), strict=True)  # fmt: skip
+    forward, backward = (np.add.reduceat(own + moved, starts) for own, moved in both)
+    return forward, backward
+
+
 def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
     """Time, in s, in which the parameters are gathered again after a step on parts of them: in
     buckets of parameters that are gathered by the same steps.

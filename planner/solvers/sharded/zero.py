@@ -18,12 +18,12 @@ from planner.problem import Problem, Result, Status, switches_of
 from planner.profiles import has_rules
 from planner.sharding import Sharding, Spec
 from planner.solvers.sharded.along import Policy
+from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import (
     NO_RULES,
     Layout,
     axis_of,
-    best_of,
     chosen,
     divisors,
     groups_of,
