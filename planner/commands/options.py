@@ -114,8 +114,9 @@ def own_option(options: type, field: Field[Any]) -> Callable[[Any], Any]:
     name, default, words = field.name.replace("_", "-"), field.default, dict(field.metadata)
     (kind,) = {*kinds_of(get_type_hints(options)[field.name])} - {NoneType}
     if kind is bool:
-        flags = f"--{name}/--no-{name}" if default else f"--{name}"
-        return click.option(flags, is_flag=True, default=default, show_default=default, **words)
+        flags = f"--{name}" if default is False else f"--{name}/--no-{name}"
+        shown = default is True
+        return click.option(flags, is_flag=True, default=default, show_default=shown, **words)
     if kind in (tuple[str, ...], tuple[int, ...]):
         return click.option(
             f"--{name}", callback=names if kind == tuple[str, ...] else counts, **words

@@ -24,6 +24,7 @@ import numpy as np
 
 from planner.costs.collectives import conversion_s
 from planner.costs.compute import OperatorTimes, loss_times_s, roofline_s, times_on
+from planner.costs.cut_losses import loss_steps
 from planner.graph import (
     Graph,
     LossChoice,
@@ -40,7 +41,7 @@ from planner.problem import Problem
 from planner.profiles import LossCost, OperatorCost, Profile, Source, View, view_bases
 from planner.sharding import Rule, Spec, blocks_of, dim_of, local_shape
 from planner.splitting import Resharding, reshardings
-from planner.splitting.conversion import Kind
+from planner.splitting.conversion import Kind, Step
 from planner.splitting.gradients import is_split
 from planner.splitting.reshardings import homes, leaving, reads_back, rule_by
 from planner.splitting.sums import lies_in, state_steps
@@ -64,6 +65,7 @@ class LocalStage:
         whole: per operator of the stage's, its index in the whole profile; -1 of a resharding.
         conversions: by index, the reshardings.
         again: by the index of an operator, those of the reshardings that its backward runs again.
+        losses: by index of what makes an output whose classes are cut, the all-reduces of its loss.
         share: per operator, of the work of the whole one.
         loss_share: per operator, of the losses of what it makes.
         gradient_bytes: of the gradients of its parameters: as they are accumulated, and of the
@@ -78,6 +80,7 @@ class LocalStage:
     whole: tuple[int, ...]
     conversions: Mapping[int, Resharding]
     again: Mapping[int, tuple[int, ...]]
+    losses: Mapping[int, tuple[Step, ...]]
     share: tuple[float, ...]
     loss_share: tuple[float, ...]
     gradient_bytes: int
@@ -199,6 +202,7 @@ class _Builder:
             whole=tuple(self.whole),
             conversions=self.conversions,
             again=self.again,
+            losses=self._compared(),
             share=tuple(self.share),
             loss_share=tuple(self._loss_share(v) for v in self.whole),
             gradient_bytes=stepped[0],
@@ -369,6 +373,13 @@ class _Builder:
         }
         return tuple(replace(one, output=n) for n, one in mine.items() if n in outputs)
 
+    def _compared(self) -> dict[int, tuple[Step, ...]]:
+        """The all-reduces of losses, by index of what makes the output."""
+        made_by = {name: i for i, one in enumerate(self.operators) for name in one.outputs}
+        steps = loss_steps(self.graph, self.stage)
+        named = {self.read_as.get((name, ""), name): some for name, some in steps.items()}
+        return {made_by[name]: some for name, some in named.items() if name in made_by}
+
     def _loss_share(self, v: int) -> float:
         """The local part of the outputs with losses that an operator makes."""
         made = self.graph.operators[v].outputs if v >= 0 else ()
@@ -445,7 +456,7 @@ def conversion_times(
     problem: Problem, stage: Stage, group: tuple[int, ...]
 ) -> tuple[Floats, Floats]:
     """(N,) times of the collectives of `local_stage`, forward and backward, in s: of reshardings,
-    and of operators that gather parameters again before their backward.
+    of operators that gather parameters again before their backward, and of losses over cut classes.
 
     Args:
         group: the devices of the mesh, row-major.
@@ -457,6 +468,24 @@ def conversion_times(
         backward[i] = conversion_s(problem.topology, group, mesh, copy.backward)
     for i, copies in local.again.items():
         backward[i] = sum(forward[copy] for copy in copies)
+    for i, steps in local.losses.items():
+        forward[i] += conversion_s(problem.topology, group, mesh, steps)
+    return forward, backward
+
+
+def operator_times(problem: Problem, stage: Stage, group: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """(N,) times of the operators of a stage, forward and backward, in s, in the stage's order;
+    each with the collectives in front of it, and the last one with those behind.
+
+    Args:
+        group: the devices of the mesh, row-major.
+    """
+    local, times = local_stage(problem.profile, stage), local_times(problem, stage, group[0])
+    ends = [i for i, v in enumerate(local.whole) if v >= 0]
+    starts = [0, *(i + 1 for i in ends[:-1])]
+    both = zip((times.forward_s, times.backward_s),
+               conversion_times(problem, stage, group), strict=True)  # fmt: skip
+    forward, backward = (np.add.reduceat(own + moved, starts) for own, moved in both)
     return forward, backward
 
 

@@ -1,4 +1,10 @@
-"""Microbatches of several sizes: the best of all is taken."""
+"""Microbatches of several sizes: the best of all is taken.
+
+Pipelines like small microbatches, which keep all stages busy. A mesh that splits the samples of a
+microbatch likes large ones, with samples for all its devices: what it moves per microbatch, such as
+the parameters that ZeRO gathers, it then moves less often. So solvers that split samples are asked
+at wide sizes besides.
+"""
 
 import math
 import time
@@ -9,13 +15,16 @@ from planner.costs.bounds import lower_bound_s
 from planner.errors import OptionError
 from planner.judging.interpolate import interpolated
 from planner.judging.judge import samples_in
-from planner.judging.portfolio import Attempts, SolverComparison, attempts, comparison
+from planner.judging.portfolio import Attempts, Rank, SolverComparison, attempts, comparison
 from planner.problem import Problem
-from planner.profiles import Profile
+from planner.profiles import Profile, has_rules
+from planner.solvers.registry import SOLVERS, portfolio
 from planner.support.jit import compile_clock
 
 # The number of sizes between those profiled that are planned for.
 MAX_BETWEEN = 4
+# The number of wide sizes at which solvers that split samples are asked.
+MAX_WIDE = 4
 
 
 def compare_between(
@@ -29,7 +38,8 @@ def compare_between(
     them; and then for interpolated sizes, which were not profiled. These are next to the best size,
     because a microbatch that is too small pays overheads and one that is too large empties the
     pipeline or the memory, and the best is somewhere between. At most `MAX_BETWEEN` are asked,
-    powers of two and the nearest first; none whose lower bound is above the best plan.
+    powers of two and the nearest first; none whose lower bound is above the best plan. Solvers that
+    split samples are asked at up to `MAX_WIDE` more sizes (see `_wide_sizes`).
 
     Args:
         problems: the same model, devices and samples per iteration, by size of the microbatch.
@@ -40,16 +50,24 @@ def compare_between(
     Returns:
         The comparison, and all problems that were asked, ascending by size.
     """
+    splitting = _that_split_samples(problems[0], names)
+    sizes = _wide_sizes(problems[0], profiles)[:MAX_WIDE] if splitting else []
     with compile_clock() as compiling_s:
         begin = time.monotonic()
         between = _sizes_between(problems, profiles)
-        share = len(problems) / (len(problems) + min(len(between), MAX_BETWEEN))
-        made = _attempts_at_each(problems, names, time_limit_s * share, progress)
+        # A wide size is for fewer solvers than the others.
+        parts = len(problems), min(len(between), MAX_BETWEEN), len(sizes) / 2
+        made = _attempts_at_each(problems, names, time_limit_s * parts[0] / sum(parts), progress)
         added, notes = _between(problems, profiles, between, made)
         left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-        made += _attempts_at_each(added, names, left_s, progress)
+        share = parts[1] / sum(parts[1:]) if added else 0.0
+        made += _attempts_at_each(added, names, left_s * share, progress)
+        wide, more = _wide((*problems, *added), profiles, sizes, made)
+        left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
+        made += _attempts_at_each(wide, splitting, left_s, progress)
+    problems, notes = (*problems, *added, *wide), tuple(dict.fromkeys((*notes, *more)))
     pairs = sorted(
-        zip((*problems, *added), made, strict=True),
+        zip(problems, made, strict=True),
         key=lambda pair: pair[0].profile.microbatch_size,
     )
     asked = tuple(problem for problem, _ in pairs)
@@ -86,20 +104,76 @@ def _between(
     high = min((n for n in sizes if n > near), default=math.inf) if best else near
     candidates = [n for n in between if low < n < high]
     candidates.sort(key=lambda n: (n.bit_count() > 1, abs(math.log(n / near)), n))
-    samples = sizes[0] * problems[0].options.num_microbatches
-    added, notes = [], []
-    for size in candidates[:MAX_BETWEEN]:
+    rank = None if best is None else best[0]
+    return _of_sizes(problems[0], profiles, candidates[:MAX_BETWEEN], rank)
+
+
+def _of_sizes(
+    problem: Problem, profiles: Sequence[Profile], sizes: Sequence[int], best: Rank | None
+) -> tuple[list[Problem], tuple[str, ...]]:
+    """The same problem with microbatches of other sizes, ascending; and why some have no profile.
+
+    Args:
+        best: the rank to beat. A size whose lower bound is not below it cannot win: no time is
+            spent on it.
+    """
+    samples = problem.profile.microbatch_size * problem.options.num_microbatches
+    made, notes = [], []
+    for size in sorted(sizes):
         try:
             profile = interpolated(profiles, size)
         except OptionError as error:
             notes.append(str(error))
             continue
-        options = replace(problems[0].options, num_microbatches=samples // size)
-        problem = replace(problems[0], profile=profile, options=options)
-        # A size whose bound is not below the best plan cannot win: no time is spent on it.
-        if best is None or _least_s(problem) < best[0][0]:
-            added.append(problem)
-    return sorted(added, key=lambda one: one.profile.microbatch_size), tuple(notes)
+        options = replace(problem.options, num_microbatches=samples // size)
+        one = replace(problem, profile=profile, options=options)
+        if best is None or _least_s(one) < best[0]:
+            made.append(one)
+    return made, tuple(notes)
+
+
+def _that_split_samples(problem: Problem, names: Sequence[str] | None) -> tuple[str, ...]:
+    """The solvers among those asked that split the samples of a microbatch, if they have rules."""
+    if not has_rules(problem.profile):
+        return ()
+    asked = names or portfolio()
+    return tuple(name for name in asked if SOLVERS[name].splits_samples)
+
+
+def _wide_sizes(problem: Problem, profiles: Sequence[Profile]) -> list[int]:
+    """The sizes that split evenly over all devices, or over a part of them with replicas, divide
+    the samples of an iteration, and are profiled or between two that are; the nearest to a sample
+    per device first.
+
+    >>> from types import SimpleNamespace as some
+    >>> problem = some(profile=some(microbatch_size=1), options=some(num_microbatches=48),
+    ...                topology=some(devices=range(8)))
+    >>> _wide_sizes(problem, [some(microbatch_size=n) for n in (1, 32)])
+    [8, 4, 16, 24, 2]
+    """
+    samples = problem.profile.microbatch_size * problem.options.num_microbatches
+    count, most = len(problem.topology.devices), profiles[-1].microbatch_size
+    sizes = [n for n in range(max(2, profiles[0].microbatch_size), most + 1) if samples % n == 0]
+    even = [n for n in sizes if n % count == 0 or count % n == 0]
+    return sorted(even, key=lambda n: (abs(math.log(n / count)), n))
+
+
+def _wide(
+    problems: Sequence[Problem],
+    profiles: Sequence[Profile],
+    sizes: Sequence[int],
+    made: Sequence[Attempts],
+) -> tuple[list[Problem], tuple[str, ...]]:
+    """Problems of wide sizes that may have a better plan, and why there are none of other sizes.
+
+    Args:
+        problems: those that were asked.
+        sizes: to choose from.
+        made: the attempts at the problems.
+    """
+    asked = {problem.profile.microbatch_size for problem in problems}
+    best = min((one.best_rank for one in made if one.best_rank is not None), default=None)
+    return _of_sizes(problems[0], profiles, [n for n in sizes if n not in asked], best)
 
 
 def _least_s(problem: Problem) -> float:

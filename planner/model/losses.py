@@ -105,6 +105,11 @@ class Loss:
         return self.function not in tuple(LossName)
 
     @property
+    def compares_parts(self) -> bool:
+        """Whether it can be computed over classes that are cut: a cross-entropy of scores."""
+        return self.function == LossName.CROSS_ENTROPY and self.operator not in _PROBABILITIES
+
+    @property
     def target_shape(self) -> tuple[int, ...]:
         """The shape of a target: that of the output, without the classes."""
         shape, at = self.output.shape, self.class_dim

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.costs.collectives import conversion_s
 from planner.costs.pricing import sum_factor
 from planner.costs.split import conversion_times, local_stage, local_times
 from planner.problem import Problem
@@ -23,7 +24,7 @@ _Part = tuple[float, float, str]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Collectives of one resharding on one device.
+    """Collectives of one resharding, or of a loss over cut classes, on one device.
 
     Attributes:
         device: index into the topology.
@@ -71,6 +72,7 @@ def _parts(
 ) -> Iterator[_Part]:
     local, times = local_stage(problem.profile, stage), local_times(problem, stage, group[0])
     factor = sum_factor(problem, used_devices(strategy))
+    mesh = () if stage.sharding is None else stage.sharding.mesh
     forward, backward = (factor * side for side in conversion_times(problem, stage, group))
     there = [(i, False) for i in range(len(local.whole))]
     back = [(i, True) for i in reversed(range(len(local.whole)))]
@@ -92,13 +94,23 @@ def _parts(
                 gathered_s = begun_s + float(forward[copy])
                 yield begun_s / total_s, gathered_s / total_s, _name(local.conversions[copy])
                 begun_s = gathered_s
-        if i in local.conversions and time_s:
+        elif i in local.losses:
+            # The loss follows what makes its output.
+            steps = local.losses[i]
+            lost_s = factor * conversion_s(problem.topology, group, mesh, steps)
+            name = f"all-reduce of the loss of {local.profile.graph.operators[i].outputs[0]}"
+            yield (end_s - lost_s) / total_s, end_s / total_s, name
+            end_s -= lost_s
+        if i in local.conversions and end_s > begun_s:
             name = _name(local.conversions[i], is_back=is_back)
-            yield begun_s / total_s, end_s / total_s, name
+            if name:
+                yield begun_s / total_s, end_s / total_s, name
 
 
 def _name(one: Resharding, *, is_back: bool = False) -> str:
-    """The kinds of a resharding's collectives and its tensor, or the gradient of that."""
+    """The kinds of a resharding's collectives and its tensor, or the gradient of that; empty where
+    nothing is sent.
+    """
     steps = one.backward if is_back else one.forward
     kinds = ", ".join(step.kind.value for step in steps if step.kind not in LOCAL)
-    return f"{kinds} of {'d/' * is_back}{one.tensor}"
+    return f"{kinds} of {'d/' * is_back}{one.tensor}" if kinds else ""

@@ -52,6 +52,8 @@ class Solver:
             always does.
         splits: whether it splits operators, and is asked only where the profile has rules for that,
             unless it is named.
+        splits_samples: whether it splits the samples of a microbatch over devices, and is asked for
+            microbatches with samples for all of them, too.
         synchronous: whether it has no answer under an asynchronous schedule, because its devices
             run several stages each.
     """
@@ -68,6 +70,7 @@ class Solver:
     max_devices: float = math.inf
     without_memory: str | None = None
     splits: bool = False
+    splits_samples: bool = False
     synchronous: bool = False
 
     def counts_memory(self, options: "Options") -> bool:
@@ -153,6 +156,7 @@ SOLVERS: Mapping[str, Solver] = {
         Zero,
         in_portfolio=True,
         splits=True,
+        splits_samples=True,
     ),
     "megatron": Solver(
         "planner.solvers.sharded.megatron:solve",
@@ -160,6 +164,7 @@ SOLVERS: Mapping[str, Solver] = {
         Megatron,
         in_portfolio=True,
         splits=True,
+        splits_samples=True,
     ),
     "heft": Solver(
         "planner.solvers.placement.heft:solve",

@@ -2,55 +2,39 @@
 
 from collections import Counter
 from dataclasses import replace
+from math import prod
 
 import pytest
 
-from planner.costs.evaluate import evaluate
+from planner.clusters.yaml.read import find_topology, read_topology
+from planner.costs.collectives import allreduce_s, conversion_s
+from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.split import conversion_times
+from planner.errors import OptionError
+from planner.files import shipped
+from planner.formats import read_any_profiles
+from planner.graph import LossChoice, tensors_by_name
 from planner.judging.portfolio import compare
+from planner.judging.problems import type_of
 from planner.model import load
-from planner.problem import Optimizer, Recompute, Status
-from planner.profiles import OperatorCost, SplitRule
+from planner.problem import Optimizer, Options, Problem, Recompute, Status
 from planner.reports.solve import parameter_table, stage_table
 from planner.sharding import rule_lines
 from planner.simulator.collectives import collectives as collectives_of
 from planner.simulator.events import run
 from planner.simulator.timeline import timeline_of
 from planner.solvers.registry import SOLVERS, portfolio
+from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.options import Megatron, Zero
+from planner.solvers.sharded.rules import axis_rule, rules_of
 from planner.splitting import reshardings
 from planner.strategy import violations
+from planner.topology import take
 from planner.traces.write import chrome_trace
 from tests.costs.test_split_bounds import with_rules
-from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import MEGATRON, mlp
-from tests.support.split_models import BATCH, cnn, gpt, lines
-
-FAST = unit_type(bandwidth=1e12)
-
-
-def problem(profile, count=2, num_microbatches=2, bandwidth=1e9, **options):
-    topology = cluster([FAST] * count, bandwidth, 1e-7)
-    options = {"optimizer": Optimizer.ADAM, **options}
-    return problem_of(profile, topology, num_microbatches, measured_on=FAST, **options)
-
-
-def profiled(model):
-    """A profile in which products take the most time, and reshaping next to none."""
-    graph = model.graph
-    costs = []
-    for operator in graph.operators:
-        heavy = 8.0 if operator.type in ("MatMul", "Softmax") else 1.0
-        heavy = 1e-3 if operator.type in ("Reshape", "Transpose", "Flatten") else heavy
-        rules = tuple(SplitRule(line) for line in lines(model, operator)[1:])
-        outputs = operator.outputs
-        costs.append(
-            OperatorCost(operator.name, 1e-3 * heavy, 2e-3 * heavy, 0, 0,
-                         10**9, 10**6, outputs, 0, rules=rules)
-        )  # fmt: skip
-    return replace(
-        mlp(), graph=graph, operators=tuple(costs), microbatch_size=BATCH, dtype="float64"
-    )
+from tests.support.split_models import BATCH, WORDS, cnn, gpt
+from tests.support.split_profiles import problem, profiled
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +47,9 @@ def block(tmp_path_factory):
 def images(tmp_path_factory):
     """Convolutions, a pool, and a product."""
     return profiled(load(cnn(tmp_path_factory.mktemp("cnn") / "cnn.onnx")))
+
+
+PLAIN = Megatron(tensor_degree=2, sequence_parallel=False)
 
 
 def only_stage(strategy):
@@ -100,13 +87,90 @@ def test_megatron_finds_the_columns_and_rows_of_an_mlp():
 
 def test_a_block_has_two_all_reduces_each_way(block):
     """Shoeybi et al. 2019, figure 4."""
-    given = problem(block, switches=(Megatron(tensor_degree=2),))
+    given = problem(block, switches=(PLAIN,))
     strategy = SOLVERS["megatron"](given, 1.0).strategy
     weights = only_stage(strategy).sharding.parameters
     assert {name: weights[name] for name in ("0q", "0k", "0v", "0o", "0u", "0d")} == {
         "0q": ("S1",), "0k": ("S1",), "0v": ("S1",), "0o": ("S0",), "0u": ("S1",), "0d": ("S0",)
     }  # fmt: skip
     assert collectives(strategy, block.graph) == ({"all-reduce": 2}, {"all-reduce": 2})
+
+
+def test_sequence_parallelism_is_tried_where_nothing_is_said(block):
+    """It moves as many bytes, and norms take half the time: the closed form is smaller."""
+    found = {}
+    for sequence in (None, False, True):
+        degrees = Megatron(tensor_degree=2, sequence_parallel=sequence)
+        given = problem(block, switches=(degrees,))
+        result = SOLVERS["megatron"](given, 1.0)
+        found[sequence] = closed_form_s(given, result.strategy), {result.strategy, *result.others}
+    assert found[True][0] < found[False][0]
+    assert found[None][0] == found[True][0]
+    assert found[None][1] == found[True][1] | found[False][1]
+
+
+def test_the_head_is_cut_by_columns_and_its_logits_are_not_gathered(block):
+    """Megatron-LM's cross-entropy over a cut vocabulary (Shoeybi et al. 2019, section 3)."""
+    given = problem(block, switches=(Megatron(tensor_degree=2),))
+    stage = only_stage(SOLVERS["megatron"](given, 1.0).strategy)
+    head, logits = block.graph.operators[-1], block.graph.outputs[0]
+    assert lines_of(stage)[head.name] == ["R,S1->S2"]
+    assert stage.sharding.parameters["head"] == ("S1",)
+    assert stage.sharding.outputs == {logits: ("S2",)}
+    assert not [one for one in reshardings(stage, block.graph) if one.tensor == logits]
+    rows = prod(tensors_by_name(block.graph)[logits].shape) // WORDS
+    # Of float64: the largest score of each row, and then two sums.
+    agreed_s = sum(allreduce_s(given.topology, (0, 1), 8 * rows * n) for n in (1, 2))
+    whole = replace(stage, sharding=replace(stage.sharding, outputs={}))
+    gathered = [one for one in reshardings(whole, block.graph) if one.tensor == logits]
+    cut_s, whole_s = (conversion_times(given, one, (0, 1))[0].sum() for one in (stage, whole))
+    gathered_s = conversion_s(given.topology, (0, 1), (2,), gathered[0].forward)
+    assert whole_s - cut_s == pytest.approx(gathered_s - agreed_s)
+
+
+def test_a_large_language_model_has_its_vocabulary_cut():
+    """The embedding by rows, the head by columns, as Megatron-LM has it."""
+    (profile,) = read_any_profiles(shipped("profiles") / "llama7b-a100.json")
+    topology = take(read_topology(find_topology("p4d")), 4)
+    degrees = Megatron(tensor_degree=2, data_degree=1, pipeline_degree=2)
+    switches = {"optimizer": Optimizer.SGD, "switches": (degrees,)}
+    measured_on = type_of(profile, topology)
+    given = Problem(profile, topology, Options(num_microbatches=2, **switches), measured_on)
+    first, last = SOLVERS["megatron"](given, 1.0).strategy.stages
+    assert first.sharding.parameters["embedding"] == ("S0",)
+    assert last.sharding.parameters["head"] == ("S1",)
+    (logits,) = profile.graph.outputs
+    assert last.sharding.outputs == {logits: ("S2",)}
+    assert logits not in {one.tensor for one in reshardings(last, profile.graph)}
+
+
+@pytest.mark.parametrize(
+    ("choice", "cut"),
+    [("auto", True), ("cross-entropy", True), ("nll", False), ("mse", True), ("a:loss", False)],
+)
+def test_classes_are_cut_only_where_the_loss_can_be_computed_from_parts(block, choice, cut):
+    (logits,) = block.graph.outputs
+    graph = replace(block.graph, losses=(LossChoice(logits, choice),))
+    assert may_leave(graph, logits, "S2") is cut
+    assert may_leave(graph, logits, "S0") is (choice != "a:loss")
+    assert not may_leave(graph, logits, "P")
+    assert may_leave(graph, logits, "R")
+
+
+def test_classes_behind_a_softmax_or_in_blocks_stay_whole(block):
+    (logits,) = block.graph.outputs
+    assert not may_leave(block.graph, logits, "S2/3")
+    last = replace(block.graph.operators[-1], type="Softmax")
+    graph = replace(block.graph, operators=(*block.graph.operators[:-1], last))
+    assert not may_leave(graph, logits, "S2")
+
+
+def test_two_axes_do_not_both_cut_the_classes(block):
+    size = len(block.graph.operators)
+    columns = axis_rule(block.graph, "R,S1->S2", None)
+    whole = [one[0] for one in rules_of(block)]
+    (made,) = shardings(block.graph, [range(size)], (2, 2), [[*whole[:-1], columns]] * 2)
+    assert made.outputs == {block.graph.outputs[0]: ("S2", "R")}
 
 
 def test_with_sequence_parallelism_sums_are_scattered(block):
@@ -146,14 +210,37 @@ def test_with_one_microbatch_samples_are_split_along_an_axis(block):
     assert stage.sharding.parameters["0u"] == ("R", "S1")
 
 
-def test_degrees_that_make_up_no_cluster(block):
-    given = problem(block, 4, switches=(Megatron(tensor_degree=3),))
-    result = SOLVERS["megatron"](given, 1.0)
-    assert result.status is Status.INFEASIBLE
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"tensor_degree": 3},
+         "--tensor-degree 3: expected a divisor of the 4 devices of a host, 1, 2 or 4"),
+        ({"pipeline_degree": 99}, "--pipeline-degree 99: expected at most"),
+        ({"data_degree": 3},
+         "--data-degree 3: expected degrees that make up the 4 devices, with a tensor degree that"
+         " divides the 4 devices of a host and at most"),
+        ({"tensor_degree": 4, "data_degree": 2, "pipeline_degree": 1},
+         "--tensor-degree 4 --data-degree 2 --pipeline-degree 1: expected degrees that make up"),
+    ],
+)  # fmt: skip
+def test_degrees_that_make_up_no_cluster(block, degrees, message):
+    given = problem(block, 4, switches=(Megatron(**degrees),))
+    with pytest.raises(OptionError) as error:
+        SOLVERS["megatron"](given, 1.0)
+    assert str(error.value).startswith(message)
+
+
+def test_options_out_of_range():
     with pytest.raises(ValueError, match="--tensor-degree: expected at least 1, got 0"):
         Megatron(tensor_degree=0)
     with pytest.raises(ValueError, match="--zero-stage: expected 1, 2 or 3, got 4"):
         Zero(zero_stage=4)
+
+
+def test_three_degrees_may_leave_devices_over(block):
+    degrees = Megatron(tensor_degree=2, data_degree=1, pipeline_degree=1)
+    strategy = SOLVERS["megatron"](problem(block, 4, switches=(degrees,)), 1.0).strategy
+    assert only_stage(strategy).groups == ((0, 1),)
 
 
 def test_zero_keeps_a_part_of_everything(block):
@@ -250,8 +337,7 @@ def test_tables_show_meshes_and_how_parameters_lie(block):
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
 def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
-    switches = (Megatron(tensor_degree=2),)
-    given = problem(block, num_microbatches=1, switches=switches, recompute=recompute)
+    given = problem(block, num_microbatches=1, switches=(PLAIN,), recompute=recompute)
     strategy = SOLVERS["megatron"](given, 1.0).strategy
     known = evaluate(given, strategy)
     timeline = run(known.program, known.costs, given.topology)
@@ -261,8 +347,9 @@ def test_a_trace_shows_the_collectives_of_a_stage(block, recompute):
     own = [one for one in record if one.get("cat") == "collectives" and one["pid"] == 1]
     named = Counter(one["name"].partition(" of ")[0] for one in own)
     again = 2 if recompute is Recompute.FULL else 1
-    # Two of the block each way; the head's logits are gathered, its input's gradient is reduced.
-    assert named == {"all-reduce": 2 * again + 3, "all-gather": again}
+    # Two of the block each way; those of the loss of cut logits are one; the head's input has one
+    # for its gradient.
+    assert named == {"all-reduce": 3 * again + 3}
     taken = sum(one.end_s - one.start_s for one in inside if one.device == 0)
     forward, backward = conversion_times(given, strategy.stages[0], (0, 1))
     assert taken == pytest.approx(again * forward.sum() + backward.sum())

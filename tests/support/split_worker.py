@@ -32,9 +32,11 @@ from planner.operators.losses import criterion
 from planner.problem import Optimizer
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.program import program
+from planner.solvers.sharded.options import Megatron
 from planner.strategy import ScheduleName, Stage, Strategy, violations
 from tests.support.split_models import loaded, megatron
 from tests.support.split_plans import cut_further, error, plan_of, random_sharding
+from tests.support.split_profiles import planned
 
 STEPS, SEED, RATE = 2, 3, 0.05
 
@@ -106,6 +108,18 @@ def of_megatron(size, *, sequence=False):
     return made
 
 
+def of_solver(**degrees):
+    """What the solver `megatron` makes: with classes that are cut."""
+
+    def made(model):
+        chosen = planned(model, Megatron(**degrees), prod(degrees.values()))
+        (logits,) = model.graph.outputs
+        assert chosen.stages[-1].sharding.outputs[logits] == ("S2",)
+        return chosen
+
+    return made
+
+
 CASES = {
     "mlp on 2": Run("mlp", strategy([(2,)], seed=1), "adam"),
     "gpt on 2": Run("gpt", strategy([(2,)], seed=2), "momentum"),
@@ -115,6 +129,8 @@ CASES = {
     "cnn on 2x2, clipped": Run("cnn", strategy([(2, 2)], seed=6), clip=0.1),
     "megatron": Run("gpt", of_megatron(2)),
     "megatron on 4, along the sequence": Run("gpt", of_megatron(4, sequence=True)),
+    "the solver's, with cut classes": Run("gpt", of_solver(tensor_degree=2), "momentum"),
+    "the solver's, in 2 stages": Run("gpt", of_solver(tensor_degree=2, pipeline_degree=2)),
     "2 replicas on 2": Run("gpt", strategy([(2,)], replicas=[2], count=3, seed=7), clip=0.1),
     "2 then 2": Run("gpt", strategy([(2,), (2,)], [0.5], seed=8, tied=[("words", ("S0",))])),
     "2 then 1": Run("mlp", strategy([(2,), None], [0.5], seed=9)),

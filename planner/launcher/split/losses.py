@@ -19,12 +19,10 @@ from planner.errors import LaunchError
 from planner.launcher.feed import IGNORED_CLASS
 from planner.launcher.split.convert import local_part
 from planner.launcher.split.mesh import LateLine, Mesh
-from planner.model.losses import Loss, LossName
+from planner.model.losses import Loss
 from planner.operators.losses import Criterion, criterion
 from planner.operators.parts import cross_entropy
 from planner.sharding import Spec, blocks_of, dim_of
-
-_NORMALISED = ("Softmax", "LogSoftmax")
 
 
 def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
@@ -68,8 +66,7 @@ def _over_classes(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion | None:
     axes = [axis for axis, part in enumerate(spec) if dim_of(part) == loss.class_dim]
     if not axes:
         return None
-    plain = loss.function == LossName.CROSS_ENTROPY and loss.operator not in _NORMALISED
-    if len(axes) > 1 or blocks_of(spec[axes[0]]) > 1 or not plain:
+    if len(axes) > 1 or blocks_of(spec[axes[0]]) > 1 or not loss.compares_parts:
         raise LaunchError(
             f"output {loss.output.name!r}: only a cross-entropy of scores can be computed over"
             f" classes that are cut, and along one axis; got {loss.function} of"

@@ -3,17 +3,22 @@ at the edges of stages.
 
 A parameter lies as all its readers, in all stages, want it, where they want the same, or else as
 the first of them that cuts it. A tensor from another stage, or from outside, comes as its readers
-want it where they agree, and else whole. Nothing comes, leaves or lies as a summand, and no
-dimension of an output that a loss is computed over is cut.
+want it where they agree, and else whole. Nothing comes, leaves or lies as a summand. The classes of
+an output are cut, along one axis, only where the loss can be computed so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from planner.graph import Graph, losses_of, producers, tensors_by_name
-from planner.sharding import Rule, Sharding, Spec, dim_of, rule_of, tiles
+from planner.graph import Graph, producers, tensors_by_name
+from planner.sharding import Rule, Sharding, Spec, blocks_of, dim_of, rule_of, tiles
 from planner.solvers.sharded.rules import AxisRule
 from planner.splitting.reshardings import leaving, reads
 from planner.strategy import Stage
+from planner.support.derived import derived
+
+if TYPE_CHECKING:
+    from planner.model.losses import Loss
 
 
 def shardings(
@@ -119,22 +124,36 @@ def _leaving(
         keeps = [
             part if part.startswith("S") and may_leave(graph, name, part) else "R" for part in spec
         ]
+        if name in graph.outputs:  # classes are compared along one axis
+            cut = [a for a, part in enumerate(keeps) if dim_of(part) in _class_dims(graph, name)]
+            keeps = ["R" if a in cut[1:] else part for a, part in enumerate(keeps)]
         yield name, tuple(keeps) if by_name[name].shape else ("R",) * len(spec)
 
 
 def may_leave(graph: Graph, name: str, part: str) -> bool:
-    """Whether a tensor may leave a stage in a part: not as a summand, and no output of the model
-    cut along a dimension that a loss is computed over.
+    """Whether a tensor may leave a stage in a part: not as a summand, and an output of the model
+    only as its losses can be computed from parts: classes are cut where each device can compare
+    those that it has.
     """
     if name not in graph.outputs or part == "R":
         return part != "P"
-    dim, rank = dim_of(part), len(tensors_by_name(graph)[name].shape)
-    if dim is None:
-        return False
-    for one in losses_of(graph):
-        if one.output == name:
-            if one.function == "own" or ":" in one.function or rank < 2:
-                return False
-            classes = (rank - 1 if rank < 4 else 1) if one.class_dim is None else one.class_dim
-            return dim != classes % rank
-    return True
+    dim = dim_of(part)
+    return dim is not None and all(
+        loss.has_target
+        and not loss.is_users
+        and (loss.class_dim != dim or (loss.compares_parts and blocks_of(part) == 1))
+        for loss in _losses(graph)
+        if loss.output.name == name
+    )
+
+
+@derived
+def _losses(graph: Graph) -> "tuple[Loss, ...]":
+    from planner.model.losses import losses  # takes onnx along, which is slow to load
+
+    return losses(graph)
+
+
+def _class_dims(graph: Graph, name: str) -> set[int | None]:
+    """The dimensions of the classes of an output."""
+    return {one.class_dim for one in _losses(graph) if one.output.name == name} - {None}

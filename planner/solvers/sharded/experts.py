@@ -14,12 +14,12 @@ from planner.graph import Graph, parameters_by_name
 from planner.problem import Problem, Result, Status
 from planner.profiles import has_rules
 from planner.solvers.sharded.along import Policy
+from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import (
     NO_RULES,
     Layout,
     axis_of,
-    best_of,
     chosen,
     groups_of,
     host_by_host,

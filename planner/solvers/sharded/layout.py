@@ -1,10 +1,10 @@
-"""Meshes over the devices of a cluster, and the strategies that run on them.
+"""Meshes over the devices of a cluster, and layouts of stages on them.
 
 Devices are taken host by host, so that a mesh lies inside a host where it fits: the last axis of a
 mesh over neighbours, then the first axis, then replicas, then stages.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,22 +13,16 @@ import numpy as np
 from planner.clusters.routes import host_order
 from planner.costs.collectives import lines, ring_links
 from planner.costs.compute import times_on
-from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.split import floor_s
 from planner.graph import consumers, producers, tensors_by_name
-from planner.problem import Problem, Result, Status
-from planner.schedules.orders import default_warmups
+from planner.problem import Problem
 from planner.sharding import Sharding
-from planner.solvers.fit import fastest_first, recompute_choices
+from planner.solvers.fit import fastest_first
 from planner.solvers.sharded.along import Axis, Policy, along
 from planner.solvers.sharded.rules import AxisRule, Named, rules_of
-from planner.splitting.checks import all_violations
-from planner.strategy import Stage, Strategy, asynchronous_violations
 from planner.topology import device_type
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
-OTHERS = 3
-"""Strategies besides the best that the judge may choose among."""
 
 
 def host_by_host(problem: Problem) -> tuple[int, ...]:
@@ -115,7 +109,7 @@ def stage_cuts(problem: Problem, count: int) -> tuple[tuple[int, ...], ...]:
     """
     times = times_on(problem, fastest_first(problem)[0])
     done = np.cumsum(times.forward_s + times.backward_s)
-    crossing = _crossing_bytes(problem)
+    crossing = crossing_bytes(problem)
     bounds, size = [0], len(done)
     for s in range(1, count):
         aim, slack = done[-1] * s / count, done[-1] / count / 10
@@ -131,7 +125,7 @@ def stage_cuts(problem: Problem, count: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
 
 
-def _crossing_bytes(problem: Problem) -> list[int]:
+def crossing_bytes(problem: Problem) -> list[int]:
     """Bytes that cross the cut in front of each operator, with gradients."""
     graph = problem.profile.graph
     made_by, read_by, tensors = producers(graph), consumers(graph), tensors_by_name(graph)
@@ -152,63 +146,10 @@ class Layout:
         operators: per stage, by index.
         groups: per stage.
         shardings: per stage; None of one that is not split.
+        recut: the same with other cuts, for stages of which some recompute; None if the cuts stay.
     """
 
     operators: Sequence[Sequence[int]]
     groups: Sequence[Sequence[tuple[int, ...]]]
     shardings: Sequence[Sharding | None]
-
-
-def strategies(problem: Problem, layout: Layout) -> Iterator[Strategy]:
-    """The strategies of a layout, in the order of preference: without recomputation first."""
-    options, graph = problem.options, problem.profile.graph
-    widths = [len(groups) for groups in layout.groups]
-    depths = default_warmups(widths, options.num_microbatches, 0, options.schedule)
-    for recompute in recompute_choices(problem):
-        stages = tuple(
-            Stage(
-                operators=tuple(graph.operators[v].name for v in inside),
-                groups=tuple(groups),
-                warmup=depth,
-                recompute=recompute,
-                sharding=sharding,
-            )
-            for inside, groups, sharding, depth in zip(
-                layout.operators, layout.groups, layout.shardings, depths, strict=True
-            )
-        )
-        yield Strategy(
-            stages, options.schedule, options.num_microbatches, vertical_sync=options.vertical_sync
-        )
-
-
-def best_of(problem: Problem, layouts: Iterable[Layout], space: str) -> Result:
-    """The layouts with the best closed forms whose strategies fit."""
-    found: list[tuple[float, int, Layout]] = []
-    reason = None
-    for layout in layouts:
-        strategy = next(strategies(problem, layout))
-        wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
-        wrong = wrong or next(iter(_wrong(problem, strategy)), None)
-        if wrong is None:
-            found.append((closed_form_s(problem, strategy), len(found), layout))
-        reason = reason or wrong
-    fitting: list[Strategy] = []
-    for *_, layout in sorted(found, key=lambda one: one[:2]):
-        for strategy in strategies(problem, layout):
-            shortage = evaluate(problem, strategy).shortage
-            if shortage is None:
-                fitting.append(strategy)
-                break
-            reason = reason or shortage
-        if len(fitting) > OTHERS:
-            break
-    if not fitting:
-        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
-    return Result(Status.FEASIBLE, fitting[0], space=space, others=tuple(fitting[1:]))
-
-
-def _wrong(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """What is wrong with a strategy: the rules of two axes may not go together."""
-    graph = problem.profile.graph
-    return all_violations(strategy, graph, len(problem.topology.devices))
+    recut: Callable[[Sequence[bool]], "Layout"] | None = None

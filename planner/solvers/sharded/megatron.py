@@ -16,35 +16,46 @@ All t d p that make up the number of devices are tried (Narayanan et al. 2021, s
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import prod
 
+import numpy as np
+
+from planner.costs.collectives import slowest_link
+from planner.costs.compute import times_on
+from planner.costs.split import operator_times
 from planner.graph import parameters_by_name
 from planner.problem import Problem, Result, Status, switches_of
 from planner.profiles import has_rules
-from planner.sharding import dim_of
+from planner.sharding import Sharding, dim_of
 from planner.solvers.sharded.along import Policy, cut_by
+from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
+from planner.solvers.sharded.cuts import balanced_cuts
+from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import (
     NO_RULES,
     Layout,
     axis_of,
-    best_of,
     chosen,
-    divisors,
+    crossing_bytes,
     groups_of,
     host_by_host,
-    smallest_host,
-    stage_cuts,
 )
 from planner.solvers.sharded.options import Megatron
 from planner.solvers.sharded.rules import AxisRule, named
 from planner.solvers.sharded.zero import data_policy
+from planner.splitting.checks import all_violations
 from planner.splitting.reshardings import reads
-
-MAX_STAGES = 64
+from planner.strategy import Stage, Strategy
+from planner.support.arrays import Floats
 
 Axes = tuple[tuple[int, bool], ...]
 """Of a mesh, the size of each axis, and whether it splits samples."""
+Lines = list[tuple[AxisRule, ...]]
+"""Along each axis, the rule of each operator."""
+Groups = tuple[tuple[tuple[int, ...], ...], ...]
+"""Per stage, its groups."""
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:
@@ -52,56 +63,85 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
     Args:
         time_limit_s: not needed: there are few points.
+
+    Raises:
+        OptionError: if the degrees that are given do not fit the devices.
     """
     space = "Megatron-LM's grid of tensor, data and pipeline degrees"
+    points = grid(problem, switches_of(problem.options, Megatron))
     if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
-    points = list(_grid(problem, switches_of(problem.options, Megatron)))
-    if not points:
-        reason = "no product of the degrees makes up the devices, with a tensor degree in a host"
-        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
     return best_of(problem, _layouts(problem, points), space)
 
 
-def _grid(problem: Problem, own: Megatron) -> Iterator[tuple[int, int, int]]:
-    """(t, d, p) of all points, as far as they are not given."""
-    count, host = len(problem.topology.devices), smallest_host(problem)
-    most = min(MAX_STAGES, len(problem.profile.operators))
-    for t in divisors(host):
-        for p in divisors(count):
-            d = count // (t * p)
-            given = (own.tensor_degree, t), (own.data_degree, d), (own.pipeline_degree, p)
-            if t * p * d == count and p <= most and all(a in (None, b) for a, b in given):
-                yield t, d, p
-    if own.tensor_degree and own.data_degree and own.pipeline_degree:
-        point = own.tensor_degree, own.data_degree, own.pipeline_degree
-        used = point[0] * point[1] * point[2]
-        if used < count and host % point[0] == 0:
-            yield point
-
-
-def _layouts(problem: Problem, points: list[tuple[int, int, int]]) -> Iterator[Layout]:
-    """The layouts of the points."""
-    sequence = switches_of(problem.options, Megatron).sequence_parallel
-    graph, devices = problem.profile.graph, host_by_host(problem)
-    known: dict[Axes, list[tuple[AxisRule, ...]]] = {}
+def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:
+    """The layouts of the points, with sequence parallelism and without, unless that is given."""
+    given = switches_of(problem.options, Megatron).sequence_parallel
+    devices = host_by_host(problem)
+    known: dict[tuple[Axes, bool], Lines] = {}
     for t, d, p in points:
         replicas = d if d <= problem.options.num_microbatches else 1
         axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
-        stages = stage_cuts(problem, p)
-        mesh = tuple(size for size, _ in axes)
-        groups = groups_of(devices, mesh, replicas, p)
-        if not axes:
-            yield Layout(stages, groups, [None] * p)
-            continue
-        if axes not in known:
-            known[axes] = _lines(problem, axes, devices, replicas, sequence=sequence)
-        yield Layout(stages, groups, shardings(graph, stages, mesh, known[axes]))
+        groups = groups_of(devices, tuple(size for size, _ in axes), replicas, p)
+        made: list[Lines] = []
+        for sequence in (False,) if t == 1 else (False, True) if given is None else (given,):
+            if (axes, sequence) not in known:
+                lines = _lines(problem, axes, devices, replicas, sequence=sequence)
+                known[axes, sequence] = lines
+            if known[axes, sequence] not in made:
+                made.append(known[axes, sequence])
+        yield from (_Cut(problem, axes, lines, groups).layout([False] * p) for lines in made)
+
+
+class _Cut:
+    """A point of the grid, which is cut into stages by the times of operators on its meshes."""
+
+    def __init__(self, problem: Problem, axes: Axes, lines: Lines, groups: Groups) -> None:
+        self.problem, self.lines, self.groups = problem, lines, groups
+        self.mesh = tuple(size for size, _ in axes)
+        self.forward_s, self.backward_s = self._times()
+        self.rounds = problem.options.num_microbatches / len(groups[0])
+
+    def layout(self, recompute: Sequence[bool]) -> Layout:
+        """The layout for stages of which some recompute."""
+        stages = balanced_cuts(
+            self.forward_s, self.backward_s, self._crossing_s(), recompute, self.rounds
+        )
+        made: Sequence[Sharding | None] = [None] * len(stages)
+        if self.mesh:
+            made = shardings(self.problem.profile.graph, stages, self.mesh, self.lines)
+        return Layout(stages, self.groups, made, self.layout)
+
+    def _times(self) -> tuple[Floats, Floats]:
+        """(N,) times of the operators, as if all were one stage."""
+        problem, group = self.problem, self.groups[0][0]
+        graph, whole = problem.profile.graph, times_on(problem, group[0])
+        if not self.mesh:
+            return whole.forward_s, whole.backward_s
+        everything = (range(len(graph.operators)),)
+        (split,) = shardings(graph, everything, self.mesh, self.lines)
+        names = tuple(operator.name for operator in graph.operators)
+        stage = Stage(names, (tuple(range(len(group))),), 1, False, split)
+        strategy = Strategy((stage,), problem.options.schedule, 1)
+        if all_violations(strategy, graph, len(group)):
+            return whole.forward_s, whole.backward_s  # it is refused when it is a strategy
+        return operator_times(problem, stage, group)
+
+    def _crossing_s(self) -> Floats:
+        """(p - 1, N + 1) time to send what crosses each cut, behind each stage."""
+        sizes = np.array([*crossing_bytes(self.problem)], dtype=float)
+        sizes = sizes[: len(self.forward_s) + 1]
+        made = []
+        for before, behind in pairwise(self.groups):
+            sources, targets = ([d for group in some for d in group] for some in (before, behind))
+            latency_s, rate = slowest_link(self.problem.topology, sources, targets)
+            made.append(2 * latency_s + sizes / rate)
+        return np.array(made).reshape(len(made), len(sizes))
 
 
 def _lines(
     problem: Problem, axes: Axes, devices: Sequence[int], replicas: int, *, sequence: bool
-) -> list[tuple[AxisRule, ...]]:
+) -> Lines:
     """The rules of all operators, along each axis."""
     about, mesh = dict(named(problem.profile.graph)), tuple(size for size, _ in axes)
     made = []

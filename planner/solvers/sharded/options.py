@@ -19,9 +19,12 @@ class Megatron:
     tensor_degree: int | None = _option("Devices that operators are split over, in megatron plans.")
     data_degree: int | None = _option("Copies of the model in megatron plans.")
     pipeline_degree: int | None = _option("Stages of megatron plans.")
-    sequence_parallel: bool = field(
-        default=False,
-        metadata={"help": "Split what lies between products along the sequence in megatron plans."},
+    sequence_parallel: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Split what lies between products along the sequence in megatron plans, or do"
+            " not.  [default: both are tried]"
+        },
     )
 
     def __post_init__(self) -> None:

@@ -1,16 +1,16 @@
 """ZeRO: data parallelism whose devices each keep a part of what all of them would keep.
 
-Samples are split along one axis over all devices, or, where these do not divide the microbatch,
-over as many as do, with replicas. Where no number divides it, all devices split what they can split
-fastest, such as the sequence. Along the axis each parameter is cut in the first dimension
-that can be (Rajbhandari et al. 2020, section 5):
+Samples are split along one axis over all devices or, with replicas, over a part of them that
+divides the microbatch: such as a host each, which gathers over the links inside it. Where no number
+divides it, all devices split what they can split fastest, such as the sequence. Along the axis each
+parameter is cut in the first dimension that can be (Rajbhandari et al. 2020, section 5):
 
     1   the optimizer's state: each device steps through its part, which is gathered then
     2   gradients, too: each backward scatters them
     3   parameters, too: each forward gathers them, and each backward does so again
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from planner.graph import parameters_by_name
@@ -18,19 +18,19 @@ from planner.problem import Problem, Result, Status, switches_of
 from planner.profiles import has_rules
 from planner.sharding import Sharding, Spec
 from planner.solvers.sharded.along import Policy
+from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import (
     NO_RULES,
     Layout,
     axis_of,
-    best_of,
     chosen,
     divisors,
     groups_of,
     host_by_host,
 )
 from planner.solvers.sharded.options import Zero
-from planner.solvers.sharded.rules import AxisRule, divides, named
+from planner.solvers.sharded.rules import AxisRule, Named, divides, holds, named
 from planner.splitting.reshardings import reads
 
 
@@ -52,19 +52,34 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
 
 def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
-    """One stage on a mesh of all devices, or the largest for which most work can be split."""
+    """One stage on a mesh of all devices or, with replicas, of as many as a divisor says: all that
+    divide the samples of a microbatch, or else the largest.
+    """
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)
     samples, most = problem.profile.microbatch_size, problem.options.num_microbatches
     sizes = [n for n in reversed(divisors(len(devices))) if n > 1 and len(devices) // n <= most]
-    for size in [n for n in sizes if samples % n == 0] or sizes:
+    about = dict(named(graph))
+    lines: tuple[AxisRule, ...] = ()
+    for size in [n for n in sizes if samples % n == 0] or sizes[:1]:
         replicas = len(devices) // size
-        axis = axis_of(problem, devices[:size], (size,), 0, replicas)
-        lines = chosen(problem, dict(named(graph)), axis, data_policy(problem), devices[0])
+        # What is cut along samples for many devices is so for fewer: the search is done once.
+        if not lines or not _hold(problem, lines, about, size):
+            axis = axis_of(problem, devices[:size], (size,), 0, replicas)
+            lines = chosen(problem, about, axis, data_policy(problem), devices[0])
         (data,) = shardings(graph, everything, (size,), [lines])
         groups = groups_of(devices, (size,), replicas, 1)
         yield Layout(everything, groups, [cut_further(problem, data, stage)])
-        return
+
+
+def _hold(
+    problem: Problem, lines: Sequence[AxisRule], about: Mapping[str, Named], size: int
+) -> bool:
+    """Whether the rules of all operators hold on an axis of some devices."""
+    return all(
+        holds(rule, reads(operator), operator.outputs, about, size)
+        for operator, rule in zip(problem.profile.graph.operators, lines, strict=True)
+    )
 
 
 def data_policy(problem: Problem) -> Policy:
