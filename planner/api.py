@@ -50,8 +50,11 @@ if TYPE_CHECKING:
     from planner.calibration import Calibration as Calibration
     from planner.exporting.export import Exported as Exported
     from planner.exporting.weights import Weights as Weights
+    from planner.judging.portfolio import Attempts
     from planner.judging.portfolio import SolverComparison as SolverComparison
     from planner.judging.portfolio import SolverRow as SolverRow
+    from planner.judging.refine import Refinement as Refinement
+    from planner.judging.refine import Wanted
     from planner.judging.sensitivity import Gain as Gain
     from planner.launcher.probe import Probed as Probed
     from planner.launcher.report import LaunchReport as LaunchReport
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from planner.profilers.analytic import RooflineFit as RooflineFit
     from planner.profilers.compare import EngineComparison as EngineComparison
     from planner.profilers.measured import Effort as Effort
+    from planner.profilers.parts import MeasuredParts
     from planner.profiles import Profile as Profile
     from planner.simulator.account import Account as Account
     from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
@@ -731,6 +735,7 @@ class Plans:
         cost_model: by which plans are compared.
         changes: of the topology, in words.
         before: the same without the changes; None without any, and from `compare`.
+        refinement: what came of measuring parts; None where that was not asked for.
     """
 
     comparison: "SolverComparison"
@@ -738,6 +743,7 @@ class Plans:
     cost_model: str = "planner"
     changes: tuple[str, ...] = ()
     before: "Plans | None" = None
+    refinement: "Refinement | None" = None
 
     def __repr__(self) -> str:
         """One line: the fields hold the profiles and every plan."""
@@ -775,6 +781,8 @@ def solve(
     what_if: WhatIf = WhatIf(),
     calibration: "bool | Calibration" = True,
     time_limit_s: float = 10.0,
+    refine: bool = False,
+    model: File | None = None,
     progress: Callable[[str], None] = lambda solver: None,
 ) -> Plans:
     """Strategies for a profiled model on some devices, and how good the best one is at least.
@@ -790,6 +798,9 @@ def solve(
         what_if: changes of the topology; the present one is planned for too.
         calibration: see `simulate`.
         time_limit_s: for all solvers together; the present and the changed topology get half each.
+        refine: whether split operators of the best plan are measured at their local shapes, until
+            no plan is better by these times. `Plans.refinement` has the profiles with them.
+        model: the ONNX file that is measured then, if it is not where the profile says.
         progress: called with the name of each solver before it starts.
 
     Raises:
@@ -805,8 +816,14 @@ def solve(
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
     check_cost_model(cost_model, training, search, solvers)
+    if refine and (cost_model != "planner" or what_if != WhatIf()):
+        raise OptionError(
+            "--refine is for --cost-model planner, and for the topology as it is; drop --set,"
+            " --drop and --add-host"
+        )
     profiles, path = _profiles(profile)
     known = _calibration(calibration, path, profiles)
+    refining = _Refining(profiles, model, progress) if refine else None
     profiles = sized(profiles, training)
 
     def planned(problems: "tuple[Problem, ...]") -> Plans:
@@ -815,7 +832,10 @@ def solve(
             return Plans(under_pipedream(problems[-1]), problems, cost_model)
         asked = tuple(solvers) or portfolio(splits=has_rules(problems[-1].profile))
         names = with_given(asked, problems[-1].options)
-        return Plans(*compare_between(problems, profiles, names, limit_s, progress))
+        if refining is None:
+            return Plans(*compare_between(problems, profiles, names, limit_s, progress))
+        made = compare_between(problems, profiles, names, limit_s, progress, refining.refined)
+        return Plans(*made, refinement=refining.done)
 
     limit_s = time_limit_s if what_if == WhatIf() else time_limit_s / 2
     present = problems_for(profiles, _topology(topology, gpus), training, search, known)
@@ -825,6 +845,67 @@ def solve(
     before = planned(present)
     after = planned(tuple(replace(one, topology=changed.topology) for one in present))
     return replace(after, changes=changed.changes, before=before)
+
+
+class _Refining:
+    """Measures parts of operators for `solve`.
+
+    Args:
+        profiles: of one model.
+        model: its ONNX file; None takes the profiles'.
+        progress: called with what is done.
+
+    Raises:
+        FileError: if parts can be measured and the model is not there, or is another one.
+    """
+
+    def __init__(
+        self, profiles: "Sequence[Profile]", model: File | None, progress: Callable[[str], None]
+    ) -> None:
+        from planner.profilers.parts import obstacle
+
+        self._progress = progress
+        self._reason = next(filter(None, map(obstacle, profiles)), None)
+        self.done: Refinement | None = None
+        place = model or profiles[-1].model_path
+        if self._reason is None:
+            if place is None or not Path(place).is_file():
+                raise FileError(
+                    f"--refine: {place or 'the model'} is not there, and parts of its operators are"
+                    " measured; give it with --model FILE"
+                )
+            self._path = Path(place)
+
+    def refined(self, of_sizes: "Sequence[Attempts]") -> "Sequence[Attempts]":
+        """The attempts, judged again with measured times; `done` has what came of it."""
+        from planner.judging.refine import nothing, refine
+
+        if self._reason is not None:
+            self.done = nothing(self._reason)
+            return of_sizes
+        made, self.done = refine(of_sizes, self._measured)
+        return made
+
+    def _measured(self, profile: "Profile", wanted: "Wanted") -> "MeasuredParts":
+        from planner.profilers.origin import profiled_model
+        from planner.profilers.parts import measure_parts
+
+        self._progress("measuring parts")
+        return measure_parts(profiled_model(profile, self._path), profile, wanted)
+
+
+def refined_profiles(
+    profiles: "Sequence[Profile]", refinement: "Refinement"
+) -> "tuple[Profile, ...]":
+    """Profiles with the times of parts that `solve` has measured.
+
+    Args:
+        profiles: of the file that was planned for.
+        refinement: that of the plans.
+    """
+    from planner.judging.refine import with_times
+
+    return with_times(profiles, refinement)
 
 
 def compare(

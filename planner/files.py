@@ -21,7 +21,7 @@ from planner.calibration import CalibrationFile
 from planner.errors import FileError
 from planner.graph import LEFT_OUT_AS_DEFAULT
 from planner.plan import Plan
-from planner.profiles import Profile, ProfileSet, SplitRule
+from planner.profiles import Profile, ProfileSet, SplitRule, without_parts
 from planner.sharding import AT_REST, Sharding, rule_lines, rule_of
 from planner.strategy import Stage, not_runnable
 from planner.support.derived import derived
@@ -147,7 +147,11 @@ def to_plain(artefact: Any) -> dict[str, Any]:
 
 @derived
 def artefact_hash(artefact: Any) -> str:
-    """sha256 of an artefact's canonical JSON."""
+    """sha256 of an artefact's canonical JSON. Of a profile, times of parts are left out: they are
+    added later, and strategies and corrections that were made before stay valid.
+    """
+    if isinstance(artefact, Profile):
+        artefact = without_parts(artefact)
     text = json.dumps(to_plain(artefact), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from planner.graph import (
@@ -82,6 +82,47 @@ class SplitRule:
             raise ValueError(f"{self.line}: expected sizes of at least 2, got {self.sizes}")
 
 
+Part = tuple[tuple[int, ...], tuple[str, ...]]
+"""A part of an operator: the sizes of the axes along which devices do different work, the outer one
+first, and the operator's rule on each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartTime:
+    """The time of a part of an operator, which was measured at its local shapes, over that of the
+    whole operator, which was measured beside it.
+
+    Attributes:
+        mesh: sizes of the axes along which devices do different work, the outer one first.
+        rule: the rule on each of these axes, such as "S0,R->S0".
+        forward: share of the forward time.
+        backward: share of the backward time.
+
+    Raises:
+        ValueError: if there is no axis, a size is below 2, a rule is none, or a share is negative
+            or absurdly large.
+    """
+
+    mesh: tuple[int, ...]
+    rule: tuple[str, ...]
+    forward: float
+    backward: float
+
+    def __post_init__(self) -> None:
+        if not self.mesh or min(self.mesh) < 2 or len(self.rule) != len(self.mesh):
+            raise ValueError(
+                f"expected sizes of at least 2, and a rule for each, got {self.mesh} and"
+                f" {self.rule}"
+            )
+        rule_of(self.rule)
+        _raise(_outside((("forward", self.forward), ("backward", self.backward)), 0, 1e6))
+
+    @property
+    def part(self) -> Part:
+        """The part that it is the time of."""
+        return self.mesh, self.rule
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
     """Costs of one operator for one microbatch.
@@ -102,9 +143,10 @@ class OperatorCost:
             of forward and backward together, over it; 0 where nothing was measured.
         rules: the ways to split it over one axis of a mesh; it can always run whole. Files leave
             out none.
+        parts: times of parts of it, each part once; files leave out none.
 
     Raises:
-        ValueError: if a figure is negative or absurdly large.
+        ValueError: if a figure is negative or absurdly large, or a part is there twice.
     """
 
     name: str
@@ -119,6 +161,7 @@ class OperatorCost:
     workspace_bytes: int = 0
     interval: float = 0.0
     rules: tuple[SplitRule, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    parts: tuple[PartTime, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
         times = (("forward_s", self.forward_s), ("backward_s", self.backward_s))
@@ -135,6 +178,11 @@ class OperatorCost:
                 *_outside(sizes, 0, MAX_BYTES),
                 *_outside((("flops", self.flops),), 0, MAX_FLOPS),
                 *_outside((("interval", self.interval),), 0),
+                *(
+                    ("parts: expected each part once",)
+                    if len({one.part for one in self.parts}) < len(self.parts)
+                    else ()
+                ),
             )
         )
 
@@ -489,6 +537,13 @@ class ProfileSet:
 def has_rules(profile: Profile) -> bool:
     """Whether it is known of any operator how to split it."""
     return any(one.rules for one in profile.operators)
+
+
+def without_parts(profile: Profile) -> Profile:
+    """A profile as it was before times of parts were measured."""
+    if not any(one.parts for one in profile.operators):
+        return profile
+    return replace(profile, operators=tuple(replace(one, parts=()) for one in profile.operators))
 
 
 @derived

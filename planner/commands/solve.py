@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 @SEARCH
 @click.option("--time-limit", "time_limit_s", type=TIME, default="10s", show_default=True,
               help="Time for all solvers together.")  # fmt: skip
+@click.option("--refine", is_flag=True,
+              help="Measure the split operators of the best plan on this machine at their local"
+              " shapes, until no plan is better by these times. They are added to the profile.",
+              )  # fmt: skip
 @WHAT_IF
 @click.option("--sensitivity", "with_sensitivity", is_flag=True,
               help="Show which link or device bounds the plan.")  # fmt: skip
@@ -78,6 +82,7 @@ def solve(
     training: "Training",
     search: "Search",
     time_limit_s: float,
+    refine: bool,
     what_if: "WhatIf",
     with_sensitivity: bool,
     output: Path,
@@ -109,9 +114,10 @@ def solve(
     model = model_for(inputs, model_path, output)
     ask = partial(
         api.solve, training=training, search=search, solvers=solvers, cost_model=cost_model,
-        what_if=what_if, time_limit_s=time_limit_s,
+        what_if=what_if, time_limit_s=time_limit_s, refine=refine, model=model_path,
     )  # fmt: skip
     plans = planned(ask, inputs)
+    keep_times(inputs, plans)
     written: tuple[Path, ...] = ()
     if plans.plan is not None:
         say_overwritten(output, plans.plan)
@@ -123,6 +129,13 @@ def solve(
     if plans.plan is None:
         ctx.exit(NO_PLAN)
     print_left_over(output, written, as_json)
+
+
+def keep_times(inputs: Inputs, plans: "Plans") -> None:
+    """Writes new times of parts into the file of the profile, which all commands read."""
+    if plans.refinement is not None and plans.refinement.profiles:
+        profiles = api.refined_profiles(inputs.profiles, plans.refinement)
+        api.write_profiles(profiles, inputs.profile_path)
 
 
 def model_for(inputs: Inputs, model_path: Path | None, output: Path) -> "Model | None":
@@ -152,6 +165,8 @@ def refuse_for_cost_model(ctx: click.Context) -> None:
         raise OptionError(
             "--set, --drop, --add-host and --sensitivity are for --cost-model planner or pipedream"
         )
+    if foreign and given["refine"]:
+        raise OptionError("--refine is for --cost-model planner")
     if given["bandwidth"] is not None and not foreign:
         raise OptionError("--bandwidth is for --cost-model piper; give a --topology instead")
 
@@ -170,6 +185,7 @@ def print_json(
         gains: of --sensitivity.
     """
     from planner.reports.pipedream import pipedream_json, plan_of, under_foreign_model
+    from planner.reports.refine import refinement_json
     from planner.reports.solve import comparison_json
     from planner.reports.what_if import what_if_json
 
@@ -183,6 +199,8 @@ def print_json(
     if plans.before is not None:
         before = plans.before
         more["what_if"] = what_if_json(plans.changes, before.comparison, before.num_devices)
+    if plans.refinement is not None:
+        more["refined"] = refinement_json(plans.refinement)
     if gains is not None:
         more["sensitivity"] = [asdict(gain) for gain in gains]
     click.echo(json.dumps({**plain, **more}))
@@ -195,6 +213,7 @@ def print_plans(
     gains: "Sequence[Gain] | None",
 ) -> None:
     """Tables for people; the arguments are those of `print_json`."""
+    from planner.reports.refine import refinement_lines
     from planner.reports.solve import comparison_table, no_plan_lines, reason_lines
     from planner.reports.what_if import sensitivity_line, sensitivity_table
 
@@ -208,6 +227,8 @@ def print_plans(
             say(line)
     else:
         print_plan(plans.plan, plans.comparison, judged)
+        for line in () if plans.refinement is None else refinement_lines(plans.refinement):
+            say(line)
         print_written(written, len(plans.plan.ranks))
     if plans.before is not None:
         print_what_if(plans, plans.before)

@@ -8,7 +8,8 @@ long as the fastest operator (`split.local_times`). The parts together take no l
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import prod
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from planner.costs.memory import own_limit_bytes, static_bytes
 from planner.costs.split import floor_s
 from planner.graph import loss_outputs, predecessors, producers, tensors_by_name
 from planner.problem import Objective, Problem
-from planner.profiles import has_rules
+from planner.profiles import PartTime, Profile, has_rules
 from planner.support.arrays import Floats
 from planner.topology import Host
 from planner.units import format_bytes
@@ -112,9 +113,37 @@ def _fastest(problem: Problem, most: int = 1) -> Floats:
         splits = (lost[0] + lost[1] > 0) | [bool(o.rules) for o in problem.profile.operators]
         floors = np.array([[floor_s(side) for side in both] for both in times])[:, :, None]
         parts = np.maximum(np.minimum(times, floors), times / most)
+        parts = np.minimum(parts, times * _least_shares(problem.profile, most))
         times = np.where(splits, parts, times)
     fastest: Floats = times.min(axis=0)
     return fastest
+
+
+def _least_shares(profile: Profile, most: int) -> Floats:
+    """(2, N) the least measured share of each operator's forward and backward time, in parts on at
+    most `most` devices; 1 where none was measured.
+    """
+    return _least(profile, lambda part: 1 if prod(part.mesh) <= most else None)
+
+
+def _together(profile: Profile) -> Floats:
+    """(2, N) the least time that all parts of an operator take together, over that of the whole."""
+    return _least(profile, lambda part: prod(part.mesh))
+
+
+def _least(profile: Profile, factor: Callable[[PartTime], int | None]) -> Floats:
+    """(2, N) the least of the shares of measured parts, each times its factor, and 1.
+
+    Args:
+        factor: of a part; None leaves it out.
+    """
+    shares = np.ones((2, len(profile.operators)))
+    for v, one in enumerate(profile.operators):
+        for part in one.parts:
+            if (times := factor(part)) is not None:
+                both = (times * part.forward, times * part.backward)
+                shares[:, v] = np.minimum(shares[:, v], both)
+    return shares
 
 
 def _kinds(problem: Problem) -> Mapping[str, OperatorTimes]:
@@ -148,10 +177,11 @@ def fractional_s(problem: Problem) -> float:
 
     With one device type this is sum_v t_v / K. With several it is solved as a linear program and
     recomputed from its dual multipliers, so that no tolerance of the solver gets into the bound:
-    sum_v min_k (y_k t_vk) / sum_k y_k K_k is a bound for any y >= 0.
+    sum_v min_k (y_k t_vk) / sum_k y_k K_k is a bound for any y >= 0. Where measured parts of an
+    operator take less together than the whole, t_vd is that time.
     """
-    kinds, capacity = _kinds(problem), _capacity(problem)
-    times = np.array([k.forward_s + k.backward_s for k in kinds.values()])
+    kinds, capacity, share = _kinds(problem), _capacity(problem), _together(problem.profile)
+    times = np.array([k.forward_s * share[0] + k.backward_s * share[1] for k in kinds.values()])
     counts = np.array([capacity[kind] for kind in kinds], dtype=float)
     if len(kinds) == 1:
         return float(times[0].sum() / counts[0])

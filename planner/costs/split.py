@@ -9,12 +9,13 @@ depends on the devices.
 
 What is approximated: the time of a part is
 
-    measured    max(min(t, floor), t x share)
+    measured    max(min(t, floor), t x share), if the part itself was not measured
     computed    floor + (t - floor) x share      each kernel is launched, however small its part
 
 where the share is 1/n for each axis of n devices along which the work is cut (of a computed profile
 that of the roofline with local FLOPs and bytes), and the floor is the time of the fastest operator,
-at most t. Local slices, zeros and additions of summands take no time.
+at most t. Local slices, zeros and additions of summands take no time. Where the part itself was
+measured (`OperatorCost.parts`), its share is known, and counts on devices of the profile's type.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,8 +39,8 @@ from planner.graph import (
     tensors_by_name,
 )
 from planner.problem import Problem
-from planner.profiles import LossCost, OperatorCost, Profile, Source, View, view_bases
-from planner.sharding import Rule, Spec, blocks_of, dim_of, local_shape
+from planner.profiles import LossCost, OperatorCost, Part, Profile, Source, View, view_bases
+from planner.sharding import Rule, Spec, blocks_of, dim_of, local_shape, rule_lines
 from planner.splitting import Resharding, reshardings
 from planner.splitting.conversion import Kind, Step
 from planner.splitting.gradients import is_split
@@ -102,6 +103,52 @@ def work_share(rule: Rule, mesh: Sequence[int]) -> float:
         if is_split(rule, axis) and cut and ROWS not in rule.local[axis]:
             share /= size
     return share
+
+
+def part_of(rule: Rule, mesh: Sequence[int]) -> Part | None:
+    """The part of an operator that each device of a mesh runs; None where that is the whole.
+
+    >>> from planner.sharding import rule_of
+    >>> part_of(rule_of(["S0,R->S0", "R,R->R", "S1,S0->P"]), (2, 3, 4))
+    ((2, 4), ('S0,R->S0', 'S1,S0->P'))
+    >>> part_of(rule_of(["P,R->P"]), (2,)) is None
+    True
+    """
+    lines, tensors = rule_lines(rule), (*rule.inputs, *rule.outputs)
+    axes = [
+        axis
+        for axis, size in enumerate(mesh)
+        if size > 1 and any(spec[axis].startswith("S") for spec in tensors)
+    ]
+    if not axes:
+        return None
+    return tuple(mesh[axis] for axis in axes), tuple(lines[axis] for axis in axes)
+
+
+def split_parts(profile: Profile, stage: Stage) -> dict[int, Part]:
+    """The parts that the devices of a stage run, by index of the operator; whole operators are left
+    out.
+    """
+    if stage.sharding is None:
+        return {}
+    graph, sharding = profile.graph, stage.sharding
+    both = {v: part_of(rule_by(sharding, graph.operators[v]), sharding.mesh)
+            for v in indices_of(stage, graph)}  # fmt: skip
+    return {v: part for v, part in both.items() if part is not None}
+
+
+@derived(kept=256)
+def measured_shares(profile: Profile, stage: Stage) -> Floats:
+    """(2, N) shares of the forward and backward times of the operators of `local_stage`; nan where
+    the part was not measured.
+    """
+    whole = local_stage(profile, stage).whole
+    shares = np.full((2, len(whole)), np.nan)
+    for v, part in split_parts(profile, stage).items():
+        for one in profile.operators[v].parts:
+            if one.part == part:
+                shares[:, whole.index(v)] = one.forward, one.backward
+    return shares
 
 
 @derived(kept=256)
@@ -408,8 +455,13 @@ def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
     if problem.profile.source is Source.ANALYTIC:
         share = _roofline_shares(problem.profile, local, kind)
     lost = [_loss_parts(problem.profile, side) for side in range(2)]
+    known = measured_shares(problem.profile, stage)
+    if kind.name != problem.profile.device_type:
+        known = np.full_like(known, np.nan)
     scaled = []
-    for whole_s, of_loss in zip((times.forward_s, times.backward_s), lost, strict=True):
+    for whole_s, of_loss, measured in zip(
+        (times.forward_s, times.backward_s), lost, known, strict=True
+    ):
         both = np.where(mine, whole_s[own], 0.0)
         least = np.minimum(both, floor_s(whole_s))
         t = both * (1.0 - of_loss[own])
@@ -418,7 +470,8 @@ def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
             launch = np.minimum(t, least)
             part = launch + (t - launch) * share
         loss_s = both * of_loss[own] * np.array(local.loss_share)
-        scaled.append(np.maximum(np.where(share == 1.0, t, part) + loss_s, least))
+        linear = np.maximum(np.where(share == 1.0, t, part) + loss_s, least)
+        scaled.append(np.where(np.isnan(measured), linear, t * measured + loss_s))
     return OperatorTimes(*scaled)
 
 

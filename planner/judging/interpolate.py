@@ -225,6 +225,7 @@ class _Gap:
             interval=max(low.interval, high.interval),
             # Blocks may be as many as there are samples; what both have does not depend on them.
             rules=tuple(one for one in high.rules if "/" not in one.line or one in low.rules),
+            parts=(),  # measured at other local shapes
         )
 
 

@@ -33,6 +33,7 @@ def compare_between(
     names: Sequence[str] | None = None,
     time_limit_s: float = 10.0,
     progress: Callable[[str], None] = lambda solver: None,
+    refine: Callable[[Sequence[Attempts]], Sequence[Attempts]] = lambda made: made,
 ) -> tuple[SolverComparison, tuple[Problem, ...]]:
     """`compare` for microbatches of several sizes, with the lower bound and the gaps over all of
     them; and then for interpolated sizes, which were not profiled. These are next to the best size,
@@ -46,6 +47,7 @@ def compare_between(
         profiles: all there are, ascending by size, also those of sizes that are no problem because
             they do not divide the samples.
         time_limit_s: for all together.
+        refine: gives the attempts again, with parts of operators measured.
 
     Returns:
         The comparison, and all problems that were asked, ascending by size.
@@ -70,8 +72,14 @@ def compare_between(
         zip(problems, made, strict=True),
         key=lambda pair: pair[0].profile.microbatch_size,
     )
-    asked = tuple(problem for problem, _ in pairs)
-    return comparison([one for _, one in pairs], notes), asked
+    refined = refine([one for _, one in pairs])
+    asked = tuple(
+        replace(problem, profile=one.problem.profile)
+        if one.problem.profile is not problem.profile
+        else problem
+        for (problem, _), one in zip(pairs, refined, strict=True)
+    )
+    return comparison(refined, notes), asked
 
 
 def _sizes_between(problems: Sequence[Problem], profiles: Sequence[Profile]) -> tuple[int, ...]:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from planner.profilers.facts import Facts
     from planner.profilers.losses import RunnableLoss
     from planner.profilers.timing import StepTimes, Trial
+    from planner.profilers.unit import Unit
 
 PRECISION = 0.03
 """An operator is timed until the confidence interval of its median is as narrow as this."""
@@ -139,7 +140,7 @@ def measure(
     store = cache_for(machine, held_threads, main, torch.__version__) if cached else Cache(None)
 
     def timed(cache: Cache) -> tuple[_MeasuredModel, Profile]:
-        timer = _ModelTimer(model, device, shorter, seed, (repetitions, budget_s), cache)
+        timer = ModelTimer(model, device, shorter, seed, (repetitions, budget_s), cache)
         measured = timer.run(held_threads, progress)
         return measured, Profile(
             graph=measured.graph,
@@ -272,8 +273,15 @@ class _MeasuredModel:
     effort: Effort
 
 
-class _ModelTimer:
-    """The three steps of this module, over one model."""
+class ModelTimer:
+    """The three steps of this module, over one model.
+
+    Attributes:
+        model, device, dtype, cache: as of `measure`.
+        watch: the stopwatch.
+        held: parameters by name; None if not all fit into memory.
+        alive: values of the tensors that the next operator and those behind it read.
+    """
 
     def __init__(
         self,
@@ -350,24 +358,28 @@ class _ModelTimer:
             ),
         )
 
+    def hold(self) -> bool:
+        """Reads all parameters, if the whole model fits into memory; whether it does."""
+        from planner.operators import parameters
+
+        graph = self.model.graph
+        if training_bytes(graph) > free_bytes(self.device):
+            return False
+        self.held = parameters(self.model, [p.name for p in graph.parameters], self.device)
+        return True
+
     def _whole(self) -> "Callable[[], StepTimes] | None":
         """A function that times a step of the whole model in one piece; None if it does not fit."""
         import torch
 
-        from planner.operators import (
-            input_names,
-            output_names,
-            parameters,
-            to_torch,
-        )
+        from planner.operators import input_names, output_names, to_torch
         from planner.operators.running import autocast, told_whole
         from planner.profilers.losses import runnable_losses
         from planner.profilers.timing import whole_step_s
 
         graph, device = self.model.graph, self.device
-        if training_bytes(graph) > free_bytes(device):
+        if not self.hold():
             return None
-        self.held = parameters(self.model, [p.name for p in graph.parameters], device)
         module = to_torch(self.model, values=self.held, device=device)
         # As in every step but the first, gradients are added to those that are there.
         for weight in module.parameters():
@@ -470,27 +482,42 @@ class _ModelTimer:
 
     def _measured(self, operator: int, around: Surroundings) -> MeasuredClass:
         """Observes and times an operator, with the values that it reads."""
+        from planner.profilers.unit import unit
+
+        self.advance(operator)
+        one = unit(self.model, operator, self.device, self.held)
+        measured, outputs = self.timed(operator, one, self.alive, around)
+        self._leave(operator, dict(zip(one.outputs, outputs, strict=True)))
+        return measured
+
+    def timed(
+        self, operator: int, one: "Unit", values: "Mapping[str, Tensor]", around: Surroundings
+    ) -> "tuple[MeasuredClass, tuple[Tensor, ...]]":
+        """Observes and times an operator, or a part of it; its outputs are given, too.
+
+        Args:
+            operator: its index.
+            one: the operator, or the part.
+            values: that it reads, by name.
+            around: its surroundings.
+        """
         from planner.operators.running import autocast, told
         from planner.profilers.stash import observe
         from planner.profilers.timing import Trial
-        from planner.profilers.unit import unit
 
-        self._advance(operator)
-        one = unit(self.model, operator, self.device, self.held)
-        leaves = one.leaves(self.alive)
+        leaves = one.leaves(values)
         with told(self.model, operator):
             with autocast(self.device, self.dtype):
                 flops = _flops(lambda: one.forward(*leaves))
-                outputs, stash = observe(one, self.alive)
+                outputs, stash = observe(one, values)
             trial = Trial(one, leaves, around, self.watch, self.dtype, self.scratch)
             samples = _samples(trial, self.repetitions, self.budget_s)
             workspace_bytes = trial.workspace_bytes()
         del trial
-        made = dict(zip(one.outputs, outputs, strict=True))
-        self._leave(operator, made)
         totals = [forward_s + backward_s for forward_s, backward_s in samples]
         places = _places(self.model.graph, operator)
-        return MeasuredClass(
+        made = dict(zip(one.outputs, outputs, strict=True))
+        measured = MeasuredClass(
             forward_s=round(median(forward_s for forward_s, _ in samples), 9),
             backward_s=round(median(backward_s for _, backward_s in samples), 9),
             interval=interval(totals),
@@ -502,11 +529,12 @@ class _ModelTimer:
             private_bytes=stash.private_bytes,
             views=tuple((places.index(v.tensor), places.index(v.base)) for v in stash.views),
             outputs=tuple(
-                _layout(made[name]) for name in self.model.graph.operators[operator].outputs
+                layout(made[name]) for name in self.model.graph.operators[operator].outputs
             ),
         )
+        return measured, outputs
 
-    def _advance(self, operator: int) -> None:
+    def advance(self, operator: int) -> None:
         """Runs the operators before this one that have not run yet, forward only."""
         from planner.operators.running import autocast, told
         from planner.profilers.unit import unit
@@ -550,7 +578,8 @@ def _flops(run: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def _layout(value: "Tensor") -> TensorLayout:
+def layout(value: "Tensor") -> TensorLayout:
+    """How a tensor lies in memory."""
     dtype = str(value.dtype).removeprefix("torch.")
     return TensorLayout(tuple(value.shape), dtype, tuple(value.stride()), value.requires_grad)
 

@@ -1,11 +1,16 @@
-"""What a profile says of the model that it is of, whichever engine made it."""
+"""What a profile says of the model that it is of, whichever engine made it; and that model."""
 
+from functools import partial
+from pathlib import Path
 from typing import TypedDict
 
-from planner.model import Model
+from planner.errors import FileError
+from planner.graph import Graph, retyped
+from planner.model import Model, load
+from planner.model.losses import LossOptions
 from planner.model.modes import batch_norm_form
 from planner.model.modules import modules_of
-from planner.profiles import BatchNorm
+from planner.profiles import BatchNorm, Profile
 
 
 class ModelFields(TypedDict):
@@ -37,3 +42,53 @@ def model_fields(model: Model, path: str | None) -> ModelFields:
         batch_norm=batch_norm_form(model.nodes),
         microbatch_size=model.batch,
     )
+
+
+def profiled_model(profile: Profile, path: Path) -> Model:
+    """The model that a profile was made of, with the same parameters trained and the same losses.
+
+    Args:
+        path: of the ONNX file.
+
+    Raises:
+        FileError: if it is missing, or is another model.
+        ModelError: if the model cannot be bound as the profile says.
+    """
+    losses = profile.graph.losses
+    read = partial(
+        load,
+        path,
+        batch=profile.microbatch_size,
+        dimensions=profile.dimensions,
+        tie=profile.tie,
+        untie=profile.untie,
+        batch_norm=profile.batch_norm,
+        loss=LossOptions(
+            outputs=tuple(one.output for one in losses),
+            functions={one.output: one.function for one in losses},
+            class_dims={one.output: one.class_dim for one in losses if one.class_dim is not None},
+        ),
+    )
+    model = read()
+    if model.hash != profile.model_hash:
+        raise FileError(
+            f"{path}: the profile was made for model {str(profile.model_hash)[:12]}, but this is"
+            f" {model.hash[:12]}; run: planner profile {path}"
+        )
+    trained = {one.name for one in profile.graph.parameters if one.trainable}
+    usual = {one.name for one in model.graph.parameters if one.trainable}
+    if trained != usual:
+        model = read(train=sorted(trained - usual), freeze=sorted(usual - trained))
+    if not _same(model.graph, profile.graph):
+        raise FileError(
+            f"{path}: its operators are not those of the profile, which another version may have"
+            f" made; run: planner profile {path}"
+        )
+    return model
+
+
+def _same(graph: Graph, other: Graph) -> bool:
+    """Whether two graphs are the same but for the types that autocast gives to tensors."""
+    alike = retyped(graph, {one.name: one.dtype for one in other.tensors})
+    fields = ("operators", "tensors", "parameters", "inputs", "outputs")
+    return all(getattr(alike, name) == getattr(other, name) for name in fields)

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from itertools import product
+from random import Random
 
 import pytest
 
 from planner.costs.bounds import lower_bound_s, unreplicated_s
 from planner.costs.evaluate import evaluate
 from planner.problem import Objective
-from planner.profiles import LossCost, SplitRule
+from planner.profiles import LossCost, PartTime, SplitRule
 from planner.sharding import Sharding, rule_of
 from planner.simulator.objective import objective_s
 from planner.strategy import ScheduleName, Stage, Strategy
@@ -74,6 +75,30 @@ def test_no_split_strategy_beats_the_bound(objective, times):
     assert bound_s <= least * (1 + 1e-9)
     # It is no bound that a strategy could not come near to.
     assert least < 3.5 * bound_s
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_no_strategy_with_measured_parts_beats_the_bound(objective):
+    """Parts that take less than their share, as where they fit into a cache, and others more."""
+    known = with_rules(mlp((1.0, 4.0, 9.0, 4.0)))
+    numbers = Random(0)
+    operators = tuple(
+        replace(
+            one,
+            parts=tuple(
+                PartTime((2,), (line,), numbers.uniform(0.1, 0.8), numbers.uniform(0.1, 0.8))
+                for line in RULES[one.name]
+            ),
+        )
+        for one in known.operators
+    )
+    topology = cluster([unit_type()] * 4, 1e15, 0.0)
+    plain = problem_of(known, topology, 2, objective=objective)
+    problem = replace(plain, profile=replace(known, operators=operators))
+    least = min(objective_s(problem, one) for one in strategies(2))
+    if objective is not Objective.LATENCY:  # the bound of whole operators is none here
+        assert least < lower_bound_s(plain)
+    assert lower_bound_s(problem) <= least * (1 + 1e-9)
 
 
 def test_without_rules_the_bound_is_that_of_whole_operators():

@@ -7,12 +7,9 @@ producer and consumer stand the conversions that `splitting.reshardings` lists, 
 all who read the same.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import count
-from math import prod
-from operator import getitem, is_not, truediv
+from operator import getitem
 from typing import Any, cast
 
 import torch
@@ -27,9 +24,18 @@ from planner.launcher.split.mesh import LateLine, Mesh
 from planner.model import Model
 from planner.operators import to_torch
 from planner.operators.normalization import batch_normalization
-from planner.operators.parts import HALO, MARKED, Cut, Line
+from planner.operators.parts.calls import (
+    Nobody,
+    divide,
+    exchanged,
+    free_name,
+    is_call,
+    parts_function,
+    take_means,
+    values_of,
+)
 from planner.operators.running import REFUSALS, words_of
-from planner.sharding import Rule, dim_of, local_shape, rule_lines
+from planner.sharding import Rule, local_shape, rule_lines
 from planner.splitting.reshardings import (
     Resharding,
     has_gradient,
@@ -38,8 +44,6 @@ from planner.splitting.reshardings import (
     rule_by,
 )
 from planner.strategy import Stage, indices_of
-
-_ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
 
 
 def split_module(
@@ -59,25 +63,25 @@ def split_module(
     """
     graph = model.graph
     module = to_torch(model, indices_of(stage, graph), values, device)
-    made = _values(module, graph)
+    made = values_of(module, graph)
     operators = {graph.operators[i].name: graph.operators[i] for i in indices_of(stage, graph)}
-    nodes = {node.meta["onnx_name"]: node for node in module.graph.nodes if _is_call(node)}
+    nodes = {node.meta["onnx_name"]: node for node in module.graph.nodes if is_call(node)}
     assert stage.sharding is not None
     for name, operator in operators.items():
         rule = rule_by(stage.sharding, operator)
-        _divide(nodes[name], operator, rule, mesh.sizes)
-        parts = _parts_function(model, operator, rule, partial(LateLine, mesh))
+        divide(nodes[name], operator, rule, mesh.sizes)
+        parts = parts_function(model, operator, rule, partial(LateLine, mesh))
         if name in stage.sharding.rules:
-            alone = _parts_function(model, operator, rule, lambda a: _Nobody(mesh.sizes[a]))
+            alone = parts_function(model, operator, rule, lambda a: Nobody(mesh.sizes[a]))
             function = nodes[name].target if alone is None else alone
             assert callable(function)
             _check(module, (nodes[name], function), (operator, rule), graph, made, mesh.sizes)
         if parts is not None:
-            nodes[name] = _exchanged(module, nodes[name], parts, made)
-        _take_means(made, operator, rule, mesh.sizes)
+            nodes[name] = exchanged(module, nodes[name], parts, made)
+        take_means(made, operator, rule, mesh.sizes)
     copies = reshardings(stage, graph)
     inserted = [
-        _insert(module, nodes, made, one, graph, (mesh, _free(module, "resharding")))
+        _insert(module, nodes, made, one, graph, (mesh, free_name(module, "resharding")))
         for one in copies
     ]
     _refuse_lost_statistics(module, stage, graph)
@@ -99,159 +103,6 @@ def conversions_of(module: nn.Module) -> Iterator[tuple[str, Conversion]]:
     for one in module.children():
         if isinstance(one, Conversion):
             yield one.tensor, one
-
-
-class _Parts(nn.Module):
-    """An operator's function on parts, which asks the devices with the other parts."""
-
-    def __init__(self, function: Callable[..., Any], cuts: tuple[Cut, ...]) -> None:
-        super().__init__()
-        self.function, self.cuts = function, cuts
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the operator makes of its local tensors."""
-        return self.function(*args, cuts=self.cuts, **kwargs)
-
-
-class _Nobody:
-    """A line on which nothing is sent, to see what shapes an operator makes."""
-
-    def __init__(self, size: int) -> None:
-        self.rank, self.size = 0, size
-
-    def all_reduce(self, own: Tensor) -> Tensor:
-        return own
-
-    def all_reduce_max(self, own: Tensor) -> Tensor:
-        return own
-
-    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.empty_like(after), torch.empty_like(before)
-
-
-def _parts_function(
-    model: Model, operator: Operator, rule: Rule, line: Callable[[int], Line]
-) -> _Parts | None:
-    """The function that runs in the place of an operator's own, if its rule has a mark.
-
-    Args:
-        line: gives the line along an axis.
-
-    Raises:
-        LaunchError: if there is none.
-    """
-    marks = {word for words in rule.local for word in words if word.startswith("@")}
-    if not marks:
-        return None
-    known = sorted(mark for mark, kind in MARKED if kind == operator.type)
-    if len(marks) > 1 or not marks.issubset(known):
-        raise LaunchError(
-            f"operator {operator.name} ({operator.type}): expected one mark among"
-            f" {', '.join(known) or 'none'}, got {', '.join(sorted(marks))}"
-        )
-    (mark,) = marks
-    node = next(one for one in model.nodes if one.name == operator.name)
-    first = rule.inputs[reads(operator).index(node.inputs[0])]
-    cuts = []
-    for axis, words in enumerate(rule.local):
-        dim = dim_of(first[axis])
-        if mark in words:
-            if dim is None:
-                raise LaunchError(
-                    f"operator {operator.name} ({operator.type}): {mark}: expected a cut of"
-                    f" {node.inputs[0]}, got {first[axis]}"
-                )
-            cuts.append(Cut(line(axis), dim))
-    if mark == HALO and len({cut.dim for cut in cuts}) < len(cuts):
-        raise LaunchError(
-            f"operator {operator.name} ({operator.type}): {mark}: expected a dimension to be cut"
-            f" along one axis, got {','.join(first)}"
-        )
-    return _Parts(cast(Callable[..., Any], MARKED[mark, operator.type]), tuple(cuts))
-
-
-def _exchanged(
-    module: fx.GraphModule, node: fx.Node, parts: _Parts, made: dict[str, fx.Node]
-) -> fx.Node:
-    """Puts the function on parts in the place of an operator's own; gives the new node."""
-    name = _free(module, "parts")
-    module.add_submodule(name, parts)
-    with node.graph.inserting_after(node):
-        new = node.graph.call_module(name, node.args, node.kwargs)
-    new.meta.update(node.meta)
-    node.replace_all_uses_with(new)
-    for tensor in [tensor for tensor, value in made.items() if value is node]:
-        made[tensor] = new
-    node.graph.erase_node(node)
-    return new
-
-
-def _free(module: nn.Module, start: str) -> str:
-    """A name that the module does not have."""
-    return next(name for i in count() if not hasattr(module, name := f"{start}_{i}"))
-
-
-def _is_call(node: fx.Node) -> bool:
-    return "onnx_name" in node.meta
-
-
-def _values(module: fx.GraphModule, graph: Graph) -> dict[str, fx.Node]:
-    """The nodes of all tensors and parameters, by their names in the model."""
-    outputs = {operator.name: operator.outputs for operator in graph.operators}
-    made = {}
-    for node in module.graph.nodes:
-        if "onnx_value" in node.meta:
-            made[node.meta["onnx_value"]] = node
-        elif _is_call(node) and len(outputs[node.meta["onnx_name"]]) == 1:
-            made.setdefault(outputs[node.meta["onnx_name"]][0], node)
-    return made
-
-
-def _divide(
-    node: fx.Node, operator: Operator, rule: Rule, sizes: tuple[int, ...]
-) -> None:  # fmt: skip
-    """Divides the attributes of an operator that its rule names."""
-    kwargs = dict(node.kwargs)
-    for words, size in zip(rule.local, sizes, strict=True):
-        for word in words:
-            if word.startswith("@"):
-                continue
-            match = _ATTRIBUTE.fullmatch(word)
-            name = match["name"] if match else ""
-            if match is None or kwargs.get(name) is None:
-                raise LaunchError(
-                    f"operator {operator.name}: {operator.type} has no attribute {word!r} to divide"
-                )
-            index = None if match["index"] is None else int(match["index"])
-            kwargs[name] = _divided(kwargs[name], index, size, f"{operator.name}: {word}")
-    node.kwargs = kwargs
-
-
-def _divided(value: Any, index: int | None, size: int, where: str) -> Any:
-    """A number, or a number of several, divided by the size of an axis."""
-    whole = list(value) if isinstance(value, list | tuple) else [value]
-    which = range(len(whole)) if index is None else [index]
-    for i in which:
-        if i >= len(whole) or not isinstance(whole[i], int) or whole[i] < 1 or whole[i] % size:
-            raise LaunchError(
-                f"operator {where}: expected a number that {size} divides, got {value}"
-            )
-        whole[i] //= size
-    return tuple(whole) if isinstance(value, list | tuple) else whole[0]
-
-
-def _take_means(
-    made: dict[str, fx.Node], operator: Operator, rule: Rule, sizes: tuple[int, ...]
-) -> None:  # fmt: skip
-    """Divides the outputs that are summands of a mean."""
-    for name, flags in zip(operator.outputs, rule.mean, strict=True):
-        n = prod(size for size, flag in zip(sizes, flags, strict=True) if flag)
-        if n > 1:
-            node = made[name]
-            with node.graph.inserting_after(node):
-                mean = node.graph.call_function(truediv, (node, n))
-            node.replace_all_uses_with(mean, delete_user_cb=partial(is_not, mean))
-            made[name] = mean
 
 
 def _insert(
@@ -288,7 +139,7 @@ def _gather_again(
     conversions = [module.get_submodule(str(copy.target)) for _, copy in gathered]
     own = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
     function = cast(Callable[..., Any], own)
-    name = _free(module, "again")
+    name = free_name(module, "again")
     module.add_submodule(name, GatheredAgain(function, cast(list[Conversion], conversions)))
     with node.graph.inserting_after(node):
         new = node.graph.call_module(name, (tuple(gathered), *node.args), node.kwargs)

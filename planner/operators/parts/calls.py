@@ -1,0 +1,182 @@
+"""A module's call of an operator, changed to run on one part of its tensors: attributes that the
+rule names are divided, a function that asks the devices with the other parts takes the place of the
+operator's own, and summands of means are divided.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from math import prod
+from operator import is_not, truediv
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from planner.errors import LaunchError
+from planner.graph import Graph, Operator
+from planner.model import Model
+from planner.operators.parts import HALO, MARKED
+from planner.operators.parts.line import Cut, Line
+from planner.sharding import Rule, dim_of
+from planner.splitting.reshardings import reads
+
+_ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
+
+
+class Parts(nn.Module):
+    """An operator's function on parts, which asks the devices with the other parts."""
+
+    def __init__(self, function: Callable[..., Any], cuts: tuple[Cut, ...]) -> None:
+        super().__init__()
+        self.function, self.cuts = function, cuts
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the operator makes of its local tensors."""
+        return self.function(*args, cuts=self.cuts, **kwargs)
+
+
+class Nobody:
+    """A line on which nothing is sent, to see what an operator makes, and to time it."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size = 0, size
+
+    def all_reduce(self, own: Tensor) -> Tensor:
+        """The tensor itself."""
+        return own
+
+    def all_reduce_max(self, own: Tensor) -> Tensor:
+        """The tensor itself."""
+        return own
+
+    def exchange(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Tensors of the shapes of those that neighbours would give."""
+        return torch.empty_like(after), torch.empty_like(before)
+
+
+def parts_function(
+    model: Model, operator: Operator, rule: Rule, line: Callable[[int], Line]
+) -> Parts | None:
+    """The function that runs in the place of an operator's own, if its rule has a mark.
+
+    Args:
+        line: gives the line along an axis.
+
+    Raises:
+        LaunchError: if there is none.
+    """
+    marks = {word for words in rule.local for word in words if word.startswith("@")}
+    if not marks:
+        return None
+    known = sorted(mark for mark, kind in MARKED if kind == operator.type)
+    if len(marks) > 1 or not marks.issubset(known):
+        raise LaunchError(
+            f"operator {operator.name} ({operator.type}): expected one mark among"
+            f" {', '.join(known) or 'none'}, got {', '.join(sorted(marks))}"
+        )
+    (mark,) = marks
+    node = next(one for one in model.nodes if one.name == operator.name)
+    first = rule.inputs[reads(operator).index(node.inputs[0])]
+    cuts = []
+    for axis, words in enumerate(rule.local):
+        dim = dim_of(first[axis])
+        if mark in words:
+            if dim is None:
+                raise LaunchError(
+                    f"operator {operator.name} ({operator.type}): {mark}: expected a cut of"
+                    f" {node.inputs[0]}, got {first[axis]}"
+                )
+            cuts.append(Cut(line(axis), dim))
+    if mark == HALO and len({cut.dim for cut in cuts}) < len(cuts):
+        raise LaunchError(
+            f"operator {operator.name} ({operator.type}): {mark}: expected a dimension to be cut"
+            f" along one axis, got {','.join(first)}"
+        )
+    return Parts(cast(Callable[..., Any], MARKED[mark, operator.type]), tuple(cuts))
+
+
+def exchanged(
+    module: fx.GraphModule, node: fx.Node, parts: Parts, made: dict[str, fx.Node]
+) -> fx.Node:
+    """Puts the function on parts in the place of an operator's own; gives the new node."""
+    name = free_name(module, "parts")
+    module.add_submodule(name, parts)
+    with node.graph.inserting_after(node):
+        new = node.graph.call_module(name, node.args, node.kwargs)
+    new.meta.update(node.meta)
+    node.replace_all_uses_with(new)
+    for tensor in [tensor for tensor, value in made.items() if value is node]:
+        made[tensor] = new
+    node.graph.erase_node(node)
+    return new
+
+
+def free_name(module: nn.Module, start: str) -> str:
+    """A name that the module does not have."""
+    return next(name for i in count() if not hasattr(module, name := f"{start}_{i}"))
+
+
+def divide(
+    node: fx.Node, operator: Operator, rule: Rule, sizes: tuple[int, ...]
+) -> None:  # fmt: skip
+    """Divides the attributes of an operator that its rule names."""
+    kwargs = dict(node.kwargs)
+    for words, size in zip(rule.local, sizes, strict=True):
+        for word in words:
+            if word.startswith("@"):
+                continue
+            match = _ATTRIBUTE.fullmatch(word)
+            name = match["name"] if match else ""
+            if match is None or kwargs.get(name) is None:
+                raise LaunchError(
+                    f"operator {operator.name}: {operator.type} has no attribute {word!r} to divide"
+                )
+            index = None if match["index"] is None else int(match["index"])
+            kwargs[name] = _divided(kwargs[name], index, size, f"{operator.name}: {word}")
+    node.kwargs = kwargs
+
+
+def _divided(value: Any, index: int | None, size: int, where: str) -> Any:
+    """A number, or a number of several, divided by the size of an axis."""
+    whole = list(value) if isinstance(value, list | tuple) else [value]
+    which = range(len(whole)) if index is None else [index]
+    for i in which:
+        if i >= len(whole) or not isinstance(whole[i], int) or whole[i] < 1 or whole[i] % size:
+            raise LaunchError(
+                f"operator {where}: expected a number that {size} divides, got {value}"
+            )
+        whole[i] //= size
+    return tuple(whole) if isinstance(value, list | tuple) else whole[0]
+
+
+def take_means(
+    made: dict[str, fx.Node], operator: Operator, rule: Rule, sizes: tuple[int, ...]
+) -> None:  # fmt: skip
+    """Divides the outputs that are summands of a mean."""
+    for name, flags in zip(operator.outputs, rule.mean, strict=True):
+        n = prod(size for size, flag in zip(sizes, flags, strict=True) if flag)
+        if n > 1:
+            node = made[name]
+            with node.graph.inserting_after(node):
+                mean = node.graph.call_function(truediv, (node, n))
+            node.replace_all_uses_with(mean, delete_user_cb=partial(is_not, mean))
+            made[name] = mean
+
+
+def is_call(node: fx.Node) -> bool:
+    """Whether a node calls an operator of the model."""
+    return "onnx_name" in node.meta
+
+
+def values_of(module: fx.GraphModule, graph: Graph) -> dict[str, fx.Node]:
+    """The nodes of all tensors and parameters, by their names in the model."""
+    outputs = {operator.name: operator.outputs for operator in graph.operators}
+    made = {}
+    for node in module.graph.nodes:
+        if "onnx_value" in node.meta:
+            made[node.meta["onnx_value"]] = node
+        elif is_call(node) and len(outputs[node.meta["onnx_name"]]) == 1:
+            made.setdefault(outputs[node.meta["onnx_name"]][0], node)
+    return made

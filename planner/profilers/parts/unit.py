@@ -1,0 +1,125 @@
+"""A part of an operator as a torch function that can run alone: the operator's own function, or
+that on parts, on the local tensors of the first device of a mesh. Nothing is sent.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from planner.model import Model
+from planner.operators import input_names, output_names, parameters, to_torch
+from planner.operators.parts.calls import (
+    Nobody,
+    divide,
+    exchanged,
+    is_call,
+    parts_function,
+    take_means,
+    values_of,
+)
+from planner.profilers.unit import Unit
+from planner.profiles import Part
+from planner.sharding import Spec, blocks_of, dim_of, rule_of, tiles
+from planner.splitting.reshardings import reads
+
+
+def part_unit(
+    model: Model, operator: int, part: Part, device: str, values: Mapping[str, Tensor] | None
+) -> Unit:
+    """A part of one operator of the model.
+
+    Args:
+        model: the model.
+        operator: index of the operator.
+        part: of it.
+        device: "cpu", "cuda" or "cuda:N".
+        values: whole parameters by name, on the device, the operator's among them; None reads them.
+
+    Raises:
+        OperatorError: if the operator has no conversion.
+        LaunchError: if it cannot run by the rule.
+    """
+    mesh, rule = part[0], rule_of(part[1])
+    own, graph = model.graph.operators[operator], model.graph
+    whole = parameters(model, own.parameters, device) if values is None else values
+    held = {}
+    for name, spec in zip(reads(own), rule.inputs, strict=True):
+        if name in own.parameters:
+            one = local(whole[name].detach(), spec, mesh)
+            held[name] = nn.Parameter(one) if whole[name].requires_grad else one
+    module = to_torch(model, [operator], values=held, device=device)
+    made = values_of(module, graph)
+    (node,) = (one for one in module.graph.nodes if is_call(one))
+    divide(node, own, rule, mesh)
+    parts = parts_function(model, own, rule, lambda axis: Nobody(mesh[axis]))
+    if parts is not None:
+        exchanged(module, node, parts, made)
+    take_means(made, own, rule, mesh)
+    module.graph.lint()
+    module.recompile()
+    return Unit(
+        forward=module.forward,
+        inputs=input_names(graph, [operator]),
+        outputs=output_names(graph, [operator]),
+        parameters=held,
+        weights={name: value for name, value in held.items() if value.requires_grad},
+        constants=tuple(module.buffers()),
+    )
+
+
+def local_values(
+    model: Model, operator: int, part: Part, values: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The local parts of the tensors that an operator reads.
+
+    Args:
+        values: whole tensors by name.
+    """
+    own, rule = model.graph.operators[operator], rule_of(part[1])
+    specs = dict(zip(reads(own), rule.inputs, strict=True))
+    return {
+        name: local(values[name].detach(), specs[name], part[0]).requires_grad_(
+            values[name].requires_grad
+        )
+        for name in own.inputs
+    }
+
+
+def local(whole: Tensor, spec: Spec, mesh: Sequence[int]) -> Tensor:
+    """The part of a tensor that the first device has, in memory of its own, with its dimensions in
+    memory in the order in which the whole tensor has them. Of a summand, all.
+
+    >>> local(torch.arange(12).reshape(2, 6).t(), ("S0",), (3,)).tolist()
+    [[0, 6], [1, 7]]
+    """
+    boxes = tiles(tuple(whole.shape), spec, mesh, 0)
+    pieces = [whole[tuple(slice(first, last) for first, last in box)] for box in boxes]
+    blocked = [dim_of(one) for one in spec if blocks_of(one) > 1]
+    part = torch.cat(pieces, blocked[0] or 0) if blocked else pieces[0]
+    order = by_stride(whole.stride())
+    back = [order.index(dim) for dim in range(whole.dim())]
+    return part.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def by_stride(strides: Sequence[int]) -> list[int]:
+    """The dimensions of a tensor, that with the largest stride first.
+
+    >>> by_stride((1, 6))
+    [1, 0]
+    """
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+
+def local_strides(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a local tensor of some shape, whose dimensions lie as those of a whole one; a
+    stride of 0 stays.
+
+    >>> local_strides((1, 6, 0), (3, 4, 5))
+    (1, 3, 0)
+    """
+    made, step = [0] * len(strides), 1
+    for dim in reversed(by_stride(strides)):
+        if strides[dim]:
+            made[dim], step = step, step * shape[dim]
+    return tuple(made)
