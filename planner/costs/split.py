@@ -337,7 +337,7 @@ class _Builder:
         gathered = tuple(named[n] for n in operator.parameters if named[n] != n)
         inputs = tuple(dict.fromkeys((*(named[n] for n in operator.inputs), *gathered)))
         share = work_share(rule, self.sharding.mesh)
-        of_outputs, of_all = self._byte_shares(operator, named)
+        of_outputs, of_all, moved = self._byte_shares(operator, named, cost.bytes_moved)
         again = self.gathers.get(operator.name, [])
         if again:
             self.again[len(self.operators)] = tuple(again)
@@ -357,7 +357,7 @@ class _Builder:
                 output_bytes=sum(self.tensors[n].bytes for n in operator.outputs),
                 parameter_bytes=sum(self.parameters[n].bytes for n in held),
                 flops=round(cost.flops * share),
-                bytes_moved=round(cost.bytes_moved * of_all),
+                bytes_moved=round(cost.bytes_moved * moved),
                 stash_tensors=tuple(dict.fromkeys(stash)),
                 stash_private_bytes=round(cost.stash_private_bytes * of_outputs),
                 workspace_bytes=round(cost.workspace_bytes * of_all)
@@ -379,18 +379,25 @@ class _Builder:
             name = self.bases[name]
         return name
 
-    def _byte_shares(self, operator: Operator, named: Mapping[str, str]) -> tuple[float, float]:
-        """The local part of the bytes that an operator makes, and of all that it touches."""
+    def _byte_shares(
+        self, operator: Operator, named: Mapping[str, str], bytes_moved: int
+    ) -> tuple[float, float, float]:
+        """The local part of the bytes that an operator makes, of all that it touches, and of those
+        that it moves: where it moves less than it touches, it picks what it makes, as a lookup in a
+        table does.
+
+        Args:
+            bytes_moved: by the whole operator.
+        """
         tensors, parameters = tensors_by_name(self.graph), parameters_by_name(self.graph)
         made = sum(self.tensors[n].bytes for n in operator.outputs)
         made_whole = sum(tensors[n].bytes for n in operator.outputs)
         read = sum((self.tensors.get(n) or self.parameters[n]).bytes for n in named.values())
         read_whole = sum((tensors.get(n) or parameters[n]).bytes for n in named)
         both = made_whole + read_whole
-        return (
-            made / made_whole if made_whole else 1.0,
-            (made + read) / both if both else 1.0,
-        )
+        of_outputs = made / made_whole if made_whole else 1.0
+        of_all = (made + read) / both if both else 1.0
+        return of_outputs, of_all, of_outputs if bytes_moved < both else of_all
 
     def _outside(self) -> tuple[str, ...]:
         """Adds an operator that reads what other stages read. Gives the outputs of the local graph:

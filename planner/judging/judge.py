@@ -14,6 +14,7 @@ from planner.costs.compute import (
     rescaled,
     slowdowns,
 )
+from planner.costs.edges import gathered
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.files import artefact_hash
 from planner.graph import losses_of
@@ -99,9 +100,10 @@ def judge(
     problem: Problem, solver: str, result: Result, over: Callable[[], bool] = lambda: False
 ) -> tuple[Verdict | None, str | None]:
     """The verdict on a solver's strategy, or None and why it does not fit. Where the simulator
-    finds them faster, and they fit, another strategy of the solver is taken, or one more microbatch
-    in flight per stage than the default. Their actions are limited, and no more are simulated once
-    the time is over; a note counts the variants that are left out.
+    finds them faster, and they fit, another strategy of the solver is taken, or one that cuts what
+    crosses stages (`costs.edges`), or one more microbatch in flight per stage than the default.
+    Their actions are limited, and no more are simulated once the time is over; a note counts the
+    variants that are left out.
 
     Args:
         over: whether the time is over.
@@ -114,7 +116,8 @@ def judge(
     objective = problem.options.objective
     verdicts: list[Verdict] = []
     shortage = None
-    tried = (result.strategy, *result.others)
+    own = (result.strategy, *result.others)
+    tried = (*own, *(gathered(problem, one) for one in own))
     candidates = tuple(dict.fromkeys((*tried, *map(one_more_in_flight, tried))))
     simulated = left_out = size = 0
     cut = False

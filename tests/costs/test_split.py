@@ -311,3 +311,15 @@ def test_the_local_graph_has_local_shapes():
     assert parameters == {"w0": (WIDTH,), "w1": (WIDTH, 16), "w2": (16, WIDTH)}
     need = stage_memory(mlp(), one_stage(mlp(), megatron(4), [range(4)]).stages[0])
     assert need.trainable_bytes == need.gradient_bytes == need.state_bytes
+
+
+def test_a_lookup_moves_what_it_makes_and_not_its_table():
+    """The weight is whole on each of two devices; half of the rows are made there."""
+    some = mlp()
+    for moved, due in ((100, 50), (10**6, 10**6 * (OF_Y + 4 * WIDTH) / (2 * OF_Y + 4 * WIDTH))):
+        first = replace(some.operators[0], bytes_moved=moved)
+        profile = replace(some, operators=(first, *some.operators[1:]))
+        split = sharding((2,), {"scale": ["S0,R->S0"]})
+        local = local_stage(profile, one_stage(profile, split, [(0, 1)]).stages[0])
+        (own,) = (one for one in local.profile.operators if one.name == "scale")
+        assert own.bytes_moved == round(due)

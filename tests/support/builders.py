@@ -98,6 +98,25 @@ def hierarchy(counts, bandwidths=(1e9,), kind=None):
     return replace(flat, levels=levels)
 
 
+def islands(counts, inside, between, kind=None, latency=0.0):
+    """Hosts with some devices each, whose links are fast inside a host and slow between hosts."""
+    kind = kind or unit_type()
+    hosts = [f"host{h}" for h in range(len(counts))]
+    at = [host for host, count in zip(hosts, counts, strict=True) for _ in range(count)]
+    ends = [(f"d{i}", host, inside) for i, host in enumerate(at)]
+    ends += [(host, "switch", between) for host in hosts]
+    return Topology(
+        name="islands",
+        device_types=(kind,),
+        hosts=tuple(Host(host, None, None) for host in hosts),
+        devices=tuple(Device(f"d{i}", kind.name, host) for i, host in enumerate(at)),
+        switches=("switch",),
+        links=tuple(
+            Link(*pair, rate, latency / 2) for a, b, rate in ends for pair in ((a, b), (b, a))
+        ),
+    )
+
+
 def problem_of(profile, topology, num_microbatches=4, measured_on=None, **options):
     options = {"reserve_bytes": 0, **options}
     return Problem(

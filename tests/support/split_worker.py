@@ -12,7 +12,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from planner.commands.ends import ranks_leave_at_once
+from planner.costs.edges import gathered
 from planner.launcher.gradients import make_optimizer
 from planner.launcher.job import TrainingJob
 from planner.launcher.settings import Settings
@@ -33,7 +34,8 @@ from planner.problem import Optimizer
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.program import program
 from planner.solvers.sharded.options import Megatron
-from planner.strategy import ScheduleName, Stage, Strategy, violations
+from planner.strategy import ScheduleName, Stage, Strategy, crossings, violations
+from tests.support.builders import islands, problem_of, profile_of
 from tests.support.split_models import loaded, megatron
 from tests.support.split_plans import cut_further, error, plan_of, random_sharding
 from tests.support.split_profiles import planned
@@ -120,6 +122,41 @@ def of_solver(**degrees):
     return made
 
 
+def over_slow_links(made, counts):
+    """A strategy whose tensors cross stages whole, cut by the planner where they cross slow links.
+
+    Args:
+        counts: devices of each host.
+    """
+
+    def cut(model):
+        plain = made(model)
+        crossing = {one.tensor for one in crossings(plain, model.graph)}
+        whole = tuple(
+            stage
+            if stage.sharding is None
+            else replace(
+                stage,
+                sharding=replace(
+                    stage.sharding,
+                    inputs={n: s for n, s in stage.sharding.inputs.items() if n not in crossing},
+                    outputs={n: s for n, s in stage.sharding.outputs.items() if n not in crossing},
+                ),
+            )
+            for stage in plain.stages
+        )
+        topology = islands(counts, inside=1e12, between=1e6)
+        times = [1e-3] * len(model.graph.operators)
+        problem = problem_of(profile_of(model.graph, times), topology, plain.num_microbatches)
+        chosen = gathered(problem, replace(plain, stages=whole))
+        for s, stage in enumerate(chosen.stages):
+            if stage.sharding is not None:
+                assert stage.sharding != whole[s].sharding
+        return chosen
+
+    return cut
+
+
 CASES = {
     "mlp on 2": Run("mlp", strategy([(2,)], seed=1), "adam"),
     "gpt on 2": Run("gpt", strategy([(2,)], seed=2), "momentum"),
@@ -141,6 +178,19 @@ CASES = {
     "1, 2, 1": Run("mlp", strategy([None, (2,), None], [0.3, 0.6], seed=12, count=5)),
     "2 replicas, then 2": Run("mlp", strategy([None, (2,)], [0.5], [2, 1], seed=13, count=3)),
     "2, then 2 replicas": Run("mlp", strategy([(2,), None], [0.5], [1, 2], seed=14, count=3)),
+    "2 then 2, over slow links": Run(
+        "gpt", over_slow_links(
+            strategy([(2,), (2,)], [0.5], seed=22, tied=[("words", ("S0",))]), [2, 2]
+        ),
+    ),
+    "1 then 2, over slow links": Run(
+        "gpt", over_slow_links(
+            strategy([None, (2,)], [0.5], seed=23, recompute=True, tied=[("words", ("R",))]), [1, 2]
+        ),
+    ),
+    "2 then 1, over slow links": Run(
+        "cnn", over_slow_links(strategy([(2,), None], [0.5], seed=24), [2, 1])
+    ),
     "zero 1 on 2": Run("mlp", strategy([(2,)], seed=15, zero=1), "adam"),
     "zero 2 on 2": Run("gpt", strategy([(2,)], seed=16, zero=2), clip=0.1),
     "zero 3 on 2": Run("cnn", strategy([(2,)], seed=17, zero=3)),

@@ -1,10 +1,11 @@
 """`measure_parts`: times of parts of operators at their local shapes, with PyTorch on this machine.
 
-A part is timed as a whole operator is (`profilers/measured.py`), on the local parts of the values that this
-reads in a forward pass of the model. Parts of operators of one class with the same local shapes
-share one measurement. The whole operator is timed beside its part, and what counts is the ratio of
-both: so the share fits times that were scaled to the whole step, and a machine that is slower today
-does not make parts slower than wholes. Only where both are in the cache nothing is timed.
+A part is timed as a whole operator is (`profilers/measured.py`), on the local parts of the values
+that this reads in a forward pass of the model. Parts of operators of one class with the same local
+shapes share one measurement. The whole operator is timed beside its part, and what counts is the
+ratio of both: so the share fits times that were scaled to the whole step, and a machine that is
+slower today does not make parts slower than wholes. Only where both are in the cache nothing is
+timed.
 """
 
 import hashlib
