@@ -147,6 +147,19 @@ def test_memory_of_megatrons_mlp_by_hand(size):
     assert memory.stash_bytes == 4 * OF_Y + 2 * OF_H // size
 
 
+def test_a_local_slice_keeps_all_that_it_is_cut_from():
+    # gelu stashes its part of h, a view of the whole; down stashes a, gathered.
+    strategy = one_stage(mlp(), sharding((2,), {"gelu": ["S0->S0"]}), [[0, 1]], 2)
+    assert evaluate(problem(2), strategy).memory[0].stash_bytes == 4 * OF_Y + 2 * OF_H
+    # Parts of weights lie in these.
+    whole = replace(megatron(2), parameters={})
+    stash = [
+        evaluate(problem(2), one_stage(mlp(), split, [[0, 1]], 2)).memory[0].stash_bytes
+        for split in (whole, megatron(2))
+    ]
+    assert stash[0] == stash[1] == 4 * OF_Y + 2 * OF_H // 2
+
+
 def test_memory_of_zero_by_hand():
     """Rajbhandari et al. 2020, figure 1: their 2 + 2 + 12 bytes are 4 + 4 + 8 in float32, with two
     moments of Adam.
