@@ -115,7 +115,7 @@ def phase_bounds_of(instance: NetSplitInstance, *, backward: bool) -> PhaseBound
     """Heads, tails and the least length of a phase."""
     num, groups = instance.problem.num_operators, np.array(instance.group_of)
     ticks = (instance.backward if backward else instance.forward).min(axis=1)
-    far = _least_transfers(instance)
+    far = least_transfers(instance)
     ways: dict[tuple[int, int], int] = {}
     for i, j, t in edges_of(instance, backward=backward):
         together = instance.group_of[i] == instance.group_of[j]
@@ -139,7 +139,7 @@ def phase_bounds_of(instance: NetSplitInstance, *, backward: bool) -> PhaseBound
     return PhaseBounds(tuple(head.tolist()), tuple(tail.tolist()), least, crowded)
 
 
-def _least_transfers(instance: NetSplitInstance) -> list[int]:
+def least_transfers(instance: NetSplitInstance) -> list[int]:
     """Ticks of each tensor over the fastest path between two devices."""
     problem = instance.problem
     if problem.num_devices < 2:

@@ -71,6 +71,7 @@ from planner.solvers.netsplit.model import (
     known_placement_of,
     overflow,
 )
+from planner.solvers.netsplit.neighbourhoods import NeighbourSettings, mended
 from planner.solvers.netsplit.search import improved, timed
 from planner.solvers.netsplit.windows import windowed
 from planner.solvers.placement import heft
@@ -90,6 +91,10 @@ SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.6
 
 WINDOWS_SHARE = 0.3
 """Share of the rest for the bounds by windows."""
+
+LINKED_SHARE, NEIGHBOURS_SHARE = 0.6, 0.4
+"""With shared links, the same share for the windows, and before them that of the limit for the
+neighbourhoods."""
 
 POLISH_SHARE = 0.03
 """Share of the limit for the local search after a step."""
@@ -167,8 +172,16 @@ class _FullSearch:
         many = len(self.instance.groups) > FEW_OPERATORS
         return many and any(bounds.crowded for bounds in self.bounds)
 
+    @property
+    def linked(self) -> bool:
+        """Whether transfers wait for each other on shared links, and there are many placements."""
+        many = len(self.instance.groups) > FEW_OPERATORS
+        return many and bool(self.instance.problem.shared) and not self.crowded
+
     def asks(self, step: _ProofStep) -> bool:
         """Whether a step can improve a bound or the schedule."""
+        if self.linked:
+            return step.channels and not step.kept
         if step.near:
             return step.kept == (self.kept is not None)
         return step.channels or not self.crowded
@@ -221,8 +234,11 @@ def _full(
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
         budget.per_s = _per_s(search)
         search.known = _improved(search, search.known, share)
+        if search.linked:
+            search.known = _mended(search, NEIGHBOURS_SHARE)
     if len(instance.groups) > FEW_OPERATORS and not budget.watch.done:
-        search.bounds, search.joint = windowed(instance, bounds, budget, WINDOWS_SHARE)
+        share = LINKED_SHARE if search.linked else WINDOWS_SHARE
+        search.bounds, search.joint = windowed(instance, bounds, budget, share)
         search.total = search.joint.least
         budget.watch.see(bound=search.total)
     for step in _STEPS:
@@ -246,6 +262,21 @@ def _improved(search: _FullSearch, known: KnownPlacement, share: float) -> Known
         return known
     work = int(TIMED_PER_S * budget.draw(share))
     return improved(instance, known, work, budget.watch, budget.over, budget.seed)
+
+
+def _mended(search: _FullSearch, share: float) -> KnownPlacement:
+    """The best schedule that neighbourhoods of the best one give, in a share of the limit."""
+    budget, watch = search.budget, search.budget.watch
+    limit = share * budget.whole_s * budget.per_s
+    known, worked = mended(
+        search.instance,
+        search.known,
+        NeighbourSettings(
+            limit, budget.per_s / CONSTRAINTS_PER_S, budget.seed, watch.see, budget.over
+        ),
+    )
+    budget.left_s = max(0.0, budget.left_s - worked / budget.per_s)
+    return known
 
 
 def _climb(search: _FullSearch, step: _ProofStep) -> None:

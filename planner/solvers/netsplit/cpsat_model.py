@@ -133,18 +133,25 @@ def _memory(model: CpSatModel) -> None:
 
 def add_apart(model: CpSatModel, known: Sequence[int]) -> None:
     """Adds z, for all pairs of groups with an edge between them."""
-    instance, cp = model.instance, model.cp
-    for i, j in edge_bytes(instance.problem):
-        g, h = sorted((instance.group_of[i], instance.group_of[j]))
-        if g == h or (g, h) in model.z:
-            continue
-        z = model.z[g, h] = cp.new_bool_var("")
-        # On the device of g: either h is not there, so z, or it is, so not z. As g has exactly one
-        # device, z is decided.
-        for here, there in zip(model.x[g], model.x[h], strict=True):
-            cp.add_bool_or(~here, there, z)
-            cp.add_bool_or(~here, ~there, ~z)
-        model.hints.append((z, int(known[i] != known[j])))
+    group = model.instance.group_of
+    for i, j in edge_bytes(model.instance.problem):
+        g, h = sorted((group[i], group[j]))
+        if g != h and add_pair(model, g, h):
+            model.hints.append((model.z[g, h], int(known[i] != known[j])))
+
+
+def add_pair(model: CpSatModel, g: int, h: int) -> bool:
+    """Adds z of two groups, g < h; False if it is there."""
+    if (g, h) in model.z:
+        return False
+    cp, z = model.cp, model.cp.new_bool_var("")
+    # On the device of g: either h is not there, so z, or it is, so not z. As g has exactly one
+    # device, z is decided.
+    for here, there in zip(model.x[g], model.x[h], strict=True):
+        cp.add_bool_or(~here, there, z)
+        cp.add_bool_or(~here, ~there, ~z)
+    model.z[g, h] = z
+    return True
 
 
 def add_transfers(model: CpSatModel, known: Sequence[int]) -> None:

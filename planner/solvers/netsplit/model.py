@@ -444,12 +444,14 @@ def schedule_of(instance: NetSplitInstance, device_of: Sequence[int]) -> TickSch
             back.append((transfer.start_s, -i, 0, transfer.tensor, transfer.source))
         else:
             there.append((transfer.start_s, i, 1, transfer.tensor, transfer.target))
-    forward, sent, forward_end = _retimed(instance, device_of, sorted(there), backward=False)
-    backward, returned, backward_end = _retimed(instance, device_of, sorted(back), backward=True)
+    forward, sent, forward_end = phase_retimed(instance, device_of, sorted(there), backward=False)
+    backward, returned, backward_end = phase_retimed(
+        instance, device_of, sorted(back), backward=True
+    )
     return TickSchedule(forward, backward, sent, returned, forward_end, backward_end)
 
 
-def _retimed(
+def phase_retimed(
     instance: NetSplitInstance,
     device_of: Sequence[int],
     jobs: Sequence[tuple[float, int, int, int, int]],

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, joint_bounds_of
 from planner.solvers.netsplit.cpsat_call import SearchBudget, least_of, worker
 from planner.solvers.netsplit.cpsat_model import add_apart, phase_of, placement_of
+from planner.solvers.netsplit.cpsat_ports import add_ports
 from planner.solvers.netsplit.model import (
     KnownPlacement,
     NetSplitInstance,
@@ -41,6 +42,9 @@ from planner.solvers.netsplit.model import (
 SIZES = ((18, 0.01), (14, 0.005), (10, 0.002), (7, 0.001), (5, 0.0006))
 """Operators of a window, and units of deterministic work for an operator's three windows of that
 size, measured on 4 devices; the first size that the limit allows is taken."""
+
+LINKED_SIZES = ((14, 0.1), (12, 0.04), (10, 0.014), (8, 0.007), (6, 0.003))
+"""The same with shared links."""
 
 EACH = 2.0
 """A single window gets at most this multiple of the work of three."""
@@ -66,7 +70,8 @@ def windowed(
     """
     limit = share * budget.left_s * WINDOWS_PER_S
     each = limit / instance.problem.num_operators
-    size, work = next(((size, work) for size, work in SIZES if work <= each), (0, 0.0))
+    sizes = LINKED_SIZES if instance.problem.shared else SIZES
+    size, work = next(((size, work) for size, work in sizes if work <= each), (0, 0.0))
     if not size:
         return list(bounds), joint_bounds_of(bounds)
     until_s = budget.seconds() - SLOW * share * budget.seconds()
@@ -252,7 +257,11 @@ def _within(
     model = placement_of(window.part, cp_model.CpModel(), nothing, memory=False)
     add_apart(model, nothing)
     starts, last = [], window.operators.index(window.j)
-    transfers = sum(int(ticks.max()) for ticks in ticks_by_way(window.part)[1])
+    slowest = ticks_by_way(window.part)[1].max(axis=1).tolist()
+    tensors = window.part.problem.tensors
+    transfers = sum(
+        len(tensor.consumers) * ticks for tensor, ticks in zip(tensors, slowest, strict=True)
+    )
     for backward in window.phases:
         times = tuple(side.times[backward][i] for i in window.operators)
         ticks = window.part.backward if backward else window.part.forward
@@ -263,6 +272,7 @@ def _within(
         # operators, backwards of earlier ones.
         bounds, mirrored = PhaseBounds(times, nothing, 0, False), backward != side.behind
         phase = phase_of(model, bounds, nowhere, latest, backward=backward, mirrored=mirrored)
+        add_ports(model, phase, latest, mirrored=mirrored)
         starts.append(phase.start)
     if len(window.phases) == 2:
         for there, back, i in zip(*starts, window.operators, strict=True):
