@@ -114,7 +114,8 @@ def of_solver(**degrees):
     """What the solver `megatron` makes: with classes that are cut."""
 
     def made(model):
-        chosen = planned(model, Megatron(**degrees), prod(degrees.values()))
+        switches = Megatron(sequence_parallel=False, **degrees)
+        chosen = planned(model, switches, prod(degrees.values()))
         (logits,) = model.graph.outputs
         assert chosen.stages[-1].sharding.outputs[logits] == ("S2",)
         return chosen
