@@ -799,7 +799,7 @@ def solve(
         calibration: see `simulate`.
         time_limit_s: for all solvers together; the present and the changed topology get half each.
         refine: whether split operators of the best plan are measured at their local shapes, until
-            no plan is better by these times. `Plans.refinement` has the profiles with them.
+            no plan is better by these times. `Plans.refinement.into` gives the profiles with them.
         model: the ONNX file that is measured then, if it is not where the profile says.
         progress: called with the name of each solver before it starts.
 
@@ -892,20 +892,6 @@ class _Refining:
 
         self._progress("measuring parts")
         return measure_parts(profiled_model(profile, self._path), profile, wanted)
-
-
-def refined_profiles(
-    profiles: "Sequence[Profile]", refinement: "Refinement"
-) -> "tuple[Profile, ...]":
-    """Profiles with the times of parts that `solve` has measured.
-
-    Args:
-        profiles: of the file that was planned for.
-        refinement: that of the plans.
-    """
-    from planner.judging.refine import with_times
-
-    return with_times(profiles, refinement)
 
 
 def compare(

@@ -134,8 +134,7 @@ def solve(
 def keep_times(inputs: Inputs, plans: "Plans") -> None:
     """Writes new times of parts into the file of the profile, which all commands read."""
     if plans.refinement is not None and plans.refinement.profiles:
-        profiles = api.refined_profiles(inputs.profiles, plans.refinement)
-        api.write_profiles(profiles, inputs.profile_path)
+        api.write_profiles(plans.refinement.into(inputs.profiles), inputs.profile_path)
 
 
 def model_for(inputs: Inputs, model_path: Path | None, output: Path) -> "Model | None":

@@ -57,6 +57,11 @@ class Refinement:
     profiles: tuple[Profile, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def into(self, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
+        """Profiles with the new times of parts in those of the same size of the microbatch."""
+        new = {one.microbatch_size: one for one in self.profiles}
+        return tuple(new.get(one.microbatch_size, one) for one in profiles)
+
 
 def nothing(reason: str) -> Refinement:
     """A refinement that measured nothing.
@@ -138,12 +143,6 @@ def refine(
         profiles=tuple(refined.values()),
         notes=(*done.notes, *([f"the best plan is not refined: {why}"] if why else [])),
     )
-
-
-def with_times(profiles: Sequence[Profile], refinement: Refinement) -> tuple[Profile, ...]:
-    """Profiles with the new times of parts in those of the same size of the microbatch."""
-    new = {one.microbatch_size: one for one in refinement.profiles}
-    return tuple(new.get(one.microbatch_size, one) for one in profiles)
 
 
 def _best(made: Sequence[Attempts]) -> tuple[Plan, int] | None:

@@ -28,6 +28,7 @@ def folder(tmp_path, monkeypatch):
     """A folder with a small model and its measured profile."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("planner.profilers.measured.PRECISION", 1e9)  # three runs are enough here
     (tmp_path / "pair.yaml").write_text(PAIR)
     monkeypatch.setattr(split_models, "WIDTH", 256)  # parts are larger than the smallest operator
     split_models.mlp("mlp.onnx")

@@ -12,7 +12,7 @@ from planner.graph import parameters_by_name, tensors_by_name
 from planner.judging import refine as refining
 from planner.judging.judge import judge, judge_unchanged
 from planner.judging.portfolio import Attempt, Attempts, comparison
-from planner.judging.refine import refine, with_times
+from planner.judging.refine import refine
 from planner.problem import Result, Status
 from planner.profilers.parts import MeasuredParts
 from planner.profilers.parts.measure import local_shapes
@@ -172,7 +172,7 @@ def test_times_of_parts_go_through_the_file_and_leave_the_hash(tmp_path):
     asked = attempts([megatron(4)])
     profile = asked.problem.profile
     _, done = refine([asked], Machine())
-    (refined,) = with_times([profile], done)
+    (refined,) = done.into([profile])
     assert [len(one.parts) for one in refined.operators] == [0, 1, 1, 1]
     write_profile(refined, tmp_path / "one.json")
     assert read_any_profiles(tmp_path / "one.json") == (refined,)
