@@ -18,6 +18,7 @@ at most t. Local slices, zeros and additions of summands take no time.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from planner.costs.collectives import conversion_s
 from planner.costs.compute import OperatorTimes, loss_times_s, roofline_s, times_on
 from planner.costs.cut_losses import loss_steps
 from planner.graph import (
+    ITEM_BYTES,
     Graph,
     LossChoice,
     Operator,
@@ -51,6 +53,8 @@ from planner.topology import DeviceType, device_type
 
 ROWS = "@rows"
 """Marks a rule by which each device looks all indices up in its part of a table."""
+
+_SHORT_FLOATS = ("float16", "bfloat16")
 
 # These use no value of a parameter in their backward, so that a gathered copy goes at once.
 _KEEPS_NO_PARAMETER = frozenset(
@@ -290,7 +294,11 @@ class _Builder:
         self.operators.append(replace(operator, inputs=inputs, parameters=held))
         share = work_share(rule, self.sharding.mesh)
         of_outputs, of_all = self._byte_shares(operator, named)
-        kept = () if operator.type in _KEEPS_NO_PARAMETER else gathered
+        cast = self._cast(operator, cost)
+        keeps = operator.type not in _KEEPS_NO_PARAMETER
+        kept = tuple(
+            named[n] for n in operator.parameters if keeps and named[n] != n and n not in cast
+        )
         stash = (*(named.get(n, n) for n in cost.stash_tensors), *kept)
         self.costs.append(
             replace(
@@ -302,7 +310,7 @@ class _Builder:
                 flops=round(cost.flops * share),
                 bytes_moved=round(cost.bytes_moved * of_all),
                 stash_tensors=tuple(dict.fromkeys(stash)),
-                stash_private_bytes=round(cost.stash_private_bytes * of_outputs),
+                stash_private_bytes=self._private_bytes(cost, cast, named, of_outputs),
                 workspace_bytes=round(cost.workspace_bytes * of_all),
             )
         )
@@ -314,6 +322,46 @@ class _Builder:
                 self.views.append(View(name, named[bases[name]]))
             for tensor in of_gradients.get(name, ()):
                 self.gradient_views.append(View(named[tensor], name))
+
+    def _cast(self, operator: Operator, cost: OperatorCost) -> dict[str, float]:
+        """Under autocast, the tensors and parameters of which an operator keeps a shorter copy for
+        its backward, and bytes of an element of that: what it reads as float32 and keeps not as it
+        is, where it makes shorter floats and the copies are within what it keeps besides.
+        """
+        made = tensors_by_name(self.graph)[operator.outputs[0]].dtype
+        if made not in _SHORT_FLOATS:
+            return {}
+        known = self._described()
+        names = [n for n in (*operator.inputs, *operator.parameters)
+                 if known[n].dtype == "float32" and n not in cost.stash_tensors]  # fmt: skip
+        copies = sum(prod(known[n].shape) * ITEM_BYTES[made] for n in names)
+        return (
+            dict.fromkeys(names, float(ITEM_BYTES[made]))
+            if copies <= cost.stash_private_bytes
+            else {}
+        )
+
+    def _described(self) -> Mapping[str, Tensor | Parameter]:
+        """All tensors and parameters of the whole model, by name."""
+        return {**tensors_by_name(self.graph), **parameters_by_name(self.graph)}
+
+    def _private_bytes(
+        self,
+        cost: OperatorCost,
+        cast: Mapping[str, float],
+        named: Mapping[str, str],
+        of_outputs: float,
+    ) -> int:
+        """What an operator keeps besides tensors: copies as large as what it reads, and the rest in
+        proportion to what it makes.
+        """
+        known = self._described()
+        whole = sum(prod(known[n].shape) * size for n, size in cast.items())
+        here = sum(
+            prod((self.tensors.get(named[n]) or self.parameters[named[n]]).shape) * size
+            for n, size in cast.items()
+        )
+        return round(here + (cost.stash_private_bytes - whole) * of_outputs)
 
     def _byte_shares(self, operator: Operator, named: Mapping[str, str]) -> tuple[float, float]:
         """The local part of the bytes that an operator makes, and of all that it touches."""

@@ -35,7 +35,7 @@ PER_DEVICE = (1, 4)
 # Samples of small microbatches.
 SMALL = (1, 2, 4)
 # For each way, at all sizes of the microbatch together.
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
