@@ -6,7 +6,7 @@ OUT ?= .cache/strategies
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-periodic bench-placements bench-profile bench-solve bench-solvers bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo docs check clean
+.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-periodic bench-placements bench-profile bench-solve bench-solvers bench-split bench-overhead bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -79,6 +79,12 @@ bench-profile: $(READY) ## operators beside the whole step, the cache, the roofl
 
 bench-solve: $(READY) ## time of `planner solve` on the shipped profiles
 	$(BIN)/python -m tests.bench.solve
+
+bench-split: $(READY) ## plans with operators split, 8 to 64 devices; writes docs/split.md (about an hour)
+	$(BIN)/python -m tests.bench.split_table --write
+
+bench-overhead: $(READY) ## the interpreter of split operators beside plain modules, on a quiet machine (about 2 minutes)
+	$(BIN)/python -m tests.bench.split
 
 bench-solvers: $(READY) ## the solvers against the published ones and at scale; writes docs/ (about 10 minutes)
 	$(BIN)/python -m tests.bench.solvers

@@ -20,6 +20,7 @@ measured (`OperatorCost.parts`), its share is known, and counts on devices of th
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from planner.costs.collectives import conversion_s
 from planner.costs.compute import OperatorTimes, loss_times_s, roofline_s, times_on
 from planner.costs.cut_losses import loss_steps
 from planner.graph import (
+    ITEM_BYTES,
     Graph,
     LossChoice,
     Operator,
@@ -53,6 +55,8 @@ from planner.topology import DeviceType, device_type
 
 ROWS = "@rows"
 """Marks a rule by which each device looks all indices up in its part of a table."""
+
+_SHORT_FLOATS = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,12 +347,15 @@ class _Builder:
             self.again[len(self.operators)] = tuple(again)
         self.operators.append(replace(operator, inputs=inputs, parameters=held))
         copies = {self.operators[i].outputs[0] for i in again}
-        kept = gathered if reads_back(operator, (), self.graph) else ()
+        cast = self._cast(operator, cost)
+        keeps = reads_back(operator, (), self.graph)
+        kept = [named[n] for n in operator.parameters if keeps and named[n] != n and n not in cast]
         stash = [
             name
             for name in (*(named.get(n, n) for n in cost.stash_tensors), *kept)
             if self._owner(name) not in copies
         ]
+        anew = {n: size for n, size in cast.items() if self._owner(named[n]) in copies}
         self.costs.append(
             replace(
                 cost,
@@ -359,9 +366,10 @@ class _Builder:
                 flops=round(cost.flops * share),
                 bytes_moved=round(cost.bytes_moved * moved),
                 stash_tensors=tuple(dict.fromkeys(stash)),
-                stash_private_bytes=round(cost.stash_private_bytes * of_outputs),
+                stash_private_bytes=self._private_bytes(cost, cast, anew, named, of_outputs),
                 workspace_bytes=round(cost.workspace_bytes * of_all)
-                + sum(self.tensors[n].bytes for n in copies),
+                + sum(self.tensors[n].bytes for n in copies)
+                + round(self._cast_bytes(anew, named)),
             )
         )
         self.whole.append(v)
@@ -378,6 +386,55 @@ class _Builder:
         while name in self.bases:
             name = self.bases[name]
         return name
+
+    def _cast(self, operator: Operator, cost: OperatorCost) -> dict[str, float]:
+        """Under autocast, the tensors and parameters of which an operator keeps a shorter copy for
+        its backward, and bytes of an element of that: what it reads as float32 and keeps not as it
+        is, where it makes shorter floats and the copies are within what it keeps besides.
+        """
+        made = tensors_by_name(self.graph)[operator.outputs[0]].dtype
+        if made not in _SHORT_FLOATS:
+            return {}
+        known = self._described()
+        names = [n for n in (*operator.inputs, *operator.parameters)
+                 if known[n].dtype == "float32" and n not in cost.stash_tensors]  # fmt: skip
+        copies = sum(prod(known[n].shape) * ITEM_BYTES[made] for n in names)
+        return (
+            dict.fromkeys(names, float(ITEM_BYTES[made]))
+            if copies <= cost.stash_private_bytes
+            else {}
+        )
+
+    def _described(self) -> Mapping[str, Tensor | Parameter]:
+        """All tensors and parameters of the whole model, by name."""
+        return {**tensors_by_name(self.graph), **parameters_by_name(self.graph)}
+
+    def _private_bytes(
+        self,
+        cost: OperatorCost,
+        cast: Mapping[str, float],
+        anew: Mapping[str, float],
+        named: Mapping[str, str],
+        of_outputs: float,
+    ) -> int:
+        """What an operator keeps besides tensors: copies as large as what it reads, and the rest in
+        proportion to what it makes.
+
+        Args:
+            cast: as of `_cast`.
+            anew: those of which the copies are made anew in the backward.
+        """
+        known = self._described()
+        whole = sum(prod(known[n].shape) * size for n, size in cast.items())
+        here = self._cast_bytes(cast, named) - self._cast_bytes(anew, named)
+        return round(here + (cost.stash_private_bytes - whole) * of_outputs)
+
+    def _cast_bytes(self, cast: Mapping[str, float], named: Mapping[str, str]) -> float:
+        """Bytes of shorter copies of what an operator reads."""
+        return sum(
+            prod((self.tensors.get(named[n]) or self.parameters[named[n]]).shape) * size
+            for n, size in cast.items()
+        )
 
     def _byte_shares(
         self, operator: Operator, named: Mapping[str, str], bytes_moved: int

@@ -1,23 +1,26 @@
 """Plans for a Llama of 6.7 billion parameters on hosts of A100 and H100, with operators split and
-without; `--write` puts the tables into docs/split.md.
+without; `--write` puts the tables into docs/split.md, one after the other.
 
     python -m tests.bench.split_table --write
     python -m tests.bench.split_table --hosts p4d --gpus 8 --per-device 1
 
-Microbatches of one sample have the operators of the shipped profiles. Those of `LARGEST` samples
-are computed in the same way, and sizes between are interpolated.
+Microbatches of one sample have the operators of the shipped profiles. Those of as many samples as
+there are devices are computed in the same way, and sizes between are interpolated. ZeRO is asked at
+the sizes of an eighth of the devices to all of them, the others at 1, 2 and 4.
 """
 
 import argparse
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import planner
 from planner.clusters.yaml.read import device_table
 from planner.files import shipped
 from planner.formats import read_any_profiles
+from planner.judging.interpolate import interpolated
 from planner.plan import Plan
 from planner.request import Search, Training
 from planner.solvers.sharded.options import Megatron, Zero
@@ -29,10 +32,10 @@ HOSTS = {"p4d": ("A100-SXM4-80GB", "llama7b-a100"), "p5": ("H100-SXM", "llama7b-
 GPUS = (8, 16, 32, 64)
 # Samples per device and iteration.
 PER_DEVICE = (1, 4)
-# Samples of the largest microbatch.
-LARGEST = 64
+# Samples of small microbatches.
+SMALL = (1, 2, 4)
 # For each way, at all sizes of the microbatch together.
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -41,22 +44,31 @@ class Way:
 
     Attributes:
         splits: whether it splits operators.
+        wide: whether it splits samples alone, so that microbatches of a sample for each device, or
+            for each of a part, are asked instead of small ones.
     """
 
     name: str
     solver: str
     switches: tuple[object, ...] = ()
     splits: bool = True
+    wide: bool = False
+
+    def sizes(self, gpus):
+        """Samples of the microbatches that are asked: a few, to have the tables sooner than by
+        `planner solve`, which looks for the best.
+        """
+        return (gpus // 8, gpus // 4, gpus // 2, gpus) if self.wide else SMALL
 
 
 WAYS = (
     Way("data parallelism", "data-parallel", splits=False),
     Way("pipeline, stages replicated", "antichain", splits=False),
-    Way("ZeRO-1", "zero", (Zero(1),)),
-    Way("ZeRO-2", "zero", (Zero(2),)),
-    Way("ZeRO-3", "zero", (Zero(3),)),
-    Way("Megatron-LM", "megatron"),
-    Way("Megatron-LM, sequence parallel", "megatron", (Megatron(sequence_parallel=True),)),
+    Way("ZeRO-1", "zero", (Zero(1),), wide=True),
+    Way("ZeRO-2", "zero", (Zero(2),), wide=True),
+    Way("ZeRO-3", "zero", (Zero(3),), wide=True),
+    Way("Megatron-LM", "megatron", (Megatron(sequence_parallel=False),)),
+    Way("with sequence parallelism", "megatron", (Megatron(sequence_parallel=True),)),
 )
 
 
@@ -78,7 +90,7 @@ class Row:
     took_s: float
 
 
-def profiles_of(hosts, folder):
+def profiles_of(hosts, folder, largest):
     """The profiles at one sample and at the largest size.
 
     Raises:
@@ -90,7 +102,7 @@ def profiles_of(hosts, folder):
         path.write_bytes(SYNTHETIC["llama7b"]().SerializeToString())
     made = [
         planner.profile(path, batch=size, dims={"seq": 2048}, device=kind, dtype="bfloat16")
-        for size in (1, LARGEST)
+        for size in (1, largest)
     ]
     (known,) = read_any_profiles(shipped("profiles") / f"{name}.json")
     if (made[0].graph, made[0].operators) != (known.graph, known.operators):
@@ -102,8 +114,9 @@ def rows_of(profiles, topology, samples):
     """A row for each way."""
     for way in WAYS:
         begin = time.perf_counter()
+        sizes = way.sizes(len(topology.devices))
         plans = planner.solve(
-            profiles,
+            [interpolated(profiles, size) for size in sizes if samples % size == 0],
             topology=topology,
             training=Training(global_batch=samples, optimizer="adam"),
             search=Search(switches=way.switches),
@@ -128,43 +141,38 @@ def used_share(profiles, topology, samples, plan):
     return flops / (plan.prediction.iteration_s * peak)
 
 
-def shape_of(plan):
-    """The stages in words.
-
-    Such as "4 stages of 2 devices" or "1 stage of 8 devices, 2 replicas".
-    """
-    stages = plan.strategy.stages
-    groups = sorted({(len(one.groups[0]), one.num_replicas) for one in stages})
-    shapes = [
-        (f"{size} devices split" if size > 1 else "one device")
-        + (f", {replicas} replicas" if replicas > 1 else "")
-        for size, replicas in groups
-    ]
-    count = f"{len(stages)} stages" if len(stages) > 1 else "1 stage"
-    text = f"{count} of {' or '.join(shapes)}"
-    return text + ("; recomputed" if any(one.recompute for one in stages) else "")
+def span(numbers):
+    """The smallest and the largest number, or the only one."""
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low}-{high}"
 
 
 def cells(row, profiles, topology, samples):
     """A row of the table as text."""
     if row.plan is None:
-        return (row.way.name, "does not fit", "", "", "", "", "", f"{row.took_s:.1f} s")
+        return (row.way.name, "does not fit", *[""] * (len(COLUMNS) - 3), f"{row.took_s:.0f} s")
     plan, prediction = row.plan, row.plan.prediction
+    stages = plan.strategy.stages
+    again = sum(one.recompute for one in stages)
+    mesh = {"x".join(map(str, one.sharding.mesh)) if one.sharding else "" for one in stages}
     memory = max(device.memory.total_bytes for device in prediction.devices)
     return (
         row.way.name,
-        shape_of(plan),
+        f"{len(stages)}" + (f", {again} recompute" if again else ""),
+        ", ".join(sorted(mesh)),
+        span([one.num_replicas for one in stages]),
         f"{plan.strategy.num_microbatches} x {plan.microbatch_size}",
         format_seconds(prediction.iteration_s),
         f"{samples / prediction.iteration_s:.1f}",
         f"{used_share(profiles, topology, samples, plan):.1%}",
         format_bytes(memory),
-        f"{row.took_s:.1f} s",
+        f"{row.took_s:.0f} s",
     )
 
 
 COLUMNS = (
-    "way", "plan", "microbatches", "iteration", "samples/s", "of the peak", "memory", "took",
+    "way", "stages", "mesh", "replicas", "microbatches", "iteration", "samples/s", "FLOPs used",
+    "memory", "took",
 )  # fmt: skip
 
 
@@ -191,7 +199,7 @@ def verdict(rows):
 
 def table(rows, profiles, topology, samples):
     """A table as Markdown, and its verdict."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
     lines += [f"| {' | '.join(cells(row, profiles, topology, samples))} |" for row in rows]
     return "\n".join([*lines, "", verdict(rows)])
 
@@ -204,23 +212,24 @@ def main():
     parser.add_argument("--gpus", nargs="*", type=int, default=GPUS)
     parser.add_argument("--per-device", nargs="*", type=int, default=PER_DEVICE)
     options = parser.parse_args()
-    parts = []
+    parts = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for hosts in options.hosts:
-            profiles = profiles_of(hosts, Path(scratch))
-            for gpus in options.gpus:
-                topology = planner.read_topology(f"{hosts}-x8", gpus)
-                for each in options.per_device:
-                    samples = gpus * each
-                    rows = list(rows_of(profiles, topology, samples))
-                    head = f"### {gpus} devices of {hosts}, {samples} samples\n\n"
-                    parts.append(head + table(rows, profiles, topology, samples))
-                    print(parts[-1], flush=True)
-                    for row in rows:
-                        if row.reason:
-                            print(f"{row.way.name}: {row.reason}")
-    if options.write:
-        FILE.write_text(FILE.read_text().split("### ")[0] + "\n\n".join(parts) + "\n")
+        asked = product(options.per_device, options.hosts, options.gpus)
+        for each, hosts, gpus in asked:
+            profiles = profiles_of(hosts, Path(scratch), gpus)
+            topology = planner.read_topology(f"{hosts}-x8", gpus)
+            samples = gpus * each
+            rows = list(rows_of(profiles, topology, samples))
+            head = f"### {gpus} devices of {hosts}, {samples} samples\n\n"
+            key = tuple(HOSTS).index(hosts), gpus, each
+            parts[key] = head + table(rows, profiles, topology, samples)
+            print(parts[key], flush=True)
+            for row in rows:
+                if row.reason:
+                    print(f"{row.way.name}: {row.reason}", flush=True)
+            if options.write:
+                head = FILE.read_text().split("### ")[0]
+                FILE.write_text(head + "\n\n".join(parts[k] for k in sorted(parts)) + "\n")
 
 
 if __name__ == "__main__":

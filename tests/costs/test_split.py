@@ -336,3 +336,48 @@ def test_a_lookup_moves_what_it_makes_and_not_its_table():
         local = local_stage(profile, one_stage(profile, split, [(0, 1)]).stages[0])
         (own,) = (one for one in local.profile.operators if one.name == "scale")
         assert own.bytes_moved == round(due)
+
+
+def cast_mlp():
+    """The MLP under autocast: products make bfloat16, and keep copies of what they read."""
+    profile = mlp()
+    short = ("h", "a", "y")
+    tensors = tuple(
+        replace(one, dtype="bfloat16") if one.name in short else one
+        for one in profile.graph.tensors
+    )
+    copies = {"up": (ROWS * WIDTH + WIDTH * HIDDEN) * 2, "down": HIDDEN * WIDTH * 2}
+    operators = tuple(
+        replace(one, stash_tensors={"up": (), "gelu": ("h",)}.get(one.name, one.stash_tensors),
+                stash_private_bytes=copies.get(one.name, 0) + 64 * (one.name == "gelu"))
+        for one in profile.operators
+    )  # fmt: skip
+    return replace(profile, graph=replace(profile.graph, tensors=tensors), operators=operators)
+
+
+def kept_of(split, name):
+    """Private bytes of an operator on each device, and the tensors that it stashes."""
+    local = local_stage(cast_mlp(), one_stage(cast_mlp(), split, ((0, 1),)).stages[0])
+    (cost,) = [one for one in local.profile.operators if one.name == name]
+    return cost.stash_private_bytes, cost.stash_tensors
+
+
+def test_copies_under_autocast_are_as_large_as_what_is_read():
+    """Columns: the input is whole on both devices, the weight is halved. What is no copy follows
+    the outputs.
+    """
+    assert kept_of(megatron(2), "up") == ((ROWS * WIDTH + WIDTH * HIDDEN // 2) * 2, ())
+    assert kept_of(megatron(2), "down")[0] == HIDDEN // 2 * WIDTH * 2
+    assert kept_of(megatron(2), "gelu") == (32, ("h",))
+
+
+def test_zero_keeps_whole_weights_as_copies_unless_it_gathers_them_again():
+    """Samples are halved, weights are cast, and nothing longer is kept; in the backward of ZeRO-3
+    the gathered weight is there with its copy.
+    """
+    of_input = ROWS // 2 * WIDTH * 2
+    assert kept_of(zero(2, 1), "up") == (of_input + WIDTH * HIDDEN * 2, ())
+    assert kept_of(zero(2, 3), "up") == (of_input, ())
+    local = local_stage(cast_mlp(), one_stage(cast_mlp(), zero(2, 3), ((0, 1),)).stages[0])
+    (cost,) = [one for one in local.profile.operators if one.name == "up"]
+    assert cost.workspace_bytes == WIDTH * HIDDEN * (4 + 2)

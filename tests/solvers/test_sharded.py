@@ -267,6 +267,18 @@ def test_zero_takes_replicas_where_samples_do_not_divide(block):
     assert stage.sharding.mesh == (BATCH,) and stage.num_replicas == 2
 
 
+def test_zero_tries_all_numbers_of_devices_that_divide_the_samples(block):
+    """4 samples on 8 devices: 4 split them, with 2 replicas, or 2, with 4; the fastest first."""
+    given = problem(block, 8, num_microbatches=4)
+    result = SOLVERS["zero"](given, 1.0)
+    found = [result.strategy, *result.others]
+    assert {(one.stages[0].sharding.mesh, one.stages[0].num_replicas) for one in found} == {
+        ((4,), 2), ((2,), 4)
+    }  # fmt: skip
+    times = [closed_form_s(given, one) for one in found]
+    assert times == sorted(times)
+
+
 def test_without_rules_they_are_not_asked():
     assert not set(portfolio(splits=False)).intersection(("megatron", "zero"))
     given = problem(mlp())

@@ -5,12 +5,13 @@
     C_s(a)      time to send what crosses the cut a, behind stage s, and the gradients back
     K           microbatches that each replica runs
 
-        minimise   K max_s T_s(a_s, a_s+1)  +  sum_s C_s(a_s+1)
+        minimise   K max(max_s T_s, (sum_s T_s + sum_s C_s) / p)  +  sum_s C_s
 
-The second term is what a pipeline pays as it fills and empties; transfers hide behind computation
-else. Both terms have their own dynamic program over stages and cuts: the first has the smallest
-largest stage, the second the least sum of transfers of all cuts whose stages are at most some share
-longer. Of a few such shares the best is taken, so the minimum is near, not exact.
+The period of a pipeline is its longest stage, or the round trip of a microbatch over the p that are
+in flight; stages of the same pace leave no slack for transfers. The last term is the time of
+transfers as it fills and empties. There are two dynamic programs over stages and cuts: the first has
+the smallest largest stage, the second the least sum of transfers of all cuts whose stages are at
+most some share longer. Of a few such shares the best is taken, so the minimum is near, not exact.
 
 Tried and left: stages that get shorter towards the end, because the last one starts last. Under
 1F1B the first ones wait as long for the first gradients, and four stages took 3 % longer.
@@ -65,8 +66,9 @@ def balanced_cuts(
     best: tuple[float, list[int]] | None = None
     for slack in _SLACKS:
         cuts = _cheapest(stage_s, crossing_s, least_s * (1 + slack) + 1e-15)
-        longest = max(stage_s[s][cuts[s], cuts[s + 1]] for s in range(count))
-        value = rounds * longest + sum(crossing_s[s][cuts[s + 1]] for s in range(count - 1))
+        times_s = [stage_s[s][cuts[s], cuts[s + 1]] for s in range(count)]
+        sent_s = sum(crossing_s[s][cuts[s + 1]] for s in range(count - 1))
+        value = rounds * max(*times_s, (sum(times_s) + sent_s) / count) + sent_s
         if best is None or value < best[0]:
             best = value, cuts
     assert best is not None, "there is a slack"
