@@ -6,6 +6,7 @@ kept as a place in it; the first of these places that is read makes the copy ane
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,15 @@ class GatheredAgain(nn.Module):
     Args:
         function: of the operator.
         conversions: that made the copies.
+        is_product: whether autocast runs it in a shorter type. Then that is converted to here, so
+            that the shorter copies are made anew, too.
     """
 
-    def __init__(self, function: Callable[..., Any], conversions: Sequence[Conversion]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], conversions: Sequence[Conversion], *, is_product: bool
+    ) -> None:
         super().__init__()
-        self._function = function
+        self._function, self._is_product = function, is_product
         self._conversions = list(conversions)  # held elsewhere, so no submodules
 
     def forward(self, gathered: Sequence[tuple[Tensor, Tensor]], *args: Any, **kwargs: Any) -> Any:
@@ -34,14 +39,19 @@ class GatheredAgain(nn.Module):
         Args:
             gathered: per conversion, the parameter at home and the copy.
         """
+        # All copies are alive here, so that no other storage is where one of them is.
         copies = {
-            copy.untyped_storage().data_ptr(): _Copy(home.detach(), how)
+            _address(copy): _Copy(partial(_converted, home.detach(), how))
             for (home, copy), how in zip(gathered, self._conversions, strict=True)
         }
+        kind = gathered[0][1].device.type
+        if self._is_product and torch.is_autocast_enabled(kind):
+            shorter = torch.get_autocast_dtype(kind)
+            args = tuple(_cast(one, copies, shorter) for one in args)
+            kwargs = {name: _cast(one, copies, shorter) for name, one in kwargs.items()}
 
         def keep(tensor: Tensor) -> "Tensor | _Place":
-            # All copies are alive here, so that no other storage is where one of them is.
-            copy = copies.get(tensor.untyped_storage().data_ptr())
+            copy = copies.get(_address(tensor))
             return tensor if copy is None else copy.place_of(tensor)
 
         with saved_tensors_hooks(keep, _read):
@@ -52,12 +62,11 @@ class _Copy:
     """A copy that is not there until it is read.
 
     Args:
-        home: the parameter, where it lies.
-        how: makes the copy of it.
+        make: makes it.
     """
 
-    def __init__(self, home: Tensor, how: Conversion) -> None:
-        self._home, self._how = home, how
+    def __init__(self, make: Callable[[], Tensor]) -> None:
+        self._make = make
         self._made: Tensor | None = None
         self._places = self._unread = 0
 
@@ -69,9 +78,7 @@ class _Copy:
 
     def made(self) -> Tensor:
         """The copy: held until all of its places have been read."""
-        made = self._made
-        if made is None:
-            made = converted(self._home, self._how.forward_steps, self._how.mesh)
+        made = self._make() if self._made is None else self._made
         self._unread -= 1
         self._made = made if self._unread else None
         if not self._unread:
@@ -86,6 +93,28 @@ class _Place:
         self, copy: _Copy, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
     ) -> None:
         self.copy, self.shape, self.stride, self.offset = copy, shape, stride, offset
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _cast(given: Any, copies: dict[int, _Copy], shorter: torch.dtype) -> Any:
+    """What autocast would make of an argument that lies in a copy: a copy itself, in a shorter
+    type.
+    """
+    if not isinstance(given, Tensor) or given.dtype != torch.float32:
+        return given
+    copy = copies.get(_address(given))
+    if copy is None:
+        return given
+    place, made = copy.place_of(given), given.to(shorter)
+    copies[_address(made)] = _Copy(lambda: _read(place).to(shorter))
+    return made
+
+
+def _converted(home: Tensor, how: Conversion) -> Tensor:
+    return converted(home, how.forward_steps, how.mesh)
 
 
 def _read(kept: Tensor | _Place) -> Tensor:

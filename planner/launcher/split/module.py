@@ -45,6 +45,9 @@ from planner.splitting.reshardings import (
 )
 from planner.strategy import Stage, indices_of
 
+_PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})
+"""What autocast runs in a shorter type."""
+
 
 def split_module(
     model: Model, stage: Stage, mesh: Mesh, values: Mapping[str, Tensor], device: str
@@ -92,7 +95,9 @@ def split_module(
             if name in one.again
         ]
         if gathered:
-            _gather_again(module, nodes[name], gathered)
+            _gather_again(
+                module, nodes[name], gathered, is_product=operators[name].type in _PRODUCTS
+            )
     module.graph.lint()
     module.recompile()
     return module
@@ -129,7 +134,11 @@ def _insert(
 
 
 def _gather_again(
-    module: fx.GraphModule, node: fx.Node, gathered: list[tuple[fx.Node, fx.Node]]
+    module: fx.GraphModule,
+    node: fx.Node,
+    gathered: list[tuple[fx.Node, fx.Node]],
+    *,
+    is_product: bool,
 ) -> None:
     """Lets an operator make the copies of parameters anew that its backward reads.
 
@@ -140,7 +149,8 @@ def _gather_again(
     own = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
     function = cast(Callable[..., Any], own)
     name = free_name(module, "again")
-    module.add_submodule(name, GatheredAgain(function, cast(list[Conversion], conversions)))
+    some = cast(list[Conversion], conversions)
+    module.add_submodule(name, GatheredAgain(function, some, is_product=is_product))
     with node.graph.inserting_after(node):
         new = node.graph.call_module(name, (tuple(gathered), *node.args), node.kwargs)
     new.meta.update(node.meta)
