@@ -9,7 +9,7 @@
 
 The period of a pipeline is its longest stage, or the round trip of a microbatch over the p that are
 in flight; stages of the same pace leave no slack for transfers. The last term is the time of
-transfers as it fills and empties. There are two dynamic programs over stages and cuts: the first has
+transfers as it fills and empties. Two dynamic programs go over stages and cuts: the first has
 the smallest largest stage, the second the least sum of transfers of all cuts whose stages are at
 most some share longer. Of a few such shares the best is taken, so the minimum is near, not exact.
 
