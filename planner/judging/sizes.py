@@ -145,7 +145,7 @@ def _that_split_samples(problem: Problem, names: Sequence[str] | None) -> tuple[
     if not has_rules(problem.profile):
         return ()
     asked = names or portfolio()
-    return tuple(name for name in asked if SOLVERS[name].splits_samples)
+    return tuple(name for name in asked if name in SOLVERS and SOLVERS[name].splits_samples)
 
 
 def _wide_sizes(problem: Problem, profiles: Sequence[Profile]) -> list[int]:

@@ -11,7 +11,8 @@ The period of a pipeline is its longest stage, or the round trip of a microbatch
 in flight; stages of the same pace leave no slack for transfers. The last term is the time of
 transfers as it fills and empties. There are two dynamic programs over stages and cuts: the first
 has the smallest largest stage, the second the least sum of transfers of all cuts whose stages are
-at most some share longer. Of a few such shares the best is taken, so the minimum is near, not exact.
+at most some share longer. Of a few such shares the best is taken, so the minimum is near, not
+exact.
 
 Tried and left: stages that get shorter towards the end, because the last one starts last. Under
 1F1B the first ones wait as long for the first gradients, and four stages took 3 % longer.

@@ -1,4 +1,4 @@
-"""Parameters that are gathered again under autocast: bit for bit what PyTorch makes of whole ones."""
+"""Parameters that are gathered again under autocast: bit for bit what whole ones give."""
 
 import pytest
 import torch
