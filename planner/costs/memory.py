@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.costs.local_stage import local_stage
 from planner.costs.passes import (
     backward_excess,
     forward_excess,
     read_from_outside,
     used_outside,
 )
-from planner.costs.split import local_stage
 from planner.costs.waiting import gradients_waiting, outputs_waiting
 from planner.graph import (
     Graph,

@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from planner.costs.compute import times_on
-from planner.costs.split import conversion_times, local_stage, local_times
+from planner.costs.local_stage import local_stage
+from planner.costs.split import conversion_times, local_times
 from planner.graph import holders
 from planner.problem import Problem
 from planner.strategy import (

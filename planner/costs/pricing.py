@@ -13,8 +13,9 @@ from planner.costs.compute import (
     step_s,
     times_on,
 )
+from planner.costs.local_stage import local_stage
 from planner.costs.overlap import left_s
-from planner.costs.split import conversion_times, gather_s, local_stage, local_times
+from planner.costs.split import conversion_times, gather_s, local_times
 from planner.graph import ITEM_BYTES, Graph, parameters_by_name
 from planner.problem import Problem
 from planner.strategy import (

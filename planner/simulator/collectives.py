@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.collectives import conversion_s
+from planner.costs.local_stage import local_stage
 from planner.costs.pricing import sum_factor
-from planner.costs.split import conversion_times, local_stage, local_times
+from planner.costs.split import conversion_times, local_times
 from planner.problem import Problem
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Timeline

@@ -15,8 +15,9 @@ from planner.costs.collectives import (
     lines,
 )
 from planner.costs.evaluate import evaluate
+from planner.costs.local_stage import local_stage, work_share
 from planner.costs.memory import stage_memory
-from planner.costs.split import local_stage, local_times, work_share
+from planner.costs.split import local_times
 from planner.problem import Optimizer
 from planner.profiles import Source
 from planner.schedules.actions import Receive, Send
