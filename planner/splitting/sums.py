@@ -59,7 +59,9 @@ def lies_in(stage: Stage, graph: Graph) -> Mapping[str, Lies]:
 def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
     """The sums of an iteration, in their one global order: first those of single stages, which are
     ready early, then those over several stages, of tied parameters. Parameters of the same devices
-    are parted into buckets in the order in which a backward makes their gradients.
+    are parted into buckets in the order in which a backward makes their gradients, and sums of
+    several groups are in the order in which it completes them, so that none waits for one that is
+    ready later, such as that of all norms.
 
     Raises:
         ValueError: if a parameter of several stages does not lie in the same way in all of them.
@@ -76,12 +78,15 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
         for group in _groups(parameter.name, stages, graph):
             if len(group.devices) > 1:
                 groups.setdefault((len(stages), group), []).append(here)
-    return tuple(
-        GradientSum(group.devices, tuple(p.name for p in some), sum(p.bytes for p in some),
-                    group.keep)
-        for count, group in sorted(groups, key=lambda key: (key[0], key[1].devices, key[1].keep))
-        for some in buckets(sorted(groups[count, group], key=lambda p: -min(users[p.name])))
-    )  # fmt: skip
+    made = [
+        (count, -min(users[some[-1].name]), GradientSum(
+            group.devices, tuple(p.name for p in some), sum(p.bytes for p in some), group.keep
+        ))
+        for (count, group), held in groups.items()
+        for some in buckets(sorted(held, key=lambda p: -min(users[p.name])))
+    ]  # fmt: skip
+    made.sort(key=lambda one: (*one[:2], one[2].devices, one[2].keep))
+    return tuple(one for *_, one in made)
 
 
 def stages_of(strategy: Strategy, graph: Graph) -> Mapping[str, tuple[int, ...]]:

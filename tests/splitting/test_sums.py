@@ -65,6 +65,17 @@ def test_each_part_of_a_cut_weight_is_summed_over_replicas():
     assert sums(replace(columns, groups=((0, 1),))) == ()
 
 
+def test_no_sum_waits_for_one_that_is_ready_later():
+    """A backward completes the gradient of v before that of w, which all devices sum."""
+    one = stage(("one", "two"), ((0, 1), (2, 3)), (2,), BATCH)
+    rules = {**one.sharding.rules, "three": rule_of(["R,S1->S1"])}
+    lies = replace(one.sharding, rules=rules, parameters={"v": ("S1",)})
+    found = sums(replace(one, operators=ALL, sharding=lies))
+    assert [(each.devices, each.parameters) for each in found] == [
+        ((0, 2), ("v",)), ((1, 3), ("v",)), ((0, 1, 2, 3), ("w",))
+    ]  # fmt: skip
+
+
 def test_devices_that_all_do_the_same_sum_nothing():
     assert sums(stage(ALL, ((0, 1),), (2,), ["R,R->R"])) == ()
 
