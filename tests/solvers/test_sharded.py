@@ -201,6 +201,21 @@ def test_degrees_that_are_given(block, degrees, shape):
     assert violations(strategy, block.graph, 4) == ()
 
 
+def test_a_tensor_degree_cuts_weights_though_links_are_slow(block):
+    """Where other degrees are left, none is chosen by which nothing would be cut."""
+
+    def stages(switches, **slow):
+        one = replace(switches, sequence_parallel=False)
+        return SOLVERS["megatron"](problem(block, switches=(one,), **slow), 1.0).strategy.stages
+
+    slow = {"bandwidth": 1e3}
+    (fast,) = stages(Megatron(tensor_degree=2))
+    for switches in (Megatron(tensor_degree=2), Megatron(data_degree=1, pipeline_degree=1)):
+        (stage,) = stages(switches, **slow)
+        assert stage.sharding.parameters == fast.sharding.parameters != {}
+    assert all(stage.sharding is None for stage in stages(Megatron(), **slow))
+
+
 def test_with_one_microbatch_samples_are_split_along_an_axis(block):
     degrees = Megatron(tensor_degree=2, data_degree=2, pipeline_degree=1)
     given = problem(block, 4, num_microbatches=1, switches=(degrees,))

@@ -16,8 +16,9 @@ All t d p that make up the number of devices are tried (Narayanan et al. 2021, s
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -77,8 +78,8 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:
     """The layouts of the points, with sequence parallelism and without, unless that is given."""
     given = switches_of(problem.options, Megatron).sequence_parallel
-    devices = host_by_host(problem)
-    known: dict[tuple[Axes, bool], Lines] = {}
+    devices, forced = host_by_host(problem), all(t > 1 for t, *_ in points)
+    known: dict[tuple[Axes, bool], Lines | None] = {}
     for t, d, p in points:
         replicas = d if d <= problem.options.num_microbatches else 1
         axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
@@ -86,10 +87,11 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
         made: list[Lines] = []
         for sequence in (False,) if t == 1 else (False, True) if given is None else (given,):
             if (axes, sequence) not in known:
-                lines = _lines(problem, axes, devices, replicas, sequence=sequence)
+                lines = _lines(problem, axes, devices, replicas, sequence=sequence, forced=forced)
                 known[axes, sequence] = lines
-            if known[axes, sequence] not in made:
-                made.append(known[axes, sequence])
+            own = known[axes, sequence]
+            if own is not None and own not in made:
+                made.append(own)
         yield from (_Cut(problem, axes, lines, groups).layout([False] * p) for lines in made)
 
 
@@ -140,15 +142,31 @@ class _Cut:
 
 
 def _lines(
-    problem: Problem, axes: Axes, devices: Sequence[int], replicas: int, *, sequence: bool
-) -> Lines:
-    """The rules of all operators, along each axis."""
+    problem: Problem,
+    axes: Axes,
+    devices: Sequence[int],
+    replicas: int,
+    *,
+    sequence: bool,
+    forced: bool,
+) -> Lines | None:
+    """The rules of all operators, along each axis; None where a tensor axis would cut nothing.
+
+    Args:
+        forced: whether it cuts something all the same.
+    """
     about, mesh = dict(named(problem.profile.graph)), tuple(size for size, _ in axes)
     made = []
     for a, (size, is_data) in enumerate(axes):
         axis = axis_of(problem, devices[: prod(mesh)], mesh, a, replicas)
         policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
         rules = chosen(problem, about, axis, policy, devices[0])
+        if not is_data and not any(rule.cuts for rule in rules):
+            # Nothing pays. Where there is no other degree, take what pays over links of no cost.
+            if not forced:
+                return None
+            free = replace(axis, latency_s=0.0, bytes_per_s=inf)
+            rules = chosen(problem, about, free, policy, devices[0])
         made.append(rules)
         about = cut_by(about, _parts(problem, rules), size)
     return made
