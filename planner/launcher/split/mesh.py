@@ -148,6 +148,10 @@ class GroupLine:
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """As `Line.reduce_scatter`."""
+        if parts.is_cpu:
+            # Gloo's own does the work of an all-reduce: 1.1 to 1.6 times as long as this on two
+            # processes of one host and 2.6 to 5 times on four, of 64 KiB to 16 MiB (November 2026).
+            return self.all_to_all(parts).sum(0, dtype=parts.dtype)
         own, go = parts.new_empty(parts.shape[1:]), self._to_group(parts)
         self._run(_SCATTER, own.view(-1), go.view(-1))
         return own
