@@ -93,7 +93,7 @@ bench-solvers: $(READY) ## the solvers against the published ones and at scale; 
 bench-strategies: $(READY) ## strategies of all shipped profiles and topologies, into the folder OUT (about 40 minutes)
 	$(BIN)/python -m tests.bench.strategies solve $(OUT)
 
-bench-accuracy: $(READY) ## plans predicted and run, on a quiet machine; writes docs/accuracy.md (about 20 minutes)
+bench-accuracy: $(READY) ## plans predicted and run, on a quiet machine; writes docs/accuracy.md (about 40 minutes)
 	$(BIN)/python -m tests.bench.accuracy --write
 
 bench-demo: $(READY) ## the demo three times, predicted beside measured, on a quiet machine (about 10 minutes)
@@ -105,7 +105,7 @@ bench-launch: $(READY) ## steps of the launcher beside PyTorch's own loops, on a
 bench-pipedream: $(READY) ## minibatches and memory under --schedule pipedream, on a quiet machine (about 10 minutes)
 	$(BIN)/python -m tests.bench.pipedream
 
-bench-memory: $(READY) ## peak memory of 60 plans predicted and tracked; writes docs/accuracy.md (about 5 minutes)
+bench-memory: $(READY) ## peak memory of 100 plans predicted and tracked; writes docs/accuracy.md (about 15 minutes)
 	$(BIN)/python -m tests.bench.memory --write
 
 bench-convergence: $(READY) ## 40 epochs of two networks beside PyTorch; writes docs/training.md (about 10 minutes)
