@@ -5,16 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.solvers.netsplit import windows as netsplit_windows
 from planner.solvers.netsplit.bounds import joint_bounds_of, phase_bounds_of
 from planner.solvers.netsplit.cpsat_call import SearchBudget
-from planner.solvers.netsplit.model import instance_of, part
+from planner.solvers.netsplit.model import instance_of, part, schedule_of
 from planner.solvers.netsplit.windows import windowed
 from planner.solvers.placement.problem import placement_problem_of
 from tests.solvers.test_netsplit import alone, brute_force, partly_trained, placement_problem_from
 from tests.solvers.test_netsplit_search import grouped_schedules, watch_of
 from tests.support.builders import KB
+from tests.support.linked_problems import linked_problems
 from tests.support.netsplit_instances import problem_from
 
 AMPLE_S = 1e6
@@ -31,6 +33,7 @@ def bounds_of(instance, limit_s=AMPLE_S, sizes=netsplit_windows.SIZES):
     budget.until += AMPLE_S
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(netsplit_windows, "SIZES", sizes)
+        patch.setattr(netsplit_windows, "LINKED_SIZES", sizes)
         return bounds, *windowed(instance, bounds, budget, 0.5)
 
 
@@ -40,6 +43,36 @@ def test_no_schedule_is_shorter_than_windows_say(problem):
     instance = alone(problem)
     _, bounds, joint = bounds_of(instance)
     assert sum(one.least for one in bounds) <= joint.least <= brute_force(instance)
+
+
+@settings(max_examples=40)
+@given(linked_problems(max_nodes=4))
+def test_nor_where_any_pairs_share_links(problem):
+    instance = alone(problem)
+    _, bounds, joint = bounds_of(instance)
+    assert sum(one.least for one in bounds) <= joint.least <= brute_force(instance)
+
+
+@settings(max_examples=40)
+@given(linked_problems(max_nodes=7), st.data())
+def test_nor_shorter_than_windows_of_three_say(problem, data):
+    instance = alone(problem)
+    devices, size = st.integers(0, problem.num_devices - 1), problem.num_operators
+    where = data.draw(st.lists(devices, min_size=size, max_size=size))
+    assert bounds_of(instance, sizes=THREE)[-1].least <= schedule_of(instance, where).latency
+
+
+# 0, 1 and 2 of 4 s feed 3 on three devices; a message takes 3 s. Two at once arrive after 7 s,
+# but over one port after 10 s; so two of the three run where 3 does, 8 s.
+def test_messages_to_an_operator_wait_for_each_other_at_its_port():
+    feeds = [[], [], [], [0, 1, 2]]
+    problem = placement_problem_from(feeds, [4, 4, 4, 1], [3 * KB] * 4, count=3)
+    least_s = []
+    for shared in ((), problem.shared):
+        instance = alone(replace(problem, shared=shared))
+        _, bounds, _ = bounds_of(instance)
+        least_s.append(bounds[False].head[3] * instance.tick_s)
+    assert least_s == pytest.approx([7, 8], rel=1e-3)
 
 
 @settings(max_examples=40)
