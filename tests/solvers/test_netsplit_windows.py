@@ -12,6 +12,7 @@ from planner.solvers.netsplit.bounds import joint_bounds_of, phase_bounds_of
 from planner.solvers.netsplit.cpsat_call import SearchBudget
 from planner.solvers.netsplit.model import instance_of, part, schedule_of
 from planner.solvers.netsplit.windows import windowed
+from planner.solvers.placement.links import SharedLink
 from planner.solvers.placement.problem import placement_problem_of
 from tests.solvers.test_netsplit import alone, brute_force, partly_trained, placement_problem_from
 from tests.solvers.test_netsplit_search import grouped_schedules, watch_of
@@ -62,17 +63,35 @@ def test_nor_shorter_than_windows_of_three_say(problem, data):
     assert bounds_of(instance, sizes=THREE)[-1].least <= schedule_of(instance, where).latency
 
 
-# 0, 1 and 2 of 4 s feed 3 on three devices; a message takes 3 s. Two at once arrive after 7 s,
-# but over one port after 10 s; so two of the three run where 3 does, 8 s.
-def test_messages_to_an_operator_wait_for_each_other_at_its_port():
+# 0, 1 and 2 of 4 s feed 3 on three devices; a message takes 3 s. Two at once arrive after 7 s, but
+# over one link after 10 s; then two of the three run where 3 does, 8 s.
+@pytest.mark.parametrize(
+    ("links", "expected_s"),
+    [
+        ((), 7),
+        ([[(1, 0), (2, 0)], [(0, 1), (2, 1)], [(0, 2), (1, 2)]], 8),  # a port in of each device
+        ([[(1, 0), (2, 0)]], 7),  # of one device only; 3 runs elsewhere
+        ([[(p, q) for p in range(3) for q in range(3) if p != q]], 8),  # a bus
+        ([[(0, 2), (1, 0), (2, 1)]], 7),  # a ring: no two of these pairs have the same target
+    ],
+)
+def test_messages_to_an_operator_wait_for_each_other_where_all_ways_meet(links, expected_s):
     feeds = [[], [], [], [0, 1, 2]]
     problem = placement_problem_from(feeds, [4, 4, 4, 1], [3 * KB] * 4, count=3)
+    shared = tuple(SharedLink(tuple(pairs), 1 / KB) for pairs in links)
+    _, bounds, _ = bounds_of(instance := alone(replace(problem, shared=shared)))
+    assert bounds[False].head[3] * instance.tick_s == pytest.approx(expected_s, rel=1e-3)
+
+
+# 0 of 1 s feeds 1, 2 and 3 of 9 s on four devices; a message takes 2 s. One of the three runs where
+# 0 does; the other two wait for messages over one port, 5 s and then 9 s.
+def test_messages_from_an_operator_wait_for_each_other_at_its_port():
+    problem = placement_problem_from([[], [0], [0], [0]], [1, 9, 9, 9], [2 * KB] * 4, count=4)
     least_s = []
     for shared in ((), problem.shared):
-        instance = alone(replace(problem, shared=shared))
-        _, bounds, _ = bounds_of(instance)
-        least_s.append(bounds[False].head[3] * instance.tick_s)
-    assert least_s == pytest.approx([7, 8], rel=1e-3)
+        _, bounds, _ = bounds_of(instance := alone(replace(problem, shared=shared)))
+        least_s.append(bounds[False].tail[0] * instance.tick_s)
+    assert least_s == pytest.approx([11, 13], rel=1e-3)
 
 
 @settings(max_examples=40)
