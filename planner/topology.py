@@ -121,19 +121,32 @@ class Level:
     latency_s: float
 
 
+class CollectiveKind(StrEnum):
+    """The collectives that can be measured."""
+
+    ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_TO_ALL = "all-to-all"
+
+
 @dataclass(frozen=True, slots=True)
-class AllReduceTable:
-    """Measured times of an all-reduce over any `num_devices` of some devices.
+class CollectiveTable:
+    """Measured times of a collective over any `num_devices` of some devices.
 
     Attributes:
         devices: their names; where they are more than `num_devices`, all pairs of them are alike.
         num_devices: n, the size of a group, at least 2.
-        times: (bytes on each device, time in s), ascending by bytes; 0 bytes may be among them.
+        times: (bytes, time in s), ascending by bytes; 0 bytes may be among them. The bytes are
+            those of the largest buffer on each device: what it has after an all-gather, before any
+            other.
+        kind: of the collective.
     """
 
     devices: tuple[str, ...]
     num_devices: int
     times: tuple[tuple[int, float], ...]
+    kind: CollectiveKind = CollectiveKind.ALL_REDUCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +162,7 @@ class Topology:
         links: directed.
         levels: the regular hierarchy that it was written as, innermost first; empty if it was not.
         notes: limits of the figures, shown with every plan.
-        tables: measured all-reduces, which take precedence over the links.
+        tables: measured collectives, which take precedence over the links.
     """
 
     name: str
@@ -160,7 +173,7 @@ class Topology:
     links: tuple[Link, ...]
     levels: tuple[Level, ...] = ()
     notes: tuple[str, ...] = ()
-    tables: tuple[AllReduceTable, ...] = ()
+    tables: tuple[CollectiveTable, ...] = ()
 
 
 def device_type(topology: Topology, device: int) -> DeviceType:
@@ -367,28 +380,33 @@ def take(topology: Topology, num_devices: int) -> Topology:
     )
 
 
-def tables_among(tables: Sequence[AllReduceTable], names: Set[str]) -> tuple[AllReduceTable, ...]:
+def tables_among(tables: Sequence[CollectiveTable], names: Set[str]) -> tuple[CollectiveTable, ...]:
     """The measured times of groups of the devices with these names."""
     kept = [replace(t, devices=tuple(n for n in t.devices if n in names)) for t in tables]
     return tuple(table for table in kept if len(table.devices) >= table.num_devices)
 
 
-def table_of(topology: Topology, devices: Sequence[int]) -> AllReduceTable | None:
-    """The measured times that hold for a group of devices: of several tables the one of the
-    fewest devices, of those the first.
+def table_of(
+    topology: Topology, devices: Sequence[int], kind: CollectiveKind = CollectiveKind.ALL_REDUCE
+) -> CollectiveTable | None:
+    """The measured times of a collective that hold for a group of devices: of several tables the
+    one of the fewest devices, of those the first.
     """
     group = {topology.devices[d].name for d in devices}
-    holding = [t for among, t in _tables(topology).get(len(group), ()) if group <= among]
+    holding = [t for among, t in _tables(topology).get((kind, len(group)), ()) if group <= among]
     return min(holding, key=lambda table: len(table.devices), default=None)
 
 
 @derived
-def _tables(topology: Topology) -> Mapping[int, list[tuple[frozenset[str], AllReduceTable]]]:
-    """The tables by the size of their groups, each with its devices."""
-    by_size: dict[int, list[tuple[frozenset[str], AllReduceTable]]] = {}
+def _tables(
+    topology: Topology,
+) -> Mapping[tuple[CollectiveKind, int], list[tuple[frozenset[str], CollectiveTable]]]:
+    """The tables by collective and size of their groups, each with its devices."""
+    known: dict[tuple[CollectiveKind, int], list[tuple[frozenset[str], CollectiveTable]]] = {}
     for table in topology.tables:
-        by_size.setdefault(table.num_devices, []).append((frozenset(table.devices), table))
-    return by_size
+        key = table.kind, table.num_devices
+        known.setdefault(key, []).append((frozenset(table.devices), table))
+    return known
 
 
 def _levels_of(levels: tuple[Level, ...], num_devices: int) -> tuple[Level, ...]:

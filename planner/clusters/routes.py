@@ -15,7 +15,7 @@ import numpy as np
 from planner.errors import TopologyError
 from planner.support.arrays import Floats, Ints
 from planner.support.derived import derived
-from planner.topology import AllReduceTable, Link, Topology
+from planner.topology import CollectiveTable, Link, Topology
 
 # The message by which routes are compared: large enough for bandwidth to count.
 ROUTED_BYTES = 1_000_000
@@ -292,7 +292,7 @@ def latency_s(topology: Topology, p: int, q: int) -> float:
     return float(routes(topology).latency_s[p, q])
 
 
-def unlike_pairs(topology: Topology, table: AllReduceTable) -> str | None:
+def unlike_pairs(topology: Topology, table: CollectiveTable) -> str | None:
     """Why a table cannot hold for every group of its devices, if the topology is connected: two
     pairs of them differ in latency or bandwidth, or two of them in type. None where it can.
 

@@ -212,7 +212,7 @@ def _span(parts: Sequence[Link | Level], field: str) -> str:
 def _without_stale_tables(
     before: Topology, after: Topology, links: Sequence[int], changes: str
 ) -> Changed:
-    """The topology after a change of links, without the measured all-reduces over them."""
+    """The topology after a change of links, without the measured collectives over them."""
     position = {device.name: d for d, device in enumerate(before.devices)}
     ways = (routes(before), routes(after)) if before.tables else ()
     kept = tuple(
@@ -225,7 +225,7 @@ def _without_stale_tables(
         )
     )
     gone = len(before.tables) - len(kept)
-    more = (f"without {gone} of {len(before.tables)} tables of measured all-reduces, which were"
+    more = (f"without {gone} of {len(before.tables)} tables of measured collectives, which were"
             " over other links",) if gone else ()  # fmt: skip
     return Changed(replace(after, tables=kept), (changes, *more))
 

@@ -97,7 +97,7 @@ def print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
         click.echo(json.dumps(probe_json(probed, str(output))))
         return
     show(class_table(probed))
-    if probed.allreduces:
+    if probed.collectives:
         show(sums_table(probed))
     for line in probe_lines(probed):
         say(line)

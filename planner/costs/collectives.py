@@ -10,7 +10,7 @@ import numpy as np
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
 from planner.splitting.conversion import LOCAL, Kind, Step
 from planner.support.derived import derived
-from planner.topology import AllReduceTable, Topology, table_of
+from planner.topology import CollectiveKind, CollectiveTable, Topology, table_of
 
 
 def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:
@@ -101,9 +101,19 @@ def allreduce_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -
     """
     if len(devices) < 2:
         return 0.0
-    table = table_of(topology, devices)
+    measured_s = _measured_s(topology, devices, CollectiveKind.ALL_REDUCE, size_bytes)
+    if measured_s is not None:
+        return measured_s
+    return ring_allreduce_s(size_bytes, len(devices), *ring_links(topology, devices))
+
+
+def _measured_s(
+    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind, size_bytes: int
+) -> float | None:
+    """Time of a collective as measured, in s; None if it was not."""
+    table = table_of(topology, devices, kind)
     if table is None:
-        return ring_allreduce_s(size_bytes, len(devices), *ring_links(topology, devices))
+        return None
     points = _measured(topology, devices, table)
     sizes, times = zip(*points, strict=True)
     if size_bytes <= sizes[-1]:
@@ -117,11 +127,12 @@ _Points = tuple[tuple[float, float], ...]
 
 
 @derived(kept=4096)
-def _measured(topology: Topology, devices: tuple[int, ...], table: AllReduceTable) -> _Points:
+def _measured(topology: Topology, devices: tuple[int, ...], table: CollectiveTable) -> _Points:
     """The times of a table for a group, from 0 bytes on."""
     sizes, times = zip(*table.times, strict=True)
     if sizes[0] > 0:
-        latency_s = 2 * (len(devices) - 1) * _ring(topology, devices)[0]
+        rounds = 1 + (table.kind is CollectiveKind.ALL_REDUCE)
+        latency_s = rounds * (len(devices) - 1) * _ring(topology, devices)[0]
         sizes, times = (0, *sizes), (min(latency_s, *times), *times)
     return tuple(zip(sizes, np.maximum.accumulate(times).tolist(), strict=True))
 
@@ -165,16 +176,34 @@ def line_below(points: _Points) -> tuple[float, float]:
 
 
 def allgather_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
-    """Time of an all-gather or reduce-scatter over a group of devices, in s: on a ring, n - 1
-    messages of size_bytes / n, which is half an all-reduce of the same buffer. Where all-reduces
-    were measured, half of their time is taken, because nothing else is known.
+    """Time of an all-gather over a group of devices, in s: as measured, else half of `allreduce_s`.
+    On a ring it is n - 1 messages of size_bytes / n, half as many as of an all-reduce.
 
     Args:
         devices: ascending indices; one alone costs nothing.
-        size_bytes: the largest buffer on each device: what it has after the all-gather, or before
-            the reduce-scatter.
+        size_bytes: what each device has afterwards.
     """
-    return allreduce_s(topology, devices, size_bytes) / 2
+    return _half_s(topology, devices, CollectiveKind.ALL_GATHER, size_bytes)
+
+
+def reducescatter_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
+    """Time of a reduce-scatter over a group of devices, in s: as measured, else half of
+    `allreduce_s`, as for an all-gather.
+
+    Args:
+        devices: ascending indices; one alone costs nothing.
+        size_bytes: what each device has before.
+    """
+    return _half_s(topology, devices, CollectiveKind.REDUCE_SCATTER, size_bytes)
+
+
+def _half_s(
+    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind, size_bytes: int
+) -> float:
+    if len(devices) < 2:
+        return 0.0
+    measured_s = _measured_s(topology, devices, kind, size_bytes)
+    return allreduce_s(topology, devices, size_bytes) / 2 if measured_s is None else measured_s
 
 
 def gradient_sum_s(
@@ -195,14 +224,14 @@ def gradient_sum_s(
     if not keep:
         return allreduce_s(topology, devices, size_bytes)
     rows = {tuple(sorted(row)) for row in zip(*keep, strict=True)}
-    scattered_s = max(allgather_s(topology, row, size_bytes) for row in rows)
+    scattered_s = max(reducescatter_s(topology, row, size_bytes) for row in rows)
     part = size_bytes // len(keep)
     return scattered_s + max(allreduce_s(topology, some, part) for some in keep)
 
 
 def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) -> float:
     """Time of an all-to-all over a group of devices, in s: each of the n sends a part to every
-    other one, in n - 1 rounds over the slowest pair:
+    other one. As measured, else in n - 1 rounds over the slowest pair:
 
         (n - 1) (latency + size_bytes / n / bandwidth)
 
@@ -213,8 +242,29 @@ def alltoall_s(topology: Topology, devices: tuple[int, ...], size_bytes: int) ->
     count = len(devices)
     if count < 2:
         return 0.0
+    measured_s = _measured_s(topology, devices, CollectiveKind.ALL_TO_ALL, size_bytes)
+    if measured_s is not None:
+        return measured_s
     latency, rate = slowest_link(topology, devices, devices)
     return (count - 1) * (latency + size_bytes / count / rate)
+
+
+def collective_s(
+    topology: Topology, devices: tuple[int, ...], kind: CollectiveKind, size_bytes: int
+) -> float:
+    """Time of a collective of any kind over a group of devices, in s.
+
+    Args:
+        devices: ascending indices; one alone costs nothing.
+        size_bytes: of the largest buffer on each device.
+    """
+    times = {
+        CollectiveKind.ALL_REDUCE: allreduce_s,
+        CollectiveKind.ALL_GATHER: allgather_s,
+        CollectiveKind.REDUCE_SCATTER: reducescatter_s,
+        CollectiveKind.ALL_TO_ALL: alltoall_s,
+    }
+    return times[kind](topology, devices, size_bytes)
 
 
 def lines(group: Sequence[int], mesh: Sequence[int], axis: int) -> tuple[tuple[int, ...], ...]:
@@ -258,11 +308,7 @@ def _step_s(
 ) -> float:
     if kind in LOCAL:
         return 0.0
-    times = {
-        Kind.ALL_REDUCE: allreduce_s,
-        Kind.ALL_GATHER: allgather_s,
-        Kind.REDUCE_SCATTER: allgather_s,
-        Kind.ALL_TO_ALL: alltoall_s,
-    }
     some = {tuple(sorted(line)) for line in lines(group, mesh, axis)}
-    return max(times[kind](topology, line, size_bytes) for line in some)
+    return max(
+        collective_s(topology, line, CollectiveKind(kind.value), size_bytes) for line in some
+    )

@@ -10,7 +10,8 @@ Bandwidth is therefore measured for each direction; latency is half of a round t
 measured several times, after one untimed transfer, and the median is taken. No size is faster than
 one byte, so T(1) is the smallest of all medians. Pairs are measured one after the other, on an
 otherwise idle network; those whose times do not fit any latency and bandwidth are measured again.
-All-reduces start together, and take as long as the slowest rank.
+Collectives start together, and take as long as the slowest rank. All-reduces work in place, as on
+gradients; the others are those of split operators (`split/mesh.py`), new buffers included.
 
 Transfers use gloo between CPUs and nccl between GPUs.
 """
@@ -18,6 +19,7 @@ Transfers use gloo between CPUs and nccl between GPUs.
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, TypeVar
@@ -27,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from planner.clusters.probing.infer import (
-    AllReduceTimes,
+    CollectiveTimes,
     Inferred,
     RankDevice,
     SimultaneousTransfers,
@@ -39,6 +41,7 @@ from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
 from planner.errors import LaunchError, PlannerError, Stopped
 from planner.launcher.failures.system import host_key
+from planner.launcher.split.mesh import GroupLine
 from planner.launcher.store import TIMEOUT
 from planner.launcher.world import (
     ProcessRank,
@@ -47,7 +50,7 @@ from planner.launcher.world import (
     meet,
     process_rank,
 )
-from planner.topology import DeviceType
+from planner.topology import CollectiveKind, DeviceType
 
 # Sizes of transfers and all-reduces: 1 KiB to 256 MiB, each 4 times the one before.
 SMALLEST_BYTES, LARGEST_BYTES, GROWTH = 1024, 256 * 1024**2, 4
@@ -73,7 +76,7 @@ class Probed:
         inferred: the topology.
         times: times of every ordered pair of ranks, by source, then target.
         fits: latency and bandwidth of every ordered pair of ranks, by source, then target.
-        allreduces: times of all-reduces, by group.
+        collectives: times of collectives, by group, then kind.
         backend: "gloo" or "nccl".
         torch: version of torch.
     """
@@ -81,7 +84,7 @@ class Probed:
     inferred: Inferred
     times: tuple[PairTimes, ...]
     fits: tuple[PairFit, ...]
-    allreduces: tuple[AllReduceTimes, ...]
+    collectives: tuple[CollectiveTimes, ...]
     backend: str
     torch: str
 
@@ -98,7 +101,7 @@ def probe(
     Args:
         name: name of the topology.
         device: auto, cpu or cuda.
-        largest_bytes: largest size of a transfer or all-reduce.
+        largest_bytes: largest size of a transfer or collective.
         progress: on rank 0, called after each measurement with the number of those done and of all.
 
     Returns:
@@ -253,12 +256,12 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 class _Ranks:
-    """This rank's buffers, and its transfers and all-reduces with the others.
+    """This rank's buffers, and its transfers and collectives with the others.
 
     Args:
         seat: rank and number of ranks.
         device: torch's name of this rank's device.
-        largest_bytes: largest size of a transfer or all-reduce.
+        largest_bytes: largest size of a transfer or collective.
     """
 
     def __init__(self, seat: ProcessRank, device: str, largest_bytes: int) -> None:
@@ -295,12 +298,25 @@ class _Ranks:
         size_bytes, repeats = announced.tolist()
         return size_bytes, repeats
 
-    def all_reduce(self, group: dist.ProcessGroup, size_bytes: int) -> float:
-        """Time of an all-reduce, in s; a small one before makes all members start at once."""
+    def collective(self, kind: CollectiveKind, group: dist.ProcessGroup, size_bytes: int) -> float:
+        """Time of a collective, in s; a small all-reduce before makes all members start at once.
+
+        Args:
+            size_bytes: of the largest buffer, a multiple of 4 for each member.
+        """
+        count = dist.get_world_size(group)
+        buffer = self._buffer[:size_bytes].view(torch.float32)
+        line = GroupLine(group, range(count), self.seat.rank, nullcontext)
+        run: Callable[[], object] = {
+            CollectiveKind.ALL_REDUCE: lambda: dist.all_reduce(buffer, group=group),
+            CollectiveKind.ALL_GATHER: lambda: line.all_gather(buffer[: len(buffer) // count]),
+            CollectiveKind.REDUCE_SCATTER: lambda: line.reduce_scatter(buffer.view(count, -1)),
+            CollectiveKind.ALL_TO_ALL: lambda: line.all_to_all(buffer.view(count, -1)),
+        }[kind]
         dist.all_reduce(self._byte, group=group)
         self._settle()
         start = time.perf_counter()
-        dist.all_reduce(self._buffer[:size_bytes].view(torch.float32), group=group)
+        run()
         self._settle()
         return time.perf_counter() - start
 
@@ -361,7 +377,7 @@ def _measure(
     pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
     crowds = experiments([one.host for one in devices])
     groups = group_sizes(count)
-    total, done = len(pairs) + len(crowds) + len(groups), 0
+    total, done = len(pairs) + len(crowds) + len(groups) * len(CollectiveKind), 0
 
     def step() -> None:
         nonlocal done
@@ -388,19 +404,21 @@ def _measure(
     for crowd in crowds:
         together.append(_time_together(ranks, crowd, _from_first(_size_together(fits, crowd))))
         step()
-    all_reduces = []
+    collectives = []
     for size in groups:
-        all_reduces.append(_time_all_reduces(ranks, size))
-        step()
+        group = ranks.group(size)
+        for kind in CollectiveKind:
+            collectives.append(_time_collectives(ranks, kind, group, size))
+            step()
     if rank > 0:
         return None
-    inferred = infer(name, devices, fits, together, all_reduces)
+    inferred = infer(name, devices, fits, together, collectives)
     by_pair = tuple(times[pair] for pair in sorted(times)), tuple(fits[p] for p in sorted(fits))
-    return Probed(inferred, *by_pair, tuple(all_reduces), ranks.backend, torch.__version__)
+    return Probed(inferred, *by_pair, tuple(collectives), ranks.backend, torch.__version__)
 
 
 def group_sizes(count: int) -> tuple[int, ...]:
-    """Sizes of the groups of ranks whose all-reduces are measured: powers of two, and all ranks.
+    """Sizes of the groups of ranks whose collectives are measured: powers of two, and all ranks.
 
     >>> group_sizes(6), group_sizes(1)
     ((2, 4, 6), ())
@@ -474,20 +492,25 @@ def _time_together(ranks: _Ranks, crowd: Sequence[Pair], size_bytes: int) -> Sim
     return SimultaneousTransfers(tuple(crowd), len(crowd) * size_bytes / median(slowest_s[1:]))
 
 
-def _time_all_reduces(ranks: _Ranks, count: int) -> AllReduceTimes:
-    """Times of all-reduces over the first ranks."""
-    group = ranks.group(count)
+def _time_collectives(
+    ranks: _Ranks, kind: CollectiveKind, group: dist.ProcessGroup, count: int
+) -> CollectiveTimes:
+    """Times of collectives of a kind over the first ranks."""
     is_in = ranks.seat.rank < count
     sizes, times_s, expected_s = [], [], 1e-3
-    for size_bytes in ranks.sizes:
+    # Each member has as many floats as the others.
+    for size_bytes in dict.fromkeys(size - size % (4 * count) for size in ranks.sizes):
+        if size_bytes == 0:
+            continue
         if expected_s > MAX_TRANSFER_S:
             break
         repeats = _repeats(expected_s)
         own_s = 0.0
         if is_in:
-            own_s = median([ranks.all_reduce(group, size_bytes) for _ in range(repeats + 1)][1:])
+            runs = (ranks.collective(kind, group, size_bytes) for _ in range(repeats + 1))
+            own_s = median([*runs][1:])
         slowest_s = max(_gathered(own_s))
         sizes.append(size_bytes)
         times_s.append(slowest_s)
         expected_s = GROWTH * slowest_s
-    return AllReduceTimes(count, tuple(sizes), tuple(times_s))
+    return CollectiveTimes(count, tuple(sizes), tuple(times_s), kind)

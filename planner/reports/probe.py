@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from planner.clusters.probing.link_fit import Pair
 from planner.clusters.routes import routes
-from planner.costs.collectives import ring_allreduce_s, ring_links
+from planner.costs.collectives import collective_s
 from planner.reports.tables import Table
+from planner.topology import CollectiveKind
 from planner.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from planner.clusters.probing.infer import CollectiveTimes
     from planner.launcher.probe import Probed
 
 # Lines of a table of groups.
@@ -56,23 +58,24 @@ def pairs_text(pairs: Sequence[Pair], names: Sequence[str], most: int = 4) -> st
 
 
 def sums_table(probed: "Probed") -> Table:
-    """Measured all-reduces beside those computed from the links alone."""
+    """Measured collectives beside those computed from the links alone."""
     links = replace(probed.inferred.topology, tables=())
     rows = []
-    for one in probed.allreduces:
-        ring = ring_links(links, tuple(range(one.num_ranks)))
+    for one in probed.collectives:
+        group = tuple(range(one.num_ranks))
         for size_bytes, time_s in list(zip(one.sizes_bytes, one.times_s, strict=True))[-2:]:
             rows.append(
                 (
+                    one.kind.value,
                     str(one.num_ranks),
                     format_bytes(size_bytes),
                     format_seconds(time_s),
-                    format_seconds(ring_allreduce_s(size_bytes, one.num_ranks, *ring)),
+                    format_seconds(collective_s(links, group, one.kind, size_bytes)),
                 )
             )
     return Table(
-        "All-reduces over the first ranks, largest sizes",
-        (">ranks", ">size", ">measured", ">ring over the links"),
+        "Collectives over the first ranks, largest sizes",
+        ("collective", ">ranks", ">size", ">measured", ">over the links"),
         tuple(rows[:MAX_ROWS]),
     )
 
@@ -147,13 +150,21 @@ def probe_json(probed: "Probed", written: str) -> dict[str, Any]:
             for one in probed.inferred.classes
         ],
         "allreduces": [
-            {
-                "num_ranks": one.num_ranks,
-                "sizes_bytes": list(one.sizes_bytes),
-                "times_s": list(one.times_s),
-            }
-            for one in probed.allreduces
+            _times_json(one) for one in probed.collectives if one.kind is CollectiveKind.ALL_REDUCE
+        ],
+        "collectives": [
+            {"kind": one.kind.value, **_times_json(one)}
+            for one in probed.collectives
+            if one.kind is not CollectiveKind.ALL_REDUCE
         ],
         "off": probed.inferred.off,
         "notes": list(topology.notes),
+    }
+
+
+def _times_json(one: "CollectiveTimes") -> dict[str, Any]:
+    return {
+        "num_ranks": one.num_ranks,
+        "sizes_bytes": list(one.sizes_bytes),
+        "times_s": list(one.times_s),
     }

@@ -23,15 +23,16 @@ from math import prod
 
 from planner.sharding import Spec, blocks_of, check_spec, dim_of, tiles
 from planner.support.derived import derived
+from planner.topology import CollectiveKind
 
 
 class Kind(StrEnum):
     """What a step of a conversion does."""
 
-    ALL_GATHER = "all-gather"
-    ALL_TO_ALL = "all-to-all"
-    ALL_REDUCE = "all-reduce"
-    REDUCE_SCATTER = "reduce-scatter"
+    ALL_GATHER = CollectiveKind.ALL_GATHER.value
+    ALL_TO_ALL = CollectiveKind.ALL_TO_ALL.value
+    ALL_REDUCE = CollectiveKind.ALL_REDUCE.value
+    REDUCE_SCATTER = CollectiveKind.REDUCE_SCATTER.value
     SLICE = "slice"
     """Each device keeps its part of what all have."""
     FIRST = "first"

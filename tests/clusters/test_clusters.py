@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from planner.clusters.routes import bandwidth_bytes_per_s, routes
 from planner.clusters.yaml.read import preset_names, read_topology
-from planner.costs.collectives import allreduce_s, line_below, ring_allreduce_s, ring_links
+from planner.costs.collectives import (
+    allgather_s,
+    allreduce_s,
+    line_below,
+    ring_allreduce_s,
+    ring_links,
+)
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.errors import FileError
 from planner.judging.portfolio import compare
@@ -327,9 +333,11 @@ def test_bus_and_algorithm_bandwidth(read):
 tables:
   - {groups: [[gpu0, gpu1, gpu2]], busbw: {1 GB: 10 GB/s}}
   - {groups: [[gpu0, gpu2]], latency: 100 us, algbw: {1 GB: 10 GB/s}}
+  - {collective: all-gather, groups: [[gpu0, gpu1, gpu2]], busbw: {1 GB: 10 GB/s}}
 """
     found = read(tables=BASE + tables)
     assert allreduce_s(found, (0, 1, 2), 10**9) == pytest.approx(4 / 3 * 0.1)
+    assert allgather_s(found, (0, 1, 2), 10**9) == pytest.approx(2 / 3 * 0.1)
     assert allreduce_s(found, (0, 2), 10**9) == pytest.approx(0.1)
     assert allreduce_s(found, (0, 2), 0) == pytest.approx(100e-6)
 
@@ -469,7 +477,7 @@ def test_a_mistake_is_said_with_the_path_of_its_field(said, old, new, line):
         ("{num_devices: 4, algbw: {1 GB: 1 GB/s}}",
          "tables[0]: expected a group of 2 to 3 devices, got 4"),
         ("{groups: [[gpu0, gpu1], [gpu1, gpu0]], algbw: {1 GB: 1 GB/s}}",
-         "tables[0].groups[1]: these devices have a table already"),
+         "tables[0].groups[1]: these devices have a table of all-reduce already"),
         ("{num_devices: 3}", "tables[0]: expected one of `times`, `busbw` and `algbw`"),
         ("{algbw: {1 GB: 1 GB/s}, busbw: {1 GB: 1 GB/s}}",
          "tables[0]: expected one of `times`, `busbw` and `algbw`"),

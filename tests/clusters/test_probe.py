@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise, permutations
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from planner.clusters.probing.infer import (
-    AllReduceTimes,
+    CollectiveTimes,
     RankDevice,
     SimultaneousTransfers,
     experiments,
@@ -28,7 +29,8 @@ from planner.files import read_plan
 from planner.launcher import probe
 from planner.launcher.world import ProcessRank
 from planner.topology import (
-    AllReduceTable,
+    CollectiveKind,
+    CollectiveTable,
     Device,
     DeviceType,
     Host,
@@ -314,11 +316,12 @@ def test_any_bandwidths_at_all_are_reproduced(count, data):
     assert found.off <= 0.16
 
 
-def test_measured_all_reduces_become_tables():
-    sums = [AllReduceTimes(2, (1024, 4096), (1.2345e-4, 2e-4))]
+def test_measured_collectives_become_tables():
+    sums = [CollectiveTimes(2, (1024, 4096), (1.2345e-4, 2e-4), kind) for kind in CollectiveKind]
     found = infer("x", found_on("a", "a", "a"), fits_of(table(3, lambda p, q: 1e9)), (), sums)
     times = ((1024, parse_seconds("123 us")), (4096, parse_seconds("200 us")))
-    assert found.topology.tables == (AllReduceTable(("gpu0", "gpu1"), 2, times),)
+    tables = tuple(CollectiveTable(("gpu0", "gpu1"), 2, times, kind) for kind in CollectiveKind)
+    assert found.topology.tables == tables
 
 
 def test_one_device_needs_no_links(tmp_path):
@@ -361,7 +364,8 @@ def topologies(draw):
     tables = ()
     if count > 1:
         points = draw(st.dictionaries(st.integers(0, 10**12), st.floats(0, 1e3), min_size=2))
-        tables = (AllReduceTable(tuple(devices), count, tuple(sorted(points.items()))),)
+        kind = draw(st.sampled_from(CollectiveKind))
+        tables = (CollectiveTable(tuple(devices), count, tuple(sorted(points.items())), kind),)
     return Topology(
         draw(names),
         tuple(sorted({one.name: one for one in types}.values(), key=lambda one: one.name)),
@@ -387,7 +391,7 @@ def test_what_is_written_is_read_back(folder, topology):
 
 def test_the_file_is_short_and_has_units(golden):
     fits = fits_of(table(4, lambda p, q: 10e9 if p // 2 == q // 2 else 1e9))
-    sums = [AllReduceTimes(2, (1024, 1048576), (1e-4, 2.5e-3))]
+    sums = [CollectiveTimes(2, (1024, 1048576), (1e-4, 2.5e-3))]
     found = infer("two-hosts", found_on("a", "a", "b", "b"), fits, (), sums)
     golden("probed.yaml", topology_yaml(found.topology, ["Made up."]))
 
@@ -429,7 +433,8 @@ def test_two_ranks_on_loopback(tmp_path):
     assert found.hosts[0].cores == len(os.sched_getaffinity(0))
     assert said["off"] <= 0.15
     assert [pair["sizes_bytes"] for pair in said["pairs"]] == [list(SIZES[:6])] * 2
-    assert found.tables[0].num_devices == 2
+    assert [(one.kind, one.num_devices) for one in found.tables] == [(k, 2) for k in CollectiveKind]
+    assert [one["kind"] for one in said["collectives"]] == [k.value for k in [*CollectiveKind][1:]]
     assert "Measured on" in (tmp_path / "here.yaml").read_text()
     planned = planner("topology", "probe", "-o", "here.yaml", cwd=tmp_path)
     assert planned.returncode == 1
@@ -570,10 +575,10 @@ def test_a_plan_for_the_probed_hosts_avoids_the_slow_link_and_is_faster_there(pr
         operator["forward_s"] = 5e-3 * UNITS.get(operator["name"], 0.01)
         operator["backward_s"] = 2 * operator["forward_s"]
     path.write_text(json.dumps(profile))
-    (hosts / "equal.yaml").write_text(
-        "format: planner-topology/1\nname: equal\ndevice: cpu\n"
-        "levels: [{name: host, count: 3, bandwidth: 1 Gbps, latency: 100 us}]\n"
-    )
+    found = read_topology(hosts / "probed.yaml")
+    alike = [replace(one, bandwidth_bytes_per_s=125e6, latency_s=1e-4) for one in found.links]
+    equal = replace(found, name="equal", links=tuple(alike), tables=())
+    write_topology(equal, hosts / "equal.yaml")
     plans = {}
     for name in ("equal", "probed"):
         arguments = ("--topology", f"{name}.yaml", "--gpus", "3", "--microbatches", "4",

@@ -12,7 +12,7 @@ from planner.costs.collectives import allreduce_s
 from planner.errors import OptionError
 from planner.judging.sensitivity import ALL_LINKS, link_classes, sensitivity
 from planner.strategy import ScheduleName, Stage, Strategy
-from planner.topology import AllReduceTable, Device, Host, Link, Topology, problems
+from planner.topology import CollectiveTable, Device, Host, Link, Topology, problems
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 
 FOUR_HOSTS = """
@@ -162,8 +162,8 @@ def test_a_wrong_setting_says_what_there_is(setting, said):
 
 
 def test_tables_over_links_that_change_are_left_out_and_others_stay():
-    table = AllReduceTable(("d0", "d1"), 2, ((1_000_000, 1.0),))
-    far = AllReduceTable(("d0", "d2"), 2, ((1_000_000, 2.0),))
+    table = CollectiveTable(("d0", "d1"), 2, ((1_000_000, 1.0),))
+    far = CollectiveTable(("d0", "d2"), 2, ((1_000_000, 2.0),))
     topology = replace(two_hosts(), tables=(table, far))
     changed = set_value(topology, "links.nic.bandwidth=4Gbps", {})
     assert changed.topology.tables == (table,)
@@ -301,7 +301,7 @@ def test_two_kinds_of_links_that_are_as_slow_gain_only_together():
 
 
 def test_a_measured_sum_gains_as_much_as_the_ring_would():
-    table = AllReduceTable(("d0", "d1"), 2, ((1000, 10.0),))
+    table = CollectiveTable(("d0", "d1"), 2, ((1000, 10.0),))
     topology = replace(cluster([unit_type()] * 2, bandwidth=1e3), tables=(table,))
     problem = problem_of(profile_of(graph_of([[]]), [1.0]), topology, num_microbatches=2)
     assert allreduce_s(topology, (0, 1), 1000) == 10.0

@@ -11,8 +11,11 @@ from planner.costs.collectives import (
     allgather_s,
     allreduce_s,
     alltoall_s,
+    collective_s,
     conversion_s,
+    gradient_sum_s,
     lines,
+    reducescatter_s,
 )
 from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage, work_share
@@ -26,6 +29,7 @@ from planner.simulator.steady import iterate
 from planner.splitting import conversion
 from planner.splitting.sums import gradient_sums
 from planner.strategy import violations
+from planner.topology import CollectiveKind, CollectiveTable
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import (
     HIDDEN,
@@ -65,6 +69,41 @@ def test_an_all_gather_is_half_an_all_reduce():
         group = tuple(range(n))
         assert allgather_s(topology, group, 600) == pytest.approx(ring_s(600, n))
         assert allreduce_s(topology, group, 600) == pytest.approx(2 * ring_s(600, n))
+
+
+def test_what_was_measured_takes_precedence():
+    """Each kind by its own table; a reduce-scatter that was not measured is half an all-reduce."""
+    kinds = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL
+    bare = cluster([FAST] * 3, RATE, LATENCY)
+    names, pair = tuple(device.name for device in bare.devices[:2]), (0, 1)
+    topology = replace(
+        bare,
+        tables=tuple(
+            CollectiveTable(names, 2, ((0, 1.0 + k), (1000, 2.0 + k)), kind)
+            for k, kind in enumerate(kinds)
+        ),
+    )
+    assert allreduce_s(topology, pair, 500) == 1.5
+    assert allgather_s(topology, pair, 500) == 2.5
+    assert alltoall_s(topology, pair, 500) == 3.5
+    assert reducescatter_s(topology, pair, 500) == 0.75
+    assert alltoall_s(topology, pair, 2000) == 5.0
+    # The sum of a gradient of which each keeps half is a reduce-scatter.
+    assert gradient_sum_s(topology, pair, 500, ((0,), (1,))) == 0.75
+    # Other groups were not measured.
+    for kind in CollectiveKind:
+        assert collective_s(topology, (0, 2), kind, 500) == collective_s(bare, (0, 2), kind, 500)
+
+
+def test_before_the_smallest_size_stand_the_latencies_of_a_ring():
+    """n - 1 messages of an all-gather, twice as many of an all-reduce."""
+    bare, everyone, times = cluster([FAST] * 3, RATE, LATENCY), (0, 1, 2), ((1000, 1.0),)
+    names = tuple(device.name for device in bare.devices)
+    tables = tuple(CollectiveTable(names, 3, times, kind) for kind in CollectiveKind)
+    topology = replace(bare, tables=tables)
+    assert allreduce_s(topology, everyone, 0) == pytest.approx(4 * LATENCY)
+    for time_s in (allgather_s, reducescatter_s, alltoall_s):
+        assert time_s(topology, everyone, 0) == pytest.approx(2 * LATENCY)
 
 
 def test_an_all_to_all_takes_the_slowest_pair():

@@ -33,7 +33,16 @@ from planner.clusters.probing.link_fit import (
 from planner.clusters.routes import routes
 from planner.errors import TopologyError
 from planner.support.arrays import Floats
-from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Topology, problems
+from planner.topology import (
+    CollectiveKind,
+    CollectiveTable,
+    Device,
+    DeviceType,
+    Host,
+    Link,
+    Topology,
+    problems,
+)
 from planner.units import format_rate, format_seconds, parse_rate, parse_seconds
 
 # Devices share a network card if their transfers at once get less than this share of the bandwidth
@@ -73,18 +82,20 @@ class SimultaneousTransfers:
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduceTimes:
-    """All-reduces over the first ranks.
+class CollectiveTimes:
+    """Collectives of one kind over the first ranks.
 
     Attributes:
         num_ranks: of the group.
-        sizes_bytes: of the buffer on each rank, ascending.
+        sizes_bytes: of the largest buffer on each rank, ascending.
         times_s: of the slowest rank, the median of each size.
+        kind: of the collective.
     """
 
     num_ranks: int
     sizes_bytes: tuple[int, ...]
     times_s: tuple[float, ...]
+    kind: CollectiveKind = CollectiveKind.ALL_REDUCE
 
 
 # -------------------------------------------------------------------------------- the graph
@@ -337,7 +348,7 @@ def infer(
     ranks: Sequence[RankDevice],
     fits: Mapping[Pair, PairFit],
     together: Sequence[SimultaneousTransfers] = (),
-    sums: Sequence[AllReduceTimes] = (),
+    collectives: Sequence[CollectiveTimes] = (),
 ) -> Inferred:
     """The topology that explains the measurements.
 
@@ -346,7 +357,7 @@ def infer(
         ranks: in the order of their numbers.
         fits: of every ordered pair of ranks.
         together: transfers that ran at once, out of each host that could be asked.
-        sums: all-reduces; they become the topology's tables.
+        collectives: they become the topology's tables.
 
     Raises:
         ValueError: if a pair is missing.
@@ -354,7 +365,7 @@ def infer(
     pairs = set(permutations(range(len(ranks)), 2))
     if set(fits) != pairs:
         raise ValueError(f"expected a fit for every pair, got {sorted(pairs ^ set(fits))} wrong")
-    bare = _without_links(name, ranks, sums)
+    bare = _without_links(name, ranks, collectives)
     builder = _Builder(*_matrices(len(ranks), fits))
     own = {d.name: Subtree(d.name, {rank: 0.0}) for rank, d in enumerate(bare.devices)}
     for host in bare.hosts:
@@ -375,9 +386,9 @@ def infer(
 
 
 def _without_links(
-    name: str, ranks: Sequence[RankDevice], sums: Sequence[AllReduceTimes]
+    name: str, ranks: Sequence[RankDevice], collectives: Sequence[CollectiveTimes]
 ) -> Topology:
-    """The devices, their hosts and types, and the measured all-reduces."""
+    """The devices, their hosts and types, and the measured collectives."""
     devices = tuple(
         Device(f"{'cpu' if one.type.name == 'cpu' else 'gpu'}{rank}", one.type.name, one.host)
         for rank, one in enumerate(ranks)
@@ -390,7 +401,7 @@ def _without_links(
         tuple(types[known] for known in sorted(types)),
         tuple(hosts.values()),
         devices, (), (),
-        tables=tuple(_table(one, devices) for one in sums),
+        tables=tuple(_table(one, devices) for one in collectives),
     )  # fmt: skip
 
 
@@ -405,11 +416,10 @@ def _quality(fits: Mapping[Pair, PairFit]) -> str:
     )
 
 
-def _table(one: AllReduceTimes, devices: Sequence[Device]) -> AllReduceTable:
+def _table(one: CollectiveTimes, devices: Sequence[Device]) -> CollectiveTable:
     times = zip(one.sizes_bytes, (_written_s(time_s) for time_s in one.times_s), strict=True)
-    return AllReduceTable(
-        tuple(d.name for d in devices[: one.num_ranks]), one.num_ranks, tuple(times)
-    )
+    names = tuple(d.name for d in devices[: one.num_ranks])
+    return CollectiveTable(names, one.num_ranks, tuple(times), one.kind)
 
 
 def _written_s(time_s: float) -> float:

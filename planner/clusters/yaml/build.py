@@ -21,7 +21,8 @@ from planner.clusters.yaml.schema import (
     TableSchema,
 )
 from planner.topology import (
-    AllReduceTable,
+    CollectiveKind,
+    CollectiveTable,
     Device,
     DeviceType,
     Host,
@@ -158,7 +159,7 @@ class _Draft:
     devices: dict[str, Device] = field(default_factory=dict)
     switches: dict[str, None] = field(default_factory=dict)
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
-    tables: list[AllReduceTable] = field(default_factory=list)
+    tables: list[CollectiveTable] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     own: set[object] = field(default_factory=set)
     partial: bool = False
@@ -422,7 +423,7 @@ def _with_tables(
     topology: Topology, given: Sequence[TableSchema], where: str, context: BodyContext
 ) -> Topology:
     """The topology with more tables, which take precedence over those that it has."""
-    tables: list[AllReduceTable] = []
+    tables: list[CollectiveTable] = []
     for i, one in enumerate(given):
         for j, group in enumerate(one.groups or [None]):
             place = f"{where}tables[{i}]" + ("" if group is None else f".groups[{j}]")
@@ -435,11 +436,19 @@ def _with_tables(
                     f"{place}: expected a group of 2 to {len(devices)} devices, got {count}"
                 )
                 continue
-            if any(t.num_devices == count and set(t.devices) == set(devices) for t in tables):
-                context.wrong.append(f"{place}: these devices have a table already")
+            kind = CollectiveKind(one.collective)
+            table = CollectiveTable(devices, count, one.points(count), kind)
+            if any(_same_group(table, known) for known in tables):
+                context.wrong.append(f"{place}: these devices have a table of {kind} already")
                 continue
-            tables.append(AllReduceTable(devices, count, one.points(count)))
+            tables.append(table)
     return replace(topology, tables=(*tables, *topology.tables))
+
+
+def _same_group(one: CollectiveTable, other: CollectiveTable) -> bool:
+    """Whether two tables are of one collective over the same devices."""
+    keys = [(t.kind, t.num_devices, frozenset(t.devices)) for t in (one, other)]
+    return keys[0] == keys[1]
 
 
 def _group(

@@ -176,8 +176,11 @@ class LevelSchema(_Schema):
 
 
 class TableSchema(_Schema):
-    """Measured all-reduces, by the bytes on each device."""
+    """Measured collectives, by the bytes of the largest buffer on each device; all-reduces, unless
+    another is named.
+    """
 
+    collective: Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"] = "all-reduce"
     groups: Annotated[list[list[str]], Field(min_length=1)] | None = None
     num_devices: Annotated[int, BeforeValidator(_number_of("devices, at least 2", 2))] | None = None
     latency: Seconds | None = None
@@ -194,10 +197,13 @@ class TableSchema(_Schema):
         return self
 
     def points(self, num_devices: int) -> tuple[tuple[int, float], ...]:
-        """(bytes, time in s), ascending by bytes."""
+        """(bytes, time in s), ascending by bytes. The bandwidth of the bus is that of nccl-tests:
+        what a ring sends of each byte, over the time.
+        """
         n = num_devices
         times = dict(self.times or {})
-        times |= {size: 2 * (n - 1) / n * size / rate for size, rate in (self.busbw or {}).items()}
+        sent = (1 + (self.collective == "all-reduce")) * (n - 1) / n
+        times |= {size: sent * size / rate for size, rate in (self.busbw or {}).items()}
         times |= {size: size / rate for size, rate in (self.algbw or {}).items()}
         if self.latency is not None:
             times[0] = self.latency

@@ -21,7 +21,16 @@ from planner.support.outputs import Kind, head_of
 from planner.support.printable import printable, printable_lines
 from planner.support.reading import MAX_CLUSTER_BYTES
 from planner.support.writing import write_atomically
-from planner.topology import AllReduceTable, Device, DeviceType, Host, Link, Sharing, Topology
+from planner.topology import (
+    CollectiveKind,
+    CollectiveTable,
+    Device,
+    DeviceType,
+    Host,
+    Link,
+    Sharing,
+    Topology,
+)
 from planner.units import format_bytes
 
 _RATES = {k: v for k, v in units.BYTES_PER_S.items() if k.endswith("B/s") and "i" not in k}
@@ -124,10 +133,12 @@ def _links(links: Sequence[Link]) -> Iterator[CommentedMap]:
         i += 2 if both else 1
 
 
-def _table(table: AllReduceTable) -> CommentedMap:
+def _table(table: CollectiveTable) -> CommentedMap:
     times = dict(table.times)
     start_s = times.pop(0, None)
+    named = table.kind is not CollectiveKind.ALL_REDUCE
     return _line(
+        collective=table.kind.value if named else None,
         groups=_list([_list(table.devices)]),
         num_devices=table.num_devices,
         latency=None if start_s is None else _time(start_s),
