@@ -10,16 +10,17 @@ where w is how much faster the whole step was than its operators one by one, bec
 their inputs and weights in no cache. Each computation takes `launch_s` more. Posting a transfer
 keeps the device for `post_s` and `copy_s_per_byte` per byte, in which its processor copies. The
 route then takes its latency and the time of a share `wire` of the bytes. Factors correct the times
-of all-reduces and steps. None of it belongs to one stage or one model, so that it holds for
-models that were not run.
+of sums of gradients and of steps. Each collective inside a stage takes `collectives` times as long
+as the topology says, and `collective_s` more, in which devices wait for each other. None of it
+belongs to one stage or one model, so that it holds for models that were not run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
 
-from planner.graph import loss_outputs, tensors_by_name
+from planner.graph import LEFT_OUT_AS_DEFAULT, loss_outputs, tensors_by_name
 from planner.profiles import MAX_SECONDS, Profile
 from planner.support.arrays import Floats
 
@@ -54,6 +55,8 @@ class Calibration:
         copy_s_per_byte: of each send or receive, per byte.
         wire: share of a transfer's bytes that goes over its route after it was posted.
         sums, steps: factors of their times.
+        collectives: factor of the times of collectives inside a stage.
+        collective_s: of each of them.
 
     Raises:
         ValueError: if a figure is too large or has the wrong sign.
@@ -74,11 +77,13 @@ class Calibration:
     wire: float = 1.0
     sums: float = 1.0
     steps: float = 1.0
+    collectives: float = field(default=1.0, metadata=LEFT_OUT_AS_DEFAULT)
+    collective_s: float = field(default=0.0, metadata=LEFT_OUT_AS_DEFAULT)
 
     def __post_init__(self) -> None:
-        factors = ("forward", "backward", "sums", "steps")
+        factors = ("forward", "backward", "sums", "steps", "collectives")
         others = ("loss_forward_s_per_byte", "loss_backward_s_per_byte", "launch_s", "post_s",
-                  "copy_s_per_byte", "wire")  # fmt: skip
+                  "copy_s_per_byte", "wire", "collective_s")  # fmt: skip
         wrong = [
             f"{name}: expected a number above 0 and at most {MAX_FACTOR:.0e}, got"
             f" {getattr(self, name)}"

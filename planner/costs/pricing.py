@@ -141,7 +141,6 @@ def _in_step(
     group: tuple[int, ...],
     price: StagePrice,
     slow: Mapping[int, float],
-    of_sums: float,
 ) -> tuple[float, float]:
     """Forward and backward of a replica of a stage, in s: of the slowest of its devices, which run
     in step, and its collectives.
@@ -149,7 +148,6 @@ def _in_step(
     Args:
         price: of the stage.
         slow: by device, its slowdown.
-        of_sums: factor of collectives.
     """
     devices = problem.topology.devices
     alone = [[slow[d] * time_s for time_s in price[devices[d].type]] for d in group]
@@ -157,10 +155,7 @@ def _in_step(
     if stage.sharding is None:
         return forward, backward
     collectives = conversion_times(problem, stage, group)
-    return (
-        forward + of_sums * float(collectives[0].sum()),
-        backward + of_sums * float(collectives[1].sum()),
-    )
+    return forward + float(collectives[0].sum()), backward + float(collectives[1].sum())
 
 
 def trained_bytes(graph: Graph, operators: Iterable[int]) -> int:
@@ -198,8 +193,8 @@ def action_costs(
     of_sums = sum_factor(problem, slow)
     for s, stage in enumerate(strategy.stages):
         for group in stage.groups:
-            f, b = _in_step(problem, stage, group, prices[s], slow, of_sums)
-            gathered_s = of_sums * gather_s(problem, stage, group)
+            f, b = _in_step(problem, stage, group, prices[s], slow)
+            gathered_s = gather_s(problem, stage, group)
             for device in group:
                 step[device] += slow[device] * prices[s][topology.devices[device].type][2]
                 gather[device] += gathered_s

@@ -11,7 +11,7 @@ at most t. Local slices, zeros and additions of summands take no time. Where the
 measured (`OperatorCost.parts`), its share is known, and counts on devices of the profile's type.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from planner.graph import (
 from planner.problem import Problem
 from planner.profiles import Part, Profile, Source
 from planner.sharding import Rule, rule_lines
+from planner.splitting.conversion import LOCAL, Step
 from planner.splitting.reshardings import rule_by
 from planner.splitting.sums import state_steps
 from planner.strategy import Stage, buckets, indices_of
@@ -151,16 +152,52 @@ def conversion_times(
     Args:
         group: the devices of the mesh, row-major.
     """
-    local, mesh = local_stage(problem.profile, stage), _mesh(stage)
-    forward, backward = np.zeros(len(local.whole)), np.zeros(len(local.whole))
-    for i, copy in local.conversions.items():
-        forward[i] = conversion_s(problem.topology, group, mesh, copy.forward)
-        backward[i] = conversion_s(problem.topology, group, mesh, copy.backward)
-    for i, copies in local.again.items():
-        backward[i] = sum(forward[copy] for copy in copies)
-    for i, steps in local.losses.items():
-        forward[i] += conversion_s(problem.topology, group, mesh, steps)
+    count, mesh = len(local_stage(problem.profile, stage).whole), _mesh(stage)
+    forward, backward = np.zeros(count), np.zeros(count)
+    for times_s, side in zip(
+        (forward, backward), collective_steps(problem.profile, stage), strict=True
+    ):
+        for i, steps in side.items():
+            times_s[i] = collectives_s(problem, group, mesh, steps)
     return forward, backward
+
+
+def collective_steps(
+    profile: Profile, stage: Stage
+) -> tuple[dict[int, tuple[Step, ...]], dict[int, tuple[Step, ...]]]:
+    """The steps of the reshardings of `local_stage`, of operators that gather parameters again
+    before their backward, and of losses over cut classes, by index, forward and backward.
+    """
+    local = local_stage(profile, stage)
+    forward = {i: copy.forward for i, copy in local.conversions.items()}
+    backward = {i: copy.backward for i, copy in local.conversions.items()}
+    for i, copies in local.again.items():
+        backward[i] = tuple(step for copy in copies for step in local.conversions[copy].forward)
+    for i, steps in local.losses.items():
+        forward[i] = (*forward.get(i, ()), *steps)
+    return forward, backward
+
+
+def collectives_s(
+    problem: Problem, group: tuple[int, ...], mesh: tuple[int, ...], steps: Sequence[Step]
+) -> float:
+    """Time of steps inside a stage, in s: as the topology says, corrected by the calibration where
+    that is for all devices.
+
+    Args:
+        group: the devices of the mesh, row-major.
+        mesh: size of each axis.
+    """
+    known, devices = problem.calibration, problem.topology.devices
+    time_s = conversion_s(problem.topology, group, mesh, steps)
+    if not all(devices[d].type == known.device_type for d in group):
+        return time_s
+    return known.collectives * time_s + known.collective_s * count_collectives(steps)
+
+
+def count_collectives(steps: Iterable[Step]) -> int:
+    """The number of steps that send something."""
+    return sum(step.kind not in LOCAL for step in steps)
 
 
 def operator_times(problem: Problem, stage: Stage, group: tuple[int, ...]) -> tuple[Floats, Floats]:
@@ -199,7 +236,7 @@ def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
                 for same in zip(*(steps[one.name] for one in bucket), strict=True)
             ]
             mesh = stage.sharding.mesh
-            total += conversion_s(problem.topology, group, mesh, together)
+            total += collectives_s(problem, group, mesh, together)
     return total
 
 

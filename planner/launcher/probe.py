@@ -10,8 +10,11 @@ Bandwidth is therefore measured for each direction; latency is half of a round t
 measured several times, after one untimed transfer, and the median is taken. No size is faster than
 one byte, so T(1) is the smallest of all medians. Pairs are measured one after the other, on an
 otherwise idle network; those whose times do not fit any latency and bandwidth are measured again.
-Collectives start together, and take as long as the slowest rank. All-reduces work in place, as on
-gradients; the others are those of split operators (`split/mesh.py`), new buffers included.
+Collectives come after a little work, as in a run: then threads and caches are cold, and the ranks
+do not arrive at the same moment. What a rank waits for the others is part of its time, because an
+iteration consists of what its operators take and of this. Times are means over ranks and
+repetitions, without the tenth of these at either end. All-reduces work in place, as on gradients;
+the others are those of split operators (`split/mesh.py`), new buffers included.
 
 Transfers use gloo between CPUs and nccl between GPUs.
 """
@@ -21,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,6 +61,8 @@ SMALLEST_BYTES, LARGEST_BYTES, GROWTH = 1024, 256 * 1024**2, 4
 MAX_TRANSFER_S = 1.0
 # Time for the repetitions of one size, and limits of their number.
 REPEATED_S, MIN_REPEATS, MAX_REPEATS = 0.25, 3, 300
+# Of collectives, which have work between them: a product of this many rows and columns.
+MAX_COLLECTIVES, WORK_SIZE = 100, 320
 # Number of times that a pair whose times make no sense is measured.
 ATTEMPTS = 4
 # Time that each of several simultaneous transfers would take alone.
@@ -271,6 +276,7 @@ class _Ranks:
         self._device = device
         self._buffer = torch.zeros(max(self.sizes), dtype=torch.uint8, device=device)
         self._byte = torch.zeros(1, dtype=torch.uint8, device=device)
+        self._factor = torch.ones(WORK_SIZE, WORK_SIZE, device=device)
         self._group = None if device == "cpu" else dist.new_group(backend="nccl", timeout=TIMEOUT)
 
     def send_and_wait(self, target: int, size_bytes: int) -> float:
@@ -299,7 +305,7 @@ class _Ranks:
         return size_bytes, repeats
 
     def collective(self, kind: CollectiveKind, group: dist.ProcessGroup, size_bytes: int) -> float:
-        """Time of a collective, in s; a small all-reduce before makes all members start at once.
+        """Time of a collective after some work, in s; all members start that at once.
 
         Args:
             size_bytes: of the largest buffer, a multiple of 4 for each member.
@@ -314,6 +320,7 @@ class _Ranks:
             CollectiveKind.ALL_TO_ALL: lambda: line.all_to_all(buffer.view(count, -1)),
         }[kind]
         dist.all_reduce(self._byte, group=group)
+        self._factor @ self._factor
         self._settle()
         start = time.perf_counter()
         run()
@@ -342,9 +349,19 @@ def transfer_sizes(largest_bytes: int) -> Iterator[int]:
         size_bytes *= GROWTH
 
 
-def _repeats(expected_s: float) -> int:
+def _repeats(expected_s: float, most: int = MAX_REPEATS) -> int:
     """Number of repetitions of a transfer that is expected to take some time."""
-    return int(min(MAX_REPEATS, max(MIN_REPEATS, REPEATED_S / expected_s)))
+    return int(min(most, max(MIN_REPEATS, REPEATED_S / expected_s)))
+
+
+def _middle_mean(times_s: Sequence[float]) -> float:
+    """The mean without the tenth at either end.
+
+    >>> _middle_mean([9.0, 1.0, 2.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    2.125
+    """
+    end = len(times_s) // 10
+    return fmean(sorted(times_s)[end : len(times_s) - end])
 
 
 def _gathered(value: T) -> list[T]:
@@ -504,13 +521,13 @@ def _time_collectives(
             continue
         if expected_s > MAX_TRANSFER_S:
             break
-        repeats = _repeats(expected_s)
+        repeats = _repeats(expected_s, MAX_COLLECTIVES)
         own_s = 0.0
         if is_in:
             runs = (ranks.collective(kind, group, size_bytes) for _ in range(repeats + 1))
-            own_s = median([*runs][1:])
-        slowest_s = max(_gathered(own_s))
+            own_s = _middle_mean([*runs][1:])
+        time_s = sum(_gathered(own_s)) / count
         sizes.append(size_bytes)
-        times_s.append(slowest_s)
-        expected_s = GROWTH * slowest_s
+        times_s.append(time_s)
+        expected_s = GROWTH * time_s
     return CollectiveTimes(count, tuple(sizes), tuple(times_s), kind)

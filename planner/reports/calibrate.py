@@ -58,6 +58,14 @@ def calibrate_lines(result: "CheckedCalibration") -> tuple[str, ...]:
         )
         + f"; {percent(known.wire)} of its bytes are left for the link",
         f"all-reduces take {known.sums:.2f} and steps {known.steps:.2f} of their predicted times",
+        *(
+            [
+                f"collectives inside stages take {known.collectives:.2f} of their predicted times"
+                f" and {format_seconds(known.collective_s)} more each"
+            ]
+            if (known.collectives, known.collective_s) != (1.0, 0.0)
+            else []
+        ),
     )
 
 

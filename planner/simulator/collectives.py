@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.collectives import conversion_s
 from planner.costs.local_stage import local_stage
-from planner.costs.pricing import sum_factor
-from planner.costs.split import conversion_times, local_times
+from planner.costs.split import collectives_s, conversion_times, local_times
 from planner.problem import Problem
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Timeline
 from planner.splitting import Resharding
 from planner.splitting.conversion import LOCAL
-from planner.strategy import Stage, Strategy, used_devices
+from planner.strategy import Stage, Strategy
 from planner.support.arrays import Floats
 
 # Of a computation: the share of its time before a collective, that with it, and the collective.
@@ -55,7 +53,7 @@ def collectives(
         group = next(group for group in stage.groups if event.device in group)
         key = event.action.stage, group, event.action.direction
         if key not in known:
-            known[key] = list(_parts(problem, strategy, stage, group, event.action.direction))
+            known[key] = list(_parts(problem, stage, group, event.action.direction))
         start_s, length_s = event.start_s, event.end_s - event.start_s
         found += [
             Collective(event.device, name, start_s + a * length_s, start_s + b * length_s)
@@ -66,15 +64,13 @@ def collectives(
 
 def _parts(
     problem: Problem,
-    strategy: Strategy,
     stage: Stage,
     group: tuple[int, ...],
     direction: Direction,
 ) -> Iterator[_Part]:
     local, times = local_stage(problem.profile, stage), local_times(problem, stage, group[0])
-    factor = sum_factor(problem, used_devices(strategy))
     mesh = () if stage.sharding is None else stage.sharding.mesh
-    forward, backward = (factor * side for side in conversion_times(problem, stage, group))
+    forward, backward = conversion_times(problem, stage, group)
     there = [(i, False) for i in range(len(local.whole))]
     back = [(i, True) for i in reversed(range(len(local.whole)))]
     order = there
@@ -98,7 +94,7 @@ def _parts(
         elif i in local.losses:
             # The loss follows what makes its output.
             steps = local.losses[i]
-            lost_s = factor * conversion_s(problem.topology, group, mesh, steps)
+            lost_s = collectives_s(problem, group, mesh, steps)
             name = f"all-reduce of the loss of {local.profile.graph.operators[i].outputs[0]}"
             yield (end_s - lost_s) / total_s, end_s / total_s, name
             end_s -= lost_s

@@ -24,13 +24,20 @@ from planner.calibration import Calibration, Deviation, loss_input_bytes, whole_
 from planner.costs.collectives import slowest_link
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
+from planner.costs.local_stage import local_stage
+from planner.costs.split import (
+    collective_steps,
+    conversion_times,
+    count_collectives,
+    local_times,
+)
 from planner.plan import Plan
 from planner.problem import Problem
 from planner.profiles import Profile
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step
 from planner.simulator.events import run as simulated
 from planner.simulator.timeline import Event, Timeline, timeline_of
-from planner.strategy import operator_indices
+from planner.strategy import Stage, indices_of
 from planner.support.arrays import Floats
 
 # Widths of errors and priors, as shares.
@@ -38,6 +45,7 @@ STAGE_ERROR, DIRECTION_ERROR, GAP_ERROR, TAIL_ERROR = 0.03, 0.1, 0.3, 0.2
 FACTOR_WIDTH, TYPE_WIDTH, TAIL_WIDTH = 0.3, 0.1, 1.0
 # Widths in s, and s per byte.
 LAUNCH_WIDTH_S, POST_WIDTH_S, COPY_WIDTH, LOSS_WIDTH = 3e-4, 1e-3, 1e-9, 3e-9
+COLLECTIVE_WIDTH_S = 1e-3
 LEAST_TYPE_FACTOR = 0.05
 """No type of operator is faster than this share of its measured time."""
 
@@ -226,6 +234,7 @@ class _StagePass:
     Attributes:
         forward, backward: times of the operators that run in it, by type.
         loss_forward, loss_backward: bytes of the loss's input, where it is computed here.
+        collectives: inside the stage: their number, and their predicted time in s.
         measured_s: median time over microbatches.
     """
 
@@ -233,6 +242,7 @@ class _StagePass:
     backward: dict[str, float]
     loss_forward: float
     loss_backward: float
+    collectives: tuple[int, float]
     measured_s: float
 
 
@@ -255,12 +265,13 @@ def _computation(runs: Sequence[MeasuredRun]) -> Calibration:
         np.array(rows),
         np.array(values),
         np.array(errors),
-        np.array([1.0, 1.0, 0.0, 0.0, 0.0] + [0.0] * 2 * count),
+        np.array([1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0] + [0.0] * 2 * count),
         np.array(
-            [FACTOR_WIDTH] * 2 + [LOSS_WIDTH] * 2 + [LAUNCH_WIDTH_S] + [TYPE_WIDTH] * 2 * count
+            [FACTOR_WIDTH] * 2 + [LOSS_WIDTH] * 2 + [LAUNCH_WIDTH_S]
+            + [COLLECTIVE_WIDTH_S, TAIL_WIDTH] + [TYPE_WIDTH] * 2 * count
         ),
-        np.array([0.1, 0.1, 0.0, 0.0, 0.0] + [-np.inf] * 2 * count),
-    ).tolist()
+        np.array([0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.01] + [-np.inf] * 2 * count),
+    ).tolist()  # fmt: skip
     return Calibration(
         whole=True,
         forward=x[0],
@@ -268,54 +279,88 @@ def _computation(runs: Sequence[MeasuredRun]) -> Calibration:
         loss_forward_s_per_byte=x[2],
         loss_backward_s_per_byte=x[3],
         launch_s=x[4],
+        collective_s=x[5],
+        collectives=x[6],
         deviations=tuple(
             # A bound on a sum of two parameters, which the regression does not know.
             Deviation(name, max(f, LEAST_TYPE_FACTOR - x[0]), max(b, LEAST_TYPE_FACTOR - x[1]))
-            for name, f, b in zip(types, x[5 : 5 + count], x[5 + count :], strict=True)
+            for name, f, b in zip(types, x[7 : 7 + count], x[7 + count :], strict=True)
         ),
     )
 
 
 def _coefficients(one: _StagePass, types: Sequence[str]) -> Floats:
-    """(5 + 2 types,) coefficients of all forwards, all backwards, the loss's forward and backward,
-    the launch, each type's forward and each type's backward.
+    """(7 + 2 types,) coefficients of all forwards, all backwards, the loss's forward and backward,
+    the launch, each collective, the time of all collectives, each type's forward and each type's
+    backward.
     """
     forward, backward = ([side.get(t, 0.0) for t in types] for side in (one.forward, one.backward))
     whole = [sum(forward), sum(backward), one.loss_forward, one.loss_backward, 1.0]
+    whole += one.collectives
     return np.array([*whole, *forward, *backward])
 
 
 def _stages(run: MeasuredRun) -> Iterator[tuple[_StagePass, _StagePass]]:
     """Forward and backward of each replica of each stage."""
-    profile = run.problem.profile
-    indices, loss_bytes = operator_indices(profile.graph), loss_input_bytes(profile)
-    types = [operator.type for operator in profile.graph.operators]
     taken_s, slow = _passes_s(run.timeline), _slowdowns(run)
-    scale = whole_share(profile)
     for s, stage in enumerate(run.plan.strategy.stages):
-        inside = [indices[name] for name in stage.operators]
-        own_loss_bytes = float(loss_bytes[inside].sum())
-        for device in stage.devices:
-            times = times_on(run.problem, device)
-            sides = []
-            for side in (times.forward_s, times.backward_s):
-                by_type: dict[str, float] = defaultdict(float)
-                for v in inside:
-                    by_type[types[v]] += scale * float(side[v])
-                sides.append(dict(by_type))
-            passes = [(device, Compute(way, s, 0)) for way in Direction]
-            forward_s, backward_s = (taken_s[one] / slow[one] for one in passes)
-            yield (
-                _StagePass(sides[0], {}, own_loss_bytes, 0.0, forward_s),
-                # A backward that recomputes runs the forward, too.
-                _StagePass(
-                    sides[0] if stage.recompute else {},
-                    sides[1],
-                    own_loss_bytes if stage.recompute else 0.0,
-                    own_loss_bytes,
-                    backward_s,
-                ),
+        for group in stage.groups:
+            for device in group:
+                (forward, backward), loss_bytes, (ahead, back) = _work(
+                    run.problem, stage, group, device
+                )
+                passes = [(device, Compute(way, s, 0)) for way in Direction]
+                forward_s, backward_s = (taken_s[one] / slow[one] for one in passes)
+                again = stage.recompute  # then a backward runs the forward, too
+                both = (ahead[0] + back[0], ahead[1] + back[1]) if again else back
+                yield (
+                    _StagePass(forward, {}, loss_bytes, 0.0, ahead, forward_s),
+                    _StagePass(
+                        forward if again else {},
+                        backward,
+                        loss_bytes if again else 0.0,
+                        loss_bytes,
+                        both,
+                        backward_s,
+                    ),
+                )
+
+
+# Of a stage on a device: times of its operators, forward and backward, by type, in s; bytes of its
+# losses' inputs; and of its collectives, forward and backward, the number and the time in s.
+_Work = tuple[
+    tuple[dict[str, float], dict[str, float]], float, tuple[tuple[int, float], tuple[int, float]]
+]
+
+
+def _work(problem: Problem, stage: Stage, group: tuple[int, ...], device: int) -> _Work:
+    profile = problem.profile
+    loss_bytes, scale = loss_input_bytes(profile), whole_share(profile)
+    if stage.sharding is None:
+        inside, shares = indices_of(stage, profile.graph), np.ones(len(stage.operators))
+        known = times_on(problem, device)
+        times = known.forward_s[inside], known.backward_s[inside]
+        ahead = back = (0, 0.0)
+    else:
+        local, parts = local_stage(profile, stage), local_times(problem, stage, device)
+        own = [i for i, v in enumerate(local.whole) if v >= 0]
+        inside, shares = [local.whole[i] for i in own], np.array(local.loss_share)[own]
+        times = parts.forward_s[own], parts.backward_s[own]
+        ahead, back = (
+            (sum(count_collectives(steps) for steps in side.values()), float(times_s.sum()))
+            for side, times_s in zip(
+                collective_steps(profile, stage),
+                conversion_times(problem, stage, group),
+                strict=True,
             )
+        )
+    sides = []
+    for side in times:
+        by_type: dict[str, float] = defaultdict(float)
+        for v, time_s in zip(inside, side.tolist(), strict=True):
+            by_type[profile.graph.operators[v].type] += scale * time_s
+        sides.append(dict(by_type))
+    return (sides[0], sides[1]), float((loss_bytes[inside] * shares).sum()), (ahead, back)
 
 
 def _passes_s(timeline: Timeline) -> dict[tuple[int, Compute], float]:

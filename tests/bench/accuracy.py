@@ -219,10 +219,10 @@ class PlanTimes:
 
 def rows_of(
     folder: Path, plans: Sequence[Drawn]
-) -> tuple[list[PlanTimes], CheckedCalibration | None]:
-    """Measured and predicted times of every plan, and the calibration from all runs with two ranks
-    over loopback, None without any. The predictions use calibrations from runs of other models
-    with two ranks over the same network, of plans without split operators.
+) -> tuple[list[PlanTimes], dict[bool, CheckedCalibration]]:
+    """Measured and predicted times of every plan, and the calibrations from all runs with two ranks
+    over loopback, by whether operators are split. The predictions use calibrations from runs of
+    other models with two ranks over the same network, of plans that split operators as this does.
     """
     runs = {
         one.name: [
@@ -231,10 +231,11 @@ def rows_of(
         ]
         for one in plans
     }
-    usual = [one for one in plans if one.ranks == 2 and not one.splits]
+    pairs = [one for one in plans if one.ranks == 2]
     paces_s, rows = json.loads((folder / PACE_FILE).read_text()), []
     for one in plans:
-        alike = [other for other in usual if other.rate_mbit == one.rate_mbit]
+        known_by = (one.rate_mbit, one.splits)
+        alike = [other for other in pairs if (other.rate_mbit, other.splits) == known_by]
         others = [run for other in alike if other.model != one.model for run in runs[other.name]]
         first, known = runs[one.name][0], fit(others) if others else UNCALIBRATED
         reports = [
@@ -251,8 +252,12 @@ def rows_of(
                 fmean(report["pace_s"] for report in reports) / paces_s[one.model],
             )
         )
-    near = [run for one in usual if one.rate_mbit is None for run in runs[one.name]]
-    return rows, calibrate(near) if near else None
+    near = [one for one in pairs if one.rate_mbit is None]
+    return rows, {
+        splits: calibrate(some)
+        for splits in (False, True)
+        if (some := [run for one in near if one.splits == splits for run in runs[one.name]])
+    }
 
 
 def mean_error(rows: Sequence[PlanTimes], which: str) -> float:
@@ -336,19 +341,30 @@ def document(
             f" {percent(mean_error(some, 'after_s'))} |"
             f" {before[0]} of {before[1]} | {after[0]} of {after[1]} | {correlation} |"
         )
-    if fitted is not None:
-        lines += ["", "The calibration from all runs with two ranks over loopback:", ""]
-        lines += [f"- {line}" for line in calibrate_lines(fitted)]
+    lines += calibration_lines(fitted)
     lines += [
         "",
         "| plan | stages, schedule, microbatches, shares of the time | measured | spread | pace |"
         " before | error | at one pace | after | error |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += [
+    lines += with_calibrated(rows)
+    return "\n".join(lines) + "\n"
+
+
+def calibration_lines(fitted: CheckedCalibration | None) -> list[str]:
+    """A calibration in words; none without any."""
+    if fitted is None:
+        return []
+    head = "The calibration from all runs with two ranks over loopback:"
+    return ["", head, "", *(f"- {line}" for line in calibrate_lines(fitted))]
+
+
+def with_calibrated(rows: Sequence[PlanTimes]) -> list[str]:
+    """A line of the table for each plan."""
+    return [
         f"{cells(row)} {1e3 * row.after_s:.1f} ms | {signed(row.after_s, row)} |" for row in rows
     ]
-    return "\n".join(lines) + "\n"
 
 
 def cells(row: PlanTimes) -> str:
@@ -365,41 +381,47 @@ def signed(predicted: float, row: PlanTimes) -> str:
     return f"{100 * (predicted / row.measured_s - 1):+.1f} %"
 
 
-def split_document(rows: Sequence[PlanTimes], measured: datetime) -> str:
-    """The tables of plans with split operators in Markdown; calibrations have no terms for what is
-    split, so there is none.
+def split_document(
+    rows: Sequence[PlanTimes], fitted: CheckedCalibration | None, measured: datetime
+) -> str:
+    """The tables of plans with split operators in Markdown.
 
     Args:
         rows: the times of all plans.
+        fitted: the calibration from runs with two ranks over loopback, None without any.
         measured: time of the last run.
     """
     lines = [
         head(rows, measured),
         "",
-        "| ranks | kind | plans | spread of equal runs | error | at one pace | mean, with sign |"
-        " order right |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|",
+        "| ranks | kind | plans | spread of equal runs | error before | at one pace |"
+        " mean, with sign | error after | order right, before | order right, after |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for ranks in (2, 4):
         here = [row for row in rows if row.drawn.ranks == ranks]
         kinds = dict.fromkeys(row.drawn.said.split()[0] for row in here)
         for kind in ("all", *kinds) if here else ():
             some = [row for row in here if kind in ("all", row.drawn.said.split()[0])]
-            right = order(some, "before_s")
+            right = [
+                f"{order(some, which)[0]} of {order(some, which)[1]}" if kind == "all" else ""
+                for which in ("before_s", "after_s")
+            ]
             lines.append(
                 f"| {ranks} | {kind} | {len(some)} | {percent(fmean(row.spread for row in some))} |"
                 f" {percent(mean_error(some, 'before_s'))} |"
                 f" {percent(mean_error(some, 'at_one_pace_s'))} |"
                 f" {100 * fmean(row.at_one_pace_s / row.measured_s - 1 for row in some):+.1f} % |"
-                f" {f'{right[0]} of {right[1]}' if kind == 'all' else ''} |"
+                f" {percent(mean_error(some, 'after_s'))} | {right[0]} | {right[1]} |"
             )
+    lines += calibration_lines(fitted)
     lines += [
         "",
-        "| plan | kind, schedule, microbatches | measured | spread | pace | predicted | error |"
-        " at one pace |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| plan | kind, schedule, microbatches | measured | spread | pace | before | error |"
+        " at one pace | after | error |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += [cells(row) for row in rows]
+    lines += with_calibrated(rows)
     return "\n".join(lines) + "\n"
 
 
@@ -441,9 +463,8 @@ def main() -> None:
         some = [row for row in rows if row.drawn.splits == (kind == "split")]
         if not some:
             continue
-        page = split_document(some, measured) if kind == "split" else document(
-            some, fitted, measured
-        )  # fmt: skip
+        make = split_document if kind == "split" else document
+        page = make(some, fitted.get(kind == "split"), measured)
         print(page)
         if options.write:
             put(DOCUMENT, TABLES[kind], f"\n{page}")

@@ -38,6 +38,7 @@ from planner.traces.write import write_trace
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
+from tests.support.split import megatron, mlp, one_stage, zero
 
 TYPES = ("Conv", "MatMul", "Relu")
 TRUE = Calibration(
@@ -177,6 +178,41 @@ def test_a_fit_is_about_times_alone_where_devices_slow_each_other():
         assert predicted_s(one, known) == pytest.approx(one.timeline.iteration_s, rel=0.03)
     assert (known.forward, known.backward, known.steps) == pytest.approx(
         (alone.forward, alone.backward, alone.steps), rel=0.03
+    )
+
+
+def split_run(num_microbatches, latency, bandwidth, split, known):
+    """What a machine would measure of a multilayer perceptron whose operators are split."""
+    topology = cluster([unit_type("T4", bandwidth=1e9)] * 2, bandwidth, latency)
+    profile = mlp((0.5e-3, 4e-3, 2e-3, 4e-3))
+    measured_on = topology.device_types[0]
+    problem = problem_of(profile, topology, num_microbatches, measured_on=measured_on)
+    strategy = one_stage(profile, split, ((0, 1),), num_microbatches, warmup=1)
+    plan = planned(problem, strategy)
+    evaluation = evaluate(replace(problem, calibration=known), strategy)
+    timeline = simulate(evaluation.program, evaluation.costs, topology)
+    return MeasuredRun("", problem, plan, timeline)
+
+
+def test_collectives_inside_stages_have_a_factor_and_a_time_of_their_own():
+    true = replace(UNCALIBRATED, device_type="T4", collectives=1.6, collective_s=4e-4)
+    runs = [
+        split_run(num_microbatches, latency, bandwidth, split, true)
+        for num_microbatches in (2, 4)
+        for latency in (1e-4, 1e-3)
+        for bandwidth in (1e6, 1e7)
+        for split in (megatron(2), zero(2, 1), zero(2, 3))
+    ]
+    known = fit(runs)
+    assert known.collectives == pytest.approx(1.6, rel=0.05)
+    assert known.collective_s == pytest.approx(4e-4, rel=0.2)
+    for one in runs:
+        assert predicted_s(one, known) == pytest.approx(one.timeline.iteration_s, rel=0.02)
+        assert predicted_s(one, UNCALIBRATED) < one.timeline.iteration_s
+    # Where devices of another type take part, they are left as they are.
+    other = replace(runs[0].problem, calibration=replace(known, device_type="unit"))
+    assert predicted_s(replace(runs[0], problem=other), UNCALIBRATED) == pytest.approx(
+        runs[0].plan.prediction.iteration_s
     )
 
 

@@ -88,7 +88,7 @@ class CollectiveTimes:
     Attributes:
         num_ranks: of the group.
         sizes_bytes: of the largest buffer on each rank, ascending.
-        times_s: of the slowest rank, the median of each size.
+        times_s: of each size, a mean over ranks and repetitions.
         kind: of the collective.
     """
 

@@ -23,8 +23,14 @@ from planner.strategy import Stage, Strategy
 _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-LONGEST_HOLD_S = 0.01
-"""For so long a collective waits until gloo's threads have let go of its tensors."""
+LONGEST_HOLD_S, PAUSE_S = 0.01, 2e-5
+"""For so long a collective waits until gloo's threads have let go of its tensors, and for so long
+at a time. Such a thread needs the interpreter's lock for that, and may have to run on the same
+core: a thread that only offers the lock takes it back before the other one has woken up, until the
+interpreter makes it wait, which takes 5 ms."""
+
+HELD_BYTES = 2**16
+"""Smaller tensors are not waited for."""
 
 
 class Line(Protocol):
@@ -158,16 +164,17 @@ class GroupLine:
 
     def _run(self, collective: Callable[..., object], *views: Tensor) -> None:
         """Runs a collective on views that nobody else has. A thread of gloo's holds them, and their
-        storages, until some time after the end; that is waited for, so that they can be freed.
+        storages, until some time after the end; where they are large, that is waited for, so that
+        they can be freed.
         """
         with self._contact():
             collective(*views, group=self._group)
         if views[0].is_cpu:
-            held = [weakref.ref(view) for view in views]
+            held = [weakref.ref(view) for view in views if view.nbytes >= HELD_BYTES]
             del views
             until = time.monotonic() + LONGEST_HOLD_S
             while any(ref() is not None for ref in held) and time.monotonic() < until:
-                time.sleep(0)  # lets the thread have the interpreter's lock
+                time.sleep(PAUSE_S)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -55,11 +55,18 @@ def held(monkeypatch):
 def test_a_collective_is_over_when_nobody_holds_its_tensors(held, monkeypatch, name):
     monkeypatch.setattr(mesh, "LONGEST_HOLD_S", 60.0)
     collective, line = held(0.05)
-    CALLS[name](line, torch.ones(4))
+    CALLS[name](line, torch.ones(2**15))
     assert collective.let_go.wait(0.02)  # after `clear`, within what a thread needs to say so
 
 
 def test_a_thread_that_does_not_let_go_is_not_waited_for_long(held):
+    collective, line = held(0.5)
+    line.all_reduce(torch.ones(2**15))
+    assert not collective.let_go.is_set()
+
+
+def test_small_tensors_are_not_waited_for(held, monkeypatch):
+    monkeypatch.setattr(mesh, "LONGEST_HOLD_S", 60.0)
     collective, line = held(0.5)
     line.all_reduce(torch.ones(4))
     assert not collective.let_go.is_set()
