@@ -46,8 +46,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     layouts = list(_layouts(problem, stage))
     if not layouts:
-        reason = "no number of devices divides the samples of a microbatch"
-        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
+        return Result(Status.INFEASIBLE, None, space=space, reason="there is one device")
     return best_of(problem, layouts, space)
 
 
