@@ -68,7 +68,8 @@ class SolverComparison:
 
     Attributes:
         rows: in the order of the asking.
-        lower_bound_s: for the objective, over all strategies.
+        lower_bound_s: for the objective, over all strategies (`costs/bounds.py`) with microbatches
+            of the sizes in the rows.
         proved_infeasible: whether no strategy of any solver can fit.
         notes: questions that were not asked, and why.
     """

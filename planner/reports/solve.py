@@ -188,7 +188,8 @@ def certificate_lines(plan: Plan) -> tuple[str, ...]:
     certificate = plan.certificate
     return (
         f"lower bound {format_seconds(certificate.lower_bound_s)} for the {certificate.objective}"
-        f" over all strategies: this plan is at most {percent(certificate.gap)} above the best",
+        f" over all strategies by the profile's times and rules: this plan is at most"
+        f" {percent(certificate.gap)} above the best",
         f"{plan.solver}: {plan.status} over {certificate.space}",
     )
 

@@ -306,8 +306,8 @@ def write(each, row, part):
     starts = [f"| {gpus} {hosts} |" for hosts, gpus in names]
     put(FILE, name, "\n".join(head + replaced(text_of(name).splitlines(), row, starts)))
     name = f"tables of {each} per device"
-    starts = [f"### {gpus} devices of {hosts}," for hosts, gpus in names]
-    old = re.split("(?m)^(?=### )", text_of(name))
+    starts = [f"#### {gpus} devices of {hosts}," for hosts, gpus in names]
+    old = re.split("(?m)^(?=#### )", text_of(name))
     parts = replaced([one.strip() for one in old], part, starts)
     put(FILE, name, "\n\n".join(parts))
 
@@ -327,7 +327,7 @@ def main():
             samples = gpus * each
             rows = list(rows_of(profiles, topology, samples))
             part = table(rows, profiles, topology, samples)
-            part = f"### {gpus} devices of {hosts}, {samples} samples\n\n{part}"
+            part = f"#### {gpus} devices of {hosts}, {samples} samples\n\n{part}"
             row = summary(rows, f"{gpus} {hosts}")
             print(f"{part}\n\n{row}", flush=True)
             for one in rows:

@@ -64,7 +64,7 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
         replicas = len(devices) // size
         # What is cut along samples for many devices is so for fewer: the search is done once.
         if not lines or not _hold(problem, lines, about, size):
-            axis = axis_of(problem, devices[:size], (size,), 0, replicas)
+            axis = axis_of(problem, devices[:size], (size,), 0, most / replicas)
             lines = chosen(problem, about, axis, data_policy(problem), devices[0])
         (data,) = shardings(graph, everything, (size,), [lines])
         groups = groups_of(devices, (size,), replicas, 1)
