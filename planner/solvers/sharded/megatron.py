@@ -43,6 +43,7 @@ from planner.solvers.sharded.layout import (
     axis_of,
     chosen,
     crossing_bytes,
+    divisors,
     groups_of,
     host_by_host,
 )
@@ -85,7 +86,7 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
     devices, forced = host_by_host(problem), all(t > 1 for t, *_ in points)
     known: dict[tuple[Axes, float, bool], Lines | None] = {}
     for t, d, p in points:
-        replicas = d if d <= problem.options.num_microbatches else 1
+        replicas = max(n for n in divisors(d) if n <= problem.options.num_microbatches)
         axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
         groups = groups_of(devices, tuple(size for size, _ in axes), replicas, p)
         made: list[Lines] = []
