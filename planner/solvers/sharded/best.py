@@ -13,8 +13,10 @@ from planner.solvers.sharded.layout import Layout
 from planner.splitting.checks import all_violations
 from planner.strategy import Stage, Strategy, asynchronous_violations, used_devices
 
-OTHERS = 3
-"""Strategies besides the best that the judge may choose among."""
+OTHERS = 9
+"""Strategies besides the best that the judge may choose among: closed forms of layouts are some
+percent from the simulator, and `megatron` has up to four layouts at each point of its grid.
+"""
 _ROUNDS = 3
 """Times that stages which do not fit are made to recompute; then all are."""
 
