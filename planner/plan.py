@@ -140,9 +140,12 @@ class Certificate:
 
     Attributes:
         objective: name of the figure that was minimised.
-        lower_bound_s: no strategy on these devices is faster: every placement, replication,
-            recomputation and schedule (synchronous, or asynchronous where the plan's is), with free
-            communication, and, where the profile has rules for it, every split of operators.
+        lower_bound_s: no strategy on these devices is faster that the cost model can price from the
+            profile (`costs/bounds.py`): every placement, replication, recomputation and schedule
+            (synchronous, or asynchronous where the plan's is), every mesh, and on it every rule
+            that the profile has for an operator, with parameters, gradients and optimizer state
+            whole or in parts (ZeRO). Communication is free in it, steps take no time, and memory
+            has no limit. It holds for microbatches of the sizes that were asked.
         gap: (predicted - bound) / bound.
         space_bound_s: the solver's own bound, for its own space only; None if it has none.
         space: that space, in words.

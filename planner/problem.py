@@ -140,6 +140,7 @@ class Result:
         report: the solver's own figures, for the user; they may be there without a strategy.
         unfit: whether the strategy is a plan even if it does not fit by the planner's count, since
             the solver was asked to count as it was published.
+        short_of_memory: whether there may be a strategy where devices have more memory.
     """
 
     status: Status
@@ -151,6 +152,7 @@ class Result:
     others: tuple[Strategy, ...] = ()
     report: object | None = None
     unfit: bool = False
+    short_of_memory: bool = False
 
     def __post_init__(self) -> None:
         if (self.strategy is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):

@@ -5,6 +5,14 @@ asynchronous one where such a one is asked for.
 Where the profile has rules by which operators are split, that is over all strategies with split
 operators too: a part of an operator with rules takes at least 1/n of its time on n devices, and as
 long as the fastest operator (`split.local_times`). The parts together take no less than the whole.
+So the bounds hold for every mesh and every rule of the profile on it, for data, tensor and sequence
+parallelism alike, and for all ways in which parameters, gradients and optimizer state lie: these
+change collectives, steps and memory, which count for nothing here.
+
+They speak of the cost model and not of the machine. A part that would take less than its share,
+since it fits into a cache, is known only if it was measured (`OperatorCost.parts`). Ways to split
+an operator for which the profile has no rule are not among the strategies, nor are microbatches of
+other sizes than the profile's.
 """
 
 from collections import Counter, defaultdict

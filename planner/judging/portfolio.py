@@ -47,6 +47,7 @@ class SolverRow:
         report: the solver's own figures, if it has some.
         shortage: why the plan does not fit by the planner's count; None if it does. Only a solver
             that was asked to count as it was published has such a plan.
+        short_of_memory: whether there may be a plan where devices have more memory.
     """
 
     solver: str
@@ -58,6 +59,7 @@ class SolverRow:
     source: Source
     report: object | None = None
     shortage: str | None = None
+    short_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class SolverComparison:
 
     Attributes:
         rows: in the order of the asking.
-        lower_bound_s: for the objective, over all strategies.
+        lower_bound_s: for the objective, over all strategies (`costs/bounds.py`) with microbatches
+            of the sizes in the rows.
         proved_infeasible: whether no strategy of any solver can fit.
         notes: questions that were not asked, and why.
     """
@@ -213,7 +216,8 @@ def attempts(
             allowed_s = time_limit_s if thorough else min(left_s, share_s)
             reason = None if thorough else _not_asked(problem, name, made, left_s, bound_s)
             if shortage is not None and SOLVERS[name].counts_memory(problem.options):
-                made.append(Attempt(name, Result(Status.INFEASIBLE, None, reason=shortage)))
+                result = Result(Status.INFEASIBLE, None, reason=shortage, short_of_memory=True)
+                made.append(Attempt(name, result))
             elif reason is not None:
                 made.append(Attempt(name, Result(Status.UNKNOWN, None, reason=reason)))
             else:
@@ -273,26 +277,26 @@ def _judged(
     """
     verdict = None
     if result.strategy is not None:
-        result, reason = _without_broken(asked, result)
-        if result.strategy is not None:
-            verdict, reason = judge(problem, name, result, over)
-            if verdict is None and result.unfit:
-                verdict, _ = judge_unchanged(problem, result.strategy)
-        result = result if verdict else _without_strategy(result, reason)
+        result = _without_broken(asked, result)
+    if result.strategy is not None:
+        verdict, shortage = judge(problem, name, result, over)
+        if verdict is None and result.unfit:
+            verdict, _ = judge_unchanged(problem, result.strategy)
+        if verdict is None:
+            result = replace(_without_strategy(result, shortage), short_of_memory=True)
     attempt = Attempt(name, result, verdict, time.monotonic() - start)
     return _not_reproducible(attempt) if verdict is not None and verdict.cut else attempt
 
 
-def _without_broken(problem: Problem, result: Result) -> tuple[Result, str | None]:
-    """The result without strategies that break a pin; why, if none is left."""
+def _without_broken(problem: Problem, result: Result) -> Result:
+    """The result without strategies that break a pin."""
     if not problem.options.pins or result.strategy is None:
-        return result, None
+        return result
     reasons = {one: broken(problem, one) for one in (result.strategy, *result.others)}
     kept = [one for one, reason in reasons.items() if reason is None]
     if not kept:
-        reason = reasons[result.strategy]
-        return _without_strategy(result, reason), reason
-    return replace(result, strategy=kept[0], others=tuple(kept[1:])), None
+        return _without_strategy(result, reasons[result.strategy])
+    return replace(result, strategy=kept[0], others=tuple(kept[1:]))
 
 
 def _not_reproducible(attempt: Attempt) -> Attempt:
@@ -353,6 +357,7 @@ def _row(problem: Problem, attempt: Attempt, bound_s: float, of_sizes: bool) -> 
         source=problem.profile.source,
         report=result.report,
         shortage=None if verdict is None else verdict.shortage,
+        short_of_memory=result.short_of_memory,
     )
 
 

@@ -19,6 +19,10 @@ from planner.units import format_bytes, format_seconds
 MAX_ROWS = 24
 # A number in the path of a module.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+MORE_MEMORY = (
+    "possible changes: a smaller --reserve, more --device-memory, another --optimizer, a smaller"
+    " --batch when profiling, more devices"
+)
 # The objectives that have a column of their own, beside the iteration.
 _OBJECTIVES = {Objective.BOTTLENECK: ">bottleneck", Objective.LATENCY: ">latency"}
 
@@ -184,7 +188,8 @@ def certificate_lines(plan: Plan) -> tuple[str, ...]:
     certificate = plan.certificate
     return (
         f"lower bound {format_seconds(certificate.lower_bound_s)} for the {certificate.objective}"
-        f" over all strategies: this plan is at most {percent(certificate.gap)} above the best",
+        f" over all strategies by the profile's times and rules: this plan is at most"
+        f" {percent(certificate.gap)} above the best",
         f"{plan.solver}: {plan.status} over {certificate.space}",
     )
 
@@ -310,13 +315,15 @@ def unfit_lines(comparison: SolverComparison) -> tuple[str, ...]:
 
 
 def no_plan_lines(comparison: SolverComparison) -> tuple[str, ...]:
-    """Why there is no plan at all, and possible changes."""
+    """Why there is no plan at all; and, where a solver lacked memory, possible changes. Other
+    reasons say themselves what to do.
+    """
     reasons = reason_lines(comparison)
     if len(reasons) == 1:
         reasons = (shortage(comparison),)
+    short = any(row.short_of_memory for row in comparison.rows)
     return (
-        "no strategy fits:",
+        "no strategy fits:" if short else "no plan:",
         *(f"  {reason}" for reason in reasons),
-        "possible changes: a smaller --reserve, more --device-memory, another --optimizer, a"
-        " smaller --batch when profiling, more devices",
+        *([MORE_MEMORY] if short else []),
     )

@@ -16,6 +16,9 @@ Parts that a change leaves alone are taken over from the strategy before:
 Where an action takes another time, the event loop runs from its start: the first forward of any
 stage is in the first few percent of an iteration, so there is no later point to go on from. Results
 equal those of a full simulation to the last bit, on any links.
+
+Solvers and commands simulate from scratch (`objective.py`, `account.py`), whatever the strategy.
+What this module refuses, no user can ask for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,7 +115,8 @@ def _simulated(problem: Problem, strategy: Strategy, before: Simulated | None) -
         raise ValueError("a device runs several stages, whose lists are made all at once")
     if any(stage.sharding is not None for stage in strategy.stages):
         raise ValueError(
-            "a stage is split over a mesh, and only the boxes of whole stages are known"
+            "a stage is split over a mesh, and only blocks of whole stages can be taken over;"
+            " simulate it from scratch (`objective.py`)"
         )
     if strategy.schedule.is_asynchronous:
         raise ValueError("an iteration of an asynchronous schedule is part of a flow (`steady.py`)")

@@ -74,15 +74,16 @@ def first_that_fits(problem: Problem, strategies: Iterable[Strategy], space: str
         strategies: in the order of preference, at least one.
         space: what they are, for the result.
     """
-    shortage = None
+    reason, short = None, False
     for strategy in _distinct(strategies):
-        shortage = next(asynchronous_violations(strategy, problem.profile.graph), None)
-        if shortage is not None:
+        reason = next(asynchronous_violations(strategy, problem.profile.graph), None)
+        if reason is not None:
             continue
-        shortage = evaluate(problem, strategy).shortage
-        if shortage is None:
+        reason = evaluate(problem, strategy).shortage
+        if reason is None:
             return Result(Status.FEASIBLE, strategy, space=space)
-    return Result(Status.INFEASIBLE, None, space=space, reason=shortage)
+        short = True
+    return Result(Status.INFEASIBLE, None, space=space, reason=reason, short_of_memory=short)
 
 
 def _distinct(strategies: Iterable[Strategy]) -> Iterator[Strategy]:
@@ -109,4 +110,4 @@ def placed(
     if fitting:
         return Result(Status.FEASIBLE, fitting[0], space=space, others=tuple(fitting[1:]))
     shortage = evaluate(problem, strategies[0]).shortage
-    return Result(Status.INFEASIBLE, None, space=space, reason=shortage)
+    return Result(Status.INFEASIBLE, None, space=space, reason=shortage, short_of_memory=True)

@@ -11,6 +11,8 @@ Each rank of a run has a core of its own, as long as there are enough. The machi
 else. Profiles and topologies are measured first, on the same cores. Where there can be network
 namespaces, some plans run between two of them, whose link is slow.
 
+Of an incomplete run, `--from` reads the plans that were run.
+
 A shared machine computes faster at one time than at another. So a fixed piece of work is timed
 around every profile and every run. Their ratio, the pace, says how much longer the same work took
 at the run than at the profile, and errors are also given for predictions that are longer by it.
@@ -188,6 +190,43 @@ def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> N
             (folder / f"{one.name}.{repeat}.json").write_text(json.dumps(report))
 
 
+def made(folder: Path, models: Sequence[str], counts: Mapping[int, int]) -> list[str]:
+    """The models that were profiled in a folder, perhaps not all.
+
+    Raises:
+        SystemExit: if the run was stopped before the first launch.
+    """
+    paces = folder / PACE_FILE
+    missing = [f"cluster{n}.yaml" for n in counts if counts[n]]
+    missing = [name for name in (PACE_FILE, *missing) if not (folder / name).is_file()]
+    if missing:
+        sys.exit(
+            f"{folder}: expected the measurements of `--keep`, got no {', '.join(missing)}; the run"
+            " was stopped before its first plan, or had other --two and --four"
+        )
+    known = json.loads(paces.read_text())
+    return [name for name in models if name in known and (folder / f"{name}.json").is_file()]
+
+
+def run_plans(folder: Path, plans: Sequence[Drawn]) -> list[Drawn]:
+    """The plans that were run at least once; says how many were not.
+
+    Raises:
+        SystemExit: if there is none.
+    """
+    done = [one for one in plans if reports_of(folder, one)]
+    if not done:
+        sys.exit(f"{folder}: none of {len(plans)} plans was run; run them with --keep {folder}")
+    if len(done) < len(plans):
+        say(f"{folder}: {len(plans) - len(done)} of {len(plans)} plans were not run")
+    return done
+
+
+def reports_of(folder: Path, one: Drawn) -> list[Path]:
+    """The reports of a plan's runs; each is written when the run's trace is there."""
+    return sorted(folder.glob(f"{one.name}.?.json"))
+
+
 # ------------------------------------------------------------------------------- the document
 
 
@@ -227,7 +266,7 @@ def rows_of(
     runs = {
         one.name: [
             MeasuredRun(path.name, one.problem, one.plan, read_trace(path).timeline)
-            for path in sorted(folder.glob(f"{one.name}.*.trace.json"))
+            for path in (p.with_suffix(".trace.json") for p in reports_of(folder, one))
         ]
         for one in plans
     }
@@ -238,9 +277,7 @@ def rows_of(
         alike = [other for other in pairs if (other.rate_mbit, other.splits) == known_by]
         others = [run for other in alike if other.model != one.model for run in runs[other.name]]
         first, known = runs[one.name][0], fit(others) if others else UNCALIBRATED
-        reports = [
-            json.loads(path.read_text()) for path in sorted(folder.glob(f"{one.name}.?.json"))
-        ]
+        reports = [json.loads(path.read_text()) for path in reports_of(folder, one)]
         measured = [report["measured_iteration_s"] for report in reports]
         rows.append(
             PlanTimes(
@@ -453,9 +490,13 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if options.known is None:
             prepare(folder, models, [n for n in counts if counts[n]], slow > 0)
+        else:
+            models = made(folder, models, counts)
         plans = drawn(folder, models, counts, slow, kinds)
         if options.known is None:
             measure(folder, plans, options.steps, options.repeats)
+        else:
+            plans = run_plans(folder, plans)
         rows, fitted = rows_of(folder, plans)
         last = max(path.stat().st_mtime for path in folder.glob("*.trace.json"))
         measured = datetime.fromtimestamp(last, UTC)

@@ -1,5 +1,6 @@
 """Plans for a Llama of 6.7 billion parameters on hosts of A100 and H100, with operators split and
-without; `--write` puts the tables into docs/split.md, one after the other.
+without. `--write` puts each table into docs/split.md as soon as it is made, and its best plan into
+the summary at the head. Tables that are not asked for stay as they are.
 
     python -m tests.bench.split_table --write
     python -m tests.bench.split_table --hosts p4d --gpus 8 --per-device 1
@@ -10,6 +11,7 @@ the sizes of an eighth of the devices to all of them, the others at 1, 2 and 4.
 """
 
 import argparse
+import re
 import tempfile
 import time
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from planner.plan import Plan
 from planner.request import Search, Training
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.units import format_bytes, format_seconds
+from tests.bench.solvers import put
 from tests.support.models import SYNTHETIC
 
 FILE = Path(__file__).parents[2] / "docs" / "split.md"
@@ -176,32 +179,137 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def verdict(rows):
-    """The best with and without split operators, the lead, the bound, and the gap."""
-    best = {}
-    for row in rows:
-        if row.plan is not None:
-            value = row.plan.prediction.iteration_s
-            if row.way.splits not in best or value < best[row.way.splits][0]:
-                best[row.way.splits] = value, row.way.name
-    bound_s = min(row.bound_s for row in rows)
-    if not best:
-        return f"Nothing fits. Lower bound {format_seconds(bound_s)}."
-    first = min(best.values())
-    text = f"Best: {first[1]}, {format_seconds(first[0])}"
-    if len(best) == 2:
-        lead = best[False][0] / best[True][0] - 1
-        text += f"; split operators lead by {lead:+.1%}"
-    elif True in best:
-        text += "; nothing fits without split operators"
-    return f"{text}. Lower bound {format_seconds(bound_s)}, gap {first[0] / bound_s - 1:.1%}."
+SUMMARY = (
+    "devices", "best plan with split operators", "time", "pipeline with replicas",
+    "data parallelism", "lead", "lower bound", "gap",
+)  # fmt: skip
+
+
+def best_of(rows):
+    """The row with the fastest plan; None if none has a plan."""
+    fitting = [row for row in rows if row.plan is not None]
+    return min(fitting, key=lambda row: row.plan.prediction.iteration_s, default=None)
+
+
+def time_of(row):
+    """The time of a row's plan as text."""
+    return "does not fit" if row is None else format_seconds(row.plan.prediction.iteration_s)
+
+
+def counted(number, one, many):
+    """A number and its noun.
+
+    >>> counted("1", "stage", "stages"), counted("1-2", "replica", "replicas")
+    ('1 stage', '1-2 replicas')
+    """
+    return f"{number} {one if number == '1' else many}"
+
+
+def degrees(row, sharding):
+    """How a stage is split, in words. A tensor axis cuts parameters; one of samples cuts none, but
+    for ZeRO's, which is the only axis of its mesh.
+    """
+    if sharding is None:
+        return "no operator split"
+    if row.way.solver == "zero":
+        return f"{row.way.name} over {sharding.mesh[0]}"
+    words = []
+    for axis, size in enumerate(sharding.mesh):
+        cuts = any(spec[axis] != "R" for spec in sharding.parameters.values())
+        words.append(f"tensor degree {size}" if cuts else f"samples over {size}")
+    if row.way.switches[0].sequence_parallel:
+        words.append("sequence parallelism")
+    return ", ".join(words)
+
+
+def in_words(row):
+    """The plan of a row: stages, how they are split, replicas, and microbatches."""
+    strategy = row.plan.strategy
+    stages = strategy.stages
+    again = sum(stage.recompute for stage in stages)
+    replicas = span([stage.num_replicas for stage in stages])
+    parts = (
+        counted(f"{len(stages)}", "stage", "stages") + (f" ({again} recompute)" if again else ""),
+        *dict.fromkeys(degrees(row, stage.sharding) for stage in stages),
+        counted(replicas, "replica", "replicas"),
+        counted(f"{strategy.num_microbatches}", "microbatch", "microbatches")
+        + f" of {row.plan.microbatch_size}",
+    )
+    return ", ".join(parts)
+
+
+def gap_of(rows):
+    """The lower bound over the sizes of the microbatch that were asked, and the gap of the best
+    plan to it, as text.
+    """
+    best, bound_s = best_of(rows), min(row.bound_s for row in rows)
+    gap = "" if best is None else f"{best.plan.prediction.iteration_s / bound_s - 1:.1%}"
+    return format_seconds(bound_s), gap
+
+
+def summary(rows, devices):
+    """A row of the summary. The lead is that of the best plan with split operators over the best
+    without.
+    """
+    split, whole = (best_of([row for row in rows if row.way.splits == s]) for s in (True, False))
+    lead = ""
+    if split is not None and whole is not None:
+        ratio = whole.plan.prediction.iteration_s / split.plan.prediction.iteration_s
+        lead = f"{ratio - 1:+.1%}"
+    alone = {row.way.solver: best_of([row]) for row in rows if not row.way.splits}
+    texts = (
+        devices,
+        "none" if split is None else in_words(split),
+        time_of(split),
+        time_of(alone["antichain"]),
+        time_of(alone["data-parallel"]),
+        lead,
+        *gap_of(rows),
+    )
+    return f"| {' | '.join(texts)} |"
 
 
 def table(rows, profiles, topology, samples):
-    """A table as Markdown, and its verdict."""
+    """A table as Markdown, and its best plan."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
     lines += [f"| {' | '.join(cells(row, profiles, topology, samples))} |" for row in rows]
-    return "\n".join([*lines, "", verdict(rows)])
+    bound, gap = gap_of(rows)
+    best = best_of(rows)
+    first = "Nothing fits" if best is None else f"Best: {best.way.name}, {time_of(best)}"
+    return "\n".join([*lines, "", f"{first}. Lower bound {bound}{gap and f', gap {gap}'}."])
+
+
+def text_of(name):
+    """The text between the markers of a name in the document."""
+    return FILE.read_text().partition(f"<!-- begin {name} -->\n")[2].partition("<!-- end")[0]
+
+
+def replaced(old, new, starts):
+    """The parts of a text in the order of their starts, the new one in place of the old one.
+
+    >>> replaced(["| 8 | a", "| 32 | b"], "| 16 | c", ["| 8 |", "| 16 |", "| 32 |"])
+    ['| 8 | a', '| 16 | c', '| 32 | b']
+    """
+    first = (next((one for one in (new, *old) if one.startswith(s)), None) for s in starts)
+    return [one for one in first if one is not None]
+
+
+def write(each, row, part):
+    """Puts a row of the summary and a table into the document.
+
+    Args:
+        each: samples per device.
+    """
+    names = list(product(HOSTS, GPUS))
+    head = [f"| {' | '.join(SUMMARY)} |", "|---|---|" + "---:|" * (len(SUMMARY) - 2)]
+    name = f"summary of {each} per device"
+    starts = [f"| {gpus} {hosts} |" for hosts, gpus in names]
+    put(FILE, name, "\n".join(head + replaced(text_of(name).splitlines(), row, starts)))
+    name = f"tables of {each} per device"
+    starts = [f"#### {gpus} devices of {hosts}," for hosts, gpus in names]
+    old = re.split("(?m)^(?=#### )", text_of(name))
+    parts = replaced([one.strip() for one in old], part, starts)
+    put(FILE, name, "\n\n".join(parts))
 
 
 def main():
@@ -209,27 +317,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write docs/split.md")
     parser.add_argument("--hosts", nargs="*", choices=HOSTS, default=tuple(HOSTS))
-    parser.add_argument("--gpus", nargs="*", type=int, default=GPUS)
-    parser.add_argument("--per-device", nargs="*", type=int, default=PER_DEVICE)
+    parser.add_argument("--gpus", nargs="*", type=int, choices=GPUS, default=GPUS)
+    parser.add_argument("--per-device", nargs="*", type=int, choices=PER_DEVICE, default=PER_DEVICE)
     options = parser.parse_args()
-    parts = {}
     with tempfile.TemporaryDirectory() as scratch:
-        asked = product(options.per_device, options.hosts, options.gpus)
-        for each, hosts, gpus in asked:
+        for each, hosts, gpus in product(options.per_device, options.hosts, options.gpus):
             profiles = profiles_of(hosts, Path(scratch), gpus)
             topology = planner.read_topology(f"{hosts}-x8", gpus)
             samples = gpus * each
             rows = list(rows_of(profiles, topology, samples))
-            head = f"### {gpus} devices of {hosts}, {samples} samples\n\n"
-            key = tuple(HOSTS).index(hosts), gpus, each
-            parts[key] = head + table(rows, profiles, topology, samples)
-            print(parts[key], flush=True)
-            for row in rows:
-                if row.reason:
-                    print(f"{row.way.name}: {row.reason}", flush=True)
+            part = table(rows, profiles, topology, samples)
+            part = f"#### {gpus} devices of {hosts}, {samples} samples\n\n{part}"
+            row = summary(rows, f"{gpus} {hosts}")
+            print(f"{part}\n\n{row}", flush=True)
+            for one in rows:
+                if one.reason:
+                    print(f"{one.way.name}: {one.reason}", flush=True)
             if options.write:
-                head = FILE.read_text().split("### ")[0]
-                FILE.write_text(head + "\n\n".join(parts[k] for k in sorted(parts)) + "\n")
+                write(each, row, part)
 
 
 if __name__ == "__main__":

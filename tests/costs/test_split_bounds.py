@@ -47,9 +47,25 @@ def splits(names, mesh):
         yield Sharding(mesh, rules, at_rest, {}, {})
 
 
+def in_parts(one):
+    """ZeRO-1, -2 and -3 of a sharding: what belongs to whole parameters lies in parts."""
+    cut = {name: ("S0",) for name, spec in one.parameters.items() if spec == ("R",)}
+    yield replace(one, states=cut)
+    yield replace(one, states=cut, gradients=cut)
+    yield replace(one, parameters={**one.parameters, **cut})
+
+
 def strategies(num_microbatches):
-    """One stage on two devices, or two stages, of which the second is split, on three; replicas."""
+    """One stage on two devices, or two stages, of which the second is split, on three; replicas,
+    ZeRO, and recomputation.
+    """
     everything = tuple(RULES)
+    for one in splits(everything, (2,)):
+        if all(spec == ("R",) for spec in one.parameters.values()):
+            for zero, again in product((one, *in_parts(one)), (False, True)):
+                for groups in (((0, 1),), ((0, 1), (2, 3))):
+                    yield Strategy((Stage(everything, groups, 1, again, zero),),
+                                   ScheduleName.ONE_F_ONE_B, num_microbatches)  # fmt: skip
     for one in splits(everything, (2,)):
         for groups in (((0, 1),), ((0, 1), (2, 3))):
             yield Strategy((Stage(everything, groups, 1, False, one),),

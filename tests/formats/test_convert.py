@@ -126,6 +126,17 @@ def test_the_portfolio_says_why_pipedream_has_no_plan_without_levels(folder):
     assert "pipedream: PipeDream plans for a regular hierarchy" in output
 
 
+def test_what_is_refused_for_another_reason_than_memory_is_not_told_to_have_more(folder):
+    given = ["--profile", "graph.txt", "--gpus", "4", "--solver", "pipedream"]
+    irregular = run("solve", *given, "--topology", "p3.yaml", code=3).output
+    assert "no plan:\n  PipeDream plans for a regular hierarchy" in irregular
+    few = run("solve", *given, "--topology", "levels.yaml", "--microbatches", "1", code=3).output
+    assert "give --microbatches" in few
+    small = run("solve", *given, "--topology", "levels.yaml", "--device-memory", "1 KiB", code=3)
+    for output, short in ((irregular, False), (few, False), (small.output, True)):
+        assert ("possible changes: a smaller --reserve" in output) is short
+
+
 @pytest.mark.parametrize("ratio", ["0", "-1", "nan", "inf", "much"])
 def test_a_compression_that_is_no_number_above_0_is_a_usage_error(folder, ratio):
     result = run("solve", "--activation-compression", ratio, code=2)

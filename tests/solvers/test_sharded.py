@@ -144,6 +144,26 @@ def test_a_large_language_model_has_its_vocabulary_cut():
     assert logits not in {one.tensor for one in reshardings(last, profile.graph)}
 
 
+def test_a_table_is_cut_and_left_whole_where_that_takes_as_long():
+    """With many microbatches a step weighs little. A plan that fits may be the one with less
+    memory, so that both are asked.
+    """
+    (profile,) = read_any_profiles(shipped("profiles") / "llama7b-a100.json")
+    topology = take(read_topology(find_topology("p4d")), 2)
+    degrees = Megatron(tensor_degree=2, data_degree=1, pipeline_degree=1, sequence_parallel=True)
+    options = Options(64, optimizer=Optimizer.ADAM, switches=(degrees,), device_memory_bytes=10**12)
+    given = Problem(profile, topology, options, type_of(profile, topology))
+    result = SOLVERS["megatron"](given, 1.0)
+    found = {}
+    for one in (result.strategy, *result.others):
+        table = only_stage(one).sharding.parameters.get("embedding")
+        used = max(device.total_bytes for device in evaluate(given, one).memory.values())
+        found[table] = closed_form_s(given, one), used
+    assert set(found) == {None, ("S0",)}
+    assert found["S0",][0] == pytest.approx(found[None][0], rel=1e-3)
+    assert found["S0",][1] < found[None][1] - 10**9
+
+
 @pytest.mark.parametrize(
     ("choice", "cut"),
     [("auto", True), ("cross-entropy", True), ("nll", False), ("mse", True), ("a:loss", False)],
@@ -223,6 +243,15 @@ def test_with_one_microbatch_samples_are_split_along_an_axis(block):
     assert stage.sharding.mesh == (2, 2) and stage.num_replicas == 1
     assert stage.sharding.inputs == {"x": ("S0", "R")}
     assert stage.sharding.parameters["0u"] == ("R", "S1")
+
+
+def test_with_fewer_microbatches_than_copies_some_copies_are_replicas(block):
+    """As many as have a microbatch; the rest of the degree splits samples."""
+    degrees = Megatron(tensor_degree=2, data_degree=4, pipeline_degree=1)
+    for num_microbatches, shape in ((4, ((2,), 4)), (3, ((2, 2), 2)), (2, ((2, 2), 2))):
+        given = problem(block, 8, num_microbatches, switches=(degrees,))
+        stage = only_stage(SOLVERS["megatron"](given, 1.0).strategy)
+        assert (stage.sharding.mesh, stage.num_replicas) == shape
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def _whatever_fits(
     endless = [with_less_memory(row, -math.inf) for row in rows]
     ignoring = _search(problem, coarse, endless, (), _MAX_WORK, True).pipelines
     space = f"{_space(problem, coarse)}; with memory left out of the search"
-    fitting, shortage = list(seeds), "no pipeline of these widths uses these devices"
+    fitting, shortage = list(seeds), None
     for one in ignoring:
         short = evaluate(problem, one.strategy).shortage
         if short is None:
@@ -205,13 +205,16 @@ def _whatever_fits(
         else:
             shortage = short
     if not fitting:
+        reason = shortage or "no pipeline of these widths uses these devices"
         users = holders(problem.profile.graph)
         if problem.options.schedule.is_asynchronous and any(len(v) > 1 for v in users.values()):
-            shortage += (
+            reason += (
                 "; operators that share a trained parameter have to be in one stage, because every"
                 " stage steps by itself"
             )
-        return Result(Status.UNKNOWN, None, space=space, reason=shortage)
+        return Result(
+            Status.UNKNOWN, None, space=space, reason=reason, short_of_memory=shortage is not None
+        )
     best = min(fitting, key=lambda one: one.objective_s)
     return Result(Status.FEASIBLE, best.strategy, space=space)
 

@@ -92,7 +92,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
             # With less memory than there is, no placement proves nothing about the problem.
             status = Status.UNKNOWN if shortage else answer.status
             reason = shortage or _reason(problem, placement_problem)
-            return Result(status, None, space=space, reason=reason)
+            return Result(status, None, space=space, reason=reason, short_of_memory=True)
         result = placed(problem, answer.device_of, space)
         if result.strategy is not None:
             again = shortage is not None
@@ -105,7 +105,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         placement_problem = tighter(
             problem, placement_problem, answer.device_of, strategy, kept_bytes(placement_problem)
         )
-    return Result(Status.UNKNOWN, None, space=space, reason=shortage)
+    return Result(Status.UNKNOWN, None, space=space, reason=shortage, short_of_memory=True)
 
 
 def place(

@@ -157,7 +157,10 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
     placement_problem = replace(placement_problem_of(problem), published_memory=published)
     reason = _too_large(problem, placement_problem)
     if reason is not None:
-        return Result(Status.INFEASIBLE, None, space=_space(problem, "", 0), reason=reason)
+        return Result(
+            Status.INFEASIBLE, None, space=_space(problem, "", 0), reason=reason,
+            short_of_memory=True,
+        )  # fmt: skip
     placed = [one for one in known if _is_placement(one)]
     with compile_clock() as compiling_s:
         until = time.monotonic() + time_limit_s
@@ -212,7 +215,10 @@ def _in_rounds(
         kept = kept_bytes(placement_problem)
         placement_problem = tighter(problem, placement_problem, device_of, result.strategy, kept)
     if result.strategy is not None and result.strategy not in fitting:
-        result = replace(result, status=Status.UNKNOWN, strategy=None, others=(), reason=shortage)
+        result = replace(
+            result, status=Status.UNKNOWN, strategy=None, others=(), reason=shortage,
+            short_of_memory=True,
+        )  # fmt: skip
     if cut:
         result = replace(result, reproducible=False)
     return _best_of(problem, result, tuple(fitting)) if fitting else result
@@ -233,8 +239,9 @@ def _best_of(problem: Problem, result: Result, fitting: Sequence[Strategy]) -> R
     others = tuple(one for one in fitting if one != best)
     bound_s = None if result.strategy is None else result.bound_s
     return replace(
-        result, status=status, strategy=best, bound_s=bound_s, reason=None, others=others
-    )
+        result, status=status, strategy=best, bound_s=bound_s, reason=None, others=others,
+        short_of_memory=False,
+    )  # fmt: skip
 
 
 def _too_large(problem: Problem, placement_problem: PlacementProblem) -> str | None:
@@ -259,8 +266,9 @@ def _of_less_memory(result: Result, shortage: str) -> Result:
         shortage: why the plan of an earlier search did not fit.
     """
     status = Status.FEASIBLE if result.strategy is not None else Status.UNKNOWN
-    reason = None if result.strategy is not None else shortage
-    return replace(result, status=status, bound_s=None, reason=reason)
+    short = result.strategy is None
+    reason = shortage if short else None
+    return replace(result, status=status, bound_s=None, reason=reason, short_of_memory=short)
 
 
 def _searched(
@@ -323,6 +331,7 @@ def _searched(
         return Result(
             answer.status, None, space=space, reason=f"no placement fits in {space}",
             reproducible=answer.reproducible,
+            short_of_memory=answer.status is Status.INFEASIBLE,
         )  # fmt: skip
     of_iteration = problem.options.objective is Objective.ITERATION
     known_best = answer.device_of is None and answer.status is not Status.FEASIBLE

@@ -136,7 +136,8 @@ def solve_m_etf(problem: Problem, time_limit_s: float) -> Result:
 def _result(problem: Problem, schedule: ListSchedule | NoRoom, space: str) -> Result:
     """The result of a list schedule."""
     if isinstance(schedule, NoRoom):
-        return Result(Status.UNKNOWN, None, space=space, reason=schedule.reason(problem))
+        reason = schedule.reason(problem)
+        return Result(Status.UNKNOWN, None, space=space, reason=reason, short_of_memory=True)
     return placed(problem, schedule.device_of, space, schedule.order)
 
 

@@ -8,7 +8,10 @@ the first of these, and little by the second: few tensors are read by later oper
 
 What a state has cost is the time of a microbatch on the axis: local operators, conversions forward
 and backward, and per iteration, divided by its microbatches, the step through the local parts of
-parameters and the sums of their gradients.
+parameters and the sums of their gradients. A conversion along one axis takes the time that
+`costs/collectives.py` gives for its line, where all-reduces are not measured; a part takes its
+measured time, or else 1/n of its operator's. The judge also knows what other axes do, and how few
+bytes a part reads (`costs/split.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +20,7 @@ from math import prod
 from typing import NamedTuple
 
 from planner.graph import Graph, consumers
+from planner.sharding import blocks_of
 from planner.solvers.sharded.rules import AxisRule, Named, divides, holds
 from planner.splitting.reshardings import reads
 
@@ -42,11 +46,14 @@ class Axis:
     num_microbatches: float
 
     def gathered_s(self, size_bytes: float) -> float:
-        """Time of an all-gather to so many bytes, or a reduce-scatter of them."""
+        """Time of an all-gather to so many bytes, or a reduce-scatter of them, in s: on a ring,
+        n - 1 messages of a part.
+        """
         return (self.size - 1) * (self.latency_s + size_bytes / self.size / self.bytes_per_s)
 
     def converted_s(self, size_bytes: float, old: str, new: str) -> float:
-        """Time of a conversion of a tensor.
+        """Time of a conversion of a tensor, in s. In an all-to-all the buffer of each device is a
+        part already, which it sends in n pieces. Blocks are gathered and cut anew.
 
         Args:
             size_bytes: of the whole tensor.
@@ -55,7 +62,8 @@ class Axis:
             return 0.0
         if old == "P":
             return (2.0 if new == "R" else 1.0) * self.gathered_s(size_bytes)
-        return self.gathered_s(size_bytes if new == "R" else size_bytes / self.size)
+        gathered = new == "R" or blocks_of(old) > 1 or blocks_of(new) > 1
+        return self.gathered_s(size_bytes if gathered else size_bytes / self.size)
 
 
 def _anything(*_: object) -> bool:
@@ -129,6 +137,7 @@ class _Search:
     policy: Policy
     times_s: Sequence[float]
     floor_s: float
+    measured_s: Mapping[tuple[int, str], float]
     last: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -140,6 +149,7 @@ def along(
     policy: Policy,
     times_s: Sequence[float],
     floor_s: float,
+    measured_s: Mapping[tuple[int, str], float],
     beam: int = BEAM,
 ) -> tuple[AxisRule, ...]:
     """A rule for every operator.
@@ -149,6 +159,7 @@ def along(
         about: all tensors and parameters, at the shapes that other axes leave.
         times_s: per operator, forward and backward of a microbatch.
         floor_s: no part of an operator takes less, unless it does as a whole.
+        measured_s: by operator and rule, the times of parts that were measured, as `times_s`.
         beam: states that are kept. With one, each operator takes what costs least by itself.
     """
     last = {name: max(v) for name, v in consumers(graph).items() if v}
@@ -157,7 +168,7 @@ def along(
     for v, operator in enumerate(graph.operators):
         for name in operator.parameters:
             last[name] = max(v, last.get(name, -1))
-    search = _Search(graph, about, axis, policy, times_s, floor_s, last)
+    search = _Search(graph, about, axis, policy, times_s, floor_s, measured_s, last)
     paths = [_Path(0.0, 0.0, {})]
     for v, own in enumerate(rules):
         paths = _extended(search, paths, v, own)[:beam]
@@ -186,9 +197,7 @@ def _extended(
     ]  # fmt: skip
     if len(usable) > 1 and search.policy.must(v):
         del usable[0]
-    whole_s = search.times_s[v]
-    least_s = min(whole_s, search.floor_s)
-    own_s = [max(least_s, whole_s / axis.size if one.cuts else whole_s) for one in usable]
+    own_s = [_own_s(search, v, one) for one in usable]
     sizes = [_made_bytes(search, operator.outputs, one) for one in usable]
     best: dict[tuple[tuple[str, Home], ...], _Path] = {}
     known: dict[tuple[Home | None, ...], list[tuple[float, list[Home]] | None]] = {}
@@ -214,6 +223,15 @@ def _extended(
             if key not in best or new.rank < best[key].rank:
                 best[key] = new
     return sorted(best.values(), key=lambda path: path.rank)
+
+
+def _own_s(search: _Search, v: int, rule: AxisRule) -> float:
+    """Time of an operator on its part."""
+    whole_s = search.times_s[v]
+    if not rule.cuts:
+        return whole_s
+    linear_s = max(min(whole_s, search.floor_s), whole_s / search.axis.size)
+    return search.measured_s.get((v, rule.line), linear_s)
 
 
 def _made_bytes(search: _Search, outputs: Sequence[str], rule: AxisRule) -> float:

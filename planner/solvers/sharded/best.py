@@ -13,8 +13,10 @@ from planner.solvers.sharded.layout import Layout
 from planner.splitting.checks import all_violations
 from planner.strategy import Stage, Strategy, asynchronous_violations, used_devices
 
-OTHERS = 3
-"""Strategies besides the best that the judge may choose among."""
+OTHERS = 9
+"""Strategies besides the best that the judge may choose among: closed forms of layouts are some
+percent from the simulator, and `megatron` has up to four layouts at each point of its grid.
+"""
 _ROUNDS = 3
 """Times that stages which do not fit are made to recompute; then all are."""
 
@@ -22,7 +24,7 @@ _ROUNDS = 3
 def best_of(problem: Problem, layouts: Iterable[Layout], space: str) -> Result:
     """The strategies of layouts that fit with the best closed forms."""
     found: list[tuple[float, int, Layout]] = []
-    reason = None
+    reason, short = None, False
     first = recompute_choices(problem)[0]
     for layout in layouts:
         strategy = strategy_of(problem, layout, [first] * len(layout.operators))
@@ -40,9 +42,9 @@ def best_of(problem: Problem, layouts: Iterable[Layout], space: str) -> Result:
         if shortage is None:
             fitting.append((closed_form_s(problem, strategy), strategy))
             fitting.sort(key=lambda one: one[0])
-        reason = reason or shortage
+        reason, short = reason or shortage, short or shortage is not None
     if not fitting:
-        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
+        return Result(Status.INFEASIBLE, None, space=space, reason=reason, short_of_memory=short)
     strategies = tuple(strategy for _, strategy in fitting[: OTHERS + 1])
     return Result(Status.FEASIBLE, strategies[0], space=space, others=strategies[1:])
 

@@ -90,7 +90,8 @@ def _on_one_mesh(
     def leaves(name: str, part: str) -> bool:
         return may_leave(graph, name, part)
 
-    axis = axis_of(problem, devices, (size,), 0, 1) if size > 1 else None
+    rounds = problem.options.num_microbatches
+    axis = axis_of(problem, devices, (size,), 0, rounds) if size > 1 else None
     if axis is None:
         return Result(Status.INFEASIBLE, None, space=space, reason="there is one device")
     lies: dict[str, str] = {}

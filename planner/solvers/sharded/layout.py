@@ -64,13 +64,13 @@ def groups_of(
 
 
 def axis_of(
-    problem: Problem, group: Sequence[int], mesh: Sequence[int], axis: int, replicas: int
+    problem: Problem, group: Sequence[int], mesh: Sequence[int], axis: int, rounds: float
 ) -> Axis:
     """The prices along an axis of a mesh: those of its slowest line.
 
     Args:
         group: the devices of the mesh.
-        replicas: of the stage.
+        rounds: microbatches of a replica in an iteration.
     """
     options = problem.options
     links = [ring_links(problem.topology, tuple(sorted(line))) for line in lines(group, mesh, axis)]
@@ -81,7 +81,7 @@ def axis_of(
         latency_s=max(latency for latency, _ in links),
         bytes_per_s=min(rate for _, rate in links),
         step_s_per_byte=passes / kind.memory_bandwidth_bytes_per_s,
-        num_microbatches=max(1.0, options.num_microbatches / replicas),
+        num_microbatches=max(1.0, rounds),
     )
 
 
@@ -98,9 +98,27 @@ def chosen(
     times = times_on(problem, device)
     total = (times.forward_s + times.backward_s).tolist()
     floor = floor_s(times.forward_s) + floor_s(times.backward_s)
+    measured = _measured_s(problem, device, axis.size)
     rules = rules_of(problem.profile)
     more = {} if beam is None else {"beam": beam}
-    return along(problem.profile.graph, rules, about, axis, policy, total, floor, **more)
+    return along(problem.profile.graph, rules, about, axis, policy, total, floor, measured, **more)
+
+
+def _measured_s(problem: Problem, device: int, size: int) -> dict[tuple[int, str], float]:
+    """By operator and rule, the times of measured parts on one axis, forward and backward, in s;
+    none on a device of another type than the profile's.
+    """
+    if device_type(problem.topology, device).name != problem.profile.device_type:
+        return {}
+    times = times_on(problem, device)
+    return {
+        (v, part.rule[0]): float(
+            times.forward_s[v] * part.forward + times.backward_s[v] * part.backward
+        )
+        for v, one in enumerate(problem.profile.operators)
+        for part in one.parts
+        if part.mesh == (size,)
+    }
 
 
 def stage_cuts(problem: Problem, count: int) -> tuple[tuple[int, ...], ...]:

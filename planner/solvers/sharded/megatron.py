@@ -12,12 +12,15 @@ along another dimension than the first, and norms run on parts (Korthikanti et a
     t   devices of a mesh, inside a host       d   replicas, or an axis of the mesh along the first
     p   stages of about the same time              dimension where there are too few microbatches
 
-All t d p that make up the number of devices are tried (Narayanan et al. 2021, section 3).
+All t d p that make up the number of devices are tried (Narayanan et al. 2021, section 3), each in
+two ways: with the weights cut for which that is fastest, and with those for which it would be if an
+iteration had one microbatch. These are more, because steps and sums of gradients weigh more; so
+less memory is needed, as with a table of embeddings that is cut by the vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf, prod
 
 import numpy as np
@@ -40,6 +43,7 @@ from planner.solvers.sharded.layout import (
     axis_of,
     chosen,
     crossing_bytes,
+    divisors,
     groups_of,
     host_by_host,
 )
@@ -78,18 +82,19 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:
     """The layouts of the points, with sequence parallelism and without, unless that is given."""
     given = switches_of(problem.options, Megatron).sequence_parallel
+    sequences = (False, True) if given is None else (given,)
     devices, forced = host_by_host(problem), all(t > 1 for t, *_ in points)
-    known: dict[tuple[Axes, bool], Lines | None] = {}
+    known: dict[tuple[Axes, float, bool], Lines | None] = {}
     for t, d, p in points:
-        replicas = d if d <= problem.options.num_microbatches else 1
+        replicas = max(n for n in divisors(d) if n <= problem.options.num_microbatches)
         axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
         groups = groups_of(devices, tuple(size for size, _ in axes), replicas, p)
         made: list[Lines] = []
-        for sequence in (False,) if t == 1 else (False, True) if given is None else (given,):
-            if (axes, sequence) not in known:
-                lines = _lines(problem, axes, devices, replicas, sequence=sequence, forced=forced)
-                known[axes, sequence] = lines
-            own = known[axes, sequence]
+        rounds = max(1.0, problem.options.num_microbatches / replicas)
+        for key in product([axes], [rounds, 1.0], sequences if t > 1 else [False]):
+            if key not in known:
+                known[key] = _lines(problem, devices, *key, forced=forced)
+            own = known[key]
             if own is not None and own not in made:
                 made.append(own)
         yield from (_Cut(problem, axes, lines, groups).layout([False] * p) for lines in made)
@@ -143,22 +148,24 @@ class _Cut:
 
 def _lines(
     problem: Problem,
-    axes: Axes,
     devices: Sequence[int],
-    replicas: int,
-    *,
+    axes: Axes,
+    rounds: float,
     sequence: bool,
+    *,
     forced: bool,
 ) -> Lines | None:
     """The rules of all operators, along each axis; None where a tensor axis would cut nothing.
 
     Args:
-        forced: whether it cuts something all the same.
+        rounds: microbatches over which the time of steps and sums of gradients is spread.
+        sequence: whether sums may be scattered along the sequence.
+        forced: whether a tensor axis cuts something all the same.
     """
     about, mesh = dict(named(problem.profile.graph)), tuple(size for size, _ in axes)
     made = []
     for a, (size, is_data) in enumerate(axes):
-        axis = axis_of(problem, devices[: prod(mesh)], mesh, a, replicas)
+        axis = axis_of(problem, devices[: prod(mesh)], mesh, a, rounds)
         policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
         rules = chosen(problem, about, axis, policy, devices[0])
         if not is_data and not any(rule.cuts for rule in rules):

@@ -46,8 +46,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     layouts = list(_layouts(problem, stage))
     if not layouts:
-        reason = "no number of devices divides the samples of a microbatch"
-        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
+        return Result(Status.INFEASIBLE, None, space=space, reason="there is one device")
     return best_of(problem, layouts, space)
 
 
@@ -65,7 +64,7 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
         replicas = len(devices) // size
         # What is cut along samples for many devices is so for fewer: the search is done once.
         if not lines or not _hold(problem, lines, about, size):
-            axis = axis_of(problem, devices[:size], (size,), 0, replicas)
+            axis = axis_of(problem, devices[:size], (size,), 0, most / replicas)
             lines = chosen(problem, about, axis, data_policy(problem), devices[0])
         (data,) = shardings(graph, everything, (size,), [lines])
         groups = groups_of(devices, (size,), replicas, 1)
