@@ -294,6 +294,47 @@ def test_zero_tries_all_numbers_of_devices_that_divide_the_samples(block):
     assert times == sorted(times)
 
 
+def slow_pair(block, **how):
+    """Two devices between which nothing pays."""
+    return problem(block, 2, bandwidth=1e3, **how)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_splits_samples_though_links_are_slow(block, stage):
+    """Copies that all run the same samples would be no data parallelism."""
+    both = [
+        only_stage(SOLVERS["zero"](given, 1.0).strategy).sharding
+        for how in [{"switches": (Zero(zero_stage=stage),)}]
+        for given in (problem(block, 2, **how), slow_pair(block, **how))
+    ]
+    assert both[1].inputs == {"x": ("S0",)}
+    assert both[0] == both[1]
+
+
+def test_copies_on_a_mesh_split_samples_though_links_are_slow(block):
+    degrees = Megatron(tensor_degree=1, data_degree=2)
+    given = slow_pair(block, num_microbatches=1, switches=(degrees,))
+    stage = only_stage(SOLVERS["megatron"](given, 1.0).strategy)
+    assert stage.sharding.inputs == {"x": ("S0",)}
+
+
+def test_a_tensor_degree_moves_no_more_where_links_are_slow(tmp_path):
+    """Over links of no cost it would not matter where a table lies that is read both ways."""
+    tied = profiled(load(gpt(tmp_path / "gpt.onnx")))
+    how = {"switches": (Megatron(tensor_degree=2, sequence_parallel=False),)}
+    both = [
+        only_stage(SOLVERS["megatron"](given, 1.0).strategy).sharding
+        for given in (problem(tied, 2, **how), slow_pair(tied, **how))
+    ]
+    assert both[0] == both[1]
+
+
+def test_zero_has_no_plan_where_nothing_can_be_split(block):
+    """Seven devices divide nothing."""
+    result = SOLVERS["zero"](problem(block, 7), 1.0)
+    assert (result.strategy, result.reason) == (None, "no operator can be split over the devices")
+
+
 def test_without_rules_they_are_not_asked():
     assert not set(portfolio(splits=False)).intersection(("megatron", "zero"))
     given = problem(mlp())

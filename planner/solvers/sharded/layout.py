@@ -5,7 +5,7 @@ mesh over neighbours, then the first axis, then replicas, then stages.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -101,6 +101,19 @@ def chosen(
     rules = rules_of(problem.profile)
     more = {} if beam is None else {"beam": beam}
     return along(problem.profile.graph, rules, about, axis, policy, total, floor, **more)
+
+
+def chosen_for_sure(
+    problem: Problem, about: dict[str, Named], axis: Axis, policy: Policy, device: int
+) -> tuple[AxisRule, ...]:
+    """The rules of all operators along one axis that has to cut something: where nothing pays,
+    those that would over links a million times as fast. There, too, fewer bytes are better.
+    """
+    rules = chosen(problem, about, axis, policy, device)
+    if any(rule.cuts for rule in rules):
+        return rules
+    fast = replace(axis, latency_s=axis.latency_s / 1e6, bytes_per_s=axis.bytes_per_s * 1e6)
+    return chosen(problem, about, fast, policy, device)
 
 
 def stage_cuts(problem: Problem, count: int) -> tuple[tuple[int, ...], ...]:

@@ -16,9 +16,8 @@ All t d p that make up the number of devices are tried (Narayanan et al. 2021, s
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
-from math import inf, prod
+from math import prod
 
 import numpy as np
 
@@ -39,6 +38,7 @@ from planner.solvers.sharded.layout import (
     Layout,
     axis_of,
     chosen,
+    chosen_for_sure,
     crossing_bytes,
     groups_of,
     host_by_host,
@@ -150,23 +150,20 @@ def _lines(
     sequence: bool,
     forced: bool,
 ) -> Lines | None:
-    """The rules of all operators, along each axis; None where a tensor axis would cut nothing.
+    """The rules of all operators, along each axis; None where an axis would cut nothing.
 
     Args:
-        forced: whether it cuts something all the same.
+        forced: whether a tensor axis cuts something though that does not pay. Copies always do.
     """
     about, mesh = dict(named(problem.profile.graph)), tuple(size for size, _ in axes)
     made = []
     for a, (size, is_data) in enumerate(axes):
         axis = axis_of(problem, devices[: prod(mesh)], mesh, a, replicas)
         policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
-        rules = chosen(problem, about, axis, policy, devices[0])
-        if not is_data and not any(rule.cuts for rule in rules):
-            # Nothing pays. Where there is no other degree, take what pays over links of no cost.
-            if not forced:
-                return None
-            free = replace(axis, latency_s=0.0, bytes_per_s=inf)
-            rules = chosen(problem, about, free, policy, devices[0])
+        choose = chosen_for_sure if forced or is_data else chosen
+        rules = choose(problem, about, axis, policy, devices[0])
+        if not any(rule.cuts for rule in rules):
+            return None
         made.append(rules)
         about = cut_by(about, _parts(problem, rules), size)
     return made
