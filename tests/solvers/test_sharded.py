@@ -4,7 +4,9 @@ from collections import Counter
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
+from onnx import TensorProto
 
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.costs.collectives import allreduce_s, conversion_s
@@ -28,12 +30,12 @@ from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.solvers.sharded.rules import axis_rule, rules_of
 from planner.splitting import reshardings
-from planner.strategy import violations
+from planner.strategy import ScheduleName, Stage, Strategy, violations
 from planner.topology import take
 from planner.traces.write import chrome_trace
 from tests.costs.test_split_bounds import with_rules
 from tests.support.split import MEGATRON, mlp
-from tests.support.split_models import BATCH, WORDS, cnn, gpt
+from tests.support.split_models import BATCH, WIDTH, WORDS, Net, cnn, gpt
 from tests.support.split_profiles import problem, profiled
 
 
@@ -171,6 +173,29 @@ def test_two_axes_do_not_both_cut_the_classes(block):
     whole = [one[0] for one in rules_of(block)]
     (made,) = shardings(block.graph, [range(size)], (2, 2), [[*whole[:-1], columns]] * 2)
     assert made.outputs == {block.graph.outputs[0]: ("S2", "R")}
+
+
+def test_a_tensor_in_blocks_crosses_stages_whole(tmp_path):
+    """A fused product whose stage ends before the Split of its result."""
+    net = Net()
+    fused = net.add("MatMul", "x", net.weight("w", WIDTH, 3 * WIDTH))
+    given = [net.constant("sizes", np.array([WIDTH] * 3))]
+    q, k, v = net.add("Split", fused, *given, outputs=3, axis=1)
+    made = net.add("Mul", net.add("Add", q, k), v)
+    shape = (BATCH, WIDTH)
+    graph = load(net.save(tmp_path / "net.onnx", (shape, TensorProto.DOUBLE), (made, shape))).graph
+    texts = ("R,S1/3->S1/3", "S1/3->S1,S1,S1 split", "S1,S1->S1", "S1,S1->S1")
+    lines = [axis_rule(graph, text, None) for text in texts]
+    stages = [(0,), (1, 2, 3)]
+    first, last = shardings(graph, stages, (2,), [lines])
+    assert (first.outputs, last.inputs) == ({}, {})
+    names = [tuple(graph.operators[v].name for v in inside) for inside in stages]
+    cut = tuple(
+        Stage(own, ((2 * s, 2 * s + 1),), 1, False, lies)
+        for s, (own, lies) in enumerate(zip(names, (first, last), strict=True))
+    )
+    strategy = Strategy(cut, ScheduleName.GPIPE, 1)
+    assert violations(strategy, graph, 4) == ()
 
 
 def test_with_sequence_parallelism_sums_are_scattered(block):
