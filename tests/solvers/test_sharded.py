@@ -354,10 +354,18 @@ def test_a_tensor_degree_moves_no_more_where_links_are_slow(tmp_path):
     assert both[0] == both[1]
 
 
-def test_zero_has_no_plan_where_nothing_can_be_split(block):
+@pytest.mark.parametrize("solver", ["zero", "megatron", "expert", "heuristic"])
+def test_there_is_no_plan_where_nothing_can_be_split(block, solver):
     """Seven devices divide nothing."""
-    result = SOLVERS["zero"](problem(block, 7), 1.0)
+    degrees = Megatron(tensor_degree=7)
+    result = SOLVERS[solver](problem(block, 7, switches=(degrees,)), 1.0)
     assert (result.strategy, result.reason) == (None, "no operator can be split over the devices")
+
+
+@pytest.mark.parametrize("solver", ["zero", "expert", "heuristic"])
+def test_one_device_is_said_to_be_one(block, solver):
+    result = SOLVERS[solver](problem(block, 1), 1.0)
+    assert (result.strategy, result.reason) == (None, "there is one device")
 
 
 def test_without_rules_they_are_not_asked():

@@ -23,6 +23,8 @@ from planner.solvers.sharded.rules import AxisRule, Named, rules_of
 from planner.topology import device_type
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
+NOTHING_TO_SPLIT = "no operator can be split over the devices"
+ONE_DEVICE = "there is one device"
 
 
 def host_by_host(problem: Problem) -> tuple[int, ...]:

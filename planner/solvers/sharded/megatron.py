@@ -35,6 +35,7 @@ from planner.solvers.sharded.cuts import balanced_cuts
 from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import (
     NO_RULES,
+    NOTHING_TO_SPLIT,
     Layout,
     axis_of,
     chosen,
@@ -72,7 +73,10 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     points = grid(problem, switches_of(problem.options, Megatron))
     if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
-    return best_of(problem, _layouts(problem, points), space)
+    layouts = list(_layouts(problem, points))
+    if not layouts:
+        return Result(Status.INFEASIBLE, None, space=space, reason=NOTHING_TO_SPLIT)
+    return best_of(problem, layouts, space)
 
 
 def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:

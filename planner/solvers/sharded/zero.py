@@ -22,6 +22,8 @@ from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import (
     NO_RULES,
+    NOTHING_TO_SPLIT,
+    ONE_DEVICE,
     Layout,
     axis_of,
     chosen_for_sure,
@@ -46,7 +48,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     layouts = list(_layouts(problem, stage))
     if not layouts:
-        reason = "no operator can be split over the devices"
+        reason = NOTHING_TO_SPLIT if len(problem.topology.devices) > 1 else ONE_DEVICE
         return Result(Status.INFEASIBLE, None, space=space, reason=reason)
     return best_of(problem, layouts, space)
 
