@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from math import gcd, prod
+from math import copysign, gcd, isinf, prod
 from operator import mul
 from typing import Any
 
@@ -29,6 +29,8 @@ from planner.errors import OperatorError
 from planner.operators.binding import Call, Read
 from planner.operators.running import REFUSALS
 
+IN_PLACE_OF_INFINITY = 1.7
+"""Masks fill with minus infinity, of which sums and differences tell nothing."""
 MULTIPLES = (2, 3, 4, 5)
 """A free factor is one of these times the number of parts: parts of one element would hide a
 dimension of size 1, which is repeated where it does not fit."""
@@ -567,7 +569,7 @@ _WITH_WINDOWS = frozenset({"Attention", "Trilu", "EyeLike", "com.microsoft.Group
 
 def _tamed(kind: str, call: Call) -> Call:
     """The call in double precision, with limits that numbers reach and windows that end inside."""
-    kwargs = dict(call.kwargs)
+    kwargs: dict[str, Any] = {name: _finite(value) for name, value in call.kwargs.items()}
     for name, limit in _LIMITS.get(kind, {}).items():
         if isinstance(kwargs.get(name), int | float):
             kwargs[name] = limit
@@ -584,6 +586,12 @@ def _tamed(kind: str, call: Call) -> Call:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         kwargs["dtype"] = torch.float64
     return replace(call, kwargs=kwargs)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and isinf(value):
+        return copysign(IN_PLACE_OF_INFINITY, value)
+    return value
 
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)

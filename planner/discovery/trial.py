@@ -12,7 +12,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from planner.discovery.template import Shape, Template, call_at, shape_of, size_of
+from planner.discovery.template import (
+    IN_PLACE_OF_INFINITY,
+    Shape,
+    Template,
+    call_at,
+    shape_of,
+    size_of,
+)
 from planner.errors import OperatorError
 from planner.operators.binding import Call
 from planner.operators.parts.attributes import localized
@@ -92,7 +99,7 @@ class Trial:
     def _value(self, i: int, draw: "_Draw", generator: torch.Generator) -> Tensor:
         one, shape = self.template.values[i], self.shapes[i]
         if one.constant is not None and (one.constant.numel() <= 1 or one.kind != "float"):
-            return one.constant.double() if one.kind == "float" else one.constant
+            return _finite(one.constant.double()) if one.kind == "float" else one.constant
         if one.kind == "float":
             return draw(shape, generator, self.scale)
         if one.kind == "bool":
@@ -264,6 +271,10 @@ def _near(a: Tensor, b: Tensor) -> Tensor:
     top = b[torch.isfinite(b)]
     scale = float(top.abs().max()) if top.numel() else 1.0
     return (a == b) | ((a - b).abs() <= fine * (b.abs() + min(scale, 1.0)))
+
+
+def _finite(constant: Tensor) -> Tensor:
+    return torch.where(constant.isinf(), constant.sign() * IN_PLACE_OF_INFINITY, constant)
 
 
 def _telling(made: Tensor) -> bool:

@@ -19,6 +19,7 @@ from planner.launcher.failures.causes import here
 from planner.launcher.failures.page import Phase
 from planner.launcher.feed import Batch
 from planner.launcher.gradients import GradientBuffers
+from planner.launcher.split.again import function_of
 from planner.launcher.split.boxes import Boxes
 from planner.launcher.sums import BucketSums
 from planner.launcher.world import PostedTransfer, World
@@ -244,7 +245,7 @@ def running_statistics(module: GraphModule) -> dict[str, Tensor]:
     """
     found = {}
     for node in module.graph.nodes:
-        if node.target is batch_normalization and node.kwargs.get("training_mode"):
+        if function_of(module, node) is batch_normalization and node.kwargs.get("training_mode"):
             for name in ("mean", "var"):
                 held = cast(Node, node.kwargs[name])
                 if held.op == "get_attr" and (str(held.target) in dict(module.named_buffers())):

@@ -42,6 +42,16 @@ CASES = {
         {},
         "S0,S0,S0->S0 S1,S1,S1->S1 R,P,P->P",
     ),
+    "a mask that fills with minus infinity": (
+        ("Where", ("b", (10, 10)), np.array(-np.inf, np.float32), (4, 8, 10, 10)),
+        {},
+        "R,S0->S0 R,S1->S1 S0,S2->S2 S1,S3->S3",
+    ),
+    "a margin of minus infinity": (
+        ("Pad", (4, 8, 10), ints(0, 0, 1, 0, 0, 1), np.array(-np.inf, np.float32)),
+        {},
+        "S0->S0 S1->S1",
+    ),
     "softmax": (("Softmax", (8, 6, 10)), {"axis": 1}, "S0->S0 S2->S2"),
     "LayerNormalization": (
         ("LayerNormalization", (8, 10, 6), (6,), (6,)),

@@ -4,7 +4,9 @@ from collections import Counter
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
+from onnx import TensorProto
 
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.costs.collectives import allreduce_s, conversion_s
@@ -28,12 +30,12 @@ from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.solvers.sharded.rules import axis_rule, rules_of
 from planner.splitting import reshardings
-from planner.strategy import violations
+from planner.strategy import ScheduleName, Stage, Strategy, violations
 from planner.topology import take
 from planner.traces.write import chrome_trace
 from tests.costs.test_split_bounds import with_rules
 from tests.support.split import MEGATRON, mlp
-from tests.support.split_models import BATCH, WORDS, cnn, gpt
+from tests.support.split_models import BATCH, WIDTH, WORDS, Net, cnn, gpt
 from tests.support.split_profiles import problem, profiled
 
 
@@ -193,6 +195,29 @@ def test_two_axes_do_not_both_cut_the_classes(block):
     assert made.outputs == {block.graph.outputs[0]: ("S2", "R")}
 
 
+def test_a_tensor_in_blocks_crosses_stages_whole(tmp_path):
+    """A fused product whose stage ends before the Split of its result."""
+    net = Net()
+    fused = net.add("MatMul", "x", net.weight("w", WIDTH, 3 * WIDTH))
+    given = [net.constant("sizes", np.array([WIDTH] * 3))]
+    q, k, v = net.add("Split", fused, *given, outputs=3, axis=1)
+    made = net.add("Mul", net.add("Add", q, k), v)
+    shape = (BATCH, WIDTH)
+    graph = load(net.save(tmp_path / "net.onnx", (shape, TensorProto.DOUBLE), (made, shape))).graph
+    texts = ("R,S1/3->S1/3", "S1/3->S1,S1,S1 split", "S1,S1->S1", "S1,S1->S1")
+    lines = [axis_rule(graph, text, None) for text in texts]
+    stages = [(0,), (1, 2, 3)]
+    first, last = shardings(graph, stages, (2,), [lines])
+    assert (first.outputs, last.inputs) == ({}, {})
+    names = [tuple(graph.operators[v].name for v in inside) for inside in stages]
+    cut = tuple(
+        Stage(own, ((2 * s, 2 * s + 1),), 1, False, lies)
+        for s, (own, lies) in enumerate(zip(names, (first, last), strict=True))
+    )
+    strategy = Strategy(cut, ScheduleName.GPIPE, 1)
+    assert violations(strategy, graph, 4) == ()
+
+
 def test_with_sequence_parallelism_sums_are_scattered(block):
     """Korthikanti et al. 2022, figure 5: two of each way, and norms on parts of the sequence."""
     given = problem(block, switches=(Megatron(tensor_degree=2, sequence_parallel=True),))
@@ -321,6 +346,55 @@ def test_zero_tries_all_numbers_of_devices_that_divide_the_samples(block):
     }  # fmt: skip
     times = [closed_form_s(given, one) for one in found]
     assert times == sorted(times)
+
+
+def slow_pair(block, **how):
+    """Two devices between which nothing pays."""
+    return problem(block, 2, bandwidth=1e3, **how)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_splits_samples_though_links_are_slow(block, stage):
+    """Copies that all run the same samples would be no data parallelism."""
+    both = [
+        only_stage(SOLVERS["zero"](given, 1.0).strategy).sharding
+        for how in [{"switches": (Zero(zero_stage=stage),)}]
+        for given in (problem(block, 2, **how), slow_pair(block, **how))
+    ]
+    assert both[1].inputs == {"x": ("S0",)}
+    assert both[0] == both[1]
+
+
+def test_copies_on_a_mesh_split_samples_though_links_are_slow(block):
+    degrees = Megatron(tensor_degree=1, data_degree=2)
+    given = slow_pair(block, num_microbatches=1, switches=(degrees,))
+    stage = only_stage(SOLVERS["megatron"](given, 1.0).strategy)
+    assert stage.sharding.inputs == {"x": ("S0",)}
+
+
+def test_a_tensor_degree_moves_no_more_where_links_are_slow(tmp_path):
+    """Over links of no cost it would not matter where a table lies that is read both ways."""
+    tied = profiled(load(gpt(tmp_path / "gpt.onnx")))
+    how = {"switches": (Megatron(tensor_degree=2, sequence_parallel=False),)}
+    both = [
+        only_stage(SOLVERS["megatron"](given, 1.0).strategy).sharding
+        for given in (problem(tied, 2, **how), slow_pair(tied, **how))
+    ]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("solver", ["zero", "megatron", "expert", "heuristic"])
+def test_there_is_no_plan_where_nothing_can_be_split(block, solver):
+    """Seven devices divide nothing."""
+    degrees = Megatron(tensor_degree=7)
+    result = SOLVERS[solver](problem(block, 7, switches=(degrees,)), 1.0)
+    assert (result.strategy, result.reason) == (None, "no operator can be split over the devices")
+
+
+@pytest.mark.parametrize("solver", ["zero", "expert", "heuristic"])
+def test_one_device_is_said_to_be_one(block, solver):
+    result = SOLVERS[solver](problem(block, 1), 1.0)
+    assert (result.strategy, result.reason) == (None, "there is one device")
 
 
 def test_without_rules_they_are_not_asked():

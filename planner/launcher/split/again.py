@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from planner.launcher.split.convert import Conversion, converted
@@ -19,8 +19,11 @@ from planner.launcher.split.convert import Conversion, converted
 class GatheredAgain(nn.Module):
     """An operator's function with the copies that its backward makes anew.
 
-    Args:
+    Attributes:
         function: of the operator.
+
+    Args:
+        function: the same.
         conversions: that made the copies.
         is_product: whether autocast runs it in a shorter type. Then that is converted to here, so
             that the shorter copies are made anew, too.
@@ -30,7 +33,7 @@ class GatheredAgain(nn.Module):
         self, function: Callable[..., Any], conversions: Sequence[Conversion], *, is_product: bool
     ) -> None:
         super().__init__()
-        self._function, self._is_product = function, is_product
+        self.function, self._is_product = function, is_product
         self._conversions = list(conversions)  # held elsewhere, so no submodules
 
     def forward(self, gathered: Sequence[tuple[Tensor, Tensor]], *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +58,15 @@ class GatheredAgain(nn.Module):
             return tensor if copy is None else copy.place_of(tensor)
 
         with saved_tensors_hooks(keep, _read):
-            return self._function(*args, **kwargs)
+            return self.function(*args, **kwargs)
+
+
+def function_of(module: fx.GraphModule, node: fx.Node) -> object:
+    """What a node of a module calls: for those that gather again, the operator's function."""
+    if node.op != "call_module":
+        return node.target
+    called = module.get_submodule(str(node.target))
+    return called.function if isinstance(called, GatheredAgain) else called
 
 
 class _Copy:

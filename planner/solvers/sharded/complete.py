@@ -3,14 +3,15 @@ at the edges of stages.
 
 A parameter lies as all its readers, in all stages, want it, where they want the same, or else as
 the first of them that cuts it. A tensor from another stage, or from outside, comes as its readers
-want it where they agree, and else whole. Nothing comes, leaves or lies as a summand. The classes of
-an output are cut, along one axis, only where the loss can be computed so.
+want it where they agree, and else whole; between stages nothing is in blocks. Nothing comes, leaves
+or lies as a summand. The classes of an output are cut, along one axis, only where the loss can be
+computed so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from planner.graph import Graph, producers, tensors_by_name
+from planner.graph import Graph, consumers, producers, tensors_by_name
 from planner.sharding import Rule, Sharding, Spec, blocks_of, dim_of, rule_of, tiles
 from planner.solvers.sharded.rules import AxisRule
 from planner.splitting.reshardings import leaving, reads
@@ -54,9 +55,9 @@ def shardings(
                 rules=own,
                 parameters={n: spec for n, spec in parameters.items() if n in held and _cut(spec)},
                 inputs={
-                    name: lies.get(name, spec)
-                    for name, spec in _at_rest(graph, inside, rules, mesh)
-                    if _cut(lies.get(name, spec))
+                    name: spec
+                    for name, wanted in _at_rest(graph, inside, rules, mesh)
+                    if _cut(spec := _at_edge(graph, name, lies.get(name, wanted)))
                 },
                 outputs={n: spec for n, spec in _leaving(graph, stage, rules) if _cut(spec)},
             )
@@ -127,7 +128,15 @@ def _leaving(
         if name in graph.outputs:  # classes are compared along one axis
             cut = [a for a, part in enumerate(keeps) if dim_of(part) in _class_dims(graph, name)]
             keeps = ["R" if a in cut[1:] else part for a, part in enumerate(keeps)]
-        yield name, tuple(keeps) if by_name[name].shape else ("R",) * len(spec)
+        whole = ("R",) * len(spec)
+        yield name, _at_edge(graph, name, tuple(keeps)) if by_name[name].shape else whole
+
+
+def _at_edge(graph: Graph, name: str, spec: Spec) -> Spec:
+    """How a tensor crosses the edge of a stage: whole between stages where it is in blocks."""
+    if name in graph.inputs or not consumers(graph)[name]:
+        return spec
+    return tuple("R" if blocks_of(part) > 1 else part for part in spec)
 
 
 def may_leave(graph: Graph, name: str, part: str) -> bool:

@@ -18,6 +18,8 @@ from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import (
     NO_RULES,
+    NOTHING_TO_SPLIT,
+    ONE_DEVICE,
     Layout,
     axis_of,
     chosen,
@@ -93,7 +95,7 @@ def _on_one_mesh(
     rounds = problem.options.num_microbatches
     axis = axis_of(problem, devices, (size,), 0, rounds) if size > 1 else None
     if axis is None:
-        return Result(Status.INFEASIBLE, None, space=space, reason="there is one device")
+        return Result(Status.INFEASIBLE, None, space=space, reason=ONE_DEVICE)
     lies: dict[str, str] = {}
     if allowed is None:
         lies = _longest(graph, size)
@@ -105,6 +107,8 @@ def _on_one_mesh(
             rule=allowed, leaves=leaves, must=lambda v: graph.operators[v].type in ruled
         )
         lines = chosen(problem, about, axis, policy, devices[0])
+    if not any(rule.cuts for rule in lines):
+        return Result(Status.INFEASIBLE, None, space=space, reason=NOTHING_TO_SPLIT)
     specs = {name: (part,) for name, part in lies.items()}
     made = shardings(graph, everything, (size,), [lines], specs)
     return best_of(problem, [Layout(everything, groups_of(devices, (size,), 1, 1), made)], space)

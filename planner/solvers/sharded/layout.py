@@ -5,7 +5,7 @@ mesh over neighbours, then the first axis, then replicas, then stages.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +23,8 @@ from planner.solvers.sharded.rules import AxisRule, Named, rules_of
 from planner.topology import device_type
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
+NOTHING_TO_SPLIT = "no operator can be split over the devices"
+ONE_DEVICE = "there is one device"
 
 
 def host_by_host(problem: Problem) -> tuple[int, ...]:
@@ -119,6 +121,19 @@ def _measured_s(problem: Problem, device: int, size: int) -> dict[tuple[int, str
         for part in one.parts
         if part.mesh == (size,)
     }
+
+
+def chosen_for_sure(
+    problem: Problem, about: dict[str, Named], axis: Axis, policy: Policy, device: int
+) -> tuple[AxisRule, ...]:
+    """The rules of all operators along one axis that has to cut something: where nothing pays,
+    those that would over links a million times as fast. There, too, fewer bytes are better.
+    """
+    rules = chosen(problem, about, axis, policy, device)
+    if any(rule.cuts for rule in rules):
+        return rules
+    fast = replace(axis, latency_s=axis.latency_s / 1e6, bytes_per_s=axis.bytes_per_s * 1e6)
+    return chosen(problem, about, fast, policy, device)
 
 
 def stage_cuts(problem: Problem, count: int) -> tuple[tuple[int, ...], ...]:

@@ -19,9 +19,8 @@ less memory is needed, as with a table of embeddings that is cut by the vocabula
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise, product
-from math import inf, prod
+from math import prod
 
 import numpy as np
 
@@ -39,9 +38,11 @@ from planner.solvers.sharded.cuts import balanced_cuts
 from planner.solvers.sharded.degrees import grid
 from planner.solvers.sharded.layout import (
     NO_RULES,
+    NOTHING_TO_SPLIT,
     Layout,
     axis_of,
     chosen,
+    chosen_for_sure,
     crossing_bytes,
     divisors,
     groups_of,
@@ -76,7 +77,10 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
     points = grid(problem, switches_of(problem.options, Megatron))
     if not has_rules(problem.profile):
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
-    return best_of(problem, _layouts(problem, points), space)
+    layouts = list(_layouts(problem, points))
+    if not layouts:
+        return Result(Status.INFEASIBLE, None, space=space, reason=NOTHING_TO_SPLIT)
+    return best_of(problem, layouts, space)
 
 
 def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterator[Layout]:
@@ -155,25 +159,22 @@ def _lines(
     *,
     forced: bool,
 ) -> Lines | None:
-    """The rules of all operators, along each axis; None where a tensor axis would cut nothing.
+    """The rules of all operators, along each axis; None where an axis would cut nothing.
 
     Args:
         rounds: microbatches over which the time of steps and sums of gradients is spread.
         sequence: whether sums may be scattered along the sequence.
-        forced: whether a tensor axis cuts something all the same.
+        forced: whether a tensor axis cuts something though that does not pay. Copies always do.
     """
     about, mesh = dict(named(problem.profile.graph)), tuple(size for size, _ in axes)
     made = []
     for a, (size, is_data) in enumerate(axes):
         axis = axis_of(problem, devices[: prod(mesh)], mesh, a, rounds)
         policy = data_policy(problem) if is_data else tensor_policy(problem, sequence=sequence)
-        rules = chosen(problem, about, axis, policy, devices[0])
-        if not is_data and not any(rule.cuts for rule in rules):
-            # Nothing pays. Where there is no other degree, take what pays over links of no cost.
-            if not forced:
-                return None
-            free = replace(axis, latency_s=0.0, bytes_per_s=inf)
-            rules = chosen(problem, about, free, policy, devices[0])
+        choose = chosen_for_sure if forced or is_data else chosen
+        rules = choose(problem, about, axis, policy, devices[0])
+        if not any(rule.cuts for rule in rules):
+            return None
         made.append(rules)
         about = cut_by(about, _parts(problem, rules), size)
     return made

@@ -22,9 +22,11 @@ from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.layout import (
     NO_RULES,
+    NOTHING_TO_SPLIT,
+    ONE_DEVICE,
     Layout,
     axis_of,
-    chosen,
+    chosen_for_sure,
     divisors,
     groups_of,
     host_by_host,
@@ -46,7 +48,8 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
         return Result(Status.UNKNOWN, None, space=space, reason=NO_RULES)
     layouts = list(_layouts(problem, stage))
     if not layouts:
-        return Result(Status.INFEASIBLE, None, space=space, reason="there is one device")
+        reason = NOTHING_TO_SPLIT if len(problem.topology.devices) > 1 else ONE_DEVICE
+        return Result(Status.INFEASIBLE, None, space=space, reason=reason)
     return best_of(problem, layouts, space)
 
 
@@ -65,7 +68,9 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
         # What is cut along samples for many devices is so for fewer: the search is done once.
         if not lines or not _hold(problem, lines, about, size):
             axis = axis_of(problem, devices[:size], (size,), 0, most / replicas)
-            lines = chosen(problem, about, axis, data_policy(problem), devices[0])
+            lines = chosen_for_sure(problem, about, axis, data_policy(problem), devices[0])
+        if not any(rule.cuts for rule in lines):
+            continue
         (data,) = shardings(graph, everything, (size,), [lines])
         groups = groups_of(devices, (size,), replicas, 1)
         yield Layout(everything, groups, [cut_further(problem, data, stage)])

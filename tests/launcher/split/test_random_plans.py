@@ -5,8 +5,11 @@ equal one process in float64: the loss and the gradient of every parameter.
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from onnx import TensorProto
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
@@ -15,12 +18,24 @@ from planner.errors import LaunchError
 from planner.exporting.export import export_module
 from planner.launcher.runtime import StageRunner
 from planner.launcher.split.convert import Conversion
+from planner.launcher.split.module import split_module
+from planner.launcher.split.part import local_parameters
 from planner.model.losses import losses
+from planner.operators import parameters
 from planner.sharding import Sharding, rule_of
 from planner.splitting import reshardings
 from planner.splitting.conversion import Kind
 from tests.support.doubles import doubled
-from tests.support.split_models import MODELS, gpt, loaded, megatron, mlp, whole_line
+from tests.support.split_models import (
+    MODELS,
+    WORDS,
+    Net,
+    gpt,
+    loaded,
+    megatron,
+    mlp,
+    whole_line,
+)
 from tests.support.split_plans import (
     alone,
     cut_further,
@@ -30,6 +45,7 @@ from tests.support.split_plans import (
     split,
     stage_of,
 )
+from tests.support.threads import on_all
 from tests.support.zoo import build
 from tests.support.zoo.pipeline import read
 
@@ -152,6 +168,45 @@ def test_no_gathered_parameter_waits_for_its_backward(models, name, monkeypatch)
     monkeypatch.setattr(StageRunner, "backward", asked)
     split(model, sharding, data(model, 1))
     assert made and not waiting
+
+
+def normalized(path):
+    """Images by way of a BatchNormalization that is trained."""
+    net = Net()
+    h = net.add("Conv", "x", net.weight("k", 8, 4, 1, 1))
+    held = [net.weight("scale", 8), net.weight("shift", 8)]
+    running = [net.constant("mean", np.zeros(8)), net.constant("var", np.ones(8))]
+    h, *_ = net.add("BatchNormalization", h, *held, *running, outputs=3, training_mode=1)
+    h = net.add("Flatten", net.add("GlobalAveragePool", h))
+    h = net.add("Gemm", h, net.weight("w", 8, WORDS))
+    return net.save(path, ((8, 4, 6, 6), TensorProto.DOUBLE), (h, (8, WORDS)))
+
+
+def test_running_statistics_follow_where_parameters_are_gathered_again(tmp_path):
+    """They are PyTorch's after two microbatches, on both devices and not only in one."""
+    model = loaded(normalized(tmp_path / "net.onnx"))
+    cut = {one.name: ("S0",) for one in model.graph.parameters if one.trainable}
+    stage, batches = stage_of(model, of(model, {}, parameters=cut)), data(model, 2)
+    names = ("mean", "var")
+
+    def on_one(mesh):
+        held = [one.name for one in model.graph.parameters]
+        values = local_parameters(model, held, stage.sharding, mesh, "cpu")
+        module = split_module(model, stage, mesh, values, "cpu")
+        runner = StageRunner(module, model.graph, False, {})
+        for m, (inputs, _) in enumerate(batches):
+            runner.forward(m, inputs, {})
+        return runner.running.keys(), [values[name].clone() for name in names]
+
+    weights = parameters(model, ["k"])["k"].detach()
+    expected = nn.BatchNorm2d(8, dtype=torch.float64)
+    for inputs, _ in batches:
+        expected(functional.conv2d(inputs["x"], weights))
+    found, _ = on_all((2,), on_one)
+    for running, after in found:
+        assert len(running) == 2
+        for one, wanted in zip(after, (expected.running_mean, expected.running_var), strict=True):
+            torch.testing.assert_close(one, wanted, rtol=1e-9, atol=1e-12)
 
 
 def of(model, rules, **how):
