@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.solvers.netsplit.bounds import PhaseBounds, edges_of, phase_bounds_of
+from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, edges_of
 from planner.solvers.netsplit.cpsat_call import worker
 from planner.solvers.netsplit.jobs import (
     OPERATOR,
@@ -38,11 +38,9 @@ from planner.solvers.netsplit.jobs import (
 from planner.solvers.netsplit.model import KnownPlacement, NetSplitInstance
 from planner.support.arrays import Ints
 
-SIZES = (8, 12, 16)
-"""Free groups of a neighbourhood: the next number once no neighbourhood has a better schedule."""
-
-WORK = 0.03
-"""Units of deterministic work for a neighbourhood, at most."""
+SIZES = ((8, 0.03), (16, 0.06), (24, 0.2), (32, 0.5))
+"""Free groups of a neighbourhood, and units of deterministic work for it, at most: the next number
+once no neighbourhood has a better schedule."""
 
 MARGIN = 0.3
 """Jobs up to this share of the time of W before and behind it are free in time."""
@@ -86,6 +84,7 @@ class NeighbourSettings:
         seed: seed of the engine.
         see: is told of better schedules.
         over: says before each neighbourhood whether to end.
+        bounds: of forwards and of backwards; joint: of both together.
     """
 
     limit: float
@@ -93,6 +92,8 @@ class NeighbourSettings:
     seed: int
     see: Callable[[int], None]
     over: Callable[[], bool]
+    bounds: Sequence[PhaseBounds]
+    joint: JointBounds
 
 
 def mended(
@@ -105,7 +106,7 @@ def mended(
     """
     groups = sorted(range(len(instance.groups)), key=lambda g: instance.groups[g][0])
     worked, phases = 0.0, _jobs(instance, known)
-    for size in SIZES:
+    for size, most in SIZES:
         # Where the schedule is as it was, an answer is, too.
         asked = dict[int, int]()
         firsts = range(0, max(1, len(groups) - size // 2), size // 2)
@@ -117,7 +118,7 @@ def mended(
                     return known, worked
                 asked[first] = known.latest
                 free = groups[first : first + size]
-                better, work = _better(_begun(instance, known, phases, free), settings)
+                better, work = _better(_begun(instance, known, phases, free), settings, most)
                 worked += work
                 if better is not None:
                     known, phases = better, _jobs(instance, better)
@@ -159,23 +160,27 @@ def _begun(
 
 
 def _better(
-    one: _Neighbourhood, settings: NeighbourSettings
+    one: _Neighbourhood, settings: NeighbourSettings, most: float
 ) -> tuple[KnownPlacement | None, float]:
-    """A better schedule of a neighbourhood, None if none is found; and the work."""
-    cp, latest = one.cp, one.known.latest
+    """A better schedule of a neighbourhood, None if none is found; and the work.
+
+    Args:
+        most: units of work at most.
+    """
+    cp, latest, bounds = one.cp, one.known.latest, settings.bounds
     _add_memory(one)
     _add_sent(one)
-    bounds = [phase_bounds_of(one.instance, backward=backward) for backward in (False, True)]
     phases = [
         _add_phase(one, bounds[backward], latest - bounds[not backward].least, backward)
         for backward in (False, True)
     ]
+    _add_joint(one, phases, settings.joint)
     ends = sum(phase.end for phase in phases)
-    cp.add(ends < latest)
+    cp.add_linear_constraint(ends, min(settings.joint.least, latest - 1), latest - 1)
     cp.minimize(ends)
     for variable, value in one.hints:
         cp.add_hint(variable, value)
-    solver = worker(settings.seed, WORK)
+    solver = worker(settings.seed, most)
     solver.parameters.cp_model_probing_level = solver.parameters.symmetry_level = 0
     status = solver.status_name(solver.solve(cp))
     work = solver.response_proto.deterministic_time
@@ -306,6 +311,21 @@ def _add_phase(one: _Neighbourhood, bounds: PhaseBounds, most: int, backward: bo
         if len(intervals) > 1:
             cp.add_no_overlap(intervals)
     return phase
+
+
+def _add_joint(one: _Neighbourhood, phases: Sequence[_Phase], joint: JointBounds) -> None:
+    """Bounds of both phases together, of operators that are early or free in both."""
+    there, back = phases
+    for i in range(one.instance.problem.num_operators):
+        job = OPERATOR, i
+        if job in there.start and job in back.start:
+            before = there.start[job] + back.end - back.done(i)
+            one.cp.add(before >= joint.before[i])
+            one.cp.add(there.end - there.done(i) + back.start[job] >= joint.behind[i])
+    for (u, v), ticks in sorted(joint.between.items()):
+        if all((OPERATOR, i) in phase.start for phase in phases for i in (u, v)):
+            forwards = there.done(v) - there.start[OPERATOR, u]
+            one.cp.add(forwards + back.done(u) - back.start[OPERATOR, v] >= ticks)
 
 
 def _add_starts(phase: _Phase, bounds: PhaseBounds) -> None:
