@@ -1,9 +1,10 @@
 """The search of NetSplit's model with OR-Tools CP-SAT (`cpsat_model.py`).
 
 The local search (`search.py`) looks for a schedule near the known one, and windows (`windows.py`)
-give bounds. Then the proof comes step by step, because a model of half the size is solved much
-faster than one twice as large, and because transfers that wait for each other seldom make the best
-schedule longer:
+give bounds. With shared links, spans (`spans.py`) give bounds, neighbourhoods (`neighbourhoods.py`)
+better schedules, and of the steps only the last one follows. Else the proof comes step by step,
+because a model of half the size is solved much faster than one twice as large, and because
+transfers that wait for each other seldom make the best schedule longer:
 
     step 1   forwards alone, without (7) and (8): F is never less
     step 2   backwards alone, without (7) and (8): B is never less
@@ -90,7 +91,7 @@ SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.6
 WINDOWS_SHARE = 0.3
 """Share of the rest for the bounds by windows."""
 
-SPANS_SHARE, NEIGHBOURS_SHARE = 0.35, 0.45
+SPANS_SHARE, NEIGHBOURS_SHARE = 0.3, 0.6
 """With shared links, the same share for the spans, and then that of the limit for the
 neighbourhoods."""
 
@@ -258,7 +259,7 @@ def _between_cuts(search: _FullSearch) -> None:
     spans = spanned(instance, budget, SPANS_SHARE)
     learn(spans)
     if search.known.fits and not budget.watch.done:
-        search.known = _mended(search, NEIGHBOURS_SHARE)
+        search.known = _mended(search, spans, NEIGHBOURS_SHARE)
     for fewer in merged(instance, spans, budget, search.known.latest):
         learn(fewer)
 
@@ -280,7 +281,7 @@ def _improved(search: _FullSearch, known: KnownPlacement, share: float) -> Known
     return improved(instance, known, work, budget.watch, budget.over, budget.seed)
 
 
-def _mended(search: _FullSearch, share: float) -> KnownPlacement:
+def _mended(search: _FullSearch, spans: Sequence[Span], share: float) -> KnownPlacement:
     """The best schedule that neighbourhoods of the best one give, in a share of the limit."""
     budget, watch = search.budget, search.budget.watch
     limit = share * budget.whole_s * budget.per_s
@@ -295,6 +296,7 @@ def _mended(search: _FullSearch, share: float) -> KnownPlacement:
             budget.over,
             search.bounds,
             search.joint,
+            [span.operators for span in spans],
         ),
     )
     budget.left_s = max(0.0, budget.left_s - worked / budget.per_s)

@@ -14,13 +14,15 @@ resources: devices, channels and shared links. Of each phase of the known schedu
     (n4) the answer must be better; its order is timed anew, as early as possible
 
 Free groups are a number of neighbours in topological order, and go over the graph round after
-round. A neighbourhood without a better schedule is asked again only after another one had one.
+round; then those of whole spans (`spans.py`). A neighbourhood without a better schedule is asked
+again only after another one had one. The bounds of single operators, and of pairs of cuts, are
+constraints: without them no span is solved.
 
 Source: Shaw, CP 1998, LNCS 1520 (large neighbourhoods); (n1) and (n2) are this project's.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +40,15 @@ from planner.solvers.netsplit.jobs import (
 from planner.solvers.netsplit.model import KnownPlacement, NetSplitInstance
 from planner.support.arrays import Ints
 
-SIZES = ((8, 0.03), (16, 0.06), (24, 0.2), (32, 0.5))
+SIZES = ((8, 0.03), (16, 0.06))
 """Free groups of a neighbourhood, and units of deterministic work for it, at most: the next number
 once no neighbourhood has a better schedule."""
+
+SPAN_WORK = 0.5
+"""The same for whole spans, after these."""
+
+AGAIN = 3
+"""Then all neighbourhoods once more, each with this multiple of the work."""
 
 MARGIN = 0.3
 """Jobs up to this share of the time of W before and behind it are free in time."""
@@ -85,6 +93,7 @@ class NeighbourSettings:
         see: is told of better schedules.
         over: says before each neighbourhood whether to end.
         bounds: of forwards and of backwards; joint: of both together.
+        spans: operators of the spans of `spans.py`.
     """
 
     limit: float
@@ -94,6 +103,7 @@ class NeighbourSettings:
     over: Callable[[], bool]
     bounds: Sequence[PhaseBounds]
     joint: JointBounds
+    spans: Sequence[Sequence[int]] = ()
 
 
 def mended(
@@ -104,26 +114,37 @@ def mended(
     Args:
         known: a placement with a schedule.
     """
-    groups = sorted(range(len(instance.groups)), key=lambda g: instance.groups[g][0])
     worked, phases = 0.0, _jobs(instance, known)
-    for size, most in SIZES:
+    for sets, most in _frees(instance, settings):
         # Where the schedule is as it was, an answer is, too.
         asked = dict[int, int]()
-        firsts = range(0, max(1, len(groups) - size // 2), size // 2)
-        while any(asked.get(first) != known.latest for first in firsts):
-            for first in firsts:
-                if asked.get(first) == known.latest:
+        while any(asked.get(k) != known.latest for k in range(len(sets))):
+            for k, free in enumerate(sets):
+                if asked.get(k) == known.latest:
                     continue
                 if worked >= settings.limit or settings.over():
                     return known, worked
-                asked[first] = known.latest
-                free = groups[first : first + size]
+                asked[k] = known.latest
                 better, work = _better(_begun(instance, known, phases, free), settings, most)
                 worked += work
                 if better is not None:
                     known, phases = better, _jobs(instance, better)
                     settings.see(known.latest)
     return known, worked
+
+
+def _frees(
+    instance: NetSplitInstance, settings: NeighbourSettings
+) -> Iterator[tuple[list[list[int]], float]]:
+    """Sets of free groups, and units of work for each at most."""
+    groups = sorted(range(len(instance.groups)), key=lambda g: instance.groups[g][0])
+    spans = ([instance.group_of[i] for i in span] for span in settings.spans)
+    whole = [list(dict.fromkeys(span)) for span in spans]
+    for factor in (1, AGAIN):
+        for size, most in SIZES:
+            firsts = range(0, max(1, len(groups) - size // 2), size // 2)
+            yield [groups[first : first + size] for first in firsts], factor * most
+        yield whole, factor * SPAN_WORK
 
 
 def _jobs(instance: NetSplitInstance, known: KnownPlacement) -> list[PhaseJobs]:
