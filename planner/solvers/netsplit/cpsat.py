@@ -91,7 +91,7 @@ SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.6
 WINDOWS_SHARE = 0.3
 """Share of the rest for the bounds by windows."""
 
-SPANS_SHARE, NEIGHBOURS_SHARE = 0.3, 0.6
+SPANS_SHARE, NEIGHBOURS_SHARE = 0.35, 0.6
 """With shared links, the same share for the spans, and then that of the limit for the
 neighbourhoods."""
 

@@ -38,6 +38,8 @@ from planner.solvers.netsplit.jobs import (
     retimed,
 )
 from planner.solvers.netsplit.model import KnownPlacement, NetSplitInstance
+from planner.solvers.placement.coplacement import kept_bytes
+from planner.solvers.placement.problem import bytes_by_device
 from planner.support.arrays import Ints
 
 SIZES = ((8, 0.03), (16, 0.06))
@@ -49,6 +51,9 @@ SPAN_WORK = 0.5
 
 AGAIN = 3
 """Then all neighbourhoods once more, each with this multiple of the work."""
+
+DEVICES = 5
+"""Devices that free groups may go to, if they are on fewer."""
 
 MARGIN = 0.3
 """Jobs up to this share of the time of W before and behind it are free in time."""
@@ -173,11 +178,23 @@ def _begun(
     free = frozenset(i for g in groups for i in instance.groups[g])
     x = {g: [cp.new_bool_var("") for _ in devices] for g in groups}
     one = _Neighbourhood(instance, known, jobs, cp, free, x)
+    open_to = _open_to(instance, known, groups)
     for g, row in x.items():
-        cp.add_exactly_one(row)
+        cp.add_exactly_one(row[p] for p in open_to)
+        for p in set(devices) - open_to:
+            cp.add(row[p] == 0)
         here = known.device_of[instance.groups[g][0]]
         one.hints += [(literal, int(p == here)) for p, literal in enumerate(row)]
     return one
+
+
+def _open_to(instance: NetSplitInstance, known: KnownPlacement, groups: Sequence[int]) -> set[int]:
+    """The devices that free groups may go to: their own, and those with the most room."""
+    used = bytes_by_device(kept_bytes(instance.problem), known.device_of)
+    room = instance.problem.capacity_bytes
+    own = {known.device_of[instance.groups[g][0]] for g in groups}
+    others = sorted(set(range(len(room))) - own, key=lambda p: (used[p] - int(room[p]), p))
+    return own | set(others[: max(0, DEVICES - len(own))])
 
 
 def _better(

@@ -209,7 +209,7 @@ def joined(
     bounds, joint = bounds_of_sides(alone, known, before, behind)
     between = {(at[u], at[v]): ticks for span in spans for (u, v), ticks in span.between().items()}
     # The whole graph has no ends whose bounds could say it.
-    least = max(joint.least, *(span.joint.least for span in spans if span.ends == (None, None)), 0)
+    least = max(joint.least, spans[0].joint.least if spans[0].ends == (None, None) else 0)
     return tuple(bounds), replace(joint, between=between, least=least)
 
 
