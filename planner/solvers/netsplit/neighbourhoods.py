@@ -49,6 +49,9 @@ once no neighbourhood has a better schedule."""
 SPAN_WORK = 0.5
 """The same for whole spans, after these."""
 
+MOST = 40
+"""Free groups of a span at most."""
+
 AGAIN = 3
 """Then all neighbourhoods once more, each with this multiple of the work."""
 
@@ -144,7 +147,7 @@ def _frees(
     """Sets of free groups, and units of work for each at most."""
     groups = sorted(range(len(instance.groups)), key=lambda g: instance.groups[g][0])
     spans = ([instance.group_of[i] for i in span] for span in settings.spans)
-    whole = [list(dict.fromkeys(span)) for span in spans]
+    whole = [free for span in spans if len(free := list(dict.fromkeys(span))) <= MOST]
     for factor in (1, AGAIN):
         for size, most in SIZES:
             firsts = range(0, max(1, len(groups) - size // 2), size // 2)

@@ -23,9 +23,9 @@ first, and climbed again: that adds what operators beside a cut cost, and tensor
 Source: this project's.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 
 from planner.solvers.netsplit.bounds import (
@@ -37,7 +37,13 @@ from planner.solvers.netsplit.bounds import (
     phase_bounds_of,
 )
 from planner.solvers.netsplit.cpsat_call import CONSTRAINTS_PER_S, CallAnswer, SearchBudget, call
-from planner.solvers.netsplit.cpsat_model import add_apart, add_joint, phase_of, placement_of
+from planner.solvers.netsplit.cpsat_model import (
+    add_apart,
+    add_joint,
+    num_constraints,
+    phase_of,
+    placement_of,
+)
 from planner.solvers.netsplit.cpsat_ports import add_ports
 from planner.solvers.netsplit.model import KnownPlacement, NetSplitInstance, part
 from planner.solvers.netsplit.windows import (
@@ -55,6 +61,12 @@ HALF, PER_BESIDE = 8, 4.0
 """A span costs 2 ** (operators / `HALF`), and a cut `PER_BESIDE` for each operator beside it: the
 work of a proof, and the bound that is lost there."""
 
+NEAR = 40
+"""Cuts before a cut that are asked for its span's begin: of more, the span would be too large."""
+
+MOST_DOUBLINGS = 1_000
+"""Of a span's cost, so that it is a number."""
+
 RISE = 0.001
 """A climb first looks this share above the bound, then twice as far each time."""
 
@@ -65,7 +77,7 @@ ONE_SHARE = 0.2
 """Largest share of the work of all spans for one of them."""
 
 MERGE_SHARE = 0.4
-"""Largest share of the budget's rest for a merged span that is not the whole graph."""
+"""Largest share of the budget's rest for a merged span."""
 
 Ends = tuple[int | None, int | None]
 """u and v of a span; None for the begin or the end of the graph."""
@@ -101,26 +113,32 @@ def spans_of(instance: NetSplitInstance) -> list[tuple[Ends, tuple[int, ...]]]:
     cuts = [i for i, others in enumerate(beside) if others <= BESIDE]
 
     def cost(u: int | None, v: int | None) -> float:
-        return 2.0 ** (len(inside(u, v)) / HALF)
+        return math.exp2(min(inside(u, v).bit_count() / HALF, MOST_DOUBLINGS))
 
     # The cheapest chain that ends in v, for all v in topological order and then for the end.
     best: dict[int, tuple[float, tuple[int, ...]]] = {}
     for v in (*cuts, None):
         chains = [(cost(None, v), tuple[int, ...]())]
-        for u, (so_far, chain) in best.items():
-            if v is None or v in inside(u, None):
+        for u in list(best)[-NEAR:]:
+            if v is None or inside(u, None) >> v & 1:
+                so_far, chain = best[u]
                 chains.append((so_far + cost(u, v) + PER_BESIDE * beside[u], (*chain, u)))
         cheapest = min(chains)
         if v is not None:
             best[v] = cheapest
     ends = pairwise((None, *cheapest[1], None))
-    return [((u, v), inside(u, v)) for u, v in ends]
+    return [((u, v), _numbers(inside(u, v))) for u, v in ends]
+
+
+def _numbers(operators: int) -> tuple[int, ...]:
+    """The operators that are bits of a number, ascending."""
+    return tuple(i for i in range(operators.bit_length()) if operators >> i & 1)
 
 
 def _inside(
     instance: NetSplitInstance,
-) -> tuple[Callable[[int | None, int | None], tuple[int, ...]], list[int]]:
-    """The operators of the span of u and v; and (N,) the number of operators beside each one.
+) -> tuple[Callable[[int | None, int | None], int], list[int]]:
+    """The operators of the span of u and v, as bits; and (N,) the number of operators beside each.
 
     Only tensors with gradients count: without one, the backwards of two operators do not wait for
     each other.
@@ -133,12 +151,10 @@ def _inside(
     for j, i, _ in reversed(edges):
         before[j] |= before[i] | 1 << i
 
-    @cache
-    def inside(u: int | None, v: int | None) -> tuple[int, ...]:
+    def inside(u: int | None, v: int | None) -> int:
         operators = (1 << num) - 1
         operators &= -1 if u is None else behind[u] | 1 << u
-        operators &= -1 if v is None else before[v] | 1 << v
-        return tuple(i for i in range(num) if operators >> i & 1)
+        return operators & (-1 if v is None else before[v] | 1 << v)
 
     beside = [num - 1 - (behind[i] | before[i]).bit_count() for i in range(num)]
     return inside, beside
@@ -171,8 +187,8 @@ def spanned(instance: NetSplitInstance, budget: SearchBudget, share: float) -> l
 def merged(
     instance: NetSplitInstance, spans: list[Span], budget: SearchBudget, latest: int
 ) -> Iterator[list[Span]]:
-    """Spans of which two neighbours after the other are merged and climbed, until the budget or
-    all operators are.
+    """Spans of which two neighbours after the other are merged and climbed, until one takes more
+    than its share of the work.
 
     Args:
         latest: ticks of the best schedule. Nothing that exceeds them has to be proved.
@@ -180,16 +196,19 @@ def merged(
     inside, _ = _inside(instance)
     while len(spans) > 1 and not budget.over() and budget.left_s > 0:
         merges = [(one.ends[0], other.ends[1]) for one, other in pairwise(spans)]
-        k, ends = min(enumerate(merges), key=lambda merge: len(inside(*merge[1])))
-        operators = inside(*ends)
+        k, ends = min(enumerate(merges), key=lambda merge: inside(*merge[1]).bit_count())
+        operators = _numbers(inside(*ends))
         alone = part(instance, operators)
         bounds, joint = joined(instance, operators, spans[k : k + 2])
         beyond = joined(instance, range(instance.problem.num_operators), spans)[1].least
         worst = latest - 1 - (beyond - joint.least)
-        until_s = budget.left_s * (1 - MERGE_SHARE if len(spans) > 2 else 0)
+        until_s = budget.left_s * (1 - MERGE_SHARE)
         span = Span(ends, operators, bounds, joint)
         spans = [*spans[:k], _climbed(alone, span, budget, until_s, worst), *spans[k + 2 :]]
         yield spans
+        # Larger ones take more work than one that was too large.
+        if budget.left_s <= until_s:
+            return
 
 
 def joined(
@@ -222,7 +241,7 @@ def _side(
         alone: the operators between the ends of the spans; at: their numbers in it.
         side: bounds known before, which are raised.
     """
-    passed = (0, 0, 0)
+    passed: tuple[int, ...] = (0, 0, 0)
     rows = (*side.times, side.both)
     for span in reversed(spans) if side.behind else spans:
         own = side_of(span.bounds, behind=side.behind)
@@ -267,7 +286,8 @@ def _climbed(
         worst: ends the climb; no bound above it is asked for.
     """
     least, rise = span.joint.least, RISE
-    while least <= worst and budget.left_s > until_s and not budget.over():
+    build_s = num_constraints(alone, (False, True), channels=False) / CONSTRAINTS_PER_S
+    while least <= worst and budget.left_s - build_s > until_s and not budget.over():
         max_ticks = min(int((1 + rise) * least), worst)
         answer = _solved(alone, span, budget, until_s, max_ticks)
         if answer.status != "INFEASIBLE":
