@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.solvers.netsplit import neighbourhoods as netsplit_neighbourhoods
+from planner.solvers.netsplit.cpsat_call import SearchBudget
 from planner.solvers.netsplit.jobs import OPERATOR, jobs_of, retimed
 from planner.solvers.netsplit.model import (
     canonical,
@@ -17,6 +18,7 @@ from planner.solvers.netsplit.model import (
     transfer_ticks,
 )
 from planner.solvers.netsplit.neighbourhoods import NeighbourSettings, mended
+from planner.solvers.netsplit.spans import joined, spanned
 from planner.solvers.placement import heft
 from planner.solvers.placement.problem import placement_problem_of
 from tests.solvers.test_netsplit import (
@@ -26,10 +28,21 @@ from tests.solvers.test_netsplit import (
     placement_problems,
     placements,
 )
+from tests.solvers.test_netsplit_search import watch_of
 from tests.support.linked_problems import linked_problems
 from tests.support.netsplit_instances import problem_from
 
-AMPLE = NeighbourSettings(1e6, 0.0, 0, lambda _: None, lambda: False)
+AMPLE = 1e6
+
+
+def settings_for(instance, limit=AMPLE, see=lambda _: None):
+    """Neighbourhoods with the bounds of spans."""
+    budget = SearchBudget.begun(watch_of(instance), 1.0, 0, lambda: 0.0)
+    budget.until += AMPLE
+    spans = spanned(instance, budget, 1.0)
+    bounds, joint = joined(instance, range(instance.problem.num_operators), spans)
+    sets = [span.operators for span in spans]
+    return NeighbourSettings(limit, 0.0, 0, see, lambda: False, bounds, joint, sets)
 
 
 def assert_feasible(instance, device_of, schedule):
@@ -82,7 +95,7 @@ def test_a_neighbourhood_of_everything_has_the_best_schedule(problem, data):
     if not fitting:
         return
     known = known_placement_of(instance, data.draw(st.sampled_from(fitting)))
-    best, _ = mended(instance, known, AMPLE)
+    best, _ = mended(instance, known, settings_for(instance))
     assert best.latest == best.schedule.latency == brute_force(instance)
     assert canonical(instance, best.device_of) == best.device_of
     assert_feasible(instance, best.device_of, best.schedule)
@@ -99,9 +112,9 @@ def test_small_neighbourhoods_keep_a_schedule_feasible(problem, data):
     instance = instance_of(problem, groups)
     known = known_placement_of(instance, [i % problem.num_devices for i in range(size)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(netsplit_neighbourhoods, "SIZES", (2, 3))
+        patch.setattr(netsplit_neighbourhoods, "SIZES", ((2, 0.03), (3, 0.03)))
         patch.setattr(netsplit_neighbourhoods, "MARGIN", 0.0)
-        best, _ = mended(instance, known, AMPLE)
+        best, _ = mended(instance, known, settings_for(instance))
     assert best.latest <= known.latest
     assert best.latest == best.schedule.latency
     assert_feasible(instance, best.device_of, best.schedule)
@@ -112,7 +125,7 @@ def test_neighbourhoods_improve_a_list_schedule_and_repeat_themselves(devices):
     problem = placement_problem_of(problem_from(0, devices, num_operators=40))
     instance = alone(problem)
     known, seen = known_placement_of(instance, heft.place(problem)), []
-    few = NeighbourSettings(0.15, 0.0, 0, seen.append, lambda: False)
+    few = settings_for(instance, 0.15, seen.append)
     best, worked = mended(instance, known, few)
     assert best.latest < 0.99 * known.latest
     assert seen == sorted(seen, reverse=True)
@@ -126,8 +139,8 @@ def test_neighbourhoods_improve_a_list_schedule_and_repeat_themselves(devices):
 def test_without_work_a_schedule_stays():
     problem = placement_problem_of(problem_from(0, 4, num_operators=40))
     known = known_placement_of(alone(problem), heft.place(problem))
-    none = NeighbourSettings(0.0, 0.0, 0, lambda _: None, lambda: False)
-    assert mended(alone(problem), known, none) == (known, 0.0)
+    instance = alone(problem)
+    assert mended(instance, known, settings_for(instance, 0.0)) == (known, 0.0)
 
 
 @given(linked_problems(max_nodes=7), st.data())

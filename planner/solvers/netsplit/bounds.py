@@ -29,8 +29,8 @@ Source: this project's; (h2) is the energetic reasoning of Baptiste, Le Pape and
 Constraint-Based Scheduling, 2001, ch. 3, on chains of sets.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -76,11 +76,14 @@ class JointBounds:
         before: (N,) J of `windows.py`: least ticks before the forward of an operator plus behind
             its backward; behind: (N,) K: behind its forward plus before its backward.
         least: lower bound of F + B.
+        between: D of `spans.py` by pairs u, v: least ticks from the start of u to the end of v
+            forwards, plus from the start of v to the end of u backwards.
     """
 
     before: tuple[int, ...]
     behind: tuple[int, ...]
     least: int
+    between: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 def joint_bounds_of(bounds: Sequence[PhaseBounds]) -> JointBounds:

@@ -1,9 +1,10 @@
 """The search of NetSplit's model with OR-Tools CP-SAT (`cpsat_model.py`).
 
 The local search (`search.py`) looks for a schedule near the known one, and windows (`windows.py`)
-give bounds. Then the proof comes step by step, because a model of half the size is solved much
-faster than one twice as large, and because transfers that wait for each other seldom make the best
-schedule longer:
+give bounds. With shared links, spans (`spans.py`) give bounds, neighbourhoods (`neighbourhoods.py`)
+better schedules, and of the steps only the last one follows. Else the proof comes step by step,
+because a model of half the size is solved much faster than one twice as large, and because
+transfers that wait for each other seldom make the best schedule longer:
 
     step 1   forwards alone, without (7) and (8): F is never less
     step 2   backwards alone, without (7) and (8): B is never less
@@ -43,6 +44,7 @@ from planner.solvers.netsplit.bounds import (
     phase_bounds_of,
 )
 from planner.solvers.netsplit.cpsat_call import (
+    CONSTRAINTS_PER_S,
     CROWDED_PER_S,
     DETERMINISTIC_PER_S,
     FEW_PER_S,
@@ -73,15 +75,12 @@ from planner.solvers.netsplit.model import (
 )
 from planner.solvers.netsplit.neighbourhoods import NeighbourSettings, mended
 from planner.solvers.netsplit.search import improved, timed
+from planner.solvers.netsplit.spans import Span, joined, merged, spanned
 from planner.solvers.netsplit.windows import windowed
 from planner.solvers.placement import heft
 from planner.support.jit import compile_clock
 
 log = logging.getLogger(__name__)
-
-CONSTRAINTS_PER_S = 150_000
-"""Constraints of a model that are built per second of the limit, on a busy machine. A model whose
-building alone would take the rest of its step's time is not built."""
 
 TIMED_PER_S = 6_000_000
 """Work of the local search per second of the limit, in operators timed; see `fine.TIMED_PER_S`."""
@@ -92,8 +91,8 @@ SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.6
 WINDOWS_SHARE = 0.3
 """Share of the rest for the bounds by windows."""
 
-LINKED_SHARE, NEIGHBOURS_SHARE = 0.6, 0.4
-"""With shared links, the same share for the windows, and before them that of the limit for the
+SPANS_SHARE, NEIGHBOURS_SHARE = 0.35, 0.6
+"""With shared links, the same share for the spans, and then that of the limit for the
 neighbourhoods."""
 
 POLISH_SHARE = 0.03
@@ -234,17 +233,35 @@ def _full(
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
         budget.per_s = _per_s(search)
         search.known = _improved(search, search.known, share)
-        if search.linked:
-            search.known = _mended(search, NEIGHBOURS_SHARE)
-    if len(instance.groups) > FEW_OPERATORS and not budget.watch.done:
-        share = LINKED_SHARE if search.linked else WINDOWS_SHARE
-        search.bounds, search.joint = windowed(instance, bounds, budget, share)
+    if search.linked:
+        _between_cuts(search)
+    elif len(instance.groups) > FEW_OPERATORS and not budget.watch.done:
+        search.bounds, search.joint = windowed(instance, bounds, budget, WINDOWS_SHARE)
         search.total = search.joint.least
         budget.watch.see(bound=search.total)
     for step in _STEPS:
         if search.asks(step) and not budget.watch.done:
             _climb(search, step)
     return _answer(search)
+
+
+def _between_cuts(search: _FullSearch) -> None:
+    """Spans, then neighbourhoods by their bounds, then the spans merged."""
+    instance, budget = search.instance, search.budget
+    everything = range(instance.problem.num_operators)
+
+    def learn(spans: list[Span]) -> None:
+        bounds, search.joint = joined(instance, everything, spans)
+        search.bounds = list(bounds)
+        search.total = max(search.total, search.joint.least)
+        budget.watch.see(bound=search.total)
+
+    spans = spanned(instance, budget, SPANS_SHARE)
+    learn(spans)
+    if search.known.fits and not budget.watch.done:
+        search.known = _mended(search, spans, NEIGHBOURS_SHARE)
+    for fewer in merged(instance, spans, budget, search.known.latest):
+        learn(fewer)
 
 
 def _per_s(search: _FullSearch) -> float:
@@ -264,7 +281,7 @@ def _improved(search: _FullSearch, known: KnownPlacement, share: float) -> Known
     return improved(instance, known, work, budget.watch, budget.over, budget.seed)
 
 
-def _mended(search: _FullSearch, share: float) -> KnownPlacement:
+def _mended(search: _FullSearch, spans: Sequence[Span], share: float) -> KnownPlacement:
     """The best schedule that neighbourhoods of the best one give, in a share of the limit."""
     budget, watch = search.budget, search.budget.watch
     limit = share * budget.whole_s * budget.per_s
@@ -272,7 +289,14 @@ def _mended(search: _FullSearch, share: float) -> KnownPlacement:
         search.instance,
         search.known,
         NeighbourSettings(
-            limit, budget.per_s / CONSTRAINTS_PER_S, budget.seed, watch.see, budget.over
+            limit,
+            budget.per_s / CONSTRAINTS_PER_S,
+            budget.seed,
+            watch.see,
+            budget.over,
+            search.bounds,
+            search.joint,
+            [span.operators for span in spans],
         ),
     )
     budget.left_s = max(0.0, budget.left_s - worked / budget.per_s)

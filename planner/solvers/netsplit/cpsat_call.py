@@ -20,6 +20,10 @@ other processes: one core did 0.1 to 0.2 per second, mostly 0.1 to 0.15."""
 CROWDED_PER_S = 0.3
 """The same for crowded models (`PhaseBounds.crowded`), measured 0.3 to 0.9."""
 
+CONSTRAINTS_PER_S = 150_000
+"""Constraints of a model that are built per second of the limit, on a busy machine. A model whose
+building alone would take the rest of its step's time is not built."""
+
 FEW_PER_S = 0.6
 """The same for models of few groups, measured 0.6 to 0.9."""
 

@@ -281,10 +281,13 @@ def _wait(model: CpSatModel, phase: CpSatPhase, i: int, j: int, t: int, *, mirro
 def add_joint(
     model: CpSatModel, forward: CpSatPhase, backward: CpSatPhase, joint: JointBounds
 ) -> None:
-    """The least ticks before each operator in both phases together, and behind it."""
+    """The least ticks before each operator in both phases together, behind it, and between some."""
     for i, (before, behind) in enumerate(zip(joint.before, joint.behind, strict=True)):
         model.cp.add(forward.start[i] + backward.end - backward.done[i] >= before)
         model.cp.add(forward.end - forward.done[i] + backward.start[i] >= behind)
+    for (u, v), ticks in sorted(joint.between.items()):
+        there, back = forward.done[v] - forward.start[u], backward.done[u] - backward.start[v]
+        model.cp.add(there + back >= ticks)
 
 
 def add_channels(

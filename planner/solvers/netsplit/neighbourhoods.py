@@ -14,17 +14,19 @@ resources: devices, channels and shared links. Of each phase of the known schedu
     (n4) the answer must be better; its order is timed anew, as early as possible
 
 Free groups are a number of neighbours in topological order, and go over the graph round after
-round. A neighbourhood without a better schedule is asked again only after another one had one.
+round; then those of whole spans (`spans.py`). A neighbourhood without a better schedule is asked
+again only after another one had one. The bounds of single operators, and of pairs of cuts, are
+constraints: without them no span is solved.
 
 Source: Shaw, CP 1998, LNCS 1520 (large neighbourhoods); (n1) and (n2) are this project's.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.solvers.netsplit.bounds import PhaseBounds, edges_of, phase_bounds_of
+from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, edges_of
 from planner.solvers.netsplit.cpsat_call import worker
 from planner.solvers.netsplit.jobs import (
     OPERATOR,
@@ -36,13 +38,25 @@ from planner.solvers.netsplit.jobs import (
     retimed,
 )
 from planner.solvers.netsplit.model import KnownPlacement, NetSplitInstance
+from planner.solvers.placement.coplacement import kept_bytes
+from planner.solvers.placement.problem import bytes_by_device
 from planner.support.arrays import Ints
 
-SIZES = (8, 12, 16)
-"""Free groups of a neighbourhood: the next number once no neighbourhood has a better schedule."""
+SIZES = ((8, 0.03), (16, 0.06))
+"""Free groups of a neighbourhood, and units of deterministic work for it, at most: the next number
+once no neighbourhood has a better schedule."""
 
-WORK = 0.03
-"""Units of deterministic work for a neighbourhood, at most."""
+SPAN_WORK = 0.5
+"""The same for whole spans, after these."""
+
+MOST = 40
+"""Free groups of a span at most."""
+
+AGAIN = 3
+"""Then all neighbourhoods once more, each with this multiple of the work."""
+
+DEVICES = 5
+"""Devices that free groups may go to, if they are on fewer."""
 
 MARGIN = 0.3
 """Jobs up to this share of the time of W before and behind it are free in time."""
@@ -86,6 +100,8 @@ class NeighbourSettings:
         seed: seed of the engine.
         see: is told of better schedules.
         over: says before each neighbourhood whether to end.
+        bounds: of forwards and of backwards; joint: of both together.
+        spans: operators of the spans of `spans.py`.
     """
 
     limit: float
@@ -93,6 +109,9 @@ class NeighbourSettings:
     seed: int
     see: Callable[[int], None]
     over: Callable[[], bool]
+    bounds: Sequence[PhaseBounds]
+    joint: JointBounds
+    spans: Sequence[Sequence[int]] = ()
 
 
 def mended(
@@ -103,26 +122,37 @@ def mended(
     Args:
         known: a placement with a schedule.
     """
-    groups = sorted(range(len(instance.groups)), key=lambda g: instance.groups[g][0])
     worked, phases = 0.0, _jobs(instance, known)
-    for size in SIZES:
+    for sets, most in _frees(instance, settings):
         # Where the schedule is as it was, an answer is, too.
         asked = dict[int, int]()
-        firsts = range(0, max(1, len(groups) - size // 2), size // 2)
-        while any(asked.get(first) != known.latest for first in firsts):
-            for first in firsts:
-                if asked.get(first) == known.latest:
+        while any(asked.get(k) != known.latest for k in range(len(sets))):
+            for k, free in enumerate(sets):
+                if asked.get(k) == known.latest:
                     continue
                 if worked >= settings.limit or settings.over():
                     return known, worked
-                asked[first] = known.latest
-                free = groups[first : first + size]
-                better, work = _better(_begun(instance, known, phases, free), settings)
+                asked[k] = known.latest
+                better, work = _better(_begun(instance, known, phases, free), settings, most)
                 worked += work
                 if better is not None:
                     known, phases = better, _jobs(instance, better)
                     settings.see(known.latest)
     return known, worked
+
+
+def _frees(
+    instance: NetSplitInstance, settings: NeighbourSettings
+) -> Iterator[tuple[list[list[int]], float]]:
+    """Sets of free groups, and units of work for each at most."""
+    groups = sorted(range(len(instance.groups)), key=lambda g: instance.groups[g][0])
+    spans = ([instance.group_of[i] for i in span] for span in settings.spans)
+    whole = [free for span in spans if len(free := list(dict.fromkeys(span))) <= MOST]
+    for factor in (1, AGAIN):
+        for size, most in SIZES:
+            firsts = range(0, max(1, len(groups) - size // 2), size // 2)
+            yield [groups[first : first + size] for first in firsts], factor * most
+        yield whole, factor * SPAN_WORK
 
 
 def _jobs(instance: NetSplitInstance, known: KnownPlacement) -> list[PhaseJobs]:
@@ -151,31 +181,47 @@ def _begun(
     free = frozenset(i for g in groups for i in instance.groups[g])
     x = {g: [cp.new_bool_var("") for _ in devices] for g in groups}
     one = _Neighbourhood(instance, known, jobs, cp, free, x)
+    open_to = _open_to(instance, known, groups)
     for g, row in x.items():
-        cp.add_exactly_one(row)
+        cp.add_exactly_one(row[p] for p in open_to)
+        for p in set(devices) - open_to:
+            cp.add(row[p] == 0)
         here = known.device_of[instance.groups[g][0]]
         one.hints += [(literal, int(p == here)) for p, literal in enumerate(row)]
     return one
 
 
+def _open_to(instance: NetSplitInstance, known: KnownPlacement, groups: Sequence[int]) -> set[int]:
+    """The devices that free groups may go to: their own, and those with the most room."""
+    used = bytes_by_device(kept_bytes(instance.problem), known.device_of)
+    room = instance.problem.capacity_bytes
+    own = {known.device_of[instance.groups[g][0]] for g in groups}
+    others = sorted(set(range(len(room))) - own, key=lambda p: (used[p] - int(room[p]), p))
+    return own | set(others[: max(0, DEVICES - len(own))])
+
+
 def _better(
-    one: _Neighbourhood, settings: NeighbourSettings
+    one: _Neighbourhood, settings: NeighbourSettings, most: float
 ) -> tuple[KnownPlacement | None, float]:
-    """A better schedule of a neighbourhood, None if none is found; and the work."""
-    cp, latest = one.cp, one.known.latest
+    """A better schedule of a neighbourhood, None if none is found; and the work.
+
+    Args:
+        most: units of work at most.
+    """
+    cp, latest, bounds = one.cp, one.known.latest, settings.bounds
     _add_memory(one)
     _add_sent(one)
-    bounds = [phase_bounds_of(one.instance, backward=backward) for backward in (False, True)]
     phases = [
         _add_phase(one, bounds[backward], latest - bounds[not backward].least, backward)
         for backward in (False, True)
     ]
+    _add_joint(one, phases, settings.joint)
     ends = sum(phase.end for phase in phases)
-    cp.add(ends < latest)
+    cp.add_linear_constraint(ends, min(settings.joint.least, latest - 1), latest - 1)
     cp.minimize(ends)
     for variable, value in one.hints:
         cp.add_hint(variable, value)
-    solver = worker(settings.seed, WORK)
+    solver = worker(settings.seed, most)
     solver.parameters.cp_model_probing_level = solver.parameters.symmetry_level = 0
     status = solver.status_name(solver.solve(cp))
     work = solver.response_proto.deterministic_time
@@ -306,6 +352,21 @@ def _add_phase(one: _Neighbourhood, bounds: PhaseBounds, most: int, backward: bo
         if len(intervals) > 1:
             cp.add_no_overlap(intervals)
     return phase
+
+
+def _add_joint(one: _Neighbourhood, phases: Sequence[_Phase], joint: JointBounds) -> None:
+    """Bounds of both phases together, of operators that are early or free in both."""
+    there, back = phases
+    for i in range(one.instance.problem.num_operators):
+        job = OPERATOR, i
+        if job in there.start and job in back.start:
+            before = there.start[job] + back.end - back.done(i)
+            one.cp.add(before >= joint.before[i])
+            one.cp.add(there.end - there.done(i) + back.start[job] >= joint.behind[i])
+    for (u, v), ticks in sorted(joint.between.items()):
+        if all((OPERATOR, i) in phase.start for phase in phases for i in (u, v)):
+            forwards = there.done(v) - there.start[OPERATOR, u]
+            one.cp.add(forwards + back.done(u) - back.start[OPERATOR, v] >= ticks)
 
 
 def _add_starts(phase: _Phase, bounds: PhaseBounds) -> None:

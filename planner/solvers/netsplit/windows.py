@@ -24,7 +24,7 @@ Source: this project's; windows are the subproblem bounds of job-shop scheduling
 Pinson, Management Science 35(2), 1989) with placements for sequences.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -74,6 +74,24 @@ def windowed(
     size, work = next(((size, work) for size, work in sizes if work <= each), (0, 0.0))
     if not size:
         return list(bounds), joint_bounds_of(bounds)
+    return windows_of_size(instance, bounds, budget, share, (size, work))
+
+
+def windows_of_size(
+    instance: NetSplitInstance,
+    bounds: Sequence[PhaseBounds],
+    budget: SearchBudget,
+    share: float,
+    size: tuple[int, float],
+) -> tuple[list[PhaseBounds], JointBounds]:
+    """`windowed` with windows of a given size.
+
+    Args:
+        bounds: those of forwards and of backwards before.
+        share: largest share of the budget's rest.
+        size: operators of a window, units of deterministic work for an operator's three windows.
+    """
+    limit = share * budget.left_s * WINDOWS_PER_S
     until_s = budget.seconds() - SLOW * share * budget.seconds()
 
     def over() -> bool:
@@ -81,12 +99,13 @@ def windowed(
             budget.in_time = False
         return budget.over()
 
-    settings = _WindowSettings(instance, bounds, size, EACH * work, limit, budget.seed, over)
+    operators, work = size
+    settings = _WindowSettings(instance, bounds, operators, EACH * work, limit, budget.seed, over)
     with ThreadPoolExecutor(2) as beside:
         sweeps = [beside.submit(_swept, settings, behind) for behind in (False, True)]
         before, after = budget.watch.run(lambda: [sweep.result() for sweep in sweeps], lambda: None)
     budget.left_s -= max(before.worked, after.worked) / WINDOWS_PER_S
-    return _bounds(settings, before, after)
+    return bounds_of_sides(instance, bounds, before, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +130,7 @@ class _WindowSettings:
 
 
 @dataclass(slots=True)
-class _Side:
+class Side:
     """The bounds of what lies before each operator, or behind it, in the forwards' direction.
 
     Attributes:
@@ -127,26 +146,30 @@ class _Side:
     worked: float = 0.0
 
 
-def _side(settings: _WindowSettings, behind: bool) -> _Side:
-    """The bounds of a side before the windows."""
-    forward, backward = settings.bounds
+def side_of(bounds: Sequence[PhaseBounds], *, behind: bool) -> Side:
+    """The bounds of a side that follow from those of each phase."""
+    forward, backward = bounds
     times = (forward.tail, backward.head) if behind else (forward.head, backward.tail)
     both = [there + back for there, back in zip(*times, strict=True)]
-    return _Side(behind, [list(phase) for phase in times], both)
+    return Side(behind, [list(phase) for phase in times], both)
 
 
-def _bounds(
-    settings: _WindowSettings, before: _Side, behind: _Side
+def bounds_of_sides(
+    instance: NetSplitInstance, bounds: Sequence[PhaseBounds], before: Side, behind: Side
 ) -> tuple[list[PhaseBounds], JointBounds]:
-    """The bounds that both sides give together."""
-    ticks = _least_ticks(settings.instance)
+    """The bounds that both sides give together.
+
+    Args:
+        bounds: of forwards and of backwards, known before.
+    """
+    ticks = _least_ticks(instance)
     phases = []
-    for backward, bounds in enumerate(settings.bounds):
+    for backward, known in enumerate(bounds):
         through = zip(before.times[backward], ticks[backward], behind.times[backward], strict=True)
-        least = max(bounds.least, *map(sum, through))
+        least = max(known.least, *map(sum, through))
         first, last = (behind, before) if backward else (before, behind)
         head, tail = tuple(first.times[backward]), tuple(last.times[backward])
-        phases.append(replace(bounds, head=head, tail=tail, least=least))
+        phases.append(replace(known, head=head, tail=tail, least=least))
     whole = zip(before.both, *ticks, behind.both, strict=True)
     least = max(sum(phase.least for phase in phases), *map(sum, whole))
     return phases, JointBounds(tuple(before.both), tuple(behind.both), least)
@@ -157,34 +180,54 @@ def _least_ticks(instance: NetSplitInstance) -> tuple[list[int], list[int]]:
     return instance.forward.min(axis=1).tolist(), instance.backward.min(axis=1).tolist()
 
 
-def _swept(settings: _WindowSettings, behind: bool) -> _Side:
+def _swept(settings: _WindowSettings, behind: bool) -> Side:
     """The bounds of a side, over all operators in topological order or its reverse: when an
     operator's window is solved, the bounds of those in it are final.
     """
-    side = _side(settings, behind)
-    num, ticks = settings.instance.problem.num_operators, _least_ticks(settings.instance)
-    near, times = _near(settings.instance, behind), side.times
+    instance, side = settings.instance, side_of(settings.bounds, behind=behind)
+    num, near, times = instance.problem.num_operators, _near(instance, behind), side.times
+    ticks = _least_ticks(instance)
     all_before: list[set[int]] = [set() for _ in range(num)]
     for j in reversed(range(num)) if behind else range(num):
-        for i, gradient in near[j].items():
+        for i in near[j]:
             all_before[j] |= all_before[i] | {i}
-            # Without a gradient, the backward of i does not wait for that of j.
-            for backward in (False, True) if gradient else (False,):
-                own = times[backward]
-                own[j] = max(own[j], own[i] + ticks[backward][i])
-            # The forward of j comes after that of i, its backward before that of i: the sum grows
-            # by both durations of i, wherever the two are placed.
-            if gradient:
-                side.both[j] = max(side.both[j], side.both[i] + ticks[0][i] + ticks[1][i])
+        _pass_on(side, near[j], ticks, j)
         # Any window gives a bound. The operators with the largest times are ready last.
         ranked = sorted(all_before[j], key=lambda i: (-times[False][i] - times[True][i], i))
         for phases in ((False,), (True,), (False, True)):
             if ranked and side.worked < settings.limit and not settings.over():
-                window = _window(settings.instance, j, ranked[: settings.size], phases)
+                window = _window(instance, j, ranked[: settings.size], phases)
                 best = side.both if len(phases) == 2 else times[phases[0]]
                 best[j] = max(best[j], _least(settings, side, window))
         side.both[j] = max(side.both[j], times[False][j] + times[True][j])
     return side
+
+
+def pass_on(instance: NetSplitInstance, side: Side) -> None:
+    """Raises the bounds of a side by those of the operators before each one, or behind it."""
+    near, ticks = _near(instance, side.behind), _least_ticks(instance)
+    for j in sorted(range(instance.problem.num_operators), reverse=side.behind):
+        _pass_on(side, near[j], ticks, j)
+        side.both[j] = max(side.both[j], side.times[False][j] + side.times[True][j])
+
+
+def _pass_on(
+    side: Side, near: Mapping[int, bool], ticks: tuple[list[int], list[int]], j: int
+) -> None:
+    """The same for operator j.
+
+    Args:
+        near: the neighbours of j on that side; ticks: a, b.
+    """
+    for i, gradient in near.items():
+        # Without a gradient, the backward of i does not wait for that of j.
+        for backward in (False, True) if gradient else (False,):
+            own = side.times[backward]
+            own[j] = max(own[j], own[i] + ticks[backward][i])
+        # The forward of j comes after that of i, its backward before that of i: the sum grows by
+        # both durations of i, wherever the two are placed.
+        if gradient:
+            side.both[j] = max(side.both[j], side.both[i] + ticks[0][i] + ticks[1][i])
 
 
 def _near(instance: NetSplitInstance, behind: bool) -> list[dict[int, bool]]:
@@ -221,7 +264,7 @@ def _window(
     return _Window(j, operators, part(instance, operators), phases)
 
 
-def _least(settings: _WindowSettings, side: _Side, window: _Window) -> int:
+def _least(settings: _WindowSettings, side: Side, window: _Window) -> int:
     """(w1) or, with both phases, (w2): the least ticks on a side of j that its window allows.
 
     Mostly that is the bound known before, so solutions near it are asked for first. When the work
@@ -244,7 +287,7 @@ def _least(settings: _WindowSettings, side: _Side, window: _Window) -> int:
 
 
 def _within(
-    settings: _WindowSettings, side: _Side, window: _Window, max_ticks: int, work: float
+    settings: _WindowSettings, side: Side, window: _Window, max_ticks: int, work: float
 ) -> tuple[int | None, float]:
     """A lower bound of the window, None if all its solutions take more than `max_ticks`; and the
     units of work that it took.

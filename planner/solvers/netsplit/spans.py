@@ -1,0 +1,326 @@
+"""Bounds between operators that almost all others come before or behind, for NetSplit's full model
+where links are shared.
+
+Legend: a_i, b_i ticks of forward and backward of i on its fastest device; h, J, K, F, B as in
+`windows.py`. A cut is an operator with few others that neither come before it nor behind it. The
+span of two cuts u, v are these two and all operators between them; the first span begins with the
+graph, the last one ends with it.
+
+    (d1) D_uv is the least sum of the ticks from the start of u to the end of v forwards and from
+         the start of v to the end of u backwards, by one placement of the span alone. No schedule
+         of all operators has less: leaving out operators only relaxes the model
+    (d2) what comes before v is over when v starts: J_i >= J_v + J_i of the span that begins with
+         v, the same of K, and of h in each phase                                     `joined`
+    (d3) J_v of a span is at least D_uv without the longest time that v takes; so is K_u
+                                                                                      `_lifted`
+    (d4) F + B >= J_i + a_i + b_i + K_i                                               `joined`
+
+The cuts are a chain that makes all spans small, because the work of a proof grows exponentially
+with its operators. A span is first bounded by windows and then climbed as in `cpsat.py`: by the
+model without (7) and (8), but with `cpsat_ports.py`. Then neighbouring spans are merged, small ones
+first, and climbed again: that adds what operators beside a cut cost, and tensors that pass it.
+
+Source: this project's.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from planner.solvers.netsplit.bounds import (
+    NONE,
+    JointBounds,
+    PhaseBounds,
+    edges_of,
+    joint_bounds_of,
+    phase_bounds_of,
+)
+from planner.solvers.netsplit.cpsat_call import CONSTRAINTS_PER_S, CallAnswer, SearchBudget, call
+from planner.solvers.netsplit.cpsat_model import (
+    add_apart,
+    add_joint,
+    num_constraints,
+    phase_of,
+    placement_of,
+)
+from planner.solvers.netsplit.cpsat_ports import add_ports
+from planner.solvers.netsplit.model import KnownPlacement, NetSplitInstance, part
+from planner.solvers.netsplit.windows import (
+    Side,
+    bounds_of_sides,
+    pass_on,
+    side_of,
+    windows_of_size,
+)
+
+BESIDE = 6
+"""A cut has at most this many operators that come neither before it nor behind it."""
+
+HALF, PER_BESIDE = 8, 4.0
+"""A span costs 2 ** (operators / `HALF`), and a cut `PER_BESIDE` for each operator beside it: the
+work of a proof, and the bound that is lost there."""
+
+NEAR = 40
+"""Cuts before a cut that are asked for its span's begin: of more, the span would be too large."""
+
+MOST_DOUBLINGS = 1_000
+"""Of a span's cost, so that it is a number."""
+
+RISE = 0.001
+"""A climb first looks this share above the bound, then twice as far each time."""
+
+WINDOWS = (8, 0.01)
+"""Operators of a window, and units of deterministic work for an operator's three windows."""
+
+ONE_SHARE = 0.2
+"""Largest share of the work of all spans for one of them."""
+
+MERGE_SHARE = 0.4
+"""Largest share of the budget's rest for a merged span."""
+
+Ends = tuple[int | None, int | None]
+"""u and v of a span; None for the begin or the end of the graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span with its bounds.
+
+    Attributes:
+        ends: u, v.
+        operators: ascending.
+        bounds: of forwards and of backwards of these operators alone; joint: of both.
+    """
+
+    ends: Ends
+    operators: tuple[int, ...]
+    bounds: tuple[PhaseBounds, ...]
+    joint: JointBounds
+
+    def between(self) -> dict[tuple[int, int], int]:
+        """D by pairs of operators of the graph."""
+        here = self.operators
+        return {(here[u], here[v]): ticks for (u, v), ticks in self.joint.between.items()}
+
+
+# ------------------------------------------------------------------------------------------ cuts
+
+
+def spans_of(instance: NetSplitInstance) -> list[tuple[Ends, tuple[int, ...]]]:
+    """The ends and operators of the spans between the best cuts, in the order of the graph."""
+    inside, beside = _inside(instance)
+    cuts = [i for i, others in enumerate(beside) if others <= BESIDE]
+
+    def cost(u: int | None, v: int | None) -> float:
+        return math.exp2(min(inside(u, v).bit_count() / HALF, MOST_DOUBLINGS))
+
+    # The cheapest chain that ends in v, for all v in topological order and then for the end.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {}
+    for v in (*cuts, None):
+        chains = [(cost(None, v), tuple[int, ...]())]
+        for u in list(best)[-NEAR:]:
+            if v is None or inside(u, None) >> v & 1:
+                so_far, chain = best[u]
+                chains.append((so_far + cost(u, v) + PER_BESIDE * beside[u], (*chain, u)))
+        cheapest = min(chains)
+        if v is not None:
+            best[v] = cheapest
+    ends = pairwise((None, *cheapest[1], None))
+    return [((u, v), _numbers(inside(u, v))) for u, v in ends]
+
+
+def _numbers(operators: int) -> tuple[int, ...]:
+    """The operators that are bits of a number, ascending."""
+    return tuple(i for i in range(operators.bit_length()) if operators >> i & 1)
+
+
+def _inside(
+    instance: NetSplitInstance,
+) -> tuple[Callable[[int | None, int | None], int], list[int]]:
+    """The operators of the span of u and v, as bits; and (N,) the number of operators beside each.
+
+    Only tensors with gradients count: without one, the backwards of two operators do not wait for
+    each other.
+    """
+    num = instance.problem.num_operators
+    behind, before = [0] * num, [0] * num  # as bits
+    edges = edges_of(instance, backward=True)
+    for j, i, _ in edges:
+        behind[i] |= behind[j] | 1 << j
+    for j, i, _ in reversed(edges):
+        before[j] |= before[i] | 1 << i
+
+    def inside(u: int | None, v: int | None) -> int:
+        operators = (1 << num) - 1
+        operators &= -1 if u is None else behind[u] | 1 << u
+        return operators & (-1 if v is None else before[v] | 1 << v)
+
+    beside = [num - 1 - (behind[i] | before[i]).bit_count() for i in range(num)]
+    return inside, beside
+
+
+# ---------------------------------------------------------------------------------------- bounds
+
+
+def spanned(instance: NetSplitInstance, budget: SearchBudget, share: float) -> list[Span]:
+    """The spans of a graph, each bounded alone.
+
+    Args:
+        share: largest share of the budget's rest.
+    """
+    limit_s, spans = share * budget.left_s, list[Span]()
+    until_s = budget.left_s - limit_s
+    for ends, operators in spans_of(instance):
+        alone = part(instance, operators)
+        bounds = [phase_bounds_of(alone, backward=backward) for backward in (False, True)]
+        joint = joint_bounds_of(bounds)
+        if budget.left_s > until_s and not budget.over():
+            rest = (budget.left_s - until_s) / budget.left_s
+            bounds, joint = windows_of_size(alone, bounds, budget, rest, WINDOWS)
+        span = Span(ends, operators, tuple(bounds), joint)
+        least_s = max(until_s, budget.left_s - ONE_SHARE * limit_s)
+        spans.append(_climbed(alone, span, budget, least_s))
+    return spans
+
+
+def merged(
+    instance: NetSplitInstance, spans: list[Span], budget: SearchBudget, latest: int
+) -> Iterator[list[Span]]:
+    """Spans of which two neighbours after the other are merged and climbed, until one takes more
+    than its share of the work.
+
+    Args:
+        latest: ticks of the best schedule. Nothing that exceeds them has to be proved.
+    """
+    inside, _ = _inside(instance)
+    while len(spans) > 1 and not budget.over() and budget.left_s > 0:
+        merges = [(one.ends[0], other.ends[1]) for one, other in pairwise(spans)]
+        k, ends = min(enumerate(merges), key=lambda merge: inside(*merge[1]).bit_count())
+        operators = _numbers(inside(*ends))
+        alone = part(instance, operators)
+        bounds, joint = joined(instance, operators, spans[k : k + 2])
+        beyond = joined(instance, range(instance.problem.num_operators), spans)[1].least
+        worst = latest - 1 - (beyond - joint.least)
+        until_s = budget.left_s * (1 - MERGE_SHARE)
+        span = Span(ends, operators, bounds, joint)
+        spans = [*spans[:k], _climbed(alone, span, budget, until_s, worst), *spans[k + 2 :]]
+        yield spans
+        # Larger ones take more work than one that was too large.
+        if budget.left_s <= until_s:
+            return
+
+
+def joined(
+    instance: NetSplitInstance, operators: Sequence[int], spans: Sequence[Span]
+) -> tuple[tuple[PhaseBounds, ...], JointBounds]:
+    """(d2) and (d4): bounds of the operators between the ends of neighbouring spans.
+
+    Args:
+        operators: ascending; those beside the cuts are in no span.
+        spans: in the order of the graph.
+    """
+    alone, at = part(instance, operators), {i: k for k, i in enumerate(operators)}
+    known = [phase_bounds_of(alone, backward=backward) for backward in (False, True)]
+    before, behind = (
+        _side(alone, at, spans, side_of(known, behind=side)) for side in (False, True)
+    )
+    bounds, joint = bounds_of_sides(alone, known, before, behind)
+    between = {(at[u], at[v]): ticks for span in spans for (u, v), ticks in span.between().items()}
+    # The whole graph has no ends whose bounds could say it.
+    least = max(joint.least, spans[0].joint.least if spans[0].ends == (None, None) else 0)
+    return tuple(bounds), replace(joint, between=between, least=least)
+
+
+def _side(
+    alone: NetSplitInstance, at: Mapping[int, int], spans: Sequence[Span], side: Side
+) -> Side:
+    """(d2): the bounds of a side.
+
+    Args:
+        alone: the operators between the ends of the spans; at: their numbers in it.
+        side: bounds known before, which are raised.
+    """
+    passed: tuple[int, ...] = (0, 0, 0)
+    rows = (*side.times, side.both)
+    for span in reversed(spans) if side.behind else spans:
+        own = side_of(span.bounds, behind=side.behind)
+        both = span.joint.behind if side.behind else span.joint.before
+        for row, new, ticks in zip(rows, (*own.times, both), passed, strict=True):
+            for i, here in zip(span.operators, new, strict=True):
+                row[at[i]] = max(row[at[i]], ticks + here)
+        cut = span.ends[not side.behind]
+        if cut is not None:
+            passed = tuple(row[at[cut]] for row in rows)
+    pass_on(alone, side)
+    return side
+
+
+def _lifted(alone: NetSplitInstance, span: Span, least: int) -> Span:
+    """(d3): a span with a better bound.
+
+    Args:
+        alone: its operators; least: D of its ends.
+    """
+    where = [None if end is None else span.operators.index(end) for end in span.ends]
+    longest = (alone.forward + alone.backward).max(axis=1).tolist()
+    sides = [list(span.joint.behind), list(span.joint.before)]
+    for k, side in zip(where, sides, strict=True):
+        if k is not None:
+            side[k] = max(side[k], least - longest[k])
+    between = dict(span.joint.between)
+    u, v = where
+    if u is not None and v is not None:
+        between[u, v] = least
+    behind, before = sides
+    return replace(span, joint=JointBounds(tuple(before), tuple(behind), least, between))
+
+
+def _climbed(
+    alone: NetSplitInstance, span: Span, budget: SearchBudget, until_s: float, worst: int = NONE
+) -> Span:
+    """(d1): a span with its best bound, found as in `cpsat._climb`.
+
+    Args:
+        until_s: what is left of the budget at the end.
+        worst: ends the climb; no bound above it is asked for.
+    """
+    least, rise = span.joint.least, RISE
+    build_s = num_constraints(alone, (False, True), channels=False) / CONSTRAINTS_PER_S
+    while least <= worst and budget.left_s - build_s > until_s and not budget.over():
+        max_ticks = min(int((1 + rise) * least), worst)
+        answer = _solved(alone, span, budget, until_s, max_ticks)
+        if answer.status != "INFEASIBLE":
+            least = max(least, answer.bound)
+            break
+        least, rise = max_ticks + 1, 2 * rise
+    return _lifted(alone, span, least)
+
+
+def _solved(
+    alone: NetSplitInstance, span: Span, budget: SearchBudget, until_s: float, max_ticks: int
+) -> CallAnswer:
+    """The answer for a span's model.
+
+    Args:
+        max_ticks: upper limit of D.
+    """
+    from ortools.sat.python import cp_model
+
+    nothing = (0,) * len(span.operators)
+    nowhere = KnownPlacement(nothing, False, 0)
+    model = placement_of(alone, cp_model.CpModel(), nothing, memory=False)
+    add_apart(model, nothing)
+    phases = []
+    for backward in (False, True):
+        latest = max_ticks - span.bounds[not backward].least
+        phase = phase_of(model, span.bounds[backward], nowhere, latest, backward=backward)
+        add_ports(model, phase, latest, mirrored=False)
+        phases.append(phase)
+    ends = phases[0].end + phases[1].end
+    model.cp.add(ends <= max_ticks)
+    add_joint(model, phases[0], phases[1], span.joint)
+    model.cp.minimize(ends)
+    budget.left_s -= len(model.cp.proto.constraints) / CONSTRAINTS_PER_S
+    share = max(0.0, 1 - until_s / budget.left_s) if budget.left_s > 0 else 0.0
+    return call(model, budget, share, hinted=False)
