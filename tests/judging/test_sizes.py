@@ -5,6 +5,7 @@ import pytest
 from planner.judging.portfolio import portfolio
 from planner.judging.sizes import compare_between
 from planner.problem import Optimizer
+from planner.solvers.sharded.layout import NOTHING_TO_SPLIT
 from tests.costs.test_split_bounds import with_rules
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import mlp
@@ -45,8 +46,9 @@ def test_zero_splits_samples_where_there_are_enough():
     assert (stage.sharding.mesh, stage.num_replicas) == ((3,), 2)
     assert stage.sharding.inputs == {"x": ("S0",)}
     assert found[6].plan.strategy.num_microbatches == 8
-    # A single row is not split.
-    assert found[6].plan.prediction.iteration_s < found[1].plan.prediction.iteration_s / 2
+    # A single row is not split, and parameters stay whole: nothing can be.
+    assert found[1].plan is None
+    assert found[1].reason == NOTHING_TO_SPLIT
 
 
 def test_at_wide_sizes_only_solvers_that_split_samples_are_asked(wide):

@@ -55,7 +55,7 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
 def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     """One stage on a mesh of all devices or, with replicas, of as many as a divisor says: all that
-    divide the samples of a microbatch, or else the largest.
+    divide the samples of a microbatch, or else the largest that anything can be cut for.
     """
     graph, devices = problem.profile.graph, host_by_host(problem)
     everything = (tuple(range(len(graph.operators))),)
@@ -63,7 +63,8 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     sizes = [n for n in reversed(divisors(len(devices))) if n > 1 and len(devices) // n <= most]
     about = dict(named(graph))
     lines: tuple[AxisRule, ...] = ()
-    for size in [n for n in sizes if samples % n == 0] or sizes[:1]:
+    dividing = [n for n in sizes if samples % n == 0]
+    for size in dividing or sizes:
         replicas = len(devices) // size
         # What is cut along samples for many devices is so for fewer: the search is done once.
         if not lines or not _hold(problem, lines, about, size):
@@ -74,6 +75,8 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
         (data,) = shardings(graph, everything, (size,), [lines])
         groups = groups_of(devices, (size,), replicas, 1)
         yield Layout(everything, groups, [cut_further(problem, data, stage)])
+        if not dividing:
+            return
 
 
 def _hold(
