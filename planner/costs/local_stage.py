@@ -10,6 +10,7 @@ on the devices.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import prod
 
 from planner.costs.cut_losses import loss_steps
@@ -40,6 +41,8 @@ ROWS = "@rows"
 """Marks a rule by which each device looks all indices up in its part of a table."""
 
 _SHORT_FLOATS = ("float16", "bfloat16")
+_PERMUTING = frozenset({"Einsum"})
+"""Operators that multiply copies of what they read, with its dimensions in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +287,8 @@ class _Builder:
             self.again[len(self.operators)] = tuple(again)
         self.operators.append(replace(operator, inputs=inputs, parameters=held))
         copies = {self.operators[i].outputs[0] for i in again}
-        cast = self._cast(operator, cost)
+        short = self._cast(operator, cost)
+        cast = short or self._permuted(operator, cost)
         keeps = reads_back(operator, (), self.graph)
         kept = [named[n] for n in operator.parameters if keeps and named[n] != n and n not in cast]
         stash = [
@@ -292,7 +296,7 @@ class _Builder:
             for name in (*(named.get(n, n) for n in cost.stash_tensors), *kept)
             if self._owner(name) not in copies
         ]
-        anew = {n: size for n, size in cast.items() if self._owner(named[n]) in copies}
+        anew = {n: size for n, size in short.items() if self._owner(named[n]) in copies}
         self.costs.append(
             replace(
                 cost,
@@ -342,6 +346,22 @@ class _Builder:
             else {}
         )
 
+    def _permuted(self, operator: Operator, cost: OperatorCost) -> dict[str, float]:
+        """The tensors and parameters of which an operator keeps a copy in another order for its
+        backward, and bytes of an element: the fewest that it reads and keeps not
+        as they are, and that are together as large as what it keeps besides.
+        """
+        if operator.type not in _PERMUTING:
+            return {}
+        known = self._described()
+        names = [n for n in dict.fromkeys((*operator.inputs, *operator.parameters))
+                 if n not in cost.stash_tensors]  # fmt: skip
+        for count in range(1, len(names) + 1):
+            for some in combinations(names, count):
+                if sum(known[n].bytes for n in some) == cost.stash_private_bytes:
+                    return {n: float(ITEM_BYTES[known[n].dtype]) for n in some}
+        return {}
+
     def _described(self) -> Mapping[str, Tensor | Parameter]:
         """All tensors and parameters of the whole model, by name."""
         return {**tensors_by_name(self.graph), **parameters_by_name(self.graph)}
@@ -358,7 +378,7 @@ class _Builder:
         proportion to what it makes.
 
         Args:
-            cast: as of `_cast`.
+            cast: as of `_cast` or `_permuted`.
             anew: those of which the copies are made anew in the backward.
         """
         known = self._described()
