@@ -71,6 +71,22 @@ def test_an_all_gather_is_half_an_all_reduce():
         assert allreduce_s(topology, group, 600) == pytest.approx(2 * ring_s(600, n))
 
 
+def test_an_einsum_keeps_permuted_copies_of_what_it_reads():
+    """With data over the rows it keeps the whole weight; another operator half of what it made."""
+    profile = mlp()
+    v = next(v for v, one in enumerate(profile.graph.operators) if "w1" in one.parameters)
+    costs, private = list(profile.operators), 4 * WIDTH * HIDDEN
+    costs[v] = replace(costs[v], stash_private_bytes=private, stash_tensors=())
+    for kind, expected in (("MatMul", private // 2), ("Einsum", private)):
+        operators = list(profile.graph.operators)
+        operators[v] = replace(operators[v], type=kind)
+        graph = replace(profile.graph, operators=tuple(operators))
+        changed = replace(profile, graph=graph, operators=tuple(costs))
+        (stage,) = one_stage(changed, zero(2, 0), ((0, 1),)).stages
+        local = local_stage(changed, stage)
+        assert local.profile.operators[local.whole.index(v)].stash_private_bytes == expected
+
+
 def test_what_was_measured_takes_precedence():
     """Each kind by its own table; a reduce-scatter that was not measured is half an all-reduce."""
     kinds = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL
