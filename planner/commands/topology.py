@@ -91,14 +91,14 @@ def probe(
 
 def print_probed(probed: "Probed", output: Path, as_json: bool) -> None:
     """The measurements, and the file written."""
-    from planner.reports.probe import class_table, probe_json, probe_lines, sums_table
+    from planner.reports.probe import class_table, measured_table, probe_json, probe_lines
 
     if as_json:
         click.echo(json.dumps(probe_json(probed, str(output))))
         return
     show(class_table(probed))
     if probed.collectives:
-        show(sums_table(probed))
+        show(measured_table(probed))
     for line in probe_lines(probed):
         say(line)
     say(f"wrote {output}; use it: planner solve --topology {shlex.quote(str(output))}")

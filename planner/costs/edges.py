@@ -24,7 +24,7 @@ from itertools import combinations
 from math import prod
 
 from planner.clusters.routes import latency_s, routes
-from planner.costs.split import collectives_s
+from planner.costs.split import stage_collectives_s
 from planner.graph import ITEM_BYTES, Graph, tensors_by_name
 from planner.problem import Problem
 from planner.schedules.pipelines import mesh_end
@@ -134,7 +134,7 @@ class _End:
             if self.crossing.gradient:
                 steps += conversion(self.shape, item, sharding.mesh, *back)
             total_s += max(
-                collectives_s(self.problem, group, sharding.mesh, steps)
+                stage_collectives_s(self.problem, group, sharding.mesh, steps)
                 for group in self.stage.groups
             )
         return total_s

@@ -158,7 +158,7 @@ def conversion_times(
         (forward, backward), collective_steps(problem.profile, stage), strict=True
     ):
         for i, steps in side.items():
-            times_s[i] = collectives_s(problem, group, mesh, steps)
+            times_s[i] = stage_collectives_s(problem, group, mesh, steps)
     return forward, backward
 
 
@@ -178,7 +178,7 @@ def collective_steps(
     return forward, backward
 
 
-def collectives_s(
+def stage_collectives_s(
     problem: Problem, group: tuple[int, ...], mesh: tuple[int, ...], steps: Sequence[Step]
 ) -> float:
     """Time of steps inside a stage, in s: as the topology says, corrected by the calibration where
@@ -236,7 +236,7 @@ def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
                 for same in zip(*(steps[one.name] for one in bucket), strict=True)
             ]
             mesh = stage.sharding.mesh
-            total += collectives_s(problem, group, mesh, together)
+            total += stage_collectives_s(problem, group, mesh, together)
     return total
 
 

@@ -57,7 +57,7 @@ def pairs_text(pairs: Sequence[Pair], names: Sequence[str], most: int = 4) -> st
     return ", ".join([*shown[:most], *([f"{more} more"] if more > 0 else [])])
 
 
-def sums_table(probed: "Probed") -> Table:
+def measured_table(probed: "Probed") -> Table:
     """Measured collectives beside those computed from the links alone."""
     links = replace(probed.inferred.topology, tables=())
     rows = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.local_stage import local_stage
-from planner.costs.split import collectives_s, conversion_times, local_times
+from planner.costs.split import conversion_times, local_times, stage_collectives_s
 from planner.problem import Problem
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Timeline
@@ -94,7 +94,7 @@ def _parts(
         elif i in local.losses:
             # The loss follows what makes its output.
             steps = local.losses[i]
-            lost_s = collectives_s(problem, group, mesh, steps)
+            lost_s = stage_collectives_s(problem, group, mesh, steps)
             name = f"all-reduce of the loss of {local.profile.graph.operators[i].outputs[0]}"
             yield (end_s - lost_s) / total_s, end_s / total_s, name
             end_s -= lost_s

@@ -1,5 +1,7 @@
 """Microbatches with samples for all devices, for solvers that split samples."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.judging.portfolio import portfolio
@@ -49,6 +51,19 @@ def test_zero_splits_samples_where_there_are_enough():
     # A single row is not split, and parameters stay whole: nothing can be.
     assert found[1].plan is None
     assert found[1].reason == NOTHING_TO_SPLIT
+
+
+def test_where_no_mesh_divides_the_samples_zero_takes_one_on_which_anything_can_be_cut():
+    """Eight rows of one sample on 6 devices: meshes of 6 and 3 cut nothing, one of 2 does."""
+    profile = replace(profile_at(8), microbatch_size=1)
+    comparison, _ = compare_between(
+        [problem_of(profile, cluster([FAST] * 6, 1e4, 1e-7), 6, measured_on=FAST,
+                    optimizer=Optimizer.ADAM, reserve_bytes=0)],
+        [profile], ("zero",), 60.0,
+    )  # fmt: skip
+    (row,) = comparison.rows
+    (stage,) = row.plan.strategy.stages
+    assert (stage.sharding.mesh, stage.num_replicas) == ((2,), 3)
 
 
 def test_at_wide_sizes_only_solvers_that_split_samples_are_asked(wide):

@@ -423,7 +423,7 @@ def _with_tables(
     topology: Topology, given: Sequence[TableSchema], where: str, context: BodyContext
 ) -> Topology:
     """The topology with more tables, which take precedence over those that it has."""
-    tables: list[CollectiveTable] = []
+    tables: dict[tuple[CollectiveKind, int, frozenset[str]], CollectiveTable] = {}
     for i, one in enumerate(given):
         for j, group in enumerate(one.groups or [None]):
             place = f"{where}tables[{i}]" + ("" if group is None else f".groups[{j}]")
@@ -437,18 +437,12 @@ def _with_tables(
                 )
                 continue
             kind = CollectiveKind(one.collective)
-            table = CollectiveTable(devices, count, one.points(count), kind)
-            if any(_same_group(table, known) for known in tables):
+            key = kind, count, frozenset(devices)
+            if key in tables:
                 context.wrong.append(f"{place}: these devices have a table of {kind} already")
                 continue
-            tables.append(table)
-    return replace(topology, tables=(*tables, *topology.tables))
-
-
-def _same_group(one: CollectiveTable, other: CollectiveTable) -> bool:
-    """Whether two tables are of one collective over the same devices."""
-    keys = [(t.kind, t.num_devices, frozenset(t.devices)) for t in (one, other)]
-    return keys[0] == keys[1]
+            tables[key] = CollectiveTable(devices, count, one.points(count), kind)
+    return replace(topology, tables=(*tables.values(), *topology.tables))
 
 
 def _group(

@@ -25,9 +25,7 @@ _SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 LONGEST_HOLD_S, PAUSE_S = 0.01, 2e-5
 """For so long a collective waits until gloo's threads have let go of its tensors, and for so long
-at a time. Such a thread needs the interpreter's lock for that, and may have to run on the same
-core: a thread that only offers the lock takes it back before the other one has woken up, until the
-interpreter makes it wait, which takes 5 ms."""
+at a time: such a thread needs the interpreter's lock for that, and maybe this thread's core."""
 
 HELD_BYTES = 2**16
 """Smaller tensors are not waited for."""

@@ -313,20 +313,41 @@ def _searched(
         status = Status.FEASIBLE if candidates else Status.UNKNOWN
         answer = replace(answer, status=status, bound_s=bound_s, reproducible=in_time)
         space = f"{space}; then over single operators, by annealing"
-    # To cut a placement into stages takes a while, so once the time is over the first ones count.
-    seen: dict[Strategy, None] = {}
-    for one in candidates:
-        if seen and left_s() < 0:
-            answer = replace(answer, reproducible=False)
-            break
-        seen.update(dict.fromkeys(cut(one)))
-    found = tuple(seen)
+    found, in_time = _cut_in_time(candidates, cut, left_s)
+    answer = replace(answer, reproducible=answer.reproducible and in_time)
     if rounds_s and INTERRUPTED not in space:
         begin = (*(one.device_of for one in candidates), *near)
         iterations, in_time, note = _periodic(problem, placement_problem, begin, rounds_s, left_s)
         found = tuple(dict.fromkeys((*iterations, *found)))
         answer = replace(answer, reproducible=answer.reproducible and in_time)
         space = "; ".join([space, "then whole iterations, by annealing", *note])
+    return _result(problem, answer, found, space)
+
+
+def _cut_in_time(
+    candidates: Sequence[Candidate],
+    cut: Callable[[Candidate], tuple[Strategy, ...]],
+    left_s: Clock,
+) -> tuple[tuple[Strategy, ...], bool]:
+    """The strategies of placements, each once, and whether there was time for all. To cut a
+    placement into stages takes a while, so once the time is over the first ones count.
+    """
+    seen: dict[Strategy, None] = {}
+    for one in candidates:
+        if seen and left_s() < 0:
+            return tuple(seen), False
+        seen.update(dict.fromkeys(cut(one)))
+    return tuple(seen), True
+
+
+def _result(
+    problem: Problem, answer: EngineAnswer, found: Sequence[Strategy], space: str
+) -> Result:
+    """The result with the strategies that were found, the best first.
+
+    Args:
+        answer: of the search for the first objective.
+    """
     if not found:
         return Result(
             answer.status, None, space=space, reason=f"no placement fits in {space}",
@@ -342,7 +363,7 @@ def _searched(
         bound_s=None if of_iteration else answer.bound_s,
         space=space,
         reproducible=answer.reproducible,
-        others=found[1:],
+        others=tuple(found[1:]),
     )
 
 

@@ -67,7 +67,7 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
     for size in dividing or sizes:
         replicas = len(devices) // size
         # What is cut along samples for many devices is so for fewer: the search is done once.
-        if not lines or not _hold(problem, lines, about, size):
+        if not any(rule.cuts for rule in lines) or not _hold(problem, lines, about, size):
             axis = axis_of(problem, devices[:size], (size,), 0, most / replicas)
             lines = chosen_for_sure(problem, about, axis, data_policy(problem), devices[0])
         if not any(rule.cuts for rule in lines):
