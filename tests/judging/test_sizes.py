@@ -48,9 +48,16 @@ def test_zero_splits_samples_where_there_are_enough():
     assert (stage.sharding.mesh, stage.num_replicas) == ((3,), 2)
     assert stage.sharding.inputs == {"x": ("S0",)}
     assert found[6].plan.strategy.num_microbatches == 8
-    # A single row is not split, and parameters stay whole: nothing can be.
-    assert found[1].plan is None
-    assert found[1].reason == NOTHING_TO_SPLIT
+    # Of a single row only the features of GELU are, on as many devices as divide its 64.
+    (stage,) = found[1].plan.strategy.stages
+    assert (stage.sharding.mesh, set(stage.sharding.rules)) == ((2,), {"gelu"})
+
+
+def test_nothing_can_be_split_where_no_number_of_devices_divides_a_dimension():
+    comparison, _ = compared([1], 5, 5, ("zero",))
+    (row,) = (row for row in comparison.rows if row.microbatch_size == 1)
+    assert row.plan is None
+    assert row.reason == NOTHING_TO_SPLIT
 
 
 def test_where_no_mesh_divides_the_samples_zero_takes_one_on_which_anything_can_be_cut():
