@@ -3,8 +3,8 @@ schedule on the given devices, with free communication. The schedule is any sync
 asynchronous one where such a one is asked for.
 
 Where the profile has rules by which operators are split, that is over all strategies with split
-operators too: a part of an operator with rules takes at least 1/n of its time on n devices, and as
-long as the fastest operator (`split.local_times`). The parts together take no less than the whole.
+operators too: a part of an operator with rules takes at least 1/n of its time on n devices, and no
+less than any part takes (`split.floor_s`). The parts together take no less than the whole.
 So the bounds hold for every mesh and every rule of the profile on it, for data, tensor and sequence
 parallelism alike, and for all ways in which parameters, gradients and optimizer state lie: these
 change collectives, steps and memory, which count for nothing here.
@@ -119,7 +119,8 @@ def _fastest(problem: Problem, most: int = 1) -> Floats:
         # A loss is computed of a part of its output, whoever made that.
         lost = loss_times_s(problem.profile)
         splits = (lost[0] + lost[1] > 0) | [bool(o.rules) for o in problem.profile.operators]
-        floors = np.array([[floor_s(side) for side in both] for both in times])[:, :, None]
+        least = [[floor_s(problem.profile, side) for side in both] for both in times]
+        floors = np.array(least)[:, :, None]
         parts = np.maximum(np.minimum(times, floors), times / most)
         parts = np.minimum(parts, times * _least_shares(problem.profile, most))
         times = np.where(splits, parts, times)

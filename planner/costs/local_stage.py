@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
 
+from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
 from planner.costs.cut_losses import loss_steps
 from planner.graph import (
     ITEM_BYTES,
@@ -64,6 +65,8 @@ class LocalStage:
         state_bytes: of the parts of its trained parameters that the optimizer steps through.
         copied_bytes: of those of these parts that do not lie in one piece in their parameter, and
             are there twice.
+        scatter_bytes: taken while a bucket of gradients becomes those of parts.
+        gather_bytes: taken while parameters are gathered from parts, after a step.
     """
 
     profile: Profile
@@ -77,6 +80,8 @@ class LocalStage:
     gradient_bytes: int
     state_bytes: int
     copied_bytes: int
+    scatter_bytes: int
+    gather_bytes: int
 
 
 def work_share(rule: Rule, mesh: Sequence[int]) -> float:
@@ -199,6 +204,8 @@ class _Builder:
             gradient_bytes=stepped[0],
             state_bytes=stepped[1],
             copied_bytes=stepped[2],
+            scatter_bytes=scatter_bytes(self.stage, self.graph),
+            gather_bytes=gather_bytes(self.stage, self.graph),
         )
 
     def _stepped(self) -> tuple[int, int, int]:
@@ -262,10 +269,24 @@ class _Builder:
             OperatorCost(
                 f"make {name}", 0.0, 0.0, self.tensors[name].bytes,
                 sum(self.parameters[n].bytes for n in held), 0, 0, (), 0,
+                workspace_bytes=max(self._taken(copy)),
             )
         )  # fmt: skip
         self.whole.append(-1)
         self.share.append(0.0)
+
+    def _taken(self, copy: Resharding) -> tuple[int, int]:
+        """Bytes beside what a resharding reads and makes, forward and backward. What it makes of
+        the gradient of a parameter is among them, as it is in the workspace of other operators.
+        """
+        known, mesh = self._described()[copy.tensor], self.sharding.mesh
+        item_bytes = known.bytes / max(prod(known.shape), 1)
+        forward, backward = (
+            conversion_bytes(local_shape(known.shape, spec, mesh), item_bytes, mesh, steps)
+            for spec, steps in ((copy.old, copy.forward), (copy.gradient_old, copy.backward))
+        )
+        made = 0 if copy.tensor in self.parameters else backward.result
+        return forward.most - forward.result, backward.most - made
 
     def _operator(self, v: int) -> None:
         """Adds an operator of the stage at its local shapes."""
@@ -308,9 +329,12 @@ class _Builder:
                 bytes_moved=round(cost.bytes_moved * moved),
                 stash_tensors=tuple(dict.fromkeys(stash)),
                 stash_private_bytes=self._private_bytes(cost, cast, anew, named, of_outputs),
-                workspace_bytes=round(cost.workspace_bytes * of_all)
-                + sum(self.tensors[n].bytes for n in copies)
-                + round(self._cast_bytes(anew, named)),
+                workspace_bytes=sum(self.tensors[n].bytes for n in copies)
+                + max(
+                    round(cost.workspace_bytes * of_all) + round(self._cast_bytes(anew, named)),
+                    *(self._taken(self.conversions[i])[0] for i in again),
+                    0,
+                ),
             )
         )
         self.whole.append(v)

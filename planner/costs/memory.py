@@ -61,6 +61,8 @@ class StageMemory:
             adds to them or uses them.
         taken_bytes: those that have waited for its backward and are gone after it.
         copied_bytes: outputs that are parts of something larger: copies of them are sent.
+        scatter_bytes: taken while a bucket of its gradients becomes those of parts.
+        gather_bytes: taken while its parameters are gathered from parts, after a step.
     """
 
     parameter_bytes: int
@@ -76,6 +78,8 @@ class StageMemory:
     left_bytes: int = 0
     taken_bytes: int = 0
     copied_bytes: int = 0
+    scatter_bytes: int = 0
+    gather_bytes: int = 0
 
 
 def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -> StageMemory:
@@ -94,6 +98,8 @@ def stage_memory(profile: Profile, stage: Stage, before: Iterable[Stage] = ()) -
             parameter_bytes=need.parameter_bytes + local.copied_bytes,
             gradient_bytes=local.gradient_bytes,
             state_bytes=local.state_bytes,
+            scatter_bytes=local.scatter_bytes,
+            gather_bytes=local.gather_bytes,
         )
     return memory_of(
         profile, indices_of(stage, graph), [v for one in before for v in indices_of(one, graph)]
@@ -356,11 +362,12 @@ class Holding(StrEnum):
     COPIES = "copies not sent"
     GRADIENTS = "gradients not sent"
     LEFT = "gradients for a stage here"
+    PARTS = "sums and steps of parts"
     WORKSPACE = "workspace"
 
 
 IN_STASH = (Holding.STASH, Holding.RERUN, Holding.OUTPUTS)
-IN_BUFFERS = (Holding.RECEIVED, Holding.COPIES, Holding.GRADIENTS, Holding.LEFT)
+IN_BUFFERS = (Holding.RECEIVED, Holding.COPIES, Holding.GRADIENTS, Holding.LEFT, Holding.PARTS)
 
 
 class Contribution(NamedTuple):
@@ -521,6 +528,20 @@ def _workspace(own: _DeviceActions) -> Contribution:
     return Contribution(Holding.WORKSPACE, size, -size)
 
 
+def _parts(own: _DeviceActions, sums: Bools, steps: Bools) -> Contribution:
+    """Where each device steps parts of its parameters, while their gradients are summed and after
+    the step.
+
+    Args:
+        sums: (n,) which actions are all-reduces.
+        steps: (n,) which are steps.
+    """
+    scattered = max(need.scatter_bytes for need in own.stages.values())
+    gathered = max(need.gather_bytes for need in own.stages.values())
+    size = scattered * sums + gathered * steps
+    return Contribution(Holding.PARTS, size, -size)
+
+
 def _level(kind: Holding, held: Ints) -> Contribution:
     """The contribution that amounts to these bytes during each action."""
     return Contribution(kind, np.diff(held, prepend=0), np.zeros_like(held))
@@ -538,13 +559,16 @@ def holdings(
     `standing_memory`. Arguments as of `peak_memory`.
     """
     graph, mine = problem.profile.graph, slice(code.start[device], code.start[device + 1])
-    computes, backward = code.kind[mine] == Kind.COMPUTE, code.backward[mine]
+    computes, sums, steps = (
+        code.kind[mine] == kind for kind in (Kind.COMPUTE, Kind.ALL_REDUCE, Kind.STEP)
+    )
+    backward = code.backward[mine]
     own = _DeviceActions(
         strategy, graph, stages, computes & ~backward, computes & backward, code.stage[mine], waits
     )
     parts = (
         _stash(own), _rerun(own), _outputs(own), _received(own, *_arrivals(code, mine, graph)),
-        _copies(own), _gradients(own), _left(own), _workspace(own),
+        _copies(own), _gradients(own), _left(own), _parts(own, sums, steps), _workspace(own),
     )  # fmt: skip
     # One column more: a change at the end of an action is seen by the next action.
     changes = np.zeros((len(parts), len(computes) + 1), dtype=np.int64)

@@ -7,8 +7,9 @@ What is approximated: the time of a part is
 
 where the share is 1/n for each axis of n devices along which the work is cut (of a computed profile
 that of the roofline with local FLOPs and bytes), and the floor is the time of the fastest operator,
-at most t. Local slices, zeros and additions of summands take no time. Where the part itself was
-measured (`OperatorCost.parts`), its share is known, and counts on devices of the profile's type.
+at most t; of a computed profile that of an empty kernel, if that is less. Local slices, zeros and
+additions of summands take no time. Where the part itself was measured (`OperatorCost.parts`), its
+share is known, and counts on devices of the profile's type.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,20 +20,21 @@ import numpy as np
 from planner.costs.collectives import conversion_s
 from planner.costs.compute import OperatorTimes, loss_times_s, roofline_s, times_on
 from planner.costs.local_stage import LocalStage, local_stage
-from planner.graph import (
-    Parameter,
-    parameters_by_name,
-)
 from planner.problem import Problem
 from planner.profiles import Part, Profile, Source
 from planner.sharding import Rule, rule_lines
 from planner.splitting.conversion import LOCAL, Step
 from planner.splitting.reshardings import rule_by
-from planner.splitting.sums import state_steps
-from planner.strategy import Stage, buckets, indices_of
+from planner.splitting.sums import gathered_together, state_steps
+from planner.strategy import Stage, indices_of
 from planner.support.arrays import Floats
 from planner.support.derived import derived
 from planner.topology import DeviceType, device_type
+
+EMPTY_KERNEL_S = 5e-6
+"""Time of a kernel that does nothing on a GPU, as in `profilers/efficiencies.py`. A large model may
+have no operator that is nearly as fast.
+"""
 
 
 def part_of(rule: Rule, mesh: Sequence[int]) -> Part | None:
@@ -101,7 +103,7 @@ def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
         (times.forward_s, times.backward_s), lost, known, strict=True
     ):
         both = np.where(mine, whole_s[own], 0.0)
-        least = np.minimum(both, floor_s(whole_s))
+        least = np.minimum(both, floor_s(problem.profile, whole_s))
         t = both * (1.0 - of_loss[own])
         part = t * share
         if problem.profile.source is Source.ANALYTIC:
@@ -113,10 +115,15 @@ def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
     return OperatorTimes(*scaled)
 
 
-def floor_s(times_s: Floats) -> float:
-    """The time of the fastest operator that takes any, in s: no part of one is faster."""
+def floor_s(profile: Profile, times_s: Floats) -> float:
+    """The time that no part of an operator takes less than, in s.
+
+    Args:
+        times_s: of all operators, in one direction.
+    """
     taken = times_s[times_s > 0]
-    return float(taken.min()) if len(taken) else 0.0
+    fastest_s = float(taken.min()) if len(taken) else 0.0
+    return min(fastest_s, EMPTY_KERNEL_S) if profile.source is Source.ANALYTIC else fastest_s
 
 
 def _roofline_shares(profile: Profile, local: LocalStage, kind: DeviceType) -> Floats:
@@ -222,21 +229,14 @@ def gather_s(problem: Problem, stage: Stage, group: tuple[int, ...]) -> float:
     """
     if stage.sharding is None:
         return 0.0
-    known = parameters_by_name(problem.profile.graph)
-    alike: dict[tuple[object, ...], list[Parameter]] = {}
-    steps = {name: one.gather for name, one in state_steps(stage, problem.profile.graph).items()}
-    for name, some in sorted(steps.items()):
-        key = tuple((step.kind, step.axis, step.source, step.target) for step in some)
-        alike.setdefault((*key, known[name].dtype), []).append(known[name])
+    steps = state_steps(stage, problem.profile.graph)
     total = 0.0
-    for parameters in alike.values():
-        for bucket in buckets(parameters):
-            together = [
-                replace(same[0], bytes=sum(step.bytes for step in same))
-                for same in zip(*(steps[one.name] for one in bucket), strict=True)
-            ]
-            mesh = stage.sharding.mesh
-            total += stage_collectives_s(problem, group, mesh, together)
+    for names in gathered_together(stage, problem.profile.graph):
+        together = [
+            replace(same[0], bytes=sum(step.bytes for step in same))
+            for same in zip(*(steps[name].gather for name in names), strict=True)
+        ]
+        total += stage_collectives_s(problem, group, stage.sharding.mesh, together)
     return total
 
 

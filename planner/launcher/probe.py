@@ -49,6 +49,7 @@ from planner.launcher.store import TIMEOUT
 from planner.launcher.world import (
     ProcessRank,
     choose_device,
+    collective_group,
     contact,
     meet,
     process_rank,
@@ -333,8 +334,7 @@ class _Ranks:
 
     def group(self, count: int) -> dist.ProcessGroup:
         """The process group of the first ranks; every rank has to call this, in it or not."""
-        members = list(range(count))
-        return dist.new_group(members, backend=self.backend, timeout=TIMEOUT)  # type: ignore[no-any-return]
+        return collective_group(range(count), self.backend)
 
 
 def transfer_sizes(largest_bytes: int) -> Iterator[int]:

@@ -26,6 +26,7 @@ from planner.launcher import clocks, ending
 from planner.launcher.clocks import EXCHANGES, Reading, read_clock
 from planner.launcher.failures.page import Phase
 from planner.launcher.split.mesh import GroupLine
+from planner.launcher.split.sockets import patient_sockets
 from planner.launcher.store import TIMEOUT, groups_store
 from planner.schedules.actions import Program, Send
 
@@ -309,20 +310,20 @@ class World:
                 self._channels[source, target] = channel
                 # nccl connects at the first transfer, which both ends have to reach in one order.
                 channel.post(torch.zeros(1, device=self.torch_device)).wait()
-        groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for one in program.sums:
             own = None
             for devices in one.keep or (one.devices,):
                 if devices not in groups and len(devices) > 1:
                     members = [rank_of[device] for device in devices]
-                    groups[devices] = dist.new_group(members, backend=backend, timeout=TIMEOUT)
+                    groups[devices] = collective_group(members, backend)
                 if self.device in devices:
                     own = groups.get(devices)
             self._groups.append(own)
         # Lines have groups of their own, because sums run beside the collectives of a backward.
         for devices in lines:
             members = [rank_of[device] for device in devices]
-            group = dist.new_group(members, backend=backend, timeout=TIMEOUT)
+            group = collective_group(members, backend)
             if self._rank in members:
                 assert group is not None
                 touch = partial(contact, self._rank)
@@ -415,6 +416,12 @@ class World:
         """Leaves the group after a success; after a failure the process just ends."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def collective_group(members: Sequence[int], backend: str) -> dist.ProcessGroup:
+    """A group of ranks for collectives; every rank calls it, in it or not."""
+    with patient_sockets():
+        return dist.new_group([*members], backend=backend, timeout=TIMEOUT)  # type: ignore[no-any-return]
 
 
 def _pairs(program: Program) -> list[tuple[int, int]]:

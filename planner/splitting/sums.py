@@ -14,7 +14,7 @@ one stage has summands along an axis and another one has the same on all devices
 of the latter's lines gives its gradient for all, and the others are `silent`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -83,7 +83,7 @@ def gradient_sums(strategy: Strategy, graph: Graph) -> tuple[GradientSum, ...]:
             group.devices, tuple(p.name for p in some), sum(p.bytes for p in some), group.keep
         ))
         for (count, group), held in groups.items()
-        for some in buckets(sorted(held, key=lambda p: -min(users[p.name])))
+        for some in _in_buckets(held, users)
     ]  # fmt: skip
     made.sort(key=lambda one: (*one[:2], one[2].devices, one[2].keep))
     return tuple(one for *_, one in made)
@@ -217,6 +217,46 @@ def state_steps(stage: Stage, graph: Graph) -> Mapping[str, StateSteps]:
             gather=conversion(one.shape, item, mesh, lies.state, lies.parameter),
         )
     return found
+
+
+def steps_key(steps: Iterable[Step]) -> tuple[tuple[str, int, str, str], ...]:
+    """What steps do, however large the tensor is: parameters of the same can go together."""
+    return tuple((step.kind.value, step.axis, step.source, step.target) for step in steps)
+
+
+@derived
+def gathered_together(stage: Stage, graph: Graph) -> tuple[tuple[str, ...], ...]:
+    """Names of the parameters that are gathered at once from the parts that were stepped: of one
+    type, by the same steps, and not too many.
+    """
+    known = parameters_by_name(graph)
+    alike: dict[tuple[object, ...], list[Parameter]] = {}
+    for name, steps in sorted(state_steps(stage, graph).items()):
+        alike.setdefault((steps_key(steps.gather), known[name].dtype), []).append(known[name])
+    return tuple(
+        tuple(one.name for one in bucket) for some in alike.values() for bucket in buckets(some)
+    )
+
+
+def scattered_buckets(stage: Stage, graph: Graph) -> tuple[tuple[Parameter, ...], ...]:
+    """The buckets of the sums of a stage of which each device keeps a part, with parameters of the
+    size of their accumulated gradients.
+    """
+    users = holders(graph)
+    groups: dict[_Group, list[Parameter]] = {}
+    for name in state_steps(stage, graph):
+        here = _local(parameters_by_name(graph)[name], stage, graph)
+        for group in _groups(name, [stage], graph):
+            if group.keep:
+                groups.setdefault(group, []).append(here)
+    return tuple(tuple(bucket) for held in groups.values() for bucket in _in_buckets(held, users))
+
+
+def _in_buckets(
+    held: Iterable[Parameter], users: Mapping[str, Sequence[int]]
+) -> Iterator[list[Parameter]]:
+    """In the order in which a backward makes their gradients."""
+    return buckets(sorted(held, key=lambda one: -min(users[one.name])))
 
 
 def _lies(stage: Stage, name: str, graph: Graph) -> Lies:

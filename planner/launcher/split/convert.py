@@ -18,7 +18,9 @@ from planner.splitting.conversion import Kind, Step
 def converted(tensor: Tensor, steps: Sequence[Step], mesh: Mesh) -> Tensor:
     """What this device has after some steps; the tensor itself where they do nothing here."""
     for step in steps:
-        tensor = _DONE[step.kind](tensor, step, mesh.line(step.axis))
+        line = mesh.line(step.axis)
+        if line.size > 1:
+            tensor = _DONE[step.kind](tensor, step, line)
     return tensor
 
 
@@ -72,12 +74,20 @@ def parts(tensor: Tensor, n: int, cut: str) -> Tensor:
     >>> parts(torch.arange(6), 2, "S0/3").tolist()
     [[0, 2, 4], [1, 3, 5]]
     """
-    dim, blocks = dim_of(cut), blocks_of(cut)
-    assert dim is not None, "a part of a spec that cuts"
-    if blocks == 1:
-        return _apart(tensor, dim, (n, tensor.shape[dim] // n)).movedim(dim, 0).contiguous()
-    apart = _apart(tensor, dim, (blocks, n, tensor.shape[dim] // (blocks * n)))
-    return apart.movedim(dim + 1, 0).flatten(dim + 1, dim + 2).contiguous()
+    dim = _dim_of(cut)
+    return views_of_parts(tensor, n, cut).flatten(dim + 1, dim + 2).contiguous()
+
+
+def views_of_parts(tensor: Tensor, n: int, cut: str) -> Tensor:
+    """The same where they lie in the tensor, so that they can be written to, with the dimension
+    that is cut as two: blocks, and what a part has of each.
+
+    >>> views_of_parts(torch.arange(6), 2, "S0/3").tolist()
+    [[[0], [2], [4]], [[1], [3], [5]]]
+    """
+    dim, blocks = _dim_of(cut), blocks_of(cut)
+    width = tensor.shape[dim] // (blocks * n)
+    return _apart(tensor, dim, (blocks, n, width)).movedim(dim + 1, 0)
 
 
 def joined(some: Tensor, cut: str) -> Tensor:
@@ -90,12 +100,17 @@ def joined(some: Tensor, cut: str) -> Tensor:
     >>> joined(torch.tensor([[0, 2, 4], [1, 3, 5]]), "S0/3").tolist()
     [0, 1, 2, 3, 4, 5]
     """
-    dim, blocks = dim_of(cut), blocks_of(cut)
-    assert dim is not None, "a part of a spec that cuts"
+    dim, blocks = _dim_of(cut), blocks_of(cut)
     if blocks == 1:
         return some.movedim(0, dim).flatten(dim, dim + 1)
     apart = _apart(some, dim + 1, (blocks, some.shape[dim + 1] // blocks))
     return apart.movedim(0, dim + 1).flatten(dim, dim + 2)
+
+
+def _dim_of(cut: str) -> int:
+    dim = dim_of(cut)
+    assert dim is not None, "a part of a spec that cuts"
+    return dim
 
 
 def _apart(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
@@ -105,8 +120,7 @@ def _apart(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
 
 def part_of(tensor: Tensor, n: int, cut: str, k: int) -> Tensor:
     """The k-th of the equal parts of a tensor; where there are no blocks, a view."""
-    dim, blocks = dim_of(cut), blocks_of(cut)
-    assert dim is not None, "a part of a spec that cuts"
+    dim, blocks = _dim_of(cut), blocks_of(cut)
     width = tensor.shape[dim] // (n * blocks)
     if blocks == 1:
         return tensor.narrow(dim, k * width, width)

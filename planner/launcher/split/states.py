@@ -12,14 +12,13 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from planner.graph import Graph, Parameter, parameters_by_name
-from planner.launcher.split.convert import joined, local_part, part_of, parts
+from planner.graph import Graph
+from planner.launcher.split.convert import joined, local_part, part_of, views_of_parts
 from planner.launcher.split.module import conversions_of
 from planner.launcher.split.part import SplitPlace
 from planner.sharding import Spec
 from planner.splitting.conversion import Kind, Step
-from planner.splitting.sums import lies_in, state_steps
-from planner.strategy import buckets
+from planner.splitting.sums import gathered_together, lies_in, state_steps, steps_key
 
 
 class States:
@@ -41,7 +40,6 @@ class States:
         self._further: dict[str, Spec] = {}
         self.shards: dict[str, nn.Parameter] = {}
         cut = set()
-        known = parameters_by_name(graph)
         for name in self._steps:
             one = lies[name]
             self._further[name] = tuple(
@@ -59,18 +57,11 @@ class States:
             for name in self._steps
             if any(step.kind is Kind.REDUCE_SCATTER for step in self._steps[name].scatter)
         }
-        self._gathers = [*_alike([known[n] for n in self._steps], self._gather_key)]
-
-    def _gather_key(self, name: str) -> str:
-        return self._key(name, self._steps[name].gather)
+        self._gathers = gathered_together(place.stage, graph)
 
     def _scatter_key(self, name: str) -> str:
-        return self._key(name, self._steps[name].scatter)
-
-    def _key(self, name: str, steps: Sequence[Step]) -> str:
-        """Parameters with the same key go together."""
-        same = [(step.kind.value, step.axis, step.source, step.target) for step in steps]
-        return f"{same} {self._values[name].dtype}"
+        """Gradients with the same key go together."""
+        return f"{steps_key(self._steps[name].scatter)} {self._values[name].dtype}"
 
     def sink(self, name: str) -> Callable[[Tensor], None]:
         """What takes the gradient of a parameter that is cut as it is accumulated."""
@@ -98,9 +89,13 @@ class States:
         line = self._mesh.line(step.axis)
         if step.kind is Kind.SLICE:
             return [part_of(one, line.size, step.target, line.rank) for one in some]
-        every = [parts(one, line.size, step.target) for one in some]
-        flat = torch.cat([one.view(line.size, -1) for one in every], 1)
-        return [*_apart(line.reduce_scatter(flat), [one.shape[1:] for one in every])]
+        every = [views_of_parts(one, line.size, step.target) for one in some]
+        shapes = [part_of(one, line.size, step.target, line.rank).shape for one in some]
+        widths = [shape.numel() for shape in shapes]
+        flat = some[0].new_empty((line.size, sum(widths)))
+        for views, column in zip(every, torch.split(flat, widths, 1), strict=True):
+            column.view(views.shape).copy_(views)
+        return [*_apart(line.reduce_scatter(flat), shapes)]
 
     def cut(self) -> None:
         """Before a step: takes the parts of gradients that all devices of the mesh have whole."""
@@ -123,21 +118,22 @@ class States:
         together.
         """
         for names in self._gathers:
+            *before, last = self._steps[names[0]].gather
             some: list[Tensor] = [self.shards[name].detach() for name in names]
-            for step in self._steps[names[0]].gather:
-                some = self._gathered(some, step)
-            for name, whole in zip(names, some, strict=True):
-                self._values[name].copy_(whole)
+            for step in before:
+                some = [joined(one, step.source) for one in self._gathered(some, step)]
+            n = self._mesh.line(last.axis).size
+            for name, all_parts in zip(names, self._gathered(some, last), strict=True):
+                views = views_of_parts(self._values[name], n, last.source)
+                views.copy_(all_parts.view(views.shape))
 
     def _gathered(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
+        """(n, *shape) each, the parts of all devices of a line, in one buffer."""
         line = self._mesh.line(step.axis)
         flat = line.all_gather(torch.cat([one.reshape(-1) for one in some]))
-        shapes = [(line.size, *one.shape) for one in some]
-        widths = [one.numel() for one in some]
-        columns = torch.split(flat, widths, 1)
+        columns = torch.split(flat, [one.numel() for one in some], 1)
         return [
-            joined(column.reshape(shape), step.source)
-            for column, shape in zip(columns, shapes, strict=True)
+            column.view(line.size, *one.shape) for column, one in zip(columns, some, strict=True)
         ]
 
     @torch.no_grad()
@@ -154,16 +150,6 @@ def _apart(flat: Tensor, shapes: Sequence[Sequence[int]]) -> Iterator[Tensor]:
         count = torch.Size(shape).numel()
         yield flat[start : start + count].view(*shape)
         start += count
-
-
-def _alike(
-    some: Sequence[Parameter], key: Callable[[str], str]
-) -> Iterator[tuple[str, ...]]:  # fmt: skip
-    """Parameters that are gathered at once: by the same steps, and not too many."""
-    ordered = sorted(some, key=lambda one: (key(one.name), one.name))
-    for _, group in groupby(ordered, key=lambda one: key(one.name)):
-        for bucket in buckets([*group]):
-            yield tuple(one.name for one in bucket)
 
 
 def connect_sinks(states: States, module: nn.Module) -> None:

@@ -99,7 +99,7 @@ def chosen(
     """The rules of all operators along one axis, by the times on a device."""
     times = times_on(problem, device)
     total = (times.forward_s + times.backward_s).tolist()
-    floor = floor_s(times.forward_s) + floor_s(times.backward_s)
+    floor = sum(floor_s(problem.profile, one) for one in (times.forward_s, times.backward_s))
     measured = _measured_s(problem, device, axis.size)
     rules = rules_of(problem.profile)
     more = {} if beam is None else {"beam": beam}

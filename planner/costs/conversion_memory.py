@@ -1,0 +1,166 @@
+"""Bytes that conversions take while they run, as the launcher does them on CPUs
+(`launcher/split/convert.py`): what was cut along another dimension than the first lies in another
+order in the buffers of a collective, so that it is copied on its way there or from there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+from planner.graph import Graph, Parameter, parameters_by_name
+from planner.sharding import Spec, blocks_of, dim_of, local_shape
+from planner.splitting.conversion import Kind, Step
+from planner.splitting.sums import (
+    gathered_together,
+    lies_in,
+    scattered_buckets,
+    state_steps,
+    steps_key,
+)
+from planner.strategy import Stage
+
+
+class Taken(NamedTuple):
+    """Bytes beside what is converted.
+
+    Attributes:
+        most: while it is converted.
+        result: of what comes out; 0 where that lies in what went in.
+    """
+
+    most: int
+    result: int
+
+
+def conversion_bytes(
+    shape: Sequence[int], item_bytes: float, mesh: Sequence[int], steps: Sequence[Step]
+) -> Taken:
+    """The bytes that steps take.
+
+    Args:
+        shape: of the local tensor before them.
+        item_bytes: of one element.
+        mesh: size of each axis.
+
+    >>> from planner.splitting.conversion import conversion
+    >>> gather = conversion((8, 6), 4, (2,), ("S1",), ("R",))
+    >>> conversion_bytes((8, 3), 4, (2,), gather)  # the buffer and, in another order, the result
+    Taken(most=384, result=192)
+    >>> gather = conversion((8, 6), 4, (2,), ("S0",), ("R",))
+    >>> conversion_bytes((4, 6), 4, (2,), gather)
+    Taken(most=192, result=192)
+    """
+    here, most, held = _Local(tuple(shape), is_dense=True), 0, 0
+    for step in steps:
+        n = mesh[step.axis]
+        if n > 1:
+            here, one = _step(here, item_bytes, n, step)
+            most = max(most, held + one.most)
+            held = one.result or held
+    return Taken(most, held)
+
+
+class _Local(NamedTuple):
+    """A local tensor; what is not dense is a view with gaps."""
+
+    shape: tuple[int, ...]
+    is_dense: bool
+
+
+def _step(local: _Local, item_bytes: float, n: int, step: Step) -> tuple[_Local, Taken]:
+    """What there is after a step, and the bytes that it takes."""
+    shape = local.shape
+    after = _shape_after(shape, n, step)
+    before, size = (round(prod(one) * item_bytes) for one in (shape, after))
+    gaps = before * (not local.is_dense)
+    match step.kind:
+        case Kind.SLICE:
+            copied = size * _is_scattered(shape, n, step.target)
+            is_dense = bool(copied) or (local.is_dense and not _moves(shape, step.target))
+            return _Local(after, is_dense), Taken(copied, copied)
+        case Kind.FIRST | Kind.ALL_REDUCE:
+            return _Local(after, is_dense=True), Taken(size, size)
+        case Kind.REDUCE_SCATTER:
+            sent = gaps or before * _moves(shape, step.target)
+            return _Local(after, is_dense=True), Taken(sent + before + size, size)
+        case Kind.ALL_TO_ALL:
+            sent = gaps or before * _moves(shape, step.target)
+        case Kind.ALL_GATHER:
+            sent = gaps
+        case Kind.SCATTER:
+            sent = 0
+    # What has come lies in the order of the devices. A view joins parts of a width of one.
+    moves, dim = _moves(after, step.source), dim_of(step.source)
+    is_view = not moves or (blocks_of(step.source) == 1 and dim is not None and after[dim] == n)
+    joined = 0 if is_view else size
+    return _Local(after, not (moves and is_view)), Taken(size + max(sent, joined), size)
+
+
+def _shape_after(shape: tuple[int, ...], n: int, step: Step) -> tuple[int, ...]:
+    after = list(shape)
+    # Put into zeros, a part is as large as the whole, and a summand.
+    if (dim := dim_of(step.source)) is not None:
+        after[dim] *= n
+    if (dim := dim_of(step.target)) is not None:
+        after[dim] //= n
+    return tuple(after)
+
+
+def _moves(shape: Sequence[int], cut: str) -> bool:
+    """Whether a tensor is cut into parts that do not lie one after the other."""
+    dim = dim_of(cut)
+    return dim is not None and (blocks_of(cut) > 1 or prod(shape[:dim]) > 1)
+
+
+def _is_scattered(shape: Sequence[int], n: int, cut: str) -> bool:
+    """Whether one of n parts is in pieces that no view of a tensor joins."""
+    dim, blocks = dim_of(cut), blocks_of(cut)
+    return dim is not None and blocks > 1 and shape[dim] > n * blocks
+
+
+def scatter_bytes(stage: Stage, graph: Graph) -> int:
+    """The most bytes that are taken when the gradients of a bucket become those of parts that are
+    stepped (`launcher/split/states.py`): all that are cut in the same way go together, in a buffer
+    to send, one that comes, and the sum of its parts.
+    """
+    steps, mesh, most = state_steps(stage, graph), _mesh(stage), 0
+    for bucket in scattered_buckets(stage, graph):
+        alike: dict[tuple[tuple[tuple[str, int, str, str], ...], str], int] = {}
+        for one in bucket:
+            key = (steps_key(steps[one.name].scatter), one.dtype)
+            alike[key] = alike.get(key, 0) + one.bytes
+        for (kinds, _), total in alike.items():
+            held, size = 0, total
+            for kind, axis, *_ in kinds:
+                part = size // mesh[axis]
+                if kind == Kind.REDUCE_SCATTER:
+                    most, held = max(most, held + 2 * size + part), part
+                size = part
+    return most
+
+
+def gather_bytes(stage: Stage, graph: Graph) -> int:
+    """The most bytes that are taken when parameters are gathered from the parts that were stepped:
+    the parts of this device in one buffer, those of all, and of parameters that are gathered along
+    several axes what is gathered along one.
+    """
+    steps, mesh, most = state_steps(stage, graph), _mesh(stage), 0
+    known, lies = parameters_by_name(graph), lies_in(stage, graph)
+    for names in gathered_together(stage, graph):
+        size = sum(_bytes(known[name], lies[name].state, mesh) for name in names)
+        held, gather = 0, steps[names[0]].gather
+        for step in gather:
+            every = size * mesh[step.axis]
+            joined = every if step is not gather[-1] else 0
+            most = max(most, held + max(size + every, every + joined))
+            size = held = every
+    return most
+
+
+def _bytes(one: Parameter, spec: Spec, mesh: tuple[int, ...]) -> int:
+    return replace(one, shape=local_shape(one.shape, spec, mesh)).bytes
+
+
+def _mesh(stage: Stage) -> tuple[int, ...]:
+    return () if stage.sharding is None else stage.sharding.mesh
