@@ -27,6 +27,7 @@ WRITTEN = {
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/launcher/test_checkpoints.py": {"drawing.py"},
     "tests/launcher/split/test_launches.py": {"evals.py"},
+    "tests/launcher/split/test_sockets.py": {"worker.py"},
     "tests/launcher/test_ending.py": {"mine.py"},
     "tests/launcher/test_hangs.py": {"mine.py"},
     "tests/launcher/test_restarts.py": {"mine.py"},
