@@ -14,9 +14,10 @@ from those of the other models, or, with one model only, each run from the other
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -302,7 +303,8 @@ def _coefficients(one: _StagePass, types: Sequence[str]) -> Floats:
 
 def _stages(run: MeasuredRun) -> Iterator[tuple[_StagePass, _StagePass]]:
     """Forward and backward of each replica of each stage."""
-    taken_s, slow = _passes_s(run.timeline), _slowdowns(run)
+    closing = {(device, one.action) for device, one in _closing_backwards(run).items()}
+    taken_s, slow = _passes_s(run.timeline, closing), _slowdowns(run)
     for s, stage in enumerate(run.plan.strategy.stages):
         for group in stage.groups:
             for device in group:
@@ -363,11 +365,17 @@ def _work(problem: Problem, stage: Stage, group: tuple[int, ...], device: int) -
     return (sides[0], sides[1]), float((loss_bytes[inside] * shares).sum()), (ahead, back)
 
 
-def _passes_s(timeline: Timeline) -> dict[tuple[int, Compute], float]:
-    """Median time of each pass, by device and by its action for microbatch 0."""
+def _passes_s(
+    timeline: Timeline, left_out: Collection[tuple[int, Compute]] = ()
+) -> dict[tuple[int, Compute], float]:
+    """Median time of each pass, by device and by its action for microbatch 0.
+
+    Args:
+        left_out: computations that do not count, by device.
+    """
     taken_s: dict[tuple[int, Compute], list[float]] = defaultdict(list)
     for event in timeline.events:
-        if isinstance(event.action, Compute):
+        if isinstance(event.action, Compute) and (event.device, event.action) not in left_out:
             key = replace(event.action, microbatch=0)
             taken_s[event.device, key].append(event.end_s - event.start_s)
     return {key: median(some) for key, some in taken_s.items()}
@@ -466,31 +474,73 @@ def _occupying(timeline: Timeline, device: int) -> list[Event]:
 
 
 def _all_reduces(run: MeasuredRun, launch_s: float) -> Iterator[tuple[float, float]]:
-    """Predicted and measured time of the all-reduces among the same devices, each from when its
-    last member had the gradients, without launching them.
+    """Predicted and measured time of the all-reduces of each device, each from when its last member
+    had the gradients, without launching them.
 
-    Where the prediction has it behind the backward (`costs/overlap.py`), only what was behind the
-    backward counts: the part before has made the backward longer.
+    Where the prediction has an all-reduce behind the backward (`costs/overlap.py`), it counts from
+    where the last member's backward would have ended without it.
     """
     evaluation = evaluate(run.problem, run.plan.strategy)
     costs, sums = evaluation.costs, evaluation.program.sums
+    closing = _closing_backwards(run)
     computed_s = {
         device: max((e.end_s for e in own if isinstance(e.action, Compute)), default=0.0)
         for device in run.plan.ranks
         for own in [_occupying(run.timeline, device)]
     }
-    # Together, because a small bucket tells more of launching than of the links.
-    predicted_s: dict[tuple[int, ...], float] = defaultdict(float)
-    measured_s: dict[tuple[int, ...], float] = defaultdict(float)
-    for index, one in enumerate(sums):
+    own_end_s = {d: end_s - closing[d].longer_s if d in closing else end_s
+                 for d, end_s in computed_s.items()}  # fmt: skip
+    measured_s = {}
+    for index in range(len(sums)):
         events = [e for e in run.timeline.events if e.action == AllReduce(index)]
         begun_s = max(
             e.start_s if (index, e.device) in costs.left_s else max(e.start_s, computed_s[e.device])
             for e in events
         )
-        predicted_s[one.devices] += costs.sum_s[index]
-        measured_s[one.devices] += max(0.0, max(e.end_s for e in events) - begun_s) - launch_s
-    yield from ((predicted_s[devices], measured_s[devices]) for devices in predicted_s)
+        measured_s[index] = max(0.0, max(e.end_s for e in events) - begun_s) - launch_s
+    for device in run.plan.ranks:
+        # Together, because a small bucket tells more of launching than of the links.
+        own = [index for index, one in enumerate(sums) if device in one.devices]
+        if own:
+            members = {d for index in own for d in sums[index].devices}
+            longer_s = max(computed_s[d] for d in members) - max(own_end_s[d] for d in members)
+            yield sum(costs.sum_s[i] for i in own), longer_s + sum(measured_s[i] for i in own)
+
+
+class _Closing(NamedTuple):
+    """The last backward of a device, beside which all-reduces may have run.
+
+    Attributes:
+        action: the backward.
+        longer_s: how much more it took than the others of its stage on this device, in s.
+    """
+
+    action: Compute
+    longer_s: float
+
+
+def _closing_backwards(run: MeasuredRun) -> dict[int, _Closing]:
+    """By device, the last backward, where all-reduces are predicted behind it and there are others
+    of its stage to compare with. In a run they begin within it, and make it longer.
+    """
+    evaluation = evaluate(run.problem, run.plan.strategy)
+    behind = {
+        device
+        for index, one in enumerate(evaluation.program.sums)
+        for device in one.devices
+        if (index, device) not in evaluation.costs.left_s
+    }
+    found = {}
+    for device in sorted(behind):
+        *others, last = [
+            (e.action, e.end_s - e.start_s)
+            for e in sorted(_occupying(run.timeline, device), key=lambda e: e.end_s)
+            if isinstance(e.action, Compute) and e.action.direction is Direction.BACKWARD
+        ]
+        alike = [took_s for action, took_s in others if action.stage == last[0].stage]
+        if alike:
+            found[device] = _Closing(last[0], max(0.0, last[1] - median(alike)))
+    return found
 
 
 def _steps(run: MeasuredRun) -> Iterator[tuple[float, float]]:

@@ -29,6 +29,7 @@ from planner.files import (
     write_profile,
 )
 from planner.profiles import Contention, WholeStep
+from planner.schedules.actions import AllReduce, Compute
 from planner.simulator.events import simulate
 from planner.strategy import ScheduleName, Stage, Strategy
 from planner.traces.calibrate import MeasuredRun, calibrate, fit, predicted_s, regression
@@ -164,6 +165,33 @@ def test_a_fit_explains_the_runs_it_was_made_from():
     assert known.sums == pytest.approx(TRUE.sums, rel=0.05)
     assert known.steps == pytest.approx(TRUE.steps, rel=0.1)
     assert known.wire == pytest.approx(TRUE.wire, rel=0.05)
+
+
+def with_sums_beside(one, share):
+    """The same run where a share of each all-reduce went on within the last backward, which took
+    longer by as much: what is behind it begins and ends as before.
+    """
+    events = list(one.timeline.events)
+    for device in one.plan.ranks:
+        own = [e for e in events if e.device == device]
+        last = max((e for e in own if isinstance(e.action, Compute)), key=lambda e: e.end_s)
+        sums = [e for e in own if isinstance(e.action, AllReduce)]
+        longer_s = share * (max(e.end_s for e in sums) - last.end_s)
+        events[events.index(last)] = replace(last, end_s=last.end_s + longer_s)
+    return replace(one, timeline=replace(one.timeline, events=tuple(events)))
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_sums_that_made_the_last_backward_longer_count_like_those_behind_it(share):
+    def crowded(problem):
+        hosts = tuple(replace(one, cores=2) for one in problem.topology.hosts)
+        return replace(problem, topology=replace(problem.topology, hosts=hosts))
+
+    runs = [run_of(crowded(problem_with(seed)), 0) for seed in range(4)]
+    known, beside = fit(runs), fit([with_sums_beside(one, share) for one in runs])
+    assert known.sums == pytest.approx(TRUE.sums, rel=0.05)
+    assert beside.sums == pytest.approx(known.sums, rel=0.02)
+    assert beside.backward == pytest.approx(known.backward, rel=0.001)
 
 
 def test_a_fit_is_about_times_alone_where_devices_slow_each_other():
