@@ -118,14 +118,18 @@ class States:
         together.
         """
         for names in self._gathers:
-            *before, last = self._steps[names[0]].gather
-            some: list[Tensor] = [self.shards[name].detach() for name in names]
-            for step in before:
-                some = [joined(one, step.source) for one in self._gathered(some, step)]
-            n = self._mesh.line(last.axis).size
-            for name, all_parts in zip(names, self._gathered(some, last), strict=True):
-                views = views_of_parts(self._values[name], n, last.source)
-                views.copy_(all_parts.view(views.shape))
+            self._gather(names)
+
+    def _gather(self, names: Sequence[str]) -> None:
+        """Gathers some parameters at once; nothing of their buffers is kept for the next ones."""
+        *before, last = self._steps[names[0]].gather
+        some: list[Tensor] = [self.shards[name].detach() for name in names]
+        for step in before:
+            some = [joined(one, step.source) for one in self._gathered(some, step)]
+        n = self._mesh.line(last.axis).size
+        for name, all_parts in zip(names, self._gathered(some, last), strict=True):
+            views = views_of_parts(self._values[name], n, last.source)
+            views.copy_(all_parts.view(views.shape))
 
     def _gathered(self, some: Sequence[Tensor], step: Step) -> list[Tensor]:
         """(n, *shape) each, the parts of all devices of a line, in one buffer."""

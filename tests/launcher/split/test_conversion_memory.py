@@ -2,6 +2,7 @@
 
 import random
 from contextlib import nullcontext
+from itertools import cycle
 from math import prod
 
 import pytest
@@ -93,19 +94,20 @@ def test_bytes_of_zero_by_hand():
 
 
 STATES = {
-    "first dimension": ((2,), {"up": ["S0,R->S0"]}, ("S0",)),
-    "second dimension": ((2,), {"up": ["S0,R->S0"]}, ("S1",)),
-    "two axes": ((2, 2), {"up": ["S0,R->S0", "S0,R->S0"]}, ("S0", "S1")),
-    "the same on an axis": ((2, 2), {"up": ["S0,R->S0", "R,R->R"]}, ("S0", "S1")),
+    "first dimension": ((2,), {"up": ["S0,R->S0"]}, [("S0",)]),
+    "second dimension": ((2,), {"up": ["S0,R->S0"]}, [("S1",)]),
+    "one gather after the other": ((2,), {"up": ["S0,R->S0"]}, [("S0",), ("S1",)]),
+    "two axes": ((2, 2), {"up": ["S0,R->S0", "S0,R->S0"]}, [("S0", "S1")]),
+    "the same on an axis": ((2, 2), {"up": ["S0,R->S0", "R,R->R"]}, [("S0", "S1")]),
 }
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_gathers_of_parameters_and_scatters_of_gradients_take_what_the_tracker_sees(last_of, name):
-    sizes, rules, state = STATES[name]
+    sizes, rules, specs = STATES[name]
     graph = mlp().graph
     names = [one.name for one in graph.parameters if len(one.shape) == 2]
-    split = sharding(sizes, rules, states=dict.fromkeys(names, state))
+    split = sharding(sizes, rules, states=dict(zip(names, cycle(specs), strict=False)))
     stage = one_stage(mlp(), split, [range(prod(sizes))], 2).stages[0]
     mesh = last_of(sizes)
     lies, values = lies_in(stage, graph), {}
