@@ -5,7 +5,8 @@
     python -m tests.bench.accuracy --from FOLDER
 
 Plans without split operators are drawn; of those with split operators there is one of each kind
-(`tests/support/split_kinds.py`). Each of the two has tables of its own in the document.
+(`tests/support/split_kinds.py`), predicted with measured times of the parts that it runs. Each of
+the two has tables of its own in the document.
 
 Each rank of a run has a core of its own, as long as there are enough. The machine should do nothing
 else. Profiles and topologies are measured first, on the same cores. Where there can be network
@@ -39,9 +40,13 @@ import torch
 
 from planner.calibration import UNCALIBRATED
 from planner.clusters.yaml.read import read_topology
-from planner.files import read_profile, write_plan
+from planner.costs.split import split_parts
+from planner.files import read_profile, write_plan, write_profile
 from planner.profilers.cache import processor
 from planner.profilers.contention_worker import WORK
+from planner.profilers.origin import profiled_model
+from planner.profilers.parts import measure_parts
+from planner.profiles import Part
 from planner.reports.calibrate import calibrate_lines
 from planner.reports.tables import percent
 from planner.traces.calibrate import CheckedCalibration, MeasuredRun, calibrate, fit, predicted_s
@@ -164,6 +169,26 @@ def drawn(
             shaped = {2: read_topology(folder / "slow.yaml")}
             plans += draw(name, profile, shaped, SEED, {2: slow}, RATE_MBIT)
     return plans
+
+
+def refine(folder: Path, plans: Sequence[Drawn]) -> bool:
+    """Measures the parts of operators that plans run and whose times are not known, as `planner
+    solve --refine` does, and writes them into the profiles; whether there were any.
+    """
+    wanted: dict[str, dict[int, set[Part]]] = {}
+    for one in plans:
+        profile = one.problem.profile
+        for stage in one.plan.strategy.stages:
+            for v, part in split_parts(profile, stage).items():
+                if all(known.part != part for known in profile.operators[v].parts):
+                    wanted.setdefault(one.model, {}).setdefault(v, set()).add(part)
+    for name, parts in wanted.items():
+        say(f"measuring {sum(map(len, parts.values()))} parts of {name}")
+        path = folder / f"{name}.json"
+        profile = read_profile(path)
+        model = profiled_model(profile, folder / f"{name}.onnx")
+        write_profile(measure_parts(model, profile, parts, cached=False).profile, path)
+    return bool(wanted)
 
 
 def measure(folder: Path, plans: Sequence[Drawn], steps: int, repeats: int) -> None:
@@ -494,6 +519,9 @@ def main() -> None:
             models = made(folder, models, counts)
         plans = drawn(folder, models, counts, slow, kinds)
         if options.known is None:
+            # With measured parts, solvers may choose others.
+            while refine(folder, plans):
+                plans = drawn(folder, models, counts, slow, kinds)
             measure(folder, plans, options.steps, options.repeats)
         else:
             plans = run_plans(folder, plans)
