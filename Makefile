@@ -82,6 +82,7 @@ bench-solve: $(READY) ## time of `planner solve` on the shipped profiles
 
 bench-split: $(READY) ## plans with operators split, 8 to 64 devices; writes docs/split.md (about an hour)
 	$(BIN)/python -m tests.bench.split_table --write
+	$(BIN)/python -m tests.bench.split_grid --write
 
 bench-overhead: $(READY) ## the interpreter of split operators beside plain modules, on a quiet machine (about 2 minutes)
 	$(BIN)/python -m tests.bench.split
