@@ -14,12 +14,17 @@ meanwhile, keeps the usual policy.
 """
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import get_native_id
 
 NAME = "gloo_tcp_loop"
 """What gloo calls these threads."""
+
+NAMING_S = 1.0
+"""Threads that have no name of their own by then never get one."""
 
 _THREADS = Path("/proc/self/task")
 
@@ -29,23 +34,32 @@ def patient_sockets() -> Iterator[None]:
     """A context in which groups are made whose threads for sockets take no core from others. Where
     there is no such policy, or no right to choose it, groups are as usual.
     """
-    before = socket_threads()
+    before = thread_names()
     yield
-    for thread in socket_threads() - before:
+    for thread, name in _made_since(before).items():
         # A system may forbid it; a thread may have ended with its group.
         with suppress(PermissionError, ProcessLookupError):
-            if os.sched_getscheduler(thread) == os.SCHED_OTHER:
+            if name == NAME and os.sched_getscheduler(thread) == os.SCHED_OTHER:
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
-def socket_threads() -> frozenset[int]:
-    """The numbers of the threads of this process that watch gloo's sockets; none where the system
-    does not tell.
+def _made_since(before: Mapping[int, str]) -> Mapping[int, str]:
+    """Names of the threads that were made since, by number. A thread begins with the name of the
+    one that made it, and names itself when it first runs.
     """
-    found = set()
+    end_s, inherited = time.monotonic() + NAMING_S, thread_names().get(get_native_id())
+    while True:
+        made = {one: name for one, name in thread_names().items() if one not in before}
+        if inherited not in made.values() or time.monotonic() > end_s:
+            return made
+        time.sleep(1e-3)
+
+
+def thread_names() -> Mapping[int, str]:
+    """The names of the threads of this process, by number; none where the system does not tell."""
+    found = {}
     if hasattr(os, "SCHED_BATCH") and _THREADS.is_dir():
         for thread in _THREADS.iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-                if (thread / "comm").read_text().strip() == NAME:
-                    found.add(int(thread.name))
-    return frozenset(found)
+                found[int(thread.name)] = (thread / "comm").read_text().strip()
+    return found
