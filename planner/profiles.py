@@ -23,6 +23,10 @@ MAX_THREADS = 4096
 """More than any machine has cores; a runtime that is asked for a million threads aborts."""
 
 
+ROOFLINE = "roofline"
+"""The engine of profiles whose times are computed from FLOPs and bytes."""
+
+
 class Source(StrEnum):
     """How the figures of a profile were obtained."""
 
@@ -532,6 +536,13 @@ class ProfileSet:
         for name in same:
             if len({getattr(profile, name) for profile in self.profiles}) > 1:
                 raise ValueError(f"profiles: expected one {name} for all")
+
+
+def is_computed(profile: Profile) -> bool:
+    """Whether times are computed from FLOPs and bytes, at one size of the microbatch or at two
+    between which they are interpolated, for this device or one whose times are rescaled.
+    """
+    return profile.source is Source.ANALYTIC or profile.engine == ROOFLINE
 
 
 def has_rules(profile: Profile) -> bool:

@@ -21,7 +21,7 @@ from planner.costs.collectives import conversion_s
 from planner.costs.compute import OperatorTimes, loss_times_s, roofline_s, times_on
 from planner.costs.local_stage import LocalStage, local_stage
 from planner.problem import Problem
-from planner.profiles import Part, Profile, Source
+from planner.profiles import Part, Profile, is_computed
 from planner.sharding import Rule, rule_lines
 from planner.splitting.conversion import LOCAL, Step
 from planner.splitting.reshardings import rule_by
@@ -92,7 +92,7 @@ def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
     own = np.array(local.whole)
     mine = own >= 0
     share = np.array(local.share)
-    if problem.profile.source is Source.ANALYTIC:
+    if is_computed(problem.profile):
         share = _roofline_shares(problem.profile, local, kind)
     lost = [_loss_parts(problem.profile, side) for side in range(2)]
     known = measured_shares(problem.profile, stage)
@@ -106,7 +106,7 @@ def local_times(problem: Problem, stage: Stage, device: int) -> OperatorTimes:
         least = np.minimum(both, floor_s(problem.profile, whole_s))
         t = both * (1.0 - of_loss[own])
         part = t * share
-        if problem.profile.source is Source.ANALYTIC:
+        if is_computed(problem.profile):
             launch = np.minimum(t, least)
             part = launch + (t - launch) * share
         loss_s = both * of_loss[own] * np.array(local.loss_share)
@@ -123,7 +123,7 @@ def floor_s(profile: Profile, times_s: Floats) -> float:
     """
     taken = times_s[times_s > 0]
     fastest_s = float(taken.min()) if len(taken) else 0.0
-    return min(fastest_s, EMPTY_KERNEL_S) if profile.source is Source.ANALYTIC else fastest_s
+    return min(fastest_s, EMPTY_KERNEL_S) if is_computed(profile) else fastest_s
 
 
 def _roofline_shares(profile: Profile, local: LocalStage, kind: DeviceType) -> Floats:

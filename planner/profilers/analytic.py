@@ -33,14 +33,13 @@ from planner.model import Model
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
 from planner.profilers.origin import model_fields
-from planner.profiles import OperatorCost, Profile, Source
+from planner.profiles import ROOFLINE, OperatorCost, Profile, Source
 from planner.support.arrays import Floats
 from planner.topology import DeviceType
 
 if TYPE_CHECKING:
     from planner.profilers.facts import Facts
 
-ENGINE = "roofline"
 MIN_SHARE = 1e-3
 """Operators that take less than this share of the step are left out where times are compared."""
 
@@ -92,7 +91,7 @@ def analytic(
         spread=0.0,
         whole_step=None,
         versions=versions(),
-        engine=ENGINE,
+        engine=ROOFLINE,
         warnings=(*_warnings(kind, dtype), *unknown),
         loss_costs=loss_costs,
     )

@@ -22,7 +22,7 @@ from planner.costs.local_stage import local_stage, work_share
 from planner.costs.memory import stage_memory
 from planner.costs.split import local_times
 from planner.problem import Optimizer
-from planner.profiles import Source
+from planner.profiles import ROOFLINE, Source
 from planner.schedules.actions import Receive, Send
 from planner.sharding import local_shape, rule_of
 from planner.simulator.steady import iterate
@@ -182,9 +182,13 @@ def test_a_part_is_no_faster_than_the_fastest_operator():
         (5e-4, 5e-6),  # of a model without small operators an empty kernel is the floor
     ],
 )
-def test_parts_of_computed_times_follow_the_roofline_and_are_launched_each(fastest_s, floor_s):
+@pytest.mark.parametrize("source", [Source.ANALYTIC, Source.INTERPOLATED, Source.RESCALED])
+def test_parts_of_computed_times_follow_the_roofline_and_are_launched_each(
+    fastest_s, floor_s, source
+):
     # By the roofline all is bound by FLOPs, so that shares are exact.
-    profile = replace(mlp(forward_s=(fastest_s, 4e-3, 2e-3, 4e-3)), source=Source.ANALYTIC)
+    profile = mlp(forward_s=(fastest_s, 4e-3, 2e-3, 4e-3))
+    profile = replace(profile, source=source, engine=ROOFLINE)
     stage = one_stage(profile, megatron(4), [range(4)], 2).stages[0]
     topology = cluster([unit_type()] * 4)
     times = local_times(problem_of(profile, topology), stage, 0)

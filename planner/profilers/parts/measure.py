@@ -22,7 +22,7 @@ from planner.profilers.classes import Surroundings, class_name, surroundings
 from planner.profilers.devices import autocast_dtype, device_type, gpu_names
 from planner.profilers.measured import ModelTimer, layout
 from planner.profilers.trust import Conditions, busy
-from planner.profiles import Part, PartTime, Profile, Source
+from planner.profiles import Part, PartTime, Profile, Source, is_computed
 from planner.sharding import local_shape, rule_of
 from planner.splitting.reshardings import reads
 
@@ -64,7 +64,7 @@ def device_for(kind: str) -> str | None:
 
 def obstacle(profile: Profile) -> str | None:
     """Why no parts can be measured for a profile, in words; None if they can."""
-    if profile.source is Source.ANALYTIC:
+    if is_computed(profile):
         return "the profile's times are computed, and those of parts from local FLOPs and bytes"
     if profile.source is not Source.MEASURED:
         return f"the profile's times are {profile.source.value}, not measured"
