@@ -169,18 +169,29 @@ def along(
         for name in operator.parameters:
             last[name] = max(v, last.get(name, -1))
     search = _Search(graph, about, axis, policy, times_s, floor_s, measured_s, last)
-    paths = [_Path(0.0, 0.0, {})]
-    for v, own in enumerate(rules):
-        paths = _extended(search, paths, v, own)[:beam]
-    best = min(
-        paths, key=lambda path: (path.cost_s + _ending_s(search, path.state), path.made_bytes)
-    )
+    # Where parts of which no conversion is allowed led all paths to an operator that has no rule
+    # for them, every conversion is allowed, so that a path is left.
+    free = replace(search, policy=replace(policy, conversion=_anything))
+    path = _best(search, rules, beam) or _best(free, rules, beam)
     chosen: list[AxisRule] = []
-    path: _Path | None = best
     while path is not None and path.rule is not None:
         chosen.append(path.rule)
         path = path.before
     return tuple(reversed(chosen))
+
+
+def _best(search: _Search, rules: Sequence[Sequence[AxisRule]], beam: int) -> _Path | None:
+    """The fastest path; None where all that were kept came to an operator that no conversion which
+    is allowed leads to.
+    """
+    paths = [_Path(0.0, 0.0, {})]
+    for v, own in enumerate(rules):
+        paths = _extended(search, paths, v, own)[:beam]
+    return min(
+        paths,
+        key=lambda path: (path.cost_s + _ending_s(search, path.state), path.made_bytes),
+        default=None,
+    )
 
 
 def _extended(
