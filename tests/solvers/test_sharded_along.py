@@ -58,3 +58,15 @@ def cluster_of(kind):
     """Fields of a topology of two devices of a type."""
     made = cluster([unit_type(kind, bandwidth=1e12)] * 2, 1e15, 1e-7)
     return {"device_types": made.device_types, "devices": made.devices}
+
+
+@pytest.mark.parametrize("beam", [1, 24])
+def test_where_no_conversion_is_allowed_that_is_needed_all_are(beam):
+    """The first operator is cut though the second one has to be whole. With one path there is no
+    way on but a conversion; with more there is one in which the first is whole, too.
+    """
+    given = problem(with_rules(mlp()), bandwidth=1e15)
+    axis = replace(axis_of(given, (0, 1), (2,), 0, 1), latency_s=0.0)
+    policy = Policy(rule=lambda v, _: v == 0, conversion=lambda *_: False)
+    rules = chosen(given, dict(named(given.profile.graph)), axis, policy, 0, beam=beam)
+    assert [rule.cuts for rule in rules] == [beam == 1, False, False, False]
