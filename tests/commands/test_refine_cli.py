@@ -44,12 +44,13 @@ def test_the_same_times_are_everywhere(folder):
     assert refined["operators"] > 2
     assert refined["timed"] + refined["cached"] > 0
     assert refined["before_s"] == plain["iteration_s"]
-    assert refined["after_s"] == refined["before_refined_s"] == found["iteration_s"]
+    # By measured times another strategy of the solver may be the best.
+    assert refined["after_s"] == found["iteration_s"] <= refined["before_refined_s"]
     assert found["iteration_s"] != plain["iteration_s"]
     again = json.loads(run("simulate", "strategy.json", "--json").stdout)
     assert again["iteration_s"] == found["iteration_s"]
     (profile,) = read_any_profiles(folder / "profiles" / "mlp.json")
-    assert sum(bool(one.parts) for one in profile.operators) == refined["operators"]
+    assert sum(bool(one.parts) for one in profile.operators) >= refined["operators"]
     plan = read_plan(folder / "strategy.json")
     assert profile_of(plan, "strategy.json", [profile], "mlp.json") is profile
     # The solver, too, knows the measured parts now, and may cut otherwise.
