@@ -111,17 +111,20 @@ def export(
             Their shapes become those of the file.
         path: the file to write; weights of 2 GB or more are written to PATH.data beside it.
         dynamic_shapes: as in torch.onnx.export; arguments that a dict leaves out are static.
-        check: whether the file is run on the example inputs and compared with the module.
+        check: whether the file is run on the example inputs, and its outputs and the gradients of
+            all parameters are compared with the module's own.
         verbose: whether what torch prints is shown.
 
     Raises:
         ExportError: if torch cannot trace or translate the module, the inputs do not fit, or the
-            file computes something else than the module.
+            file computes something else than the module, or has other gradients.
         FileError: if the file cannot be written.
     """
     from planner.exporting.export import export_module
+    from planner.operators.gradients.check import check_gradients
 
-    return export_module(module, inputs, Path(path), dynamic_shapes, check=check, verbose=verbose)
+    checker = check_gradients if check else None
+    return export_module(module, inputs, Path(path), dynamic_shapes, check=checker, verbose=verbose)
 
 
 def call_factory(name: str) -> "tuple[nn.Module, object]":

@@ -1,7 +1,9 @@
-"""A module as an ONNX file: trace, tie, tidy, record, write."""
+"""A module as an ONNX file: trace, tie, tidy, check, record, write."""
 
+import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -15,14 +17,18 @@ from planner.errors import ExportError
 from planner.exporting import recording
 from planner.exporting.check import Check
 from planner.exporting.check import check as compared
-from planner.exporting.inputs import dynamic_shapes_of, inputs_of
+from planner.exporting.inputs import Inputs, dynamic_shapes_of, inputs_of
 from planner.exporting.quiet import quiet
 from planner.exporting.settings import settings_for_export
 from planner.exporting.tidy import tidy
 from planner.exporting.trace import traced, translated
 from planner.exporting.write import write_model
 from planner.graph import ITEM_BYTES
-from planner.model.record import METADATA_KEY, ModuleRecord, record_text
+from planner.model.record import METADATA_KEY, Checked, ModuleRecord, record_text
+from planner.operators.gradients.check import GradientCheck
+
+GradientChecker = Callable[[nn.Module, Sequence[object], Mapping[str, object], Path], GradientCheck]
+"""Compares a module with its file on example inputs; see `check_gradients`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ class Exported:
         outputs: of the file, the one that a loss is computed from first among the floats.
         settings: what was set during the export, such as "use_cache=False".
         notes: what the file does not do that the module does.
-        check: the comparison with the module; None where it was not asked for.
+        check: the comparison of outputs with the module's; None where it was not asked for.
+        gradients: the comparison of gradients with the module's; None where it was not asked for.
     """
 
     path: Path
@@ -65,6 +72,7 @@ class Exported:
     settings: tuple[str, ...]
     notes: tuple[str, ...]
     check: Check | None = None
+    gradients: GradientCheck | None = None
 
 
 def export_module(
@@ -73,7 +81,7 @@ def export_module(
     path: Path,
     dynamic_shapes: object = None,
     *,
-    check: bool = True,
+    check: GradientChecker | None = None,
     verbose: bool = False,
 ) -> Exported:
     """Writes a module as ONNX, in the mode in which it is.
@@ -83,12 +91,13 @@ def export_module(
         inputs: a tensor, a tuple of tensors, or tensors by argument; their shapes are the file's.
         path: the file to write.
         dynamic_shapes: as torch.onnx.export takes them; arguments may be left out of a mapping.
-        check: whether the graph is run and compared with the module before it is written.
+        check: compares gradients before the file is written; outputs are compared, too. None
+            compares nothing.
         verbose: whether what torch prints is shown.
 
     Raises:
         ExportError: if the inputs do not fit, torch cannot trace or translate the module, or the
-            graph computes something else.
+            graph computes something else, or has other gradients.
         FileError: if the file cannot be written.
     """
     _check_tensors(module)
@@ -102,8 +111,12 @@ def export_module(
         recording.tie(graph, module)
         tidy(model, recording.held_names(module))
         _name_outputs(graph, program)
-        checked = compared(module, examples, model) if check else None
-    record = recording.record_of(module, graph)
+        record = recording.record_of(module, graph)
+        outputs = gradients = None
+        if check is not None:
+            outputs = compared(module, examples, model)
+            gradients = _gradients(check, module, examples, model, record)
+    record = replace(record, checked=_checked(outputs, gradients))
     model.metadata_props[METADATA_KEY] = record_text(record)
     return Exported(
         path=path,
@@ -115,9 +128,34 @@ def export_module(
         inputs=tuple(_value(value) for value in graph.inputs),
         outputs=tuple(_value(value) for value in graph.outputs),
         settings=settings,
-        notes=(*(f"assumed that {one}" for one in assumed), *_notes(module, program, graph)),
-        check=checked,
+        notes=(
+            *(f"assumed that {one}" for one in assumed),
+            *_notes(module, program, graph),
+            *(() if gradients is None else gradients.notes),
+        ),
+        check=outputs,
+        gradients=gradients,
     )
+
+
+def _gradients(
+    check: GradientChecker, module: nn.Module, inputs: Inputs, model: ir.Model, record: ModuleRecord
+) -> GradientCheck:
+    """The comparison of gradients, of a file that is gone afterwards."""
+    model.metadata_props[METADATA_KEY] = record_text(record)
+    with tempfile.TemporaryDirectory(prefix="planner-export-") as folder:
+        path = Path(folder) / "model.onnx"
+        write_model(model, path)
+        return check(module, inputs.positional, inputs.named, path)
+
+
+def _checked(outputs: Check | None, gradients: GradientCheck | None) -> Checked:
+    """What was compared, for the record."""
+    if gradients is not None and gradients.difference is not None:
+        return Checked.GRADIENTS
+    if outputs is not None and outputs.difference is not None:
+        return Checked.OUTPUTS
+    return Checked.NOTHING
 
 
 def _check_tensors(module: nn.Module) -> None:

@@ -7,6 +7,7 @@ are buffers, and which parameters share a tensor, so that nothing has to be gues
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from onnx import ModelProto
@@ -35,6 +36,14 @@ def _is_trained(path: Path) -> bool:
 
 EXPORTED_FILE = Kind("an exported model", _is_exported, is_model=True)
 WEIGHTS_FILE = Kind("a trained model", _is_trained, is_model=True)
+
+
+class Checked(StrEnum):
+    """What was compared with the module when it was exported."""
+
+    GRADIENTS = "gradients"  # and outputs
+    OUTPUTS = "outputs"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ class ModuleRecord:
         parameters: in the order of `named_parameters()`, each tensor once.
         buffers: in the order of `named_buffers()`, each tensor once.
         versions: of the software that exported it.
+        checked: what was compared with the module; None in files of before it was recorded.
     """
 
     module: str
@@ -76,6 +86,7 @@ class ModuleRecord:
     parameters: tuple[TensorRecord, ...]
     buffers: tuple[TensorRecord, ...]
     versions: dict[str, str]
+    checked: Checked | None = None
 
     @property
     def trained(self) -> tuple[TensorRecord, ...]:
@@ -118,6 +129,7 @@ def read_record(proto: ModelProto) -> ModuleRecord | None:
             parameters=_tensors(content["parameters"]),
             buffers=_tensors(content["buffers"]),
             versions=content["versions"],
+            checked=Checked(content["checked"]) if content.get("checked") else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(

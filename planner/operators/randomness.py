@@ -16,15 +16,70 @@ A loop of one's own gets the numbers of a launch from the same functions:
         mask = dropout_mask("node_dropout", (8, 16), ratio=0.1)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from planner.errors import OperatorError
+
 _draws: ContextVar[tuple[int, int, int]] = ContextVar("draws", default=(0, 0, 0))
+
+UNIFORM, NORMAL, PICKED = "uniform", "normal", "picked"
+"""Kinds of draws: uniform in [0, 1), standard normal, and indices of classes."""
+
+
+class Draw(NamedTuple):
+    """Numbers that a random operator of a module drew.
+
+    Attributes:
+        kind: see `UNIFORM`.
+        numbers: in float64; of indices int64.
+    """
+
+    kind: str
+    numbers: Tensor
+
+
+_fed: ContextVar[Callable[[str, Sequence[int]], Tensor] | None] = ContextVar("fed", default=None)
+
+
+@contextmanager
+def fed(draws: Sequence[Draw]) -> Iterator[None]:
+    """A context in which operators do not draw: each gets the first of these numbers that is left
+    of its kind and shape.
+
+    Args:
+        draws: in the order in which operators of one kind and shape run.
+
+    Raises:
+        OperatorError: in the context, if an operator finds none.
+    """
+    waiting: dict[tuple[str, tuple[int, ...]], list[Tensor]] = {}
+    for kind, numbers in reversed(draws):
+        waiting.setdefault((kind, tuple(numbers.shape)), []).append(numbers)
+
+    def take(kind: str, shape: Sequence[int]) -> Tensor:
+        left = waiting.get((kind, tuple(shape)))
+        if not left:
+            raise OperatorError(f"no {kind} numbers of shape {list(shape)} are left to feed")
+        return left.pop()
+
+    token = _fed.set(take)
+    try:
+        yield
+    finally:
+        _fed.reset(token)
+
+
+def _given(kind: str, shape: Sequence[int], device: torch.device | str) -> Tensor | None:
+    """The numbers that are fed here; None where operators draw, and on meta tensors."""
+    take = _fed.get()
+    return None if take is None or torch.device(device).type == "meta" else take(kind, shape)
 
 
 @contextmanager
@@ -85,6 +140,8 @@ def standard_normal(
         device: the device that draws and holds them.
         own_seed: as for `generator`.
     """
+    if (given := _given(NORMAL, shape, device)) is not None:
+        return given.to(dtype)
     drawn = generator(node, own_seed, device)
     return torch.randn(tuple(shape), generator=drawn, dtype=dtype, device=device)
 
@@ -99,6 +156,8 @@ def standard_uniform(
     """Numbers uniform in [0, 1), as RandomUniform and RandomUniformLike draw them before they
     scale. The arguments are those of `standard_normal`.
     """
+    if (given := _given(UNIFORM, shape, device)) is not None:
+        return given.to(dtype)
     drawn = generator(node, own_seed, device)
     return torch.rand(tuple(shape), generator=drawn, dtype=dtype, device=device)
 
@@ -121,5 +180,29 @@ def dropout_mask(
         device: the device that draws and holds it.
         own_seed: as for `generator`.
     """
+    if (given := _given(UNIFORM, shape, device)) is not None:
+        return given < 1 - ratio
     mask = torch.empty(tuple(shape), dtype=torch.bool, device=device)
     return mask.bernoulli_(1 - ratio, generator=generator(node, own_seed, device))
+
+
+def classes(
+    node: str, log_chances: Tensor, num_samples: int, own_seed: float | None = None
+) -> Tensor:
+    """Indices of classes, drawn with replacement, as Multinomial draws them.
+
+    Args:
+        node: the operator's name.
+        log_chances: (B, C) logarithm of the probability of each class, up to a constant per row.
+        num_samples: of each row.
+        own_seed: as for `generator`.
+
+    Returns:
+        (B, num_samples) int64.
+    """
+    shape = (log_chances.shape[0], num_samples)
+    if (given := _given(PICKED, shape, log_chances.device)) is not None:
+        return given
+    drawn = generator(node, own_seed, log_chances.device)
+    chances = torch.softmax(log_chances, 1)
+    return torch.multinomial(chances, num_samples, replacement=True, generator=drawn)

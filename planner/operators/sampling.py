@@ -121,6 +121,4 @@ def multinomial(
     Returns:
         (B, sample_size) indices.
     """
-    drawn = randomness.generator(node, seed, input.device)
-    chances = torch.softmax(input, 1)
-    return torch.multinomial(chances, sample_size, replacement=True, generator=drawn).to(dtype)
+    return randomness.classes(node, input, sample_size, seed).to(dtype)

@@ -29,14 +29,26 @@ def export_lines(done: "Exported") -> tuple[str, ...]:
     ]
     if done.check is not None and done.check.difference is not None:
         lines.append(
-            f"agrees with the module on the example inputs: largest difference"
+            f"outputs agree with the module's on the example inputs: largest difference"
             f" {done.check.difference:.1e}, relative"
         )
     elif done.check is not None:
-        lines.append(f"not compared with the module: {done.check.reason}")
+        lines.append(f"outputs were not compared with the module's: {done.check.reason}")
+    lines += _gradient_lines(done)
     lines.append(f"wrote {' and '.join(map(str, done.files))}")
     lines.append(f"next: planner profile {done.path}{_bindings(done)}")
     return tuple(lines)
+
+
+def _gradient_lines(done: "Exported") -> list[str]:
+    if done.gradients is None:
+        return ["not compared with the module (--no-check), which the file records"]
+    if done.gradients.difference is None:
+        return [f"gradients were not compared with the module's: {done.gradients.reason}"]
+    return [
+        f"gradients of {count(done.gradients.num_parameters, 'parameter')} agree with the module's:"
+        f" largest difference {done.gradients.difference:.1e}, relative, in {done.gradients.dtype}"
+    ]
 
 
 def _parameter_lines(parameters: Parameters) -> list[str]:
@@ -94,4 +106,5 @@ def export_json(done: "Exported") -> dict[str, Any]:
         "settings": list(done.settings),
         "notes": list(done.notes),
         "check": None if done.check is None else asdict(done.check),
+        "gradients": None if done.gradients is None else asdict(done.gradients),
     }

@@ -1,0 +1,103 @@
+"""The graph of a file on example inputs, by the functions that the launcher runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, fx, nn
+
+from planner.model import Model
+from planner.operators.convert import parameters, to_torch
+from planner.operators.gradients.module_run import Gradients, dense, loss_of
+from planner.operators.gradients.precision import Recording, widened
+from planner.operators.randomness import Draw, fed
+from planner.operators.running import told_whole
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor of floats of the graph, with its gradient; None where none flows."""
+
+    tensor: Tensor
+    gradient: Tensor | None = None
+
+
+class _Keeping(fx.Interpreter):
+    """Runs a module, and keeps every tensor of floats on the way."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: list[Value] = []
+
+    def run_node(self, n: fx.Node) -> object:
+        """One operator, parameter or input."""
+        made = super().run_node(n)
+        if isinstance(made, Tensor) and made.is_floating_point():
+            value = Value(made)
+            self.values.append(value)
+            if made.requires_grad:
+                made.register_hook(partial(_keep, value))  # type: ignore[no-untyped-call]
+        return made
+
+
+def _keep(value: Value, gradient: Tensor) -> None:
+    value.gradient = gradient.detach().clone()
+
+
+def run_graph(
+    model: Model,
+    inputs: Sequence[Tensor],
+    draws: Sequence[Draw],
+    own: Sequence[int],
+    counted: Sequence[int],
+    *,
+    double: bool,
+    tensors: bool = False,
+) -> tuple[Gradients, Sequence[Value]]:
+    """Runs all operators of a model; its outputs are those of the graph.
+
+    Args:
+        inputs: in the order of the graph's.
+        draws: random numbers to feed it.
+        own: as of `loss_of`, positions among the graph's outputs.
+        counted: the same.
+        double: in float64, or else in the types of the file.
+        tensors: whether to keep all tensors on the way.
+
+    Raises:
+        OperatorError: if an operator cannot be converted, or finds no random numbers.
+    """
+    names = dict.fromkeys(name for node in model.nodes for name in node.inputs)
+    held = parameters(model, [name for name in names if name in model.values])
+    if double:
+        held = {name: _wide(one) for name, one in held.items()}
+    module = to_torch(model, values=held)
+    leaves = []
+    for one in inputs:
+        copy = one.detach().clone()
+        leaf = widened(copy) if double else copy
+        leaves.append(leaf.requires_grad_(leaf.is_floating_point()))
+    by_name = dict(zip(model.graph.inputs, leaves, strict=True))
+    given = [by_name[name] for name in module.input_names]  # type: ignore[union-attr]
+    runner = _Keeping(module) if tensors else None
+    recording = Recording(double=double)
+    with torch.enable_grad(), recording, fed(draws), told_whole(model, module):
+        made = module(*given) if runner is None else runner.run(*given)
+        by_output = dict(zip(module.output_names, made, strict=True))  # type: ignore[arg-type]
+        outputs = [by_output[name] for name in model.graph.outputs]
+        loss = loss_of(outputs, own, counted)
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+    gradients = Gradients(
+        [one.detach() for one in outputs],
+        {name: dense(one.grad) for name, one in held.items()},
+        [dense(one.grad) for one in leaves],
+    )
+    return gradients, runner.values if runner is not None else ()
+
+
+def _wide(held: Tensor) -> Tensor:
+    """A parameter or constant in float64."""
+    wide: Tensor = widened(held.detach())
+    return nn.Parameter(wide) if isinstance(held, nn.Parameter) else wide

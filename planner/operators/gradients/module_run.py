@@ -1,0 +1,151 @@
+"""A module's own forward and backward pass on example inputs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from planner.operators.gradients.events import (
+    Events,
+    Seen,
+    Suspect,
+    functions_in,
+    standing_suspects,
+)
+from planner.operators.gradients.precision import Recording, own_tensors, widened
+from planner.operators.randomness import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What one run gives.
+
+    Attributes:
+        outputs: its tensors, in order.
+        parameters: gradient of each by name; None where none flows to it.
+        inputs: the same of the tensors among the inputs, in order.
+    """
+
+    outputs: Sequence[Tensor]
+    parameters: Mapping[str, Tensor | None]
+    inputs: Sequence[Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRun:
+    """A run of a module.
+
+    Attributes:
+        gradients: and outputs.
+        counted: positions of the outputs that the loss is made of where none is a loss.
+        draws: the random numbers.
+        strange: random operators whose numbers are not known.
+        suspects: what may give it other gradients than its operators have.
+        seen: tensors on the way, with their gradients, if they were asked for.
+    """
+
+    gradients: Gradients
+    counted: Sequence[int]
+    draws: Sequence[Draw]
+    strange: Sequence[str]
+    suspects: Sequence[Suspect]
+    seen: Sequence[Seen]
+
+
+def loss_of(outputs: Sequence[Tensor], own: Sequence[int], counted: Sequence[int]) -> Tensor | None:
+    """The sum of the losses among the outputs; where there are none, of the products of outputs
+    with fixed random numbers. None where no gradient flows to it.
+
+    Args:
+        outputs: of a module or graph.
+        own: positions of outputs that are losses.
+        counted: positions of the outputs that count where none is a loss.
+    """
+    if own:
+        terms = [outputs[i].sum() for i in own]
+    else:
+        terms = [(outputs[i] * _factors(outputs[i], i)).sum() for i in counted]
+    terms = [one.to(torch.float64) for one in terms if one.requires_grad]
+    return torch.stack(terms).sum() if terms else None
+
+
+def _factors(output: Tensor, position: int) -> Tensor:
+    numbers = np.random.default_rng(position).standard_normal(tuple(output.shape))
+    return torch.from_numpy(np.asarray(numbers)).to(output.dtype)
+
+
+def _counted(outputs: Sequence[Tensor]) -> list[int]:
+    """Outputs of floats through which a gradient flows; all of floats, if it flows through none."""
+    floats = [i for i, one in enumerate(outputs) if one.is_floating_point()]
+    return [i for i in floats if outputs[i].requires_grad] or floats
+
+
+def run_module(
+    module: nn.Module,
+    positional: Sequence[object],
+    named: Mapping[str, object],
+    own: Sequence[int],
+    *,
+    double: bool,
+    tensors: bool = False,
+) -> ModuleRun:
+    """Runs a module in its own mode, and leaves it as it was.
+
+    Args:
+        positional: arguments of forward; tensors of floats get a gradient.
+        named: the same by keyword.
+        own: as of `loss_of`.
+        double: in float64, or else in the types that the module has.
+        tensors: whether to keep all tensors on the way.
+    """
+    events = Events(module, tensors=tensors)
+    standing = [*standing_suspects(module)]
+    leaves, spec = pytree.tree_flatten((tuple(positional), dict(named)))
+    inputs = [_leaf(one, double) if isinstance(one, Tensor) else one for one in leaves]
+    given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
+    args, kwargs = pytree.tree_unflatten(given, spec)
+    with (
+        own_tensors(module, double=double),
+        torch.random.fork_rng(devices=[]),
+        torch.enable_grad(),
+        Recording(double=double) as recording,
+    ):
+        torch.manual_seed(0)
+        with events.watching():
+            made = module(*args, **kwargs)
+        outputs = [one for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
+        functions = [*functions_in(outputs)]
+        counted = _counted(outputs)
+        loss = loss_of(outputs, own, counted)
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        events.forget()
+        gradients = Gradients(
+            [one.detach() for one in outputs],
+            {name: dense(one.grad) for name, one in module.named_parameters()},
+            [dense(one.grad) for one in inputs if isinstance(one, Tensor)],
+        )
+    suspects = [*events.suspects.values()]
+    known = {one.what for one in suspects}
+    suspects += [one for one in functions if one.what not in known]
+    suspects += standing
+    return ModuleRun(
+        gradients, counted, recording.draws, sorted(recording.strange), suspects,
+        [*events.seen.values()],
+    )  # fmt: skip
+
+
+def _leaf(given: Tensor, double: bool) -> Tensor:
+    copy = given.detach().clone()
+    wide: Tensor = widened(copy) if double else copy
+    return wide.requires_grad_(wide.is_floating_point())
+
+
+def dense(gradient: Tensor | None) -> Tensor | None:
+    """A gradient as a plain tensor of its own."""
+    if gradient is None:
+        return None
+    return gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
