@@ -29,8 +29,9 @@ RANDOM = frozenset({
 MAX_BYTES = 1_800_000_000
 """Models with more weights are not run: ONNX Runtime holds them a second time."""
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
-"""The largest difference that rounding explains, of the largest magnitude of an output."""
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+"""The largest difference that rounding explains, of the largest magnitude of an output; in float64
+that of ONNX's attributes, which are float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from planner.exporting.inputs import Inputs, dynamic_shapes_of, inputs_of
 from planner.exporting.quiet import quiet
 from planner.exporting.settings import settings_for_export
 from planner.exporting.tidy import tidy
-from planner.exporting.trace import traced, translated
+from planner.exporting.trace import scalars_of, traced, translated
 from planner.exporting.write import write_model
 from planner.graph import ITEM_BYTES
 from planner.model.record import METADATA_KEY, Checked, ModuleRecord, record_text
@@ -109,7 +109,7 @@ def export_module(
         model, program = translated(program, shapes, type(module).__name__)
         graph = model.graph
         recording.tie(graph, module)
-        tidy(model, recording.held_names(module))
+        tidy(model, recording.held_names(module), scalars_of(program))
         _name_outputs(graph, program)
         record = recording.record_of(module, graph)
         outputs = gradients = None

@@ -13,7 +13,9 @@ from planner.model.canonical import domain_of, own_domain
 from planner.model.expansion.inlining import subgraphs
 from planner.model.expansion.nested import names_read
 from planner.model.record import METADATA_KEY
+from planner.model.scopes import PADDING_MARK
 
+_KEPT = {METADATA_KEY, PADDING_MARK}
 _RUNNING = {1: 3, 2: 4}
 """Outputs of BatchNormalization that are its running statistics in evaluation, and the inputs that
 they are then equal to."""
@@ -40,7 +42,7 @@ def to_evaluation(proto: ModelProto) -> int:
 
 def remove_annotations(proto: ModelProto) -> None:
     """Removes the stages and devices of a strategy, and older marks of the planner; the record of
-    the module stays.
+    the module and the marks of its export stay.
     """
     del proto.configuration[:]
     _remove_notes(proto.metadata_props)
@@ -52,7 +54,7 @@ def remove_annotations(proto: ModelProto) -> None:
 
 def _remove_notes(entries: MutableSequence[StringStringEntryProto]) -> None:
     for at in reversed(range(len(entries))):
-        if entries[at].key.startswith("planner.") and entries[at].key != METADATA_KEY:
+        if entries[at].key.startswith("planner.") and entries[at].key not in _KEPT:
             del entries[at]
 
 

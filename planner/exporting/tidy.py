@@ -5,20 +5,26 @@ values that depend on no parameter, buffer or input are computed in advance: sha
 masks, positions.
 """
 
+from collections.abc import Collection
+
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
 from onnxscript.optimizer import fold_constants_ir
+
+from planner.model.scopes import PADDING_MARK, padding_in
 
 # Metadata of nodes that is kept: the modules that a node comes from, and their classes. The
 # exporter also writes stack traces, with the paths of files on this machine.
 KEPT_METADATA = frozenset({"pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"})
 
 
-def tidy(model: ir.Model, held: frozenset[str]) -> None:
+def tidy(model: ir.Model, held: frozenset[str], scalars: Collection[float] = ()) -> None:
     """Cleans the graph up, in place.
 
     Args:
         held: names of the initializers that are parameters or buffers.
+        scalars: numbers among the arguments of the module's operators.
     """
     InlinePass()(model)
     RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
@@ -29,6 +35,7 @@ def tidy(model: ir.Model, held: frozenset[str]) -> None:
     )
     _remove_identities(model.graph)
     _remove_dead(model.graph)
+    _lengthen_scalars(model.graph, held, scalars)
     _remove_unused_opsets(model)
     _keep_module_names(model)
 
@@ -87,6 +94,34 @@ def _remove_dead(graph: ir.Graph) -> None:
             del graph.initializers[name]
 
 
+def _lengthen_scalars(graph: ir.Graph, held: frozenset[str], scalars: Collection[float]) -> None:
+    """Gives constants in float64 all digits of the module's numbers.
+
+    The exporter takes every number for a float32 before it gives it the type of the tensor beside
+    it: a module in float64 that multiplies by 0.1 would multiply by 0.10000000149.
+    """
+    exact = {float(np.float32(one)): one for one in scalars}
+    exact = {short: one for short, one in exact.items() if short != one}
+
+    def lengthened(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
+        if tensor is None or tensor.dtype is not ir.DataType.DOUBLE or tensor.size != 1:
+            return None
+        value = exact.get(float(tensor.numpy().reshape(())))
+        return None if value is None else ir.tensor(np.full_like(tensor.numpy(), value))
+
+    for name, one in graph.initializers.items():
+        longer = None if name in held else lengthened(one.const_value)
+        if longer is not None:
+            longer.name = name
+            one.const_value = longer
+    for node in graph.all_nodes():
+        value = node.attributes.get("value")
+        if node.op_type in ("Constant", "ConstantOfShape") and value is not None:
+            longer = lengthened(value.as_tensor())
+            if longer is not None:
+                node.attributes["value"] = ir.AttrTensor("value", longer)
+
+
 def _remove_unused_opsets(model: ir.Model) -> None:
     used = {node.domain for node in model.graph.all_nodes()} | {""}
     for domain in tuple(model.opset_imports):
@@ -95,15 +130,20 @@ def _remove_unused_opsets(model: ir.Model) -> None:
 
 
 def _keep_module_names(model: ir.Model) -> None:
-    """Drops metadata that only serves to debug the exporter."""
+    """Drops metadata that only serves to debug the exporter, and marks embeddings whose padding
+    gets no gradient, which ONNX cannot express.
+    """
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     values = [*model.graph.inputs, *model.graph.initializers.values()]
     for node in model.graph.all_nodes():
         values += node.outputs
+        padding = padding_in(node.metadata_props) if node.op_type == "Gather" else None
         for key in tuple(node.metadata_props):
             if key not in KEPT_METADATA:
                 del node.metadata_props[key]
+        if padding is not None:
+            node.metadata_props[PADDING_MARK] = str(padding)
         node.doc_string = None
     for value in values:
         value.metadata_props.clear()

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from planner.errors import ExportError
 from planner.exporting.assumptions import Assumptions
 from planner.exporting.inputs import Inputs
-from planner.exporting.translations import translations
+from planner.exporting.translations import own_operators, translations
 
 DATA_DEPENDENT = (
     "a branch or a size depends on the value of a tensor, which a graph cannot have; use"
@@ -72,6 +73,7 @@ def translated(
     Raises:
         ExportError: if an operator has no translation.
     """
+    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
     try:
         made = torch.onnx.export(
             program,
@@ -79,12 +81,22 @@ def translated(
             optimize=False,
             verbose=False,
             dynamic_shapes=dynamic_shapes,  # type: ignore[arg-type]
-            custom_translation_table=translations(),
+            custom_translation_table=own_operators(targets) | translations(),
         )
     except Exception as error:
         raise ExportError(f"{title}: {_untranslatable(error)}") from error
     assert made is not None and made.exported_program is not None
     return made.model, made.exported_program
+
+
+def scalars_of(program: ExportedProgram) -> frozenset[float]:
+    """The numbers among the arguments of a trace's operators."""
+    return frozenset(
+        one
+        for node in program.graph.nodes
+        for one in pytree.tree_leaves((node.args, node.kwargs))
+        if isinstance(one, float)
+    )
 
 
 def _unnamed(shapes: Any) -> Any:

@@ -9,15 +9,20 @@
 - EmbeddingBag: the exporter writes a loop over the bags. Here rows are added up by ScatterND.
 - The cross-entropy: the exporter leaves smoothed labels out, and takes probabilities of classes for
   classes.
+- An operator of a library of the user's own, such as `torch.library.custom_op` makes, becomes one
+  node: its type is the operator's name, its domain the library's, its attributes the arguments that
+  are no tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import opset18
+from onnxscript import evaluator, opset18
+from torch._ops import OpOverload
 
 op: Any = opset18  # its types are those of its own front end
 aten = torch.ops.aten
@@ -264,6 +269,55 @@ def grouped_mm(input: Any, weight: Any, offs: Any, *others: Any, **options: Any)
     wide = op.Reshape(rows, op.Concat(op.Shape(input, start=0, end=1), minus, axis=0))
     tall = op.Reshape(weight, op.Concat(minus, op.Shape(weight, start=2, end=3), axis=0))
     return op.MatMul(wide, tall)
+
+
+TRANSLATED = frozenset({"aten", "onnx", "onnx_symbolic", "prim", "prims", "torchvision"})
+"""Libraries whose operators torch's exporter translates."""
+
+
+def own_operators(targets: Iterable[object]) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Translations of operators that torch's exporter does not know.
+
+    Args:
+        targets: what the nodes of a trace call.
+    """
+    return {
+        one: partial(_node_of, one)
+        for one in targets
+        if isinstance(one, OpOverload) and one.namespace not in TRANSLATED
+    }
+
+
+def _node_of(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """A node of the operator's own domain."""
+    named = dict(zip((one.name for one in operator._schema.arguments), args, strict=False)) | kwargs
+    inputs: list[ir.Value | None] = []
+    attributes: dict[str, Any] = {}
+    for one in operator._schema.arguments:
+        value = named.get(one.name, one.default_value)
+        if str(one.type) in ("Tensor", "Optional[Tensor]"):
+            inputs.append(value)
+        elif isinstance(value, bool | int | float | str) or _is_plain_list(value):
+            attributes[one.name] = int(value) if isinstance(value, bool) else value
+        elif value is not None:
+            raise NotImplementedError(f"its argument {one.name}, of type {one.type}")
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    node = ir.Node(
+        operator.namespace,
+        operator._schema.name.partition("::")[2],
+        inputs,
+        ir.convenience.convert_attributes(attributes),
+        num_outputs=len(operator._schema.returns),
+        version=1,
+    )
+    recorder: Any = evaluator.default()
+    recorder.nodes.append(node)
+    return node.outputs[0] if len(node.outputs) == 1 else node.outputs
+
+
+def _is_plain_list(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, int | float) for one in value)
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:

@@ -2,7 +2,8 @@
 
 Annotations do not change the hash: device configurations, metadata, documentation, declared
 intermediate shapes, the IR version, and how an inline tensor is stored. Names do, because
-strategies refer to operators by name.
+strategies refer to operators by name. So do marks of `planner export` in the metadata of nodes,
+which say what a gradient is.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from planner.model.expansion.inlining import inlined
+from planner.model.scopes import PADDING_MARK
 from planner.model.weights import ModelFile, is_inline, is_stored, place_of
 
 
@@ -132,6 +134,9 @@ def _node_pieces(node: NodeProto, name: str) -> Iterator[Piece]:
                 len(node.attribute))  # fmt: skip
     for attribute in sorted(node.attribute, key=lambda a: a.name):
         yield from _attribute_pieces(attribute)
+    for entry in node.metadata_props:
+        if entry.key == PADDING_MARK:
+            yield _text(entry.key, entry.value)
 
 
 def _without_trailing_gaps(names: Iterable[str]) -> list[str]:

@@ -7,12 +7,13 @@ torch.onnx.export with dynamo=True writes them into the node's metadata:
     pkg.torch.onnx.fx_node          %layer_norm : ... = call_function[target=torch.ops.aten.
                                     layer_norm.default](args = (%x, [32], %p_h_0_ln_weight, ...
 
+`planner export` keeps the first two, and of the third an embedding's padding, as a mark of its own.
 The older exporter writes the path into the node's name: "/h.0/ln/LayerNormalization".
 """
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,7 +21,9 @@ from onnx import NodeProto
 
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
-_FX_NODE = "pkg.torch.onnx.fx_node"
+FX_NODE = "pkg.torch.onnx.fx_node"
+PADDING_MARK = "planner.padding_idx"
+"""Key of a mark of `planner export` at a Gather: the row of the table that gets no gradient."""
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 _CALL = re.compile(r"target=torch\.ops\.\w+\.(\w+)")
 # embedding(table, indices, row): a row from 0 on.
@@ -61,14 +64,22 @@ def scope_of(node: NodeProto) -> Scope:
     """The place that a node came from, as far as its metadata and its name say."""
     notes = {one.key: one.value for one in node.metadata_props}
     path, kinds = _strings(notes.get(_NAME_SCOPES, "")), _strings(notes.get(_CLASSES, ""))
-    call, arguments = _call(notes.get(_FX_NODE, ""))
-    padding = _PADDING.search(notes.get(_FX_NODE, ""))
+    call, arguments = _call(notes.get(FX_NODE, ""))
     # The last entry of both lists is the call.
     module = path[-2] if len(path) > 1 else "" if path else _path_in(node.name)
     kind = kinds[-2] if len(kinds) > 1 else ""
     root = kinds[0] if len(kinds) > 1 else ""
-    row = int(padding[1]) if padding is not None else None
+    row = padding_in(notes)
     return Scope(module, kind, root, call, arguments, row, notes.get(_RULES, ""))
+
+
+def padding_in(notes: Mapping[str, str]) -> int | None:
+    """The row of an embedding's table that gets no gradient, by a node's metadata."""
+    mark = notes.get(PADDING_MARK, "")
+    if mark.isdecimal():
+        return int(mark)
+    noted = _PADDING.search(notes.get(FX_NODE, ""))
+    return None if noted is None else int(noted[1])
 
 
 @lru_cache(maxsize=4096)

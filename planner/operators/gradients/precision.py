@@ -84,9 +84,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an operator that may draw numbers does: those of attention only with dropout."""
-    named = {one.name: value for one, value in zip(func._schema.arguments, args, strict=False)}
-    named |= kwargs
-    return bool(named.get("dropout_p", named.get("dropout", 1.0)))
+    for at, one in enumerate(func._schema.arguments):
+        if one.name in ("dropout_p", "dropout"):
+            given = args[at] if at < len(args) else kwargs.get(one.name, one.default_value)
+            return bool(given)
+    return True
 
 
 def _wide_arguments(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
