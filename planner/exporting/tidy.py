@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
 from onnxscript.optimizer import fold_constants_ir
 
+from planner.model.folding import RANDOM_OPERATORS
 from planner.model.scopes import PADDING_MARK, padding_in
 
 # Metadata of nodes that is kept: the modules that a node comes from, and their classes. The
@@ -64,8 +65,11 @@ def _train_dropout(graph: ir.Graph) -> None:
 
 
 def _foldable(node: ir.Node, held: frozenset[str]) -> bool | None:
-    """False for nodes that read a parameter or buffer; None leaves the choice to the pass."""
-    return False if any(value is not None and value.name in held for value in node.inputs) else None
+    """False for nodes that read a parameter or buffer or draw numbers, which are others in every
+    step; None leaves the choice to the pass.
+    """
+    reads = any(value is not None and value.name in held for value in node.inputs)
+    return False if reads or node.op_type in (*RANDOM_OPERATORS, "Dropout") else None
 
 
 def _remove_identities(graph: ir.Graph) -> None:

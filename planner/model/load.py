@@ -36,7 +36,7 @@ from planner.model.expansion.nested import names_read_by
 from planner.model.folding import operator_type
 from planner.model.modes import evaluation_notes, is_batch_norm, trains
 from planner.model.origins import Kind, Origin
-from planner.model.record import ModuleRecord, read_record
+from planner.model.record import Checked, ModuleRecord, read_record
 from planner.model.repair import Repaired, Ties, repaired
 from planner.model.scopes import scope_of
 from planner.model.sound import check
@@ -274,10 +274,24 @@ def _model(
         record=record,
         named=tuple(sorted(one.name for one in module.named if one.kind is Kind.PARAMETER)),
         sources=module.sources,
-        warnings=(*module.warnings, *doubts(choices, record, module.named, module.origins)),
+        warnings=(
+            *_unchecked(record),
+            *module.warnings,
+            *doubts(choices, record, module.named, module.origins),
+        ),
         expanded={
             node.name: folded.origins[node.name] for node in kept if node.name in folded.origins
         },
+    )
+
+
+def _unchecked(record: ModuleRecord | None) -> tuple[str, ...]:
+    """That nothing shows that the file trains as its module does."""
+    if record is None or record.checked is not Checked.NOTHING:
+        return ()
+    return (
+        "exported without a comparison with the module (--no-check): gradients that the module"
+        " stops or changes are those of its operators",
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -25,6 +26,9 @@ ONNX, such as the epsilon of a normalization, are float32."""
 FLOOR = 1e-6
 """A gradient whose largest magnitude is less than this part of the largest of all gradients is
 compared as if it had that much: those that are zero but for rounding have no magnitude."""
+SHORT = {torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+"""The same of modules in short types: the file has their numbers, such as a factor of 0.1, in them,
+and PyTorch computes with longer ones."""
 NATIVE_TOLERANCE = 1e-2
 """The same where the module does not run in float64: rounding adds up."""
 MAX_BYTES = 1_000_000_000
@@ -88,9 +92,15 @@ class _Case:
         at = {position: i for i, position in enumerate(self.outputs)}
         own = [at[i] for i in self.own]
         counted = [at[i] for i in run.counted if i in at]
+        usual = [one.output.name for one in losses(self.model.graph)]
+        trained = _held_by(self.model)
+        if own or [self.model.graph.outputs[i] for i in counted] == usual:
+            # The loss is the one that the file is trained by: so are the parameters.
+            trained = {one.name for one in self.model.graph.parameters if one.trainable}
         return run_graph(
-            self.model, self.inputs, run.draws, own, counted, double=double, tensors=tensors
-        )
+            self.model, self.inputs, run.draws, trained, own, counted, double=double,
+            tensors=tensors,
+        )  # fmt: skip
 
 
 def check_gradients(
@@ -131,6 +141,12 @@ def check_gradients(
     except OperatorError as error:
         return GradientCheck(None, reason=_without(path, error))
     return _compared(case, run, graph, double)
+
+
+def _held_by(model: Model) -> set[str]:
+    """The initializers that are parameters which the module trains."""
+    assert model.record is not None
+    return {one.initializer for one in model.record.trained if one.initializer is not None}
 
 
 def _without(path: Path, error: Exception) -> str:
@@ -187,13 +203,20 @@ def _refuse_always(module: nn.Module, run: ModuleRun | None) -> None:
         )
 
 
+def _tolerance(module: nn.Module, double: bool) -> float:
+    """The largest difference that rounding explains."""
+    tensors = (*module.parameters(), *module.buffers())
+    shortest = max((SHORT.get(one.dtype, 0.0) for one in tensors), default=0.0)
+    return max(shortest, TOLERANCE if double else NATIVE_TOLERANCE)
+
+
 def _compared(case: _Case, run: ModuleRun, graph: Gradients, double: bool) -> GradientCheck:
     """The outcome of two runs.
 
     Raises:
         ExportError: if they differ.
     """
-    tolerance = TOLERANCE if double else NATIVE_TOLERANCE
+    tolerance = _tolerance(case.module, double)
     _compare_outputs(case, run.gradients, graph, tolerance)
     pairs = _pairs(case, run.gradients, graph)
     floor = FLOOR * max((_largest(own) for own, _ in pairs.values()), default=0.0)
@@ -273,7 +296,7 @@ def _words(case: _Case, wrong: Mapping[str, float], double: bool, floor: float) 
     """The parameters whose gradients differ, where the difference arises, why, and what to do."""
     run = case.of_module(double=double, tensors=True)
     _, values = case.of_graph(run, double=double, tensors=True)
-    tolerance = TOLERANCE if double else NATIVE_TOLERANCE
+    tolerance = _tolerance(case.module, double)
     where = between(run.seen, values, run.suspects, lambda a, b: _apart(a, b, floor) <= tolerance)
     count = sum(one.requires_grad for one in case.model.record.parameters)  # type: ignore[union-attr]
     lines = [
@@ -298,6 +321,8 @@ def _place_lines(where: Between | None) -> list[str]:
         return []
     if where.behind is None:
         return [f"behind {where.before}"]
+    if str(where.behind) == str(where.before):
+        return [f"at {where.before}"]
     return [f"between {where.before}", f"and {where.behind}"]
 
 
@@ -310,6 +335,7 @@ _ADVICE = (
     ("torch.autograd.Function",
      "make it a torch.library.custom_op, and give its function and its backward pass to the planner"
      " by planner.operators.register"),
+    ("torch.library", "give planner.operators.register a function with the same backward pass"),
     ("hook", "take the hook away; planner launch --clip limits the norm of all gradients"),
     ("scale_grad_by_freq", "take it away: give the embedding scale_grad_by_freq=False"),
     ("max_norm", "take it away: give the embedding max_norm=None"),

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as module_hooks
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 _ROOTS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
+_OF_LIBRARY = "GeneratedBackwardFor_"
 _APPLY = str(Path(torch.__file__).parent / "autograd" / "function.py")
 
 
@@ -158,7 +160,9 @@ class Events(TorchFunctionMode):
                 yield "detach()", False
         elif not torch.is_grad_enabled() and name not in ("__get__", "__set__", "size", "dim"):
             function = _function_called()
-            yield function or "operators under torch.no_grad()", False
+            if function is not BackwardHookFunction:  # by which a module's hooks run
+                what = "operators under torch.no_grad()" if function is None else _named(function)
+                yield what, False
 
     def _suspect(self, what: str, *, always: bool) -> None:
         place = self._place()
@@ -186,7 +190,7 @@ class Events(TorchFunctionMode):
 
 
 def _keep(seen: Seen, gradient: Tensor) -> None:
-    seen.gradient = gradient.detach().clone()
+    seen.gradient = gradient.detach().cpu().clone()
 
 
 def _flows(one: object) -> bool:
@@ -209,18 +213,23 @@ def _of_embedding(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, bool
         yield f"padding_idx={named['padding_idx']} of an embedding", False
 
 
-def _function_called() -> str | None:
-    """The `torch.autograd.Function` whose forward is running, in words; None outside of one."""
+def _function_called() -> type | None:
+    """The `torch.autograd.Function` whose forward is running; None outside of one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "apply" and frame.f_code.co_filename == _APPLY:
-            return _in_words(frame.f_locals["cls"])
+            function: type = frame.f_locals["cls"]
+            return function
         frame = frame.f_back
     return None
 
 
-def _in_words(function: type) -> str:
-    return f"{function.__name__}, a torch.autograd.Function with a backward pass of its own"
+def _named(function: type) -> str:
+    """A `torch.autograd.Function`; torch makes one for each operator of `torch.library`."""
+    name = function.__name__.removeprefix(_OF_LIBRARY)
+    if name != function.__name__:
+        return f"{name}, an operator of torch.library with a backward pass of its own"
+    return f"{name}, a torch.autograd.Function with a backward pass of its own"
 
 
 def _line_of_user(frame: FrameType | None) -> str:
@@ -256,8 +265,8 @@ def functions_in(outputs: list[Tensor]) -> Iterator[Suspect]:
         function = getattr(type(node), "_forward_cls", None)
         if function is not None and function.__name__ not in named:
             named.add(function.__name__)
-            if not function.__module__.startswith("torch.utils.hooks"):
-                yield Suspect(_in_words(function))
+            if function is not BackwardHookFunction:
+                yield Suspect(_named(function))
         for source, _ in node.next_functions:
             if source is not None and source not in known:
                 known.add(source)

@@ -1,6 +1,6 @@
 """The graph of a file on example inputs, by the functions that the launcher runs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from planner.model import Model
 from planner.operators.convert import parameters, to_torch
-from planner.operators.gradients.module_run import Gradients, dense, loss_of
+from planner.operators.gradients.module_run import Gradients, dense, leaf, loss_of
 from planner.operators.gradients.precision import Recording, widened
 from planner.operators.randomness import Draw, fed
 from planner.operators.running import told_whole
@@ -49,6 +49,7 @@ def run_graph(
     model: Model,
     inputs: Sequence[Tensor],
     draws: Sequence[Draw],
+    trained: Collection[str],
     own: Sequence[int],
     counted: Sequence[int],
     *,
@@ -60,6 +61,7 @@ def run_graph(
     Args:
         inputs: in the order of the graph's.
         draws: random numbers to feed it.
+        trained: parameters that get a gradient.
         own: as of `loss_of`, positions among the graph's outputs.
         counted: the same.
         double: in float64, or else in the types of the file.
@@ -70,14 +72,9 @@ def run_graph(
     """
     names = dict.fromkeys(name for node in model.nodes for name in node.inputs)
     held = parameters(model, [name for name in names if name in model.values])
-    if double:
-        held = {name: _wide(one) for name, one in held.items()}
+    held = {name: _leaf(one, double, name in trained) for name, one in held.items()}
     module = to_torch(model, values=held)
-    leaves = []
-    for one in inputs:
-        copy = one.detach().clone()
-        leaf = widened(copy) if double else copy
-        leaves.append(leaf.requires_grad_(leaf.is_floating_point()))
+    leaves = [leaf(one, double) for one in inputs]
     by_name = dict(zip(model.graph.inputs, leaves, strict=True))
     given = [by_name[name] for name in module.input_names]  # type: ignore[union-attr]
     runner = _Keeping(module) if tensors else None
@@ -97,7 +94,7 @@ def run_graph(
     return gradients, runner.values if runner is not None else ()
 
 
-def _wide(held: Tensor) -> Tensor:
-    """A parameter or constant in float64."""
-    wide: Tensor = widened(held.detach())
-    return nn.Parameter(wide) if isinstance(held, nn.Parameter) else wide
+def _leaf(held: Tensor, double: bool, trained: bool) -> Tensor:
+    """A parameter or constant, in float64 if asked for."""
+    one: Tensor = widened(held.detach()) if double else held.detach()
+    return nn.Parameter(one) if trained else one

@@ -104,7 +104,7 @@ def run_module(
     events = Events(module, tensors=tensors)
     standing = [*standing_suspects(module)]
     leaves, spec = pytree.tree_flatten((tuple(positional), dict(named)))
-    inputs = [_leaf(one, double) if isinstance(one, Tensor) else one for one in leaves]
+    inputs = [leaf(one, double) if isinstance(one, Tensor) else one for one in leaves]
     given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
     args, kwargs = pytree.tree_unflatten(given, spec)
     with (
@@ -124,7 +124,7 @@ def run_module(
             loss.backward()  # type: ignore[no-untyped-call]
         events.forget()
         gradients = Gradients(
-            [one.detach() for one in outputs],
+            [one.detach().cpu() for one in outputs],
             {name: dense(one.grad) for name, one in module.named_parameters()},
             [dense(one.grad) for one in inputs if isinstance(one, Tensor)],
         )
@@ -138,14 +138,15 @@ def run_module(
     )  # fmt: skip
 
 
-def _leaf(given: Tensor, double: bool) -> Tensor:
+def leaf(given: Tensor, double: bool) -> Tensor:
+    """A copy of an input, which gets a gradient if it holds floats."""
     copy = given.detach().clone()
     wide: Tensor = widened(copy) if double else copy
     return wide.requires_grad_(wide.is_floating_point())
 
 
 def dense(gradient: Tensor | None) -> Tensor | None:
-    """A gradient as a plain tensor of its own."""
+    """A gradient as a plain tensor in the CPU's memory."""
     if gradient is None:
         return None
-    return gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+    return (gradient.to_dense() if gradient.is_sparse else gradient).detach().cpu()

@@ -72,11 +72,11 @@ def _by_value(seen: Sequence[Seen], values: Sequence[Value]) -> Mapping[int, lis
         known[tuple(value.tensor.shape)].append((float(value.tensor.abs().sum()), i))
     members: dict[int, list[int]] = defaultdict(list)
     for k, one in enumerate(seen):
-        total = float(one.tensor.abs().sum())
-        for other, i in known.get(tuple(one.tensor.shape), ()):
-            if abs(total - other) <= _SAME * max(total, other) and _same(
-                one.tensor, values[i].tensor
-            ):
+        tensor = one.tensor.detach().cpu()
+        total = float(tensor.abs().sum())
+        for other, i in known.get(tuple(tensor.shape), ()):
+            near = abs(total - other) <= _SAME * max(total, other)
+            if near and _same(tensor, values[i].tensor):
                 members[i].append(k)
                 break
     return members

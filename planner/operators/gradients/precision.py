@@ -65,20 +65,22 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made = pytree.tree_map(widened, made)
         return made
 
-    def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Numbers uniform in [0, 1), in float64."""
-        return self._drawn(UNIFORM, torch.rand(tuple(shape), dtype=torch.float64))
+    def uniform(self, shape: Sequence[int], device: object = None) -> Tensor:
+        """Numbers uniform in [0, 1), in float64, drawn by the CPU."""
+        drawn = self._drawn(UNIFORM, torch.rand(tuple(shape), dtype=torch.float64))
+        return drawn.to(device or "cpu")  # type: ignore[call-overload, no-any-return]
 
-    def normal(self, shape: Sequence[int]) -> Tensor:
-        """Standard normal numbers in float64."""
-        return self._drawn(NORMAL, torch.randn(tuple(shape), dtype=torch.float64))
+    def normal(self, shape: Sequence[int], device: object = None) -> Tensor:
+        """Standard normal numbers, likewise."""
+        drawn = self._drawn(NORMAL, torch.randn(tuple(shape), dtype=torch.float64))
+        return drawn.to(device or "cpu")  # type: ignore[call-overload, no-any-return]
 
     def picked(self, indices: Tensor) -> Tensor:
         """Indices that were drawn otherwise."""
         return self._drawn(PICKED, indices)
 
     def _drawn(self, kind: str, numbers: Tensor) -> Tensor:
-        self.draws.append(Draw(kind, numbers))
+        self.draws.append(Draw(kind, numbers.cpu()))
         return numbers
 
 
@@ -151,15 +153,15 @@ def _dtype_of(kwargs: dict[str, Any], like: Tensor | None = None) -> torch.dtype
 
 
 def _fill(self: Tensor, numbers: Tensor) -> Tensor:
-    return self.copy_(numbers.to(self.device))
+    return self.copy_(numbers)
 
 
 def _bernoulli_(run: Recording, self: Tensor, p: Any = 0.5, **_: Any) -> Tensor:
-    return _fill(self, (run.uniform(self.shape) < p).to(torch.float64))
+    return _fill(self, (run.uniform(self.shape, self.device) < p).to(torch.float64))
 
 
 def _bernoulli(run: Recording, self: Tensor, p: Any = None, **_: Any) -> Tensor:
-    return (run.uniform(self.shape) < (self if p is None else p)).to(self.dtype)
+    return (run.uniform(self.shape, self.device) < (self if p is None else p)).to(self.dtype)
 
 
 def _dropout(
@@ -167,51 +169,51 @@ def _dropout(
 ) -> tuple[Tensor, Tensor]:
     if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
-    kept = run.uniform(input.shape) < 1 - p
+    kept = run.uniform(input.shape, input.device) < 1 - p
     return input * kept * (0.0 if p == 1 else 1 / (1 - p)), kept
 
 
 def _rand(run: Recording, size: Sequence[int], **kwargs: Any) -> Tensor:
-    return run.uniform(size).to(_dtype_of(kwargs))
+    return run.uniform(size, kwargs.get("device")).to(_dtype_of(kwargs))
 
 
 def _rand_like(run: Recording, self: Tensor, **kwargs: Any) -> Tensor:
-    return run.uniform(self.shape).to(_dtype_of(kwargs, self))
+    return run.uniform(self.shape, self.device).to(_dtype_of(kwargs, self))
 
 
 def _uniform_(
     run: Recording, self: Tensor, low: float = 0.0, high: float = 1.0, **_: Any
 ) -> Tensor:
-    return _fill(self, low + (high - low) * run.uniform(self.shape))
+    return _fill(self, low + (high - low) * run.uniform(self.shape, self.device))
 
 
 def _randn(run: Recording, size: Sequence[int], **kwargs: Any) -> Tensor:
-    return run.normal(size).to(_dtype_of(kwargs))
+    return run.normal(size, kwargs.get("device")).to(_dtype_of(kwargs))
 
 
 def _randn_like(run: Recording, self: Tensor, **kwargs: Any) -> Tensor:
-    return run.normal(self.shape).to(_dtype_of(kwargs, self))
+    return run.normal(self.shape, self.device).to(_dtype_of(kwargs, self))
 
 
 def _normal_(run: Recording, self: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
-    return _fill(self, mean + std * run.normal(self.shape))
+    return _fill(self, mean + std * run.normal(self.shape, self.device))
 
 
 def _normal_float(
     run: Recording, mean: float, std: float, size: Sequence[int], **kwargs: Any
 ) -> Tensor:
-    return (mean + std * run.normal(size)).to(_dtype_of(kwargs))
+    return (mean + std * run.normal(size, kwargs.get("device"))).to(_dtype_of(kwargs))
 
 
 def _normal(run: Recording, mean: Any, std: Any = 1.0, **_: Any) -> Tensor:
     tensors = [one for one in (mean, std) if isinstance(one, Tensor)]
     like: Tensor = sum(tensors[1:], tensors[0])
-    drawn: Tensor = mean + std * run.normal(like.shape)
+    drawn: Tensor = mean + std * run.normal(like.shape, like.device)
     return drawn.to(like.dtype)
 
 
 def _exponential_(run: Recording, self: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
-    return _fill(self, -torch.log(run.uniform(self.shape)) / rate)
+    return _fill(self, -torch.log(run.uniform(self.shape, self.device)) / rate)
 
 
 def _randint(run: Recording, high: int, size: Sequence[int], **kwargs: Any) -> Tensor:
@@ -219,7 +221,7 @@ def _randint(run: Recording, high: int, size: Sequence[int], **kwargs: Any) -> T
 
 
 def _randint_low(run: Recording, low: int, high: int, size: Sequence[int], **kwargs: Any) -> Tensor:
-    drawn = torch.floor(low + (high - low) * run.uniform(size))
+    drawn = torch.floor(low + (high - low) * run.uniform(size, kwargs.get("device")))
     return drawn.to(kwargs.get("dtype") or torch.int64)
 
 
