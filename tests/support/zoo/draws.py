@@ -63,7 +63,13 @@ class Fed(TorchDispatchMode):
                 raise OtherDrawsError(f"{node.name}: {shape}, the module has {tuple(mask.shape)}")
             return mask.copy_(randomness.dropout_mask(node.name, mask.shape, 1 - kept))
         draw = randomness.standard_normal if function in NORMAL else randomness.standard_uniform
-        return draw(node.name, shape)
+        return draw(node.name, shape, _dtype(args, kwargs or {}))
+
+
+def _dtype(args, kwargs):
+    """The type of the numbers that a call draws."""
+    like = args[0].dtype if isinstance(args[0], torch.Tensor) else torch.get_default_dtype()
+    return kwargs.get("dtype") or like
 
 
 @contextmanager
