@@ -156,7 +156,10 @@ def gpt2(*, checkpointing=False):
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
     if checkpointing:
-        model.gradient_checkpointing_enable()
+        new = getattr(
+            model, "activation_checkpointing_enable", None
+        )  # the name in new transformers
+        (new or model.gradient_checkpointing_enable)()
     return model, {"input_ids": torch.arange(16).reshape(2, 8), "labels": torch.ones(2, 8).long()}
 
 
@@ -233,7 +236,8 @@ KINDS = {
     "gpt2-checkpointing": Kind(lambda: gpt2(checkpointing=True), OWN, EQUAL, data=language,
         loss="own", within=FLOAT32_ATTRIBUTES),
     "bert-with-padding": Kind(bert,
-        "the padding's row has no gradient, and no example input reads it", REFUSED, PADDING, data=tokens_with_padding, loss="own"),
+        "the padding's row has no gradient, and no example input reads it", REFUSED,
+        PADDING, data=tokens_with_padding, loss="own"),
     "bert-without-padding": Kind(bert, "the padding's row is never read", EITHER, PADDING,
         data=tokens_and_mask, loss="own", within=FLOAT32_ATTRIBUTES),
 }  # fmt: skip
