@@ -31,7 +31,7 @@ SEVERITY = (
     Outcome.FAILED, Outcome.WRONG, Outcome.NOTED, Outcome.UNNAMED, Outcome.DRAWS, Outcome.EQUAL,
     Outcome.REFUSED,
 )  # fmt: skip
-"""Outcomes of a kind's trials, the first of which is the kind's."""
+"""Outcomes, the gravest first."""
 MAX_TEXT = 110
 
 
@@ -52,9 +52,17 @@ class Row:
     seconds: float
 
     @property
-    def outcome(self) -> Outcome:
-        """The gravest one of all trials."""
-        return min((one.outcome for one in self.trials.values()), key=SEVERITY.index)
+    def worst(self) -> tuple[str, Trial]:
+        """The trial to show: one whose outcome is not right, if there is any; the gravest of them;
+        and of equal ones that with the largest figure.
+        """
+        accepted = KINDS[self.name].accepted
+        return min(
+            self.trials.items(),
+            key=lambda item: (
+                item[1].outcome in accepted, SEVERITY.index(item[1].outcome), -largest(item[1])
+            ),
+        )  # fmt: skip
 
 
 def row(name: str, dtypes: Sequence[torch.dtype]) -> Row:
@@ -73,13 +81,12 @@ def row(name: str, dtypes: Sequence[torch.dtype]) -> Row:
 
 
 def line(made: Row) -> str:
-    """A row as text: the gravest trial, with its figures."""
-    worst = {key: one for key, one in made.trials.items() if one.outcome is made.outcome}
-    key, one = max(worst.items(), key=lambda item: largest(item[1]))
+    """A row as text: one trial, with its figures."""
+    key, one = made.worst
     expected = "/".join(sorted(KINDS[made.name].accepted))
     figures = "" if one.loss is None else f"loss {one.loss:.0e} weights {one.weight:.0e} "
     return (
-        f"{' ' if made.is_right else '!'} {made.name:38} {expected:16} {made.outcome:8}"
+        f"{' ' if made.is_right else '!'} {made.name:38} {expected:16} {one.outcome:8}"
         f" {key:16} {figures}{one.text[:MAX_TEXT]}"
     )
 
@@ -108,7 +115,7 @@ def main() -> None:
         if made.trials:  # a kind may be of the other dtype alone
             rows.append(made)
             print(line(made), flush=True)
-    counts = Counter(one.outcome for one in rows)
+    counts = Counter(one.worst[1].outcome for one in rows)
     print(", ".join(f"{counts[one]} {one}" for one in Outcome if counts[one]))
     print(f"{sum(not one.is_right for one in rows)} of {len(rows)} kinds are not as they should be")
     if options.json:

@@ -156,9 +156,7 @@ def gpt2(*, checkpointing=False):
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
     if checkpointing:
-        new = getattr(
-            model, "activation_checkpointing_enable", None
-        )  # the name in new transformers
+        new = getattr(model, "activation_checkpointing_enable", None)  # its new name
         (new or model.gradient_checkpointing_enable)()
     return model, {"input_ids": torch.arange(16).reshape(2, 8), "labels": torch.ones(2, 8).long()}
 
