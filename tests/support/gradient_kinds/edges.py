@@ -11,18 +11,18 @@ from tests.support.gradient_kinds.kind import EITHER, EQUAL, TOLD, Kind, Outcome
 
 
 class At(nn.Module):
-    """A function of the inputs times ones, which are trained, so that it is met at exact points.
+    """A function of the inputs plus zeros, which are trained, so that it is met at exact points.
 
-    After the first step the ones are no longer ones; the first gradient has to be right.
+    After the first step the zeros are no longer zeros; the first gradient has to be right.
     """
 
     def __init__(self, function):
         super().__init__()
-        self.scale, self.head = nn.Parameter(torch.ones(6)), nn.Linear(6, 4)
+        self.shift, self.head = nn.Parameter(torch.zeros(6)), nn.Linear(6, 4)
         self.function = function
 
     def forward(self, x):
-        return self.head(self.function(x * self.scale))
+        return self.head(self.function(x + self.shift))
 
 
 def points(values):
@@ -57,11 +57,11 @@ class Reduced(nn.Module):
 
     def __init__(self, function):
         super().__init__()
-        self.weight, self.head = nn.Parameter(torch.ones(6)), nn.Linear(1, 3)
+        self.shift, self.head = nn.Parameter(torch.zeros(6)), nn.Linear(1, 3)
         self.function = function
 
     def forward(self, x):
-        return self.head(self.function(x * self.weight).unsqueeze(-1))
+        return self.head(self.function(x + self.shift).unsqueeze(-1))
 
 
 def tied(function, rows=((2.0, 2.0, 1.0, 2.0, 0.5, -1.0),) * 4, **how):
@@ -100,10 +100,10 @@ class HalfWhere(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(6))
+        self.shift = nn.Parameter(torch.zeros(6))
 
     def forward(self, x):
-        h = x * self.scale
+        h = x + self.shift
         return torch.where(h > 0, h.sqrt(), torch.zeros_like(h))
 
 
