@@ -279,7 +279,7 @@ def compared(
 
 def relative(made: float, wanted: float) -> float:
     """How far a loss is off; two that are no numbers are equal."""
-    return apart(torch.tensor(made), torch.tensor(wanted))
+    return apart(torch.tensor(made, dtype=torch.float64), torch.tensor(wanted, dtype=torch.float64))
 
 
 def apart(made: Tensor, wanted: Tensor) -> float:
