@@ -8,6 +8,7 @@ from tests.support.gradient_kinds.kind import (
     EITHER,
     EQUAL,
     REFUSED,
+    TOLD,
     Kind,
     around,
 )
@@ -88,7 +89,8 @@ KINDS = {
         dtypes=(torch.float32,)),
     "round": Kind(around(lambda: beside(lambda h: (4 * h).round())), "rounding has none", EQUAL),
     "round-alone": Kind(around(lambda: lambda h: (4 * h).round()),
-        "the first layer's gradients are zeros", EQUAL),
+        "the first layer's gradients are zeros, by which AdamW's weight decay shrinks it",
+        EQUAL | TOLD, ("gradient",)),
     "sign": Kind(around(lambda: beside(torch.sign)), "the sign has none", EQUAL),
     "floor": Kind(around(lambda: beside(lambda h: (4 * h).floor())), "floor has none", EQUAL),
     "remainder": Kind(around(lambda: lambda h: torch.remainder(h, 0.3)), "that of its dividend",

@@ -42,7 +42,8 @@ class Kind:
         make: gives the module, freshly initialised, and example inputs.
         does: a sentence on its backward pass.
         accepted: outcomes that are right.
-        causes: a refusal or a note has to have one of these words; without any, all will do.
+        causes: a refusal or a note has to have one of these words; without any, every refusal will
+            do, and no note.
         data: the inputs of one microbatch; None draws floats like the example's and shuffles its
             integers.
         loss: "mse" against random targets, or "own", the module's first output.

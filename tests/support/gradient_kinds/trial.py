@@ -272,7 +272,7 @@ def compared(
     tensor, weight = max(weights.items(), key=lambda one: one[1], default=("", 0.0))
     if max(loss, weight) <= kind.within[dtype]:
         return Trial(Outcome.EQUAL, loss, weight, notes)
-    is_noted = notes and mentions(kind, notes)
+    is_noted = bool(kind.causes) and mentions(kind, notes)
     where = f"{tensor} differs most; notes: {notes}" if notes else f"{tensor} differs most"
     return Trial(Outcome.NOTED if is_noted else Outcome.WRONG, loss, weight, where)
 
