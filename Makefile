@@ -6,7 +6,7 @@ OUT ?= .cache/strategies
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-periodic bench-placements bench-profile bench-solve bench-solvers bench-split bench-overhead bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo docs check clean
+.PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-periodic bench-placements bench-profile bench-solve bench-solvers bench-split bench-overhead bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo bench-gradients docs check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -114,6 +114,9 @@ bench-convergence: $(READY) ## 40 epochs of two networks beside PyTorch; writes 
 
 bench-zoo: $(READY) ## the zoo of networks on the user's way, beside PyTorch; writes docs/models.md (about an hour)
 	$(BIN)/python -m tests.bench.zoo --write
+
+bench-gradients: $(READY) ## modules with a say in their backward pass, beside PyTorch's loop (about 15 minutes)
+	$(BIN)/python -m tests.bench.gradients
 
 check: lint type test ## what has to pass before a change lands
 

@@ -17,11 +17,14 @@ from planner.operators import randomness
 aten = torch.ops.aten
 NORMAL = {aten.randn.default, aten.randn_like.default}
 UNIFORM = {aten.rand.default, aten.rand_like.default}
+BERNOULLI = {aten.bernoulli.default, aten.bernoulli_.float}
+FROM_UNIFORM = {*UNIFORM, *BERNOULLI, aten.exponential_.default}
 KINDS = {
-    "Dropout": {aten.bernoulli_.float},
+    "Dropout": {aten.bernoulli_.float}, "Bernoulli": BERNOULLI,
     "RandomNormal": NORMAL, "RandomNormalLike": NORMAL,
-    "RandomUniform": UNIFORM, "RandomUniformLike": UNIFORM,
+    "RandomUniform": FROM_UNIFORM, "RandomUniformLike": FROM_UNIFORM,
 }  # fmt: skip
+DRAWS = frozenset.union(*map(frozenset, KINDS.values()))
 
 
 def random_nodes(model):
@@ -45,25 +48,40 @@ class Fed(TorchDispatchMode):
 
     def __init__(self, model):
         super().__init__()
-        self.shapes = {n: t.shape for n, t in tensors_by_name(model.graph).items()}
+        self.tensors = tensors_by_name(model.graph)
         self.left = random_nodes(model)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function not in {aten.bernoulli_.float, *NORMAL, *UNIFORM}:
+        if function not in DRAWS:
             return function(*args, **(kwargs or {}))
         if not self.left:
             raise OtherDrawsError(f"{function}, and the file has no more operators that draw")
         node = self.left.pop(0)
-        shape = self.shapes[node.outputs[0]]
+        made = self.tensors[node.outputs[0]]
         if function not in KINDS[node.type]:
             raise OtherDrawsError(f"{function} where the file has {node.name}")
         if node.type == "Dropout":
             mask, kept = (*args, 0.5)[:2]  # torch leaves the default out
-            if mask.numel() != torch.Size(shape).numel():
-                raise OtherDrawsError(f"{node.name}: {shape}, the module has {tuple(mask.shape)}")
+            if mask.numel() != torch.Size(made.shape).numel():
+                raise OtherDrawsError(
+                    f"{node.name}: {made.shape}, the module has {tuple(mask.shape)}"
+                )
             return mask.copy_(randomness.dropout_mask(node.name, mask.shape, 1 - kept))
         draw = randomness.standard_normal if function in NORMAL else randomness.standard_uniform
-        return draw(node.name, shape)
+        drawn = draw(node.name, made.shape, getattr(torch, made.dtype))
+        if function in {*NORMAL, *UNIFORM}:
+            return drawn
+        if function is aten.bernoulli.default:
+            return (drawn < args[0]).to(args[0].dtype)
+        if function is aten.bernoulli_.float:
+            return args[0].copy_(drawn < (*args, 0.5)[1])
+        return args[0].copy_(_exponential(drawn, *args[1:]))
+
+
+def _exponential(uniform, rate=1.0):
+    """Exponential draws from uniform ones, as torch's decomposition makes them."""
+    small = torch.finfo(uniform.dtype).eps / 2
+    return torch.where(uniform >= 1 - small, -small, uniform.log()) / -rate
 
 
 @contextmanager
