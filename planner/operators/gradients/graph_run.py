@@ -1,6 +1,6 @@
 """The graph of a file on example inputs, by the functions that the launcher runs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,6 +54,7 @@ def run_graph(
     counted: Sequence[int],
     *,
     double: bool,
+    nudged: bool = False,
     tensors: bool = False,
 ) -> tuple[Gradients, Sequence[Value]]:
     """Runs all operators of a model; its outputs are those of the graph.
@@ -65,6 +66,7 @@ def run_graph(
         own: as of `loss_of`, positions among the graph's outputs.
         counted: the same.
         double: in float64, or else in the types of the file.
+        nudged: with constants that differ by the rounding of float32.
         tensors: whether to keep all tensors on the way.
 
     Raises:
@@ -73,6 +75,8 @@ def run_graph(
     names = dict.fromkeys(name for node in model.nodes for name in node.inputs)
     held = parameters(model, [name for name in names if name in model.values])
     held = {name: _leaf(one, double, name in trained) for name, one in held.items()}
+    if nudged:
+        held |= _nudged({name: one for name, one in held.items() if name not in trained})
     module = to_torch(model, values=held)
     leaves = [leaf(one, double) for one in inputs]
     by_name = dict(zip(model.graph.inputs, leaves, strict=True))
@@ -98,3 +102,14 @@ def _leaf(held: Tensor, double: bool, trained: bool) -> Tensor:
     """A parameter or constant, in float64 if asked for."""
     one: Tensor = widened(held.detach()) if double else held.detach()
     return nn.Parameter(one) if trained else one
+
+
+def _nudged(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Constants of floats, each number larger or smaller by the rounding of float32."""
+    generator = torch.Generator().manual_seed(0)
+    nudged = {}
+    for name, one in constants.items():
+        if one.is_floating_point():
+            up = torch.randint(2, one.shape, generator=generator)
+            nudged[name] = one * (1 + (2 * up - 1) * torch.finfo(torch.float32).eps / 2)
+    return nudged

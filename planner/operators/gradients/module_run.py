@@ -40,6 +40,7 @@ class ModuleRun:
 
     Attributes:
         gradients: and outputs.
+        of_inputs: whether its inputs got gradients.
         counted: positions of the outputs that the loss is made of where none is a loss.
         draws: the random numbers.
         strange: random operators whose numbers are not known.
@@ -48,6 +49,7 @@ class ModuleRun:
     """
 
     gradients: Gradients
+    of_inputs: bool
     counted: Sequence[int]
     draws: Sequence[Draw]
     strange: Sequence[str]
@@ -90,28 +92,33 @@ def run_module(
     own: Sequence[int],
     *,
     double: bool,
+    of_inputs: bool = True,
     tensors: bool = False,
 ) -> ModuleRun:
     """Runs a module in its own mode, and leaves it as it was.
 
     Args:
-        positional: arguments of forward; tensors of floats get a gradient.
+        positional: arguments of forward.
         named: the same by keyword.
         own: as of `loss_of`.
         double: in float64, or else in the types that the module has.
+        of_inputs: whether tensors of floats among the inputs get a gradient.
         tensors: whether to keep all tensors on the way.
     """
     events = Events(module, tensors=tensors)
     standing = [*standing_suspects(module)]
     leaves, spec = pytree.tree_flatten((tuple(positional), dict(named)))
-    inputs = [leaf(one, double) if isinstance(one, Tensor) else one for one in leaves]
+    inputs = [leaf(one, double, of_inputs) if isinstance(one, Tensor) else one for one in leaves]
     given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
+    held = (*module.parameters(), *module.buffers())
+    types = {one.dtype for one in (*held, *leaves) if isinstance(one, Tensor)}
     args, kwargs = pytree.tree_unflatten(given, spec)
+    recording = Recording(double=double, short_scalars=double and torch.float64 not in types)
     with (
         own_tensors(module, double=double),
         torch.random.fork_rng(devices=[]),
         torch.enable_grad(),
-        Recording(double=double) as recording,
+        recording,
     ):
         torch.manual_seed(0)
         with events.watching():
@@ -133,16 +140,16 @@ def run_module(
     suspects += [one for one in functions if one.what not in known]
     suspects += standing
     return ModuleRun(
-        gradients, counted, recording.draws, sorted(recording.strange), suspects,
+        gradients, of_inputs, counted, recording.draws, sorted(recording.strange), suspects,
         [*events.seen.values()],
     )  # fmt: skip
 
 
-def leaf(given: Tensor, double: bool) -> Tensor:
-    """A copy of an input, which gets a gradient if it holds floats."""
+def leaf(given: Tensor, double: bool, with_gradient: bool = True) -> Tensor:
+    """A copy of an input, which gets a gradient if that is asked for and it holds floats."""
     copy = given.detach().clone()
     wide: Tensor = widened(copy) if double else copy
-    return wide.requires_grad_(wide.is_floating_point())
+    return wide.requires_grad_(with_gradient and wide.is_floating_point())
 
 
 def dense(gradient: Tensor | None) -> Tensor | None:

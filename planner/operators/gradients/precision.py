@@ -8,10 +8,12 @@ Each random operator is made of numbers that are uniform in [0, 1) or standard n
 which the exporter translates it. They are recorded, and the graph is fed them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -36,17 +38,34 @@ def widened(value: Any) -> Any:
     return WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
+def shortened(value: Any) -> Any:
+    """A number with the digits of a float32; anything else as it is.
+
+    >>> shortened(0.1), shortened(-1e300), shortened(3)
+    (0.10000000149011612, -3.4028234663852886e+38, 3)
+    """
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    largest = torch.finfo(torch.float32).max
+    return float(np.float32(min(max(value, -largest), largest)))
+
+
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operators, in float64 if asked for, and records their random numbers.
+
+    Args:
+        double: whether to run in float64.
+        short_scalars: whether numbers among the arguments have the digits of a float32, as in a
+            module in float32 and in its file.
 
     Attributes:
         draws: in the order in which they were drawn.
         strange: random operators whose numbers are not known, by name.
     """
 
-    def __init__(self, *, double: bool) -> None:
+    def __init__(self, *, double: bool, short_scalars: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.double = double
+        self.double, self.short_scalars = double, short_scalars
         self.draws: list[Draw] = []
         self.strange: set[str] = set()
 
@@ -60,6 +79,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.strange.add(str(func))
             if self.double and func is not aten.view.dtype:
                 args, kwargs = _wide_arguments(func, args, kwargs)
+            if self.short_scalars:
+                args, kwargs = pytree.tree_map_only(float, shortened, (args, kwargs))
             made = func(*args, **kwargs)
         if self.double and not func._schema.is_mutable:
             made = pytree.tree_map(widened, made)

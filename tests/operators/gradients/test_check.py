@@ -14,6 +14,7 @@ from planner.errors import ExportError
 from planner.model.record import Checked, read_record
 from planner.operators import randomness
 from planner.operators.gradients import check as checking
+from planner.operators.gradients.distance import TOLERANCE, apart
 from tests.support.commands import run
 
 
@@ -304,11 +305,11 @@ def test_zero_gradients_are_compared_with_the_floor():
 
     assert export(Flat()).gradients.difference < 1e-6
     one, noise = torch.tensor([1.0]), torch.tensor([1e-13])
-    assert checking._apart(noise, 2 * noise, 1e-6) < checking.TOLERANCE
-    assert checking._apart(one, one + 1e-5, 1e-6) > checking.TOLERANCE
-    assert checking._apart(None, one, 1e-6) == 1.0
-    assert checking._apart(one, None, 1e-6) == 1.0
-    assert checking._apart(None, noise, 1e-6) == 0.0
+    assert apart(noise, 2 * noise, 1e-6) < TOLERANCE
+    assert apart(one, one + 1e-5, 1e-6) > TOLERANCE
+    assert apart(None, one, 1e-6) == 1.0
+    assert apart(one, None, 1e-6) == 1.0
+    assert apart(None, noise, 1e-6) == 0.0
 
 
 def test_a_model_that_is_too_large_is_said(monkeypatch):
