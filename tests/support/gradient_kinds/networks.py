@@ -196,6 +196,8 @@ def language(generator):
     return {"input_ids": tokens, "labels": tokens}
 
 
+SLOW = {"sgd": 0.1, "adamw": 1e-3}
+"""Rates by which AdamW does not make rounding visible where gradients are small."""
 PADDING = ("padding_idx",)
 OWN = "autograd's own"
 
@@ -231,12 +233,16 @@ KINDS = {
     "tied-head": Kind(lambda: (Tied(), (torch.randint(10, (4, 5)),)), "the sum of both uses",
         EQUAL),
     "gradient-in-forward": Kind(lambda: (Forces(), rows()), "a second derivative", EITHER),
-    "gpt2": Kind(gpt2, OWN, EQUAL, data=language, loss="own", within=FLOAT32_ATTRIBUTES),
+    "gpt2": Kind(gpt2, OWN, EQUAL, data=language, loss="own", within=FLOAT32_ATTRIBUTES,
+        rate=SLOW),
     "gpt2-checkpointing": Kind(lambda: gpt2(checkpointing=True), OWN, EQUAL, data=language,
-        loss="own", within=FLOAT32_ATTRIBUTES),
+        loss="own", within=FLOAT32_ATTRIBUTES,
+        rate=SLOW),
     "bert-with-padding": Kind(bert,
         "the padding's row has no gradient, and no example input reads it", REFUSED,
-        PADDING, data=tokens_with_padding, loss="own"),
+        PADDING, data=tokens_with_padding, loss="own",
+        rate=SLOW),
     "bert-without-padding": Kind(bert, "the padding's row is never read", EITHER, PADDING,
-        data=tokens_and_mask, loss="own", within=FLOAT32_ATTRIBUTES),
+        data=tokens_and_mask, loss="own", within=FLOAT32_ATTRIBUTES,
+        rate=SLOW),
 }  # fmt: skip

@@ -26,7 +26,8 @@ from tests.support.zoo import draws
 STEPS, NUM_MICROBATCHES = 4, 2
 NOISE = 64
 """Gradients up to this many roundings of the model's largest one are nothing but rounding. AdamW
-steps by a gradient's sign, so elements that have no other gradients cannot be compared."""
+steps by a gradient's sign, so elements that have no other gradients, such as the bias of
+attention's keys, are compared with SGD alone, and as they are, for want of a magnitude."""
 
 Microbatch = tuple[Inputs, dict[str, Tensor]]
 
@@ -310,17 +311,19 @@ def differences(
             continue
         got = made.state.get(key, before[key])
         counts = torch.ones_like(goal, dtype=torch.bool)
-        if optimizer == "adamw" and key in wanted.gradients:
+        if key in wanted.gradients:
             seen = wanted.gradients[key]
-            counts = (seen == 0) | (seen > floor)
-        if counts.any():
-            found[key] = apart(got[counts], goal[counts])
+            counts = ~((seen > 0) & (seen <= floor))
+        found[key] = apart(got[counts], goal[counts])
+        if optimizer == "sgd" and not counts.all():
+            found[key] = max(found[key], (got - goal)[~counts].abs().max().item())
     return found
 
 
 def noise(dtype: torch.dtype, wanted: Trained) -> float:
     """The largest gradient that is nothing but rounding."""
-    largest = max((one.max().item() for one in wanted.gradients.values()), default=0.0)
+    finite = [one[one.isfinite()].flatten() for one in wanted.gradients.values()]
+    largest = torch.cat(finite).max().item() if any(len(one) for one in finite) else 0.0
     return NOISE * torch.finfo(dtype).eps * largest
 
 
