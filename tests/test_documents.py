@@ -21,6 +21,9 @@ FOLDER = re.compile(r"`([\w/-]+/)`")
 WRITTEN = {
     "README.md": {"nets.py", "train.py"},
     "docs/api.md": {"nets.py"},
+    "docs/export.md": {"adversary.py", "nets.py"},
+    "planner/operators/gradients/events.py": {"net.py"},
+    "tests/operators/gradients/test_check.py": {"nets.py"},
     "tests/exporting/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
     "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},

@@ -7,6 +7,7 @@ import click
 
 from planner import api
 from planner.commands.option_types import Dynamic
+from planner.commands.options import OPERATORS
 from planner.commands.outputs import check_output
 from planner.commands.printing import say
 from planner.errors import OptionError
@@ -20,8 +21,9 @@ from planner.errors import OptionError
               help="Make a dimension of an input symbolic, such as x.0=batch; may be repeated.",
               )  # fmt: skip
 @click.option("--check/--no-check", default=True, show_default=True,
-              help="Run the file on the example inputs and compare it with the module.",
+              help="Compare the file's outputs and gradients with the module's.",
               )  # fmt: skip
+@OPERATORS
 @click.option("--verbose", is_flag=True, help="Show everything that torch prints.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(

@@ -144,6 +144,8 @@ def _untraceable(error: Exception) -> str:
     where = f"; at {line}" if line else ""
     if "DataDependent" in type(error).__name__ or "DynamicOutputShape" in type(error).__name__:
         return f"cannot be traced: {DATA_DEPENDENT} ({_first_line(error)}){where}"
+    if "fake tensor in the exported program constant" in str(error):
+        return f"torch.export cannot trace the .data of a tensor; write .detach(){where}"
     if "Constraints violated" in str(error):
         fixed = re.search(r"You marked (.*?constant \(\d+\))", str(error), re.DOTALL)
         detail = " ".join(fixed[1].split()) if fixed else _first_line(error)

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 _ROOTS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
 _OF_LIBRARY = "GeneratedBackwardFor_"
-_APPLY = str(Path(torch.__file__).parent / "autograd" / "function.py")
+_APPLY = torch.autograd.function.__file__
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,21 @@ class Place:
 
     Attributes:
         index: of the call, in the order of the forward pass.
+        function: that is called, such as "linear".
         module: path of the submodule, "" for the whole module.
         kind: its class.
         line: file, number and text of the line that makes the call.
     """
 
     index: int
+    function: str
     module: str
     kind: str
     line: str
 
     def __str__(self) -> str:
         """
-        >>> str(Place(0, "blocks.1", "Block", "net.py:12: x = x.detach()"))
+        >>> str(Place(0, "detach", "blocks.1", "Block", "net.py:12: x = x.detach()"))
         'net.py:12: x = x.detach() (in blocks.1, Block)'
         """
         return f"{self.line} (in {f'{self.module}, ' if self.module else ''}{self.kind})"
@@ -101,7 +103,7 @@ class Events(TorchFunctionMode):
         self.seen: dict[int, Seen] = {}
         self._tensors = tensors
         self._hooks: list[RemovableHandle] = []
-        self._index = 0
+        self._index, self._function = 0, ""
         self._paths = {id(one): path for path, one in module.named_modules()}
         self._within: list[nn.Module] = [module]
 
@@ -130,6 +132,7 @@ class Events(TorchFunctionMode):
         """One call of torch."""
         kwargs = kwargs or {}
         self._index += 1
+        self._function = getattr(func, "__name__", "")
         given = [one for one in pytree.tree_leaves((args, kwargs)) if _flows(one)]
         for what, always in self._doubts(func, given, args, kwargs):
             self._suspect(what, always=always)
@@ -144,7 +147,7 @@ class Events(TorchFunctionMode):
         self, func: Any, given: list[Tensor], args: Any, kwargs: Any
     ) -> Iterator[tuple[str, bool]]:
         """What a call may do to the backward pass, and whether always."""
-        name = getattr(func, "__name__", "")
+        name = self._function
         if func in (functional.embedding, functional.embedding_bag):
             yield from _of_embedding(func, args, kwargs)
         if not any(one.requires_grad for one in given):
@@ -161,8 +164,7 @@ class Events(TorchFunctionMode):
         elif not torch.is_grad_enabled() and name not in ("__get__", "__set__", "size", "dim"):
             function = _function_called()
             if function is not BackwardHookFunction:  # by which a module's hooks run
-                what = "operators under torch.no_grad()" if function is None else _named(function)
-                yield what, False
+                yield _unrecorded() if function is None else _named(function), False
 
     def _suspect(self, what: str, *, always: bool) -> None:
         place = self._place()
@@ -171,7 +173,7 @@ class Events(TorchFunctionMode):
     def _place(self) -> Place:
         innermost = next(one for one in reversed(self._within) if id(one) in self._paths)
         path, kind = self._paths[id(innermost)], type(innermost).__name__
-        return Place(self._index, path, kind, _line_of_user(sys._getframe(1)))
+        return Place(self._index, self._function, path, kind, _line_of_user(sys._getframe(1)))
 
     def _see(self, tensors: list[Tensor]) -> None:
         for one in tensors:
@@ -211,6 +213,11 @@ def _of_embedding(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, bool
         yield "max_norm of an embedding, which changes its table", True
     if named.get("padding_idx") is not None:
         yield f"padding_idx={named['padding_idx']} of an embedding", False
+
+
+def _unrecorded() -> str:
+    mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+    return f"operators under torch.{mode}()"
 
 
 def _function_called() -> type | None:

@@ -25,7 +25,7 @@ class Between:
     Attributes:
         before: the call with the last tensor whose gradients differ.
         behind: the first call after it with a tensor whose gradients agree; None if none does.
-        causes: what the module does there, or anywhere if it does nothing there.
+        causes: what the module does there, or hooks that it has, or the operator there.
     """
 
     before: Place
@@ -61,8 +61,15 @@ def between(
     later = [one.place for one in agreeing if one.place.index >= before.index]
     behind = min(later, key=lambda one: one.index, default=None)
     end = before.index if behind is None else behind.index
-    near = tuple(one for one in suspects if one.place and first.index <= one.place.index <= end)
-    return Between(before, behind, near or tuple(suspects))
+    near = [one for one in suspects if one.place and first.index <= one.place.index <= end]
+    causes = near or [one for one in suspects if one.place is None] or [_operator(behind or before)]
+    return Between(before, behind, tuple(causes))
+
+
+def _operator(place: Place) -> Suspect:
+    """An operator that has another gradient in the file."""
+    what = f"{place.function}(), whose gradient in the file is another one at these values"
+    return Suspect(f"{what} (at a bound, or where numbers are equal?)", place)
 
 
 def _by_value(seen: Sequence[Seen], values: Sequence[Value]) -> Mapping[int, list[int]]:
