@@ -116,7 +116,8 @@ def export_module(
         if check is not None:
             outputs = compared(module, examples, model)
             gradients = _gradients(check, module, examples, model, record)
-    record = replace(record, checked=_checked(outputs, gradients))
+    stopped = () if gradients is None else gradients.stopped
+    record = replace(record, checked=_checked(outputs, gradients), stopped=stopped)
     model.metadata_props[METADATA_KEY] = record_text(record)
     return Exported(
         path=path,

@@ -256,6 +256,7 @@ def _model(
     kept = _live(folded.nodes, module.proto.graph)
     flow = _Dataflow(module, kept, folded.types, values)
     flow.choose_losses(list(inputs), loss)
+    _check_stopped(flow.losses, record)
     choices = flow.choices(record, train, freeze)
     graph = flow.graph(list(inputs), {name for name, one in choices.items() if one.trained})
     losses.losses(graph)  # raises where a choice does not fit its output
@@ -293,6 +294,17 @@ def _unchecked(record: ModuleRecord | None) -> tuple[str, ...]:
         "exported without a comparison with the module (--no-check): gradients that the module"
         " stops or changes are those of its operators",
     )
+
+
+def _check_stopped(losses: Sequence[LossChoice], record: ModuleRecord | None) -> None:
+    """Refuses a loss that the module could not train by."""
+    stopped = record.stopped if record is not None else ()
+    for one in losses:
+        if one.output in stopped:
+            raise ModelError(
+                f"--output {one.output}: the module lets no gradient flow through it (detach),"
+                " which the file cannot express; choose another"
+            )
 
 
 def _scalars(module: Repaired, record: ModuleRecord | None) -> set[str]:

@@ -79,6 +79,7 @@ class ModuleRecord:
         buffers: in the order of `named_buffers()`, each tensor once.
         versions: of the software that exported it.
         checked: what was compared with the module; None in files of before it was recorded.
+        stopped: outputs of the file through which the module lets no gradient flow.
     """
 
     module: str
@@ -87,6 +88,7 @@ class ModuleRecord:
     buffers: tuple[TensorRecord, ...]
     versions: dict[str, str]
     checked: Checked | None = None
+    stopped: tuple[str, ...] = ()
 
     @property
     def trained(self) -> tuple[TensorRecord, ...]:
@@ -130,6 +132,7 @@ def read_record(proto: ModelProto) -> ModuleRecord | None:
             buffers=_tensors(content["buffers"]),
             versions=content["versions"],
             checked=Checked(content["checked"]) if content.get("checked") else None,
+            stopped=tuple(str(name) for name in content.get("stopped", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(

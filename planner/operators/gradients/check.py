@@ -51,6 +51,7 @@ class GradientCheck:
         reason: why nothing was compared, else empty.
         notes: what the module does to its backward pass without another result, and what else is
             to be known.
+        stopped: outputs of floats through which the module lets no gradient flow.
     """
 
     difference: float | None
@@ -58,6 +59,7 @@ class GradientCheck:
     num_parameters: int = 0
     reason: str = ""
     notes: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,7 @@ def _compared(case: _Case, run: ModuleRun, graph: Gradients, double: bool) -> Gr
         dtype="float64" if double else "the types of the module",
         num_parameters=len(gradients),
         notes=tuple(_notes(case, run, graph, floor)),
+        stopped=_stopped(case, run),
     )
 
 
@@ -379,14 +382,14 @@ def _notes(case: _Case, run: ModuleRun, graph: Gradients, floor: float) -> Seque
             f"no gradient flows back to {_some(differing)} as it does in the file; training has no"
             " use for it"
         )
-    silent = [
-        _output_name(case, i)
-        for i in case.outputs
-        if i not in run.counted and run.gradients.outputs[i].is_floating_point() and not case.own
-    ]
-    if silent:
-        notes.append(
-            f"the module computes no gradient of {_some(silent)}; a loss of it would have one in"
-            " the file"
-        )
+    stopped = _stopped(case, run)
+    if stopped and not case.own:
+        notes.append(f"no gradient flows through {_some(stopped)}, which no loss can be made of")
     return notes
+
+
+def _stopped(case: _Case, run: ModuleRun) -> tuple[str, ...]:
+    """Outputs of floats through which the module lets no gradient flow."""
+    outputs = run.gradients.outputs
+    silent = [i for i in case.outputs if outputs[i].is_floating_point() and i not in run.flowing]
+    return tuple(_output_name(case, i) for i in silent)

@@ -42,6 +42,7 @@ class ModuleRun:
         gradients: and outputs.
         of_inputs: whether its inputs got gradients.
         counted: positions of the outputs that the loss is made of where none is a loss.
+        flowing: positions of the outputs through which a gradient flows.
         draws: the random numbers.
         strange: random operators whose numbers are not known.
         suspects: what may give it other gradients than its operators have.
@@ -51,6 +52,7 @@ class ModuleRun:
     gradients: Gradients
     of_inputs: bool
     counted: Sequence[int]
+    flowing: Sequence[int]
     draws: Sequence[Draw]
     strange: Sequence[str]
     suspects: Sequence[Suspect]
@@ -77,12 +79,6 @@ def loss_of(outputs: Sequence[Tensor], own: Sequence[int], counted: Sequence[int
 def _factors(output: Tensor, position: int) -> Tensor:
     numbers = np.random.default_rng(position).standard_normal(tuple(output.shape))
     return torch.from_numpy(np.asarray(numbers)).to(output.dtype)
-
-
-def _counted(outputs: Sequence[Tensor]) -> list[int]:
-    """Outputs of floats through which a gradient flows; all of floats, if it flows through none."""
-    floats = [i for i, one in enumerate(outputs) if one.is_floating_point()]
-    return [i for i in floats if outputs[i].requires_grad] or floats
 
 
 def run_module(
@@ -125,7 +121,9 @@ def run_module(
             made = module(*args, **kwargs)
         outputs = [one for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
         functions = [*functions_in(outputs)]
-        counted = _counted(outputs)
+        floats = [i for i, one in enumerate(outputs) if one.is_floating_point()]
+        flowing = [i for i in floats if outputs[i].requires_grad]
+        counted = flowing or floats
         loss = loss_of(outputs, own, counted)
         if loss is not None:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -140,8 +138,8 @@ def run_module(
     suspects += [one for one in functions if one.what not in known]
     suspects += standing
     return ModuleRun(
-        gradients, of_inputs, counted, recording.draws, sorted(recording.strange), suspects,
-        [*events.seen.values()],
+        gradients, of_inputs, counted, flowing, recording.draws, sorted(recording.strange),
+        suspects, [*events.seen.values()],
     )  # fmt: skip
 
 

@@ -62,7 +62,9 @@ def between(
     behind = min(later, key=lambda one: one.index, default=None)
     end = before.index if behind is None else behind.index
     near = [one for one in suspects if one.place and first.index <= one.place.index <= end]
-    causes = near or [one for one in suspects if one.place is None] or [_operator(behind or before)]
+    # A hook works where its tensor was made, and may be registered later.
+    hooks = [one for one in suspects if one.place is None or "hook" in one.what]
+    causes = near or hooks or [_operator(behind or before)]
     return Between(before, behind, tuple(causes))
 
 

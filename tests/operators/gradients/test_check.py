@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils import checkpoint
 
 import planner
-from planner.errors import ExportError
+from planner.errors import ExportError, ModelError
 from planner.model.record import Checked, read_record
 from planner.operators import randomness
 from planner.operators.gradients import check as checking
@@ -272,7 +272,9 @@ def test_outputs_without_a_gradient_and_inputs_are_notes():
             return y, y.detach() * 2
 
     notes = " ".join(export(Two()).notes)
-    assert "the module computes no gradient of" in notes
+    assert "no gradient flows through mul" in notes
+    with pytest.raises(ModelError, match="--output mul: the module lets no gradient flow"):
+        planner.read_model("model.onnx", output="mul")
     assert "no gradient flows back to x as it does in the file" in notes
 
 
