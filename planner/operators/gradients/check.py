@@ -370,6 +370,18 @@ def _notes(case: _Case, run: ModuleRun, graph: Gradients, floor: float) -> Seque
         for one in run.suspects
         if "hook" in one.what or "Function" in one.what
     ]
+    left = {one.name for one in case.model.graph.parameters if not one.trainable}
+    zero = [
+        one.name
+        for one in _trained(case.model)
+        if one.initializer in left and run.gradients.parameters[one.name] is not None
+        and not largest(run.gradients.parameters[one.name])
+    ]  # fmt: skip
+    if zero:
+        notes.append(
+            f"the module gives {_some(zero)} a gradient of zeros, by which weight decay changes it;"
+            " the file does not train it"
+        )
     names = [one.name for one in case.model.proto.graph.input]
     inputs = dict(zip(case.model.graph.inputs, graph.inputs, strict=True))
     differing = [

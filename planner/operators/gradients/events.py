@@ -191,8 +191,8 @@ class Events(TorchFunctionMode):
         self._hooks.clear()
 
 
-def _keep(seen: Seen, gradient: Tensor) -> None:
-    seen.gradient = gradient.detach().cpu().clone()
+def _keep(seen: Seen, gradient: Tensor | None) -> None:
+    seen.gradient = None if gradient is None else gradient.detach().cpu().clone()
 
 
 def _flows(one: object) -> bool:

@@ -298,6 +298,26 @@ def test_frozen_and_unused_parameters_are_no_difference():
     assert export(Partly()).gradients.num_parameters == 4
 
 
+def test_a_gradient_of_zeros_that_the_file_does_not_have_is_a_note():
+    class Rounded(Net):
+        def forward(self, x):
+            return self.second(torch.round(self.first(x)) + x)
+
+    notes = " ".join(export(Rounded()).notes)
+    assert "gives first.weight, first.bias a gradient of zeros" in notes
+
+
+class Nothing(Squared):
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+def test_a_function_without_a_gradient_is_refused():
+    with pytest.raises(ExportError, match=r"cause: Nothing, a torch\.autograd\.Function"):
+        export(Net(Nothing.apply))
+
+
 def test_zero_gradients_are_compared_with_the_floor():
     # A softmax over one class: all gradients before it are zero but for rounding.
     class Flat(Net):
