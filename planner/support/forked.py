@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import ceil
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -242,7 +243,7 @@ def _limit() -> None:
     import resource  # not on Windows
 
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    limit_s = int(process_time()) + CPU_LIMIT_S
+    limit_s = ceil(process_time()) + CPU_LIMIT_S
     if most != resource.RLIM_INFINITY:
         limit_s = min(limit_s, most)
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, most))
