@@ -170,7 +170,7 @@ def test_printing_does_not_wait_for_a_thread_that_prints_here(monkeypatch):
         thread = threading.Thread(target=print, args=("x" * size,))
         thread.start()
         assert os.read(reader, 1) == b"x"  # so it prints by now
-        with Forked(print) as process:
+        with Forked(lambda text: print(text, flush=True)) as process:
             assert process("") is None
         monkeypatch.undo()
         while size > 1:

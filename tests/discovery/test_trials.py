@@ -17,11 +17,14 @@ from torch import Tensor
 
 from planner import api
 from planner.discovery import split_rules
+from planner.discovery.discover import _Trials, operators_of
+from planner.discovery.search import Found
 from planner.files import read_profile
 from planner.launcher.processes import CLI
 from planner.model import load
 from planner.operators import register
 from planner.support import forked
+from planner.support.caches import Shelf
 from tests.discovery.test_discovery import fused
 from tests.support.commands import run
 from tests.support.one_operator import rules_of
@@ -215,6 +218,22 @@ def test_an_operator_that_ends_its_process_in_blocks_is_whole():
     assert ends == [f"{WORDS}my.domain.Fragile (exit code 5)"]
     assert "S1/3->S1,S1,S1" in {one.line for one in split}
     assert "S0,R->S0" in {one.line for one in product}
+
+
+def test_an_operator_that_has_ended_its_process_is_not_tried_again():
+    register("Sound", torch.tanh, domain="my.domain")
+    asked = []
+
+    def process(question):
+        asked.append(question)
+        raise forked.EndedError("SIGBUS")
+
+    trials = _Trials(operators_of(saved("Sound", "Sound")), Shelf(None), process)
+    rules = [Found((f"S{d}/3",), (f"S{d}/3",)) for d in (0, 1)]
+    assert [trials.hold_in_blocks(1, one) for one in rules] == [False, False]
+    assert trials.rules(2) == ()  # one class with the other
+    assert asked == [(1, rules[0])]
+    assert trials.ended == {trials.names[1]: "my.domain.Sound (SIGBUS)"}
 
 
 def test_an_operator_that_does_not_end_is_ended(monkeypatch):
