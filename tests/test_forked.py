@@ -170,12 +170,14 @@ def test_printing_does_not_wait_for_a_thread_that_prints_here(monkeypatch):
         thread = threading.Thread(target=print, args=("x" * size,))
         thread.start()
         assert os.read(reader, 1) == b"x"  # so it prints by now
-        with Forked(lambda text: print(text, flush=True)) as process:
-            assert process("") is None
-        monkeypatch.undo()
-        while size > 1:
-            size -= len(os.read(reader, size - 1))
-        thread.join()
+        try:
+            with Forked(lambda text: print(text, flush=True)) as process:
+                assert process("") is None
+        finally:
+            monkeypatch.undo()
+            while size > 1:
+                size -= len(os.read(reader, size - 1))
+            thread.join()
     os.close(reader)
 
 
