@@ -23,6 +23,19 @@ def _no_contention(request, monkeypatch):
 
 
 @pytest.fixture
+def unregistered():
+    """Takes back the operators that a test registers."""
+    from planner.model.definitions import FOREIGN
+    from planner.operators import OPERATORS
+
+    before = [(table, dict(table)) for table in (OPERATORS, FOREIGN)]
+    yield
+    for table, entries in before:
+        table.clear()
+        table.update(entries)
+
+
+@pytest.fixture
 def golden(request):
     """Compares text with a file under tests/golden, or writes it with --golden."""
 

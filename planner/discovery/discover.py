@@ -3,17 +3,22 @@
 Operators of one class (the same function, attributes and shapes) share their rules, which are kept
 in the user's cache folder. A rule that was found for two parts is tried again with other numbers,
 and for more parts.
+
+Operators meet shapes here that no model has, and what computes them need not check any: it may read
+memory that is not its own. So trials run in a process of their own, which starts when the first
+result is not in the cache. An operator that ends it has no rules, and another process goes on.
 """
 
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from math import gcd, prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +45,8 @@ from planner.operators.parts.attributes import localized
 from planner.operators.table import OPERATORS
 from planner.profiles import Profile, SplitRule
 from planner.sharding import blocks_of, dim_of
-from planner.support.caches import Shelf, cache_root
+from planner.support.caches import LOGGER, Shelf, cache_root
+from planner.support.forked import EndedError, Forked
 
 METHOD = 1
 """Number of the way to discover, and of the fields of an entry."""
@@ -57,50 +63,49 @@ OTHER_SCALE = 4.0
 """Deviation of the numbers of the second try: limits that the first did not reach are reached."""
 
 
-def split_rules(model: Model, *, cached: bool = True) -> tuple[tuple[SplitRule, ...], ...]:
+def split_rules(
+    model: Model, *, cached: bool = True, warn: Callable[[str], None] = LOGGER.warning
+) -> tuple[tuple[SplitRule, ...], ...]:
     """The rules of every operator of a model, in the graph's order; inputs of a rule are in the
     order of the operator's inputs and then its parameters.
 
     Args:
         cached: whether to reuse rules that were found before, and to store new ones.
+        warn: called with a line about the operators whose trials ended the process that they run
+            in, if there are any: these have no rules.
 
     Raises:
         OperatorError: if an operator has no conversion.
     """
-    shelf = Shelf(_folder() if cached else None)
-    by_class: dict[str, tuple[Rule, ...]] = {}
-    by_form: dict[str, tuple[Rule, ...]] = {}
     operators = operators_of(model)
-    for one in operators:
-        if one.name not in by_class:
-            plain = shelf.get_json(_file(one.name))
-            if plain is None:
-                by_class[one.name] = one.discover(by_form)
-                shelf.put_json(_file(one.name), [_plain(rule) for rule in by_class[one.name]])
-            else:
-                by_class[one.name] = tuple(map(_found, plain))
-    rules = [by_class[one.name] for one in operators]
-    tried: dict[str, bool] = {}
+    forms: dict[str, tuple[Rule, ...]] = {}
 
-    def holds_in_blocks(index: int, rule: Found) -> bool:
-        name = hashlib.sha256(f"{operators[index].name} {rule}".encode()).hexdigest()
-        if name not in tried:
-            known = shelf.get_json(_file(name))
-            tried[name] = operators[index].in_blocks(rule) if known is None else known
-            if known is None:
-                shelf.put_json(_file(name), tried[name])
-        return tried[name]
+    def tried(question: _Question) -> object:
+        index, rule = question
+        if rule is not None:
+            return operators[index].in_blocks(rule)
+        return [_plain(one) for one in operators[index].discover(forms)]
 
-    nodes = [one.node_with(own) for one, own in zip(operators, rules, strict=True)]
-    blocked = in_blocks(nodes, holds_in_blocks)
+    with Forked(tried) as process:
+        trials = _Trials(operators, Shelf(_folder() if cached else None), process)
+        rules = [trials.rules(i) for i in range(len(operators))]
+        nodes = [one.node_with(own) for one, own in zip(operators, rules, strict=True)]
+        blocked = in_blocks(nodes, trials.hold_in_blocks)
+    if trials.ended:
+        whole = ", ".join(sorted({*trials.ended.values()}))
+        warn(
+            f"operators that ended the process in which they were run on parts are planned whole:"
+            f" {whole}"
+        )
     return tuple(
-        one.lines((*own, *((rule, None) for rule in more)))
-        for one, own, more in zip(operators, rules, blocked, strict=True)
+        () if name in trials.ended else one.lines((*own, *((rule, None) for rule in more)))
+        for name, one, own, more in zip(trials.names, operators, rules, blocked, strict=True)
     )
 
 
 def with_rules(profile: Profile, model: Model, *, cached: bool = True) -> Profile:
-    """A profile with the rules of every operator.
+    """A profile with the rules of every operator, and a warning if some have none because trying
+    them ended a process.
 
     Args:
         model: that it is of.
@@ -109,11 +114,79 @@ def with_rules(profile: Profile, model: Model, *, cached: bool = True) -> Profil
     Raises:
         ValueError: if the model is another one.
     """
-    rules = split_rules(model, cached=cached)
+    ended: list[str] = []
+    rules = split_rules(model, cached=cached, warn=ended.append)
     if [one.name for one in model.graph.operators] != [one.name for one in profile.operators]:
         raise ValueError("expected the model of the profile, got one with other operators")
     both = zip(profile.operators, rules, strict=True)
-    return replace(profile, operators=tuple(replace(cost, rules=own) for cost, own in both))
+    return replace(
+        profile,
+        operators=tuple(replace(cost, rules=own) for cost, own in both),
+        warnings=(*profile.warnings, *ended),
+    )
+
+
+_Question = tuple[int, Found | None]
+"""What is tried: the operator of an index, or a rule with blocks of it."""
+
+
+class _Trials:
+    """The results of trials: those that are kept, and those of a process, in which others run.
+
+    Attributes:
+        names: of the operators' classes.
+        ended: by class, the type of an operator whose trials have ended the process, and by what.
+            The class is not tried again, and nothing is kept of it.
+    """
+
+    def __init__(
+        self,
+        operators: "Sequence[Discovered]",
+        shelf: Shelf,
+        process: Callable[[_Question], object],
+    ) -> None:
+        self.names = [one.name for one in operators]
+        self.ended: dict[str, str] = {}
+        self._types = [one.own.type for one in operators]
+        self._shelf, self._process = shelf, process
+        self._results: dict[str, Any] = {}
+
+    def rules(self, index: int) -> tuple[Rule, ...]:
+        """The rules of an operator without blocks."""
+        return tuple(map(_found, self._result(self.names[index], (index, None)) or ()))
+
+    def hold_in_blocks(self, index: int, rule: Found) -> bool:
+        """Whether a rule with blocks holds."""
+        name = hashlib.sha256(f"{self.names[index]} {rule}".encode()).hexdigest()
+        return bool(self._result(name, (index, rule)))
+
+    def _result(self, name: str, question: _Question) -> Any:
+        """The result of a name, as it is kept; None where there is none."""
+        if name not in self._results:
+            plain = self._shelf.get_json(_file(name))
+            self._results[name] = self._tried(name, question) if plain is None else plain
+        return self._results[name]
+
+    def _tried(self, name: str, question: _Question) -> object:
+        index, _ = question
+        if self.names[index] in self.ended:
+            return None
+        _load_functions()
+        try:
+            plain = self._process(question)
+        except EndedError as error:
+            self.ended[self.names[index]] = f"{self._types[index]} ({error})"
+            return None
+        self._shelf.put_json(_file(name), plain)
+        return plain
+
+
+@cache
+def _load_functions() -> None:
+    """Has torch load its functions of tensors without numbers, which takes 0.6 s, in this process:
+    they stay here, and every process that is forked off has them.
+    """
+    torch.neg(torch.empty(1, device="meta"))
 
 
 def operators_of(model: Model) -> "list[Discovered]":

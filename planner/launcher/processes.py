@@ -35,6 +35,7 @@ from planner.launcher.failures.guard import LOOK_S
 from planner.launcher.failures.limits import Hang, Watch
 from planner.launcher.failures.page import Glance, Page, page_of, pages_file
 from planner.launcher.failures.words import memory_words, where, who
+from planner.support.forked import signal_name
 
 # A checkout and an installed wheel both have cli.py beside the package.
 CLI = Path(__file__).resolve().parents[2] / "cli.py"
@@ -118,14 +119,10 @@ def start_ranks(command: Sequence[str], nproc: int, streams: Streams = INHERITED
 
 
 def _obituary(rank: int, number: int, glance: Glance | None = None) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        name = f"signal {number}"
     why = ""
     if number == signal.SIGKILL:
         why = f"; it may have been out of memory{memory_words(glance)}"
-    return f"{who(rank, glance)} was ended by {name}{where(glance)}{why}"
+    return f"{who(rank, glance)} was ended by {signal_name(number)}{where(glance)}{why}"
 
 
 @contextmanager

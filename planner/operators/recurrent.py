@@ -8,6 +8,10 @@ inputs' biases, then the hidden numbers'. Y is (T, D, B, H), the last states are
 A layer that torch has is one call of torch's own function, which has fused kernels; its weights are
 those of ONNX with the gates in another order. Every other layer (other activations, clipping,
 peepholes, coupled gates, sequences of several lengths) is a loop over positions.
+
+All shapes are checked before that: torch's own functions read memory that is not theirs where
+an LSTM's two states differ (in float64) or states and weights do not fit (in float32, by oneDNN). A
+loop would repeat what has size 1.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,6 +75,65 @@ class _Layer:
     layout: int
 
 
+_DIRECTIONS: Mapping[str, int] = {"forward": 1, "reverse": 1, "bidirectional": 2}
+
+
+def _check(
+    given: Mapping[str, Tensor | None],
+    gates: int,
+    direction: str,
+    hidden_size: int | None,
+    layout: int,
+) -> None:
+    """Whether the arguments of an operator fit each other.
+
+    Args:
+        given: X, R and the other inputs, by ONNX's names.
+        gates: G.
+        direction: forward, reverse or bidirectional.
+        hidden_size: H; None takes that of R.
+        layout: 1 where samples come first.
+
+    Raises:
+        OperatorError: if they do not; it lists all that is wrong.
+    """
+    if direction not in _DIRECTIONS:
+        raise OperatorError(
+            f"direction: expected forward, reverse or bidirectional, got {direction!r}"
+        )
+    if layout not in (0, 1):
+        raise OperatorError(f"layout: expected 0 or 1, got {layout}")
+    shapes = {name: tuple(one.shape) for name, one in given.items() if one is not None}
+    wrong = [
+        f"{name}: expected 3 dimensions, got shape {shapes[name]}"
+        for name in ("X", "R")
+        if len(shapes[name]) != 3
+    ]
+    if not wrong:
+        count = _DIRECTIONS[direction]
+        hidden = shapes["R"][2] if hidden_size is None else hidden_size
+        samples, inputs = shapes["X"][1 - layout], shapes["X"][2]
+        state = (samples, count, hidden) if layout else (count, samples, hidden)
+        expected = {
+            "W": (count, gates * hidden, inputs), "R": (count, gates * hidden, hidden),
+            "B": (count, 2 * gates * hidden), "sequence_lens": (samples,),
+            "initial_h": state, "initial_c": state, "P": (count, 3 * hidden),
+        }  # fmt: skip
+        wrong = [
+            f"{name}: expected shape {due}, got {shapes[name]}"
+            for name, due in expected.items()
+            if shapes.get(name, due) != due
+        ]
+        if hidden < 1:
+            wrong.append(f"hidden_size: expected at least 1, got {hidden}")
+    if wrong:
+        size = "" if hidden_size is None else f", hidden_size {hidden_size}"
+        raise OperatorError(
+            f"{'; '.join(wrong)} (X has shape {shapes['X']}; direction {direction}{size}, layout"
+            f" {layout})"
+        )
+
+
 def _layer(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
     first: tuple[Tensor | None, ...],
@@ -78,7 +141,7 @@ def _layer(
     activations: tuple[Words, Numbers, Numbers, float | None],
     layout: int,
 ) -> _Layer:
-    """The layer of an operator's arguments.
+    """The layer of an operator's arguments, which fit each other.
 
     Args:
         tensors: X, W, R, B, sequence_lens.
@@ -88,14 +151,8 @@ def _layer(
         layout: 1 where samples come first.
     """
     x, w, r, b, lengths = tensors
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise OperatorError(
-            f"direction: expected forward, reverse or bidirectional, got {direction!r}"
-        )
     x = x.transpose(0, 1) if layout else x
     count, hidden = w.shape[0], r.shape[2]
-    if count != (2 if direction == "bidirectional" else 1):
-        raise OperatorError(f"direction: {direction!r} does not fit the {count} of the weights")
     zeros = x.new_zeros((count, x.shape[1], hidden))
     states = tuple(
         zeros if one is None else (one.transpose(0, 1) if layout else one) for one in first
@@ -164,6 +221,9 @@ def lstm(
     """All states, the last ones, and the last memories. ONNX has the gates in the order input,
     output, forget, cell; torch has input, forget, cell, output.
     """
+    given = {"X": x, "W": w, "R": r, "B": b, "sequence_lens": sequence_lens,
+             "initial_h": initial_h, "initial_c": initial_c, "P": p}  # fmt: skip
+    _check(given, 4, direction, hidden_size, layout)
     names = activations or ("Sigmoid", "Tanh", "Tanh") * w.shape[0]
     layer = _layer(
         (x, w, r, b, sequence_lens), (initial_h, initial_c), direction,
@@ -223,6 +283,9 @@ def gru(
     """All states and the last ones. ONNX has the gates in the order update, reset, hidden; torch
     has reset, update, hidden, and resets after the product only.
     """
+    given = {"X": x, "W": w, "R": r, "B": b, "sequence_lens": sequence_lens,
+             "initial_h": initial_h}  # fmt: skip
+    _check(given, 3, direction, hidden_size, layout)
     names = activations or ("Sigmoid", "Tanh") * w.shape[0]
     layer = _layer(
         (x, w, r, b, sequence_lens), (initial_h,), direction,
@@ -280,6 +343,9 @@ def rnn(
     num_outputs: int,
 ) -> Tensor | tuple[Tensor, ...]:
     """All states and the last ones."""
+    given = {"X": x, "W": w, "R": r, "B": b, "sequence_lens": sequence_lens,
+             "initial_h": initial_h}  # fmt: skip
+    _check(given, 1, direction, hidden_size, layout)
     layer = _layer(
         (x, w, r, b, sequence_lens), (initial_h,), direction,
         (activations or ("Tanh",) * w.shape[0], activation_alpha, activation_beta, clip), layout,

@@ -29,6 +29,7 @@ from planner.judging.origins import check_fits, profile_of
 from planner.model import load
 from planner.plan import Plan
 from planner.profiles import Profile
+from planner.support.caches import LOGGER
 from planner.support.outputs import check_outputs, same_file
 from planner.support.writing import write_atomically, write_together
 
@@ -96,8 +97,12 @@ def _with_rules(profile: Profile) -> Profile:
         untie=profile.untie,
         batch_norm=profile.batch_norm,
     )
-    same = model.hash == profile.model_hash and model.graph.operators == profile.graph.operators
-    return with_rules(profile, model) if same else profile
+    if model.hash != profile.model_hash or model.graph.operators != profile.graph.operators:
+        return profile
+    made = with_rules(profile, model)
+    for warning in made.warnings[len(profile.warnings) :]:
+        LOGGER.warning(warning)
+    return made
 
 
 def _convert_strategy(

@@ -176,5 +176,88 @@ def test_what_a_layer_cannot_be_is_an_error(tmp_path):
     x, w, r = torch.zeros(T, B, IN), torch.zeros(1, H, IN), torch.zeros(1, H, H)
     with pytest.raises(OperatorError, match="direction: expected forward, reverse or bidirect"):
         recurrent.rnn(x, w, r, direction="backward", num_outputs=1)
-    with pytest.raises(OperatorError, match="'bidirectional' does not fit the 1 of the weights"):
-        recurrent.rnn(x, w, r, direction="bidirectional", num_outputs=1)
+    with pytest.raises(OperatorError, match="layout: expected 0 or 1, got 2"):
+        recurrent.rnn(x, w, r, layout=2, num_outputs=1)
+    with pytest.raises(OperatorError, match="hidden_size: expected at least 1, got 0"):
+        recurrent.rnn(x, w[:, :0], r[:, :0, :0], num_outputs=1)
+
+
+# ---- shapes
+
+
+def arguments(kind, direction, layout, dtype):
+    """Arguments of an operator that fit each other, all that it may have."""
+    d, gates = 2 if direction == "bidirectional" else 1, GATES[kind]
+    state = (B, d, H) if layout else (d, B, H)
+    shapes = {
+        "x": (B, T, IN) if layout else (T, B, IN), "w": (d, gates * H, IN),
+        "r": (d, gates * H, H), "b": (d, 2 * gates * H), "initial_h": state,
+    }  # fmt: skip
+    shapes |= {"initial_c": state} if kind == "LSTM" else {}
+    tensors = {name: torch.from_numpy(floats(*shape)).to(dtype) for name, shape in shapes.items()}
+    more = {"linear_before_reset": 1} if kind == "GRU" else {}  # as torch's own function has it
+    return {**tensors, "direction": direction, "layout": layout, "hidden_size": H, **more}
+
+
+ONNX_NAMES = {"w": "W", "r": "R", "b": "B", "p": "P"}
+
+
+def damaged(tensor, dim):
+    """A tensor that is one smaller along a dimension."""
+    return tensor.narrow(dim, 0, tensor.shape[dim] - 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("kind", GATES)
+def test_no_shape_that_does_not_fit_reaches_torch(kind, direction, layout, dtype, monkeypatch):
+    """Torch would read what is not its own: of most of these cases, the whole process ends."""
+    given = arguments(kind, direction, layout, dtype)
+    function = getattr(recurrent, kind.lower())
+    function(**given, num_outputs=1)
+    given["sequence_lens"] = torch.full((B,), T, dtype=torch.int32)
+    if kind == "LSTM":
+        given["p"] = given["b"][:, : 3 * H]
+    function(**given, num_outputs=1)
+    monkeypatch.setattr(recurrent, "_layer", None)  # nothing runs
+    for name, value in given.items():
+        if name == "x" or not isinstance(value, torch.Tensor):
+            continue
+        for dim in range(value.dim()):
+            wrong = damaged(value, dim)
+            expected = f"{ONNX_NAMES.get(name, name)}: expected shape {tuple(value.shape)}, got "
+            with pytest.raises(OperatorError) as error:
+                function(**{**given, name: wrong}, num_outputs=1)
+            assert str(error.value).startswith(f"{expected}{tuple(wrong.shape)} (X has shape ")
+    for name in ("x", "r"):
+        with pytest.raises(OperatorError, match=f"{name.upper()}: expected 3 dimensions, got "):
+            function(**{**given, name: given[name][0]}, num_outputs=1)
+    with pytest.raises(OperatorError, match=r"W: .*; R: .*; B: .*hidden_size 4, layout"):
+        function(**{**given, "hidden_size": H + 1}, num_outputs=1)
+
+
+@pytest.mark.parametrize(("state", "absent"), [
+    ("initial_h", "initial_c"), ("initial_c", "initial_h"),
+])  # fmt: skip
+def test_a_state_is_checked_where_the_other_one_is_absent(state, absent):
+    given = {**arguments("LSTM", "bidirectional", 0, torch.float64), absent: None}
+    with pytest.raises(
+        OperatorError, match=rf"^{state}: expected shape \(2, 3, 3\), got \(1, 3, 3"
+    ):
+        recurrent.lstm(**{**given, state: given[state][:1]}, num_outputs=1)
+
+
+def test_a_damaged_file_is_an_error_that_names_the_operator(tmp_path):
+    path, _ = saved(tmp_path, "LSTM", ["b", "h", "c"], BOTH, ["y"])
+    proto = onnx.load(path)
+    (state,) = (one for one in proto.graph.initializer if one.name == "c")
+    state.CopyFrom(numpy_helper.from_array(floats(1, B, H), "c"))
+    onnx.save(proto, path)
+    expected = (
+        f"{path}: LSTM 'it' (version 14): initial_c: expected shape (2, 3, 3), got (1, 3, 3) (X has"
+        " shape (4, 3, 2); direction bidirectional, hidden_size 3, layout 0)"
+    )
+    with pytest.raises(OperatorError) as error:
+        to_torch(load(path))
+    assert str(error.value) == expected

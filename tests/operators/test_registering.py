@@ -14,22 +14,14 @@ from torch import Tensor
 import planner
 from planner.errors import OperatorError, OptionError
 from planner.model import load
-from planner.model.definitions import FOREIGN
-from planner.operators import OPERATORS, register, to_torch
+from planner.operators import register, to_torch
 from planner.profilers.cache import cache_for
 from tests.support.commands import run
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def unregistered():
-    """Takes back what a test registers."""
-    tables = {name: dict(table) for name, table in (("o", OPERATORS), ("f", FOREIGN))}
-    yield
-    for table, before in ((OPERATORS, tables["o"]), (FOREIGN, tables["f"])):
-        table.clear()
-        table.update(before)
+pytestmark = pytest.mark.usefixtures("unregistered")
 
 
 def scaled(x: Tensor, bias: Tensor | None, times: int, *, beta: float = 2.0) -> Tensor:

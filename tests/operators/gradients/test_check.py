@@ -391,7 +391,7 @@ def flipped_by_the_launcher(x: Tensor, *, factor: float = 1.0) -> Tensor:
     return flipped(x, factor)
 
 
-def test_an_operator_of_ones_own_keeps_its_backward_pass():
+def test_an_operator_of_ones_own_keeps_its_backward_pass(unregistered):
     module = Net(lambda y: flipped(y, 0.5))
     alone = export(module)
     assert "planner.operators.register" in alone.gradients.reason
