@@ -114,6 +114,7 @@ bench-convergence: $(READY) ## 40 epochs of two networks beside PyTorch; writes 
 
 bench-zoo: $(READY) ## the zoo of networks on the user's way, beside PyTorch; writes docs/models.md (about an hour)
 	$(BIN)/python -m tests.bench.zoo --write
+	$(BIN)/python -m tests.bench.zoo --checks --write
 
 bench-gradients: $(READY) ## modules with a say in their backward pass, beside PyTorch's loop (about 15 minutes)
 	$(BIN)/python -m tests.bench.gradients

@@ -41,6 +41,7 @@ from planner.graph import FLOAT_DTYPES, parameters_by_name, tensors_by_name
 from planner.model import Model, Node
 from planner.model.definitions import FOREIGN
 from planner.operators.binding import Call, Read, bind
+from planner.operators.gradients.events import functions_in
 from planner.operators.parts.attributes import localized
 from planner.operators.table import OPERATORS
 from planner.profiles import Profile, SplitRule
@@ -260,9 +261,10 @@ class Discovered:
             made = self.template()
             form = _form(made, self.own.type)
             if form not in known:
-                known[form] = discovered(made, self.own.type)
-            own = with_statistics(self.own.type, self.call, known[form])
-            return (*own, *self._by_hand())
+                own = has_own_backward(made)
+                known[form] = () if own else discovered(made, self.own.type)
+            rules = with_statistics(self.own.type, self.call, known[form])
+            return (*rules, *self._by_hand())
 
     def template(self) -> Template:
         """The operator at small sizes."""
@@ -378,6 +380,21 @@ def _alone() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
+
+
+def has_own_backward(template: Template) -> bool:
+    """Whether a `torch.autograd.Function` or an operator of `torch.library` computes a part of an
+    operator. Its backward pass may do what its forward pass does not tell, such as to limit a norm,
+    so what its parts make of the forward pass is no rule.
+    """
+    trial = Trial(template, 2)
+    try:
+        numbers = trial.values
+    except TooLargeError:
+        return False
+    leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in numbers]
+    made = trial.run(trial.call, [one.clone() for one in leaves], gradients=True)
+    return made is None or any(functions_in(made))
 
 
 def discovered(template: Template, kind: str) -> tuple[Rule, ...]:

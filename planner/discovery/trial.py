@@ -126,12 +126,18 @@ class Trial:
         assert made is not None, "the draw was chosen so that the operator runs"
         return made
 
-    def run(self, call: Call, values: Sequence[Tensor]) -> list[Tensor] | None:
-        """What a call makes of numbers; None where it refuses them."""
+    def run(
+        self, call: Call, values: Sequence[Tensor], *, gradients: bool = False
+    ) -> list[Tensor] | None:
+        """What a call makes of numbers; None where it refuses them.
+
+        Args:
+            gradients: whether autograd records it.
+        """
         tensors = dict(zip(self.template.call.reads, values, strict=True))
         args, kwargs = call.fill(tensors.__getitem__)
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(gradients):
                 result = call.function(*args, **kwargs)
         except Exception:  # whatever a function raises that the user has registered
             return None

@@ -75,9 +75,10 @@ def outputs_of(module: nn.Module, inputs: Inputs) -> list[Tensor]:
     positional, named = pytree.tree_map_only(
         Tensor, lambda one: one.detach().clone(), (inputs.positional, inputs.named)
     )
-    with torch.no_grad(), torch.random.fork_rng(), _WithoutDropout():  # type: ignore[no-untyped-call]
+    # With gradients: what forward does without them may be something else, or fail.
+    with torch.enable_grad(), torch.random.fork_rng(), _WithoutDropout():  # type: ignore[no-untyped-call]
         made = torch.func.functional_call(module, copies, positional, named)
-    return [one for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
+    return [one.detach() for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
 
 
 class _WithoutDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]

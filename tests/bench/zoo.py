@@ -2,8 +2,9 @@
 profiled, solved and launched on two processes, and its losses beside PyTorch's.
 
     python -m tests.bench.zoo [--write] [NAME ...]
+    python -m tests.bench.zoo --checks [--write]
 
-Rows are kept in .cache/zoo, so that a run can be continued: without names, the networks that have
+The second compares gradients only, and prints how long that takes beside the export. Rows are kept in .cache/zoo, so that a run can be continued: without names, the networks that have
 no row yet are run. `--write` writes the table into docs/models.md.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -28,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".cache" / "zoo"
 DOCUMENT = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- make bench-zoo: begin -->", "<!-- make bench-zoo: end -->"
+BEGIN_CHECKS, END_CHECKS = "<!-- gradient checks: begin -->", "<!-- gradient checks: end -->"
 TOGETHER = 10  # networks that one start of torchrun launches
 EXPORTS = {"ours": journey.export_by_planner, "default": journey.export_by_torch}
 
@@ -268,19 +271,88 @@ def read_rows() -> dict[str, Row]:
     return rows
 
 
-def write(rows: dict[str, Row]) -> None:
-    """The table into the document, between its markers."""
-    text = DOCUMENT.read_text()
-    head, rest = text.split(BEGIN)
-    DOCUMENT.write_text(f"{head}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}")
+def write(text: str, begin: str, end: str) -> None:
+    """A table into the document, between its markers."""
+    whole = DOCUMENT.read_text()
+    head, rest = whole.split(begin)
+    DOCUMENT.write_text(f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+
+
+# ------------------------------------------------------------------------------ gradient checks
+
+
+@dataclass
+class Check:
+    """The export of a network with and without a comparison of gradients and outputs.
+
+    Attributes:
+        export_s: CPU time of `planner.export` with `check=False`, in s.
+        checked_s: the same with the comparison.
+        outcome: the largest difference of a gradient, or why there is none.
+    """
+
+    export_s: float
+    checked_s: float
+    outcome: str
+
+
+def checked(name: str, path: Path) -> Check:
+    """A network exported twice."""
+    seconds, outcome = [], ""
+    for check in (False, True):
+        module, inputs = build(name)
+        begin = time.process_time()
+        try:
+            done = planner.export(module, inputs, path, check=check)
+            if check:
+                made = done.gradients
+                outcome = made.reason or f"{made.difference:.0e}"
+        except planner.PlannerError as error:
+            outcome = shortened(error)
+        seconds.append(time.process_time() - begin)
+    return Check(*seconds, outcome)
+
+
+def check_table(checks: dict[str, Check]) -> str:
+    """The rows, and the sums."""
+    export_s = sum(one.export_s for one in checks.values())
+    checked_s = sum(one.checked_s for one in checks.values())
+    passed = sum("e" in one.outcome and "." not in one.outcome for one in checks.values())
+    lines = [
+        f"{len(checks)} networks, {passed} pass. Their exports take {export_s:.0f} s of CPU time,"
+        f" with the comparison {checked_s:.0f} s: {checked_s / export_s:.2f} times as much.",
+        "",
+        "| network | export | with the comparison | largest difference of a gradient |",
+        "|---|---|---|---|",
+    ]
+    for name, one in checks.items():
+        lines.append(f"| {name} | {one.export_s:.1f} s | {one.checked_s:.1f} s | {one.outcome} |")
+    return "\n".join(lines)
+
+
+def check_all() -> str:
+    """The table of all networks, after one that loads what every export loads."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        checked(next(iter(ZOO)), path)
+        checks = {}
+        for name in ZOO:
+            checks[name] = checked(name, path)
+            say(f"{name}: {checks[name]}")
+    return check_table(checks)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the table into docs/models.md")
+    parser.add_argument("--checks", action="store_true", help="compare gradients only")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.checks:
+        text = check_all()
+        write(text, BEGIN_CHECKS, END_CHECKS) if options.write else print(text)
+        return
     known = read_rows()
     names = options.names or [name for name in ZOO if name not in known]
     for first in range(0, len(names), TOGETHER):
@@ -290,7 +362,7 @@ def main():
             say(line(name, row))
             (FOLDER / name / "row.json").write_text(json.dumps(asdict(row), indent=1))
     if options.write:
-        write(read_rows())
+        write(table(read_rows()), BEGIN, END)
     else:
         print(table(read_rows()))
 

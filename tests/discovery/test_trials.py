@@ -83,6 +83,29 @@ def by_operator(profile):
     }
 
 
+class Limited(torch.autograd.Function):
+    """Forward the identity; backward a limit of the norm, of which each part would have its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / gradient.norm().clamp(min=1.0)
+
+
+def test_an_operator_with_a_backward_pass_of_its_own_is_whole():
+    def limited(x: Tensor) -> Tensor:
+        return Limited.apply(x) if x.device.type != "meta" else x
+
+    register("Limited", limited, domain="my.domain")
+    register("Sound", torch.tanh, domain="my.domain")
+    found = by_operator(api.profile(saved("Sound", "Limited").path, device="T4", budget_s=0.01))
+    assert found["it 1"] == set()
+    assert found["it 0"] == {"S0->S0", "S1->S1"}
+
+
 @pytest.mark.parametrize(("end", "words"), [
     (kill(signal.SIGKILL), "SIGKILL"), (lambda: os._exit(3), "exit code 3"),
 ])  # fmt: skip

@@ -20,7 +20,12 @@ from planner.model.record import TensorRecord
 from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, largest
 from planner.operators.gradients.events import Suspect
 from planner.operators.gradients.graph_run import Value, run_graph
-from planner.operators.gradients.module_run import Gradients, ModuleRun, run_module
+from planner.operators.gradients.module_run import (
+    ELSEWHERE,
+    Gradients,
+    ModuleRun,
+    run_module,
+)
 from planner.operators.gradients.places import Between, between
 from planner.operators.running import words_of
 from planner.units import format_bytes
@@ -98,7 +103,9 @@ class _Case:
         if own or [self.model.graph.outputs[i] for i in counted] == usual:
             # The loss is the one that the file is trained by: so are the parameters.
             trained = {one.name for one in self.model.graph.parameters if one.trainable}
-        return run_graph(self.model, self.inputs, run.draws, trained, own, counted, **how)
+        return run_graph(
+            self.model, self.inputs, run.draws, trained, own, counted, rounding=run.rounding, **how
+        )
 
 
 def check_gradients(
@@ -370,6 +377,10 @@ def _notes(case: _Case, run: ModuleRun, graph: Gradients, floor: float) -> Seque
         for one in run.suspects
         if "hook" in one.what or "Function" in one.what
     ]
+    if any(one.what == ELSEWHERE for one in run.suspects):
+        notes.append(
+            f"forward draws {ELSEWHERE}: the file has what came of them when it was traced"
+        )
     left = {one.name for one in case.model.graph.parameters if not one.trainable}
     zero = [
         one.name

@@ -54,6 +54,7 @@ def run_graph(
     counted: Sequence[int],
     *,
     double: bool,
+    rounding: Collection[torch.dtype] = (),
     nudged: bool = False,
     tensors: bool = False,
 ) -> tuple[Gradients, Sequence[Value]]:
@@ -66,6 +67,7 @@ def run_graph(
         own: as of `loss_of`, positions among the graph's outputs.
         counted: the same.
         double: in float64, or else in the types of the file.
+        rounding: as of `Recording`.
         nudged: with constants that differ by the rounding of float32.
         tensors: whether to keep all tensors on the way.
 
@@ -82,7 +84,7 @@ def run_graph(
     by_name = dict(zip(model.graph.inputs, leaves, strict=True))
     given = [by_name[name] for name in module.input_names]  # type: ignore[union-attr]
     runner = _Keeping(module) if tensors else None
-    recording = Recording(double=double)
+    recording = Recording(double=double, rounding=rounding)
     with torch.enable_grad(), recording, fed(draws), told_whole(model, module):
         made = module(*given) if runner is None else runner.run(*given)
         by_output = dict(zip(module.output_names, made, strict=True))  # type: ignore[arg-type]

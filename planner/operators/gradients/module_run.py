@@ -1,5 +1,7 @@
 """A module's own forward and backward pass on example inputs."""
 
+import pickle
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +49,7 @@ class ModuleRun:
         strange: random operators whose numbers are not known.
         suspects: what may give it other gradients than its operators have.
         seen: tensors on the way, with their gradients, if they were asked for.
+        rounding: types that the module has no tensors in, to which casts round.
     """
 
     gradients: Gradients
@@ -57,6 +60,7 @@ class ModuleRun:
     strange: Sequence[str]
     suspects: Sequence[Suspect]
     seen: Sequence[Seen]
+    rounding: frozenset[torch.dtype]
 
 
 def loss_of(outputs: Sequence[Tensor], own: Sequence[int], counted: Sequence[int]) -> Tensor | None:
@@ -79,6 +83,14 @@ def loss_of(outputs: Sequence[Tensor], own: Sequence[int], counted: Sequence[int
 def _factors(output: Tensor, position: int) -> Tensor:
     numbers = np.random.default_rng(position).standard_normal(tuple(output.shape))
     return torch.from_numpy(np.asarray(numbers)).to(output.dtype)
+
+
+ELSEWHERE = "random numbers of Python's or numpy's module random"
+
+
+def _drawn_elsewhere() -> tuple[object, bytes]:
+    """Where the generators of Python and numpy are."""
+    return random.getstate(), pickle.dumps(np.random.get_state())
 
 
 def run_module(
@@ -109,7 +121,9 @@ def run_module(
     held = (*module.parameters(), *module.buffers())
     types = {one.dtype for one in (*held, *leaves) if isinstance(one, Tensor)}
     args, kwargs = pytree.tree_unflatten(given, spec)
-    recording = Recording(double=double, short_scalars=double and torch.float64 not in types)
+    rounding = frozenset({torch.float16, torch.bfloat16} - types)
+    short = double and torch.float64 not in types
+    recording = Recording(double=double, short_scalars=short, rounding=rounding)
     with (
         own_tensors(module, double=double),
         torch.random.fork_rng(devices=[]),
@@ -117,8 +131,11 @@ def run_module(
         recording,
     ):
         torch.manual_seed(0)
+        before = _drawn_elsewhere()
         with events.watching():
             made = module(*args, **kwargs)
+        if _drawn_elsewhere() != before:
+            standing.append(Suspect(ELSEWHERE))
         outputs = [one for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
         functions = [*functions_in(outputs)]
         floats = [i for i, one in enumerate(outputs) if one.is_floating_point()]
@@ -139,7 +156,7 @@ def run_module(
     suspects += standing
     return ModuleRun(
         gradients, of_inputs, counted, flowing, recording.draws, sorted(recording.strange),
-        suspects, [*events.seen.values()],
+        suspects, [*events.seen.values()], rounding,
     )  # fmt: skip
 
 

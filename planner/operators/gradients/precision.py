@@ -9,7 +9,7 @@ which the exporter translates it. They are recorded, and the graph is fed them.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,15 +57,22 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         double: whether to run in float64.
         short_scalars: whether numbers among the arguments have the digits of a float32, as in a
             module in float32 and in its file.
+        rounding: types to which casts round, though their results are in float64, too.
 
     Attributes:
         draws: in the order in which they were drawn.
         strange: random operators whose numbers are not known, by name.
     """
 
-    def __init__(self, *, double: bool, short_scalars: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        double: bool,
+        short_scalars: bool = False,
+        rounding: Collection[torch.dtype] = (),
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.double, self.short_scalars = double, short_scalars
+        self.double, self.short_scalars, self.rounding = double, short_scalars, rounding
         self.draws: list[Draw] = []
         self.strange: set[str] = set()
 
@@ -78,13 +85,32 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
                 self.strange.add(str(func))
             if self.double and func is not aten.view.dtype:
-                args, kwargs = _wide_arguments(func, args, kwargs)
+                args, kwargs = self._wide_arguments(func, args, kwargs)
             if self.short_scalars:
                 args, kwargs = pytree.tree_map_only(float, shortened, (args, kwargs))
             made = func(*args, **kwargs)
         if self.double and not func._schema.is_mutable:
             made = pytree.tree_map(widened, made)
         return made
+
+    def _wide_arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments in float64, but for a tensor that the operator writes to."""
+
+        def wide(value: Any) -> Any:
+            keeps = isinstance(value, torch.dtype) and value in self.rounding
+            return value if keeps else widened(value)
+
+        schema = func._schema.arguments
+        written = {one.name for one in schema if one.alias_info and one.alias_info.is_write}
+        positional = [
+            value if one.name in written else pytree.tree_map(wide, value)
+            for one, value in zip(schema, args, strict=False)
+        ]
+        named = {
+            name: value if name in written else pytree.tree_map(wide, value)
+            for name, value in kwargs.items()
+        }
+        return positional, named
 
     def uniform(self, shape: Sequence[int], device: object = None) -> Tensor:
         """Numbers uniform in [0, 1), in float64, drawn by the CPU."""
@@ -112,23 +138,6 @@ def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
             given = args[at] if at < len(args) else kwargs.get(one.name, one.default_value)
             return bool(given)
     return True
-
-
-def _wide_arguments(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments in float64, but for a tensor that the operator writes to."""
-    written = {
-        one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write
-    }
-    positions = [one.name not in written for one in func._schema.arguments]
-    wide = [
-        pytree.tree_map(widened, value) if free else value
-        for value, free in zip(args, positions, strict=False)
-    ]
-    named = {
-        name: value if name in written else pytree.tree_map(widened, value)
-        for name, value in kwargs.items()
-    }
-    return wide, named
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A file trains as its module does, or the export says where and why not."""
 
+import random
 import re
 
 import onnx
@@ -296,6 +297,16 @@ def test_frozen_and_unused_parameters_are_no_difference():
             self.first.requires_grad_(False)
 
     assert export(Partly()).gradients.num_parameters == 4
+
+
+def test_numbers_drawn_outside_of_torch_are_a_note():
+    class Skipping(Net):
+        def forward(self, x):
+            y = self.first(x)
+            return self.second(y if random.random() < 2 else torch.relu(y))
+
+    assert any("Python's or numpy's" in note for note in export(Skipping()).notes)
+    assert not any("Python's or numpy's" in note for note in export(Net()).notes)
 
 
 def test_a_gradient_of_zeros_that_the_file_does_not_have_is_a_note():
