@@ -13,18 +13,26 @@ field, but for the format's number and fields that only the later one has. Sente
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
+import time
 from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NUM_DEVICES = 8
+# Lines of case, wall time and CPU time of its command, in s.
+SECONDS = "seconds.csv"
 TEXTS = ("notes", "space")
 
 
-def solve(root, folder):
-    """Plans with the checkout at `root`, each case in a process of its own."""
+def solve(root, folder, options=()):
+    """Plans with the checkout at `root`, each case in a process of its own.
+
+    Args:
+        options: more options of the command.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     topologies = [path for path in sorted((root / "topologies").glob("*.yaml"))
                   if path.stem != "devices"]  # fmt: skip
@@ -32,29 +40,41 @@ def solve(root, folder):
         for topology in topologies:
             target = (folder / f"{profile.stem}--{topology.stem}.json").resolve()
             if not target.exists() and not target.with_suffix(".err").exists():
-                print(target.stem, _solve_one(root, profile, topology, target), flush=True)
+                said, wall_s, cpu_s = _solve_one(root, profile, topology, target, options)
+                with (folder / SECONDS).open("a") as file:
+                    print(target.stem, f"{wall_s:.2f}", f"{cpu_s:.2f}", sep=",", file=file)
+                print(f"{target.stem} {said}, {wall_s:.2f} s, {cpu_s:.2f} s of CPU", flush=True)
 
 
-def _solve_one(root, profile, topology, target):
+def _solve_one(root, profile, topology, target, options):
+    """What became of a case, its wall time and its CPU time, child processes included, in s."""
     command = [sys.executable, "cli.py", "solve", "--profile", f"profiles/{profile.name}",
-               "--topology", f"topologies/{topology.name}", "-o", str(target)]  # fmt: skip
+               "--topology", f"topologies/{topology.name}", "-o", str(target), *options]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(root)}
     for count in (["--gpus", str(NUM_DEVICES)], []):
+        begin_s, before_s = time.monotonic(), _children_s()
         done = subprocess.run(
             [*command, *count], cwd=root, env=environment, capture_output=True, text=True
         )
+        wall_s, cpu_s = time.monotonic() - begin_s, _children_s() - before_s
         # Fewer devices than asked for: then all of them.
         if done.returncode == 0 or "devices" not in done.stderr:
             break
     if done.returncode:
         target.with_suffix(".err").write_text(done.stdout + done.stderr)
-        return f"exit code {done.returncode}"
-    return "planned"
+        return f"exit code {done.returncode}", wall_s, cpu_s
+    return "planned", wall_s, cpu_s
+
+
+def _children_s():
+    """CPU time of all child processes that have ended, in s."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def same(before, after):
     """Prints what differs; whether nothing but sentences does."""
-    names = {path.name for folder in (before, after) for path in folder.iterdir()}
+    names = {path.name for folder in (before, after) for path in folder.iterdir()} - {SECONDS}
     differing, sentences, new_fields, cut = {}, set(), set(), 0
     for name in sorted(names):
         one, other = before / name, after / name
