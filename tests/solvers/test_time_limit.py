@@ -1,4 +1,4 @@
-"""A time limit holds for building models and for judging, too."""
+"""A limit of work holds for building models and for judging, too."""
 
 import math
 from dataclasses import replace
@@ -69,23 +69,21 @@ def test_a_model_that_takes_too_long_to_build_is_not_built(monkeypatch):
     assert answer.status is Status.FEASIBLE
 
 
-def test_no_more_variants_are_simulated_when_the_time_is_over():
+def test_no_more_variants_are_simulated_when_the_work_is_done():
     profile = profile_of(graph_of([[], [0], [1], [2]]), [1.0] * 4)
     problem = problem_of(profile, cluster([unit_type()] * 3))
     (one, other) = attempts(problem, ["even", "single"], math.inf, lambda name: None).of_solvers
     result = replace(one.result, others=(other.result.strategy,))
-    unhurried, _ = judging.judge(problem, "even", result, over=lambda: False)
-    verdict, _ = judging.judge(problem, "even", result, over=lambda: True)
-    assert unhurried is not None
-    assert verdict is not None
-    assert not unhurried.cut
-    assert verdict.cut
+    unhurried, _ = judging.judge(problem, "even", result)
+    verdict, _ = judging.judge(problem, "even", result, unhurried.work_s * 0.9)
+    assert unhurried.notes == ()
+    assert 0 < verdict.work_s < unhurried.work_s
     assert verdict.notes == (
-        "1 of 2 variants of the even plan were not simulated: the time limit was reached",
+        "1 of 2 variants of the even plan were not simulated: the work for that was done",
     )
 
 
-def test_what_the_limit_cut_is_said_in_a_line():
+def test_what_the_brake_cut_is_said_in_a_line():
     profile = profile_of(graph_of([[], [0], [1], [2]]), [1.0] * 4)
     problem = problem_of(profile, cluster([unit_type()] * 3))
     made = attempts(problem, ["even"], math.inf, lambda name: None)
@@ -93,5 +91,6 @@ def test_what_the_limit_cut_is_said_in_a_line():
     (attempt,) = made.of_solvers
     cut = replace(attempt, result=replace(attempt.result, reproducible=False))
     assert comparison([replace(made, of_solvers=(cut,))]).notes == (
-        "the time limit cut the search of even; --time-limit gives more",
+        "the brake cut the search of even: it took 10 times its limit in processor time; another"
+        " run may find another plan",
     )

@@ -72,9 +72,9 @@ NODE_ENTRIES_PER_S = 200_000
 MAX_ENTRIES = 300_000
 """Coefficients of the largest program that is built: a larger one takes too long to start."""
 SOLVED_PER_S, FEW_ENTRIES = 20_000, 10_000
-"""Coefficients of the largest whole program per second of the limit, and those of a program that is
-solved whatever that takes: no limit of nodes holds at the root, where 47,000 took 2 s and 66,000 8 s,
-9,000 0.1 s (measured on a core at 2.9 GHz shared with others)."""
+"""Coefficients of the largest whole program per second of the limit, and of a program that is
+solved whatever that takes. No limit of nodes holds at the root, where 9,000 took 0.1 s, 47,000 2 s
+and 66,000 8 s, measured on a core at 2.9 GHz shared with others."""
 BUILT_PER_S = 30_000
 """Coefficients that a program may have per second of the limit where no placement is known."""
 
