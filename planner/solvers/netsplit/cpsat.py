@@ -111,6 +111,10 @@ MAX_BUILD = 2.0
 """Seconds for building the model of a step, per second of the limit, above which no step is made.
 Smaller models, of forwards alone or of windows, are then worth little, too."""
 
+LINKED_PER_S = 900
+"""Operators times devices per second, of which spans and neighbourhoods are made with shared links;
+measured on a core at 2.9 GHz shared with others: 9 s for 999 operators on 8 devices."""
+
 FEW_OPERATORS = 20
 """Small graphs: with at most this many operators the local search is skipped; with at most this
 many groups the steps prove more than the local search finds, and windows add nothing."""
@@ -225,6 +229,9 @@ def _full(
     are too large to be built in the limit.
     """
     build_s = num_constraints(instance, _BOTH, channels=False) / CONSTRAINTS_PER_S
+    if instance.problem.shared:
+        placements = instance.problem.num_operators * instance.problem.num_devices
+        build_s += placements / LINKED_PER_S
     too_large = build_s > MAX_BUILD * budget.whole_s
     if start is None and too_large:
         return EngineAnswer(Status.UNKNOWN, None, math.inf, None)
