@@ -800,7 +800,9 @@ def solve(
             the schedule pipedream.
         what_if: changes of the topology; the present one is planned for too.
         calibration: see `simulate`.
-        time_limit_s: for all solvers together; the present and the changed topology get half each.
+        time_limit_s: limit of work for all solvers together, in seconds of an ordinary core, so
+            plans do not depend on how busy this machine is. The present and the changed topology
+            get half each.
         refine: whether split operators of the best plan are measured at their local shapes, until
             no plan is better by these times. `Plans.refinement.into` gives the profiles with them.
         model: the ONNX file that is measured then, if it is not where the profile says.
@@ -920,7 +922,7 @@ def compare(
         solvers: keys of `SOLVERS`; none asks `automatic()`.
         what_if: changes of the topology, which alone is planned for then.
         calibration: see `simulate`.
-        time_limit_s: for each solver.
+        time_limit_s: limit of work for each solver, in seconds of an ordinary core.
         progress: called with the name of each solver before it starts.
 
     Raises:
@@ -968,7 +970,7 @@ def solve_under(
         training: `device_memory`, `global_batch` and `recompute` override the file's.
         search: how plans are searched for; without pins and own stages.
         bandwidth: between devices, instead of a Piper file's, in bytes per s or as text.
-        time_limit_s: for all searches together.
+        time_limit_s: limit of processor time for all searches together.
 
     Raises:
         FileError: if a file is missing or malformed.

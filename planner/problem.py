@@ -134,13 +134,14 @@ class Result:
         bound_s: no strategy in its space is better, by its own objective; None if it has no bound.
         space: the space that status and bound speak of.
         reason: why there is no strategy.
-        reproducible: False where the wall clock cut the search.
+        reproducible: False where the brake or the user cut the search.
         others: strategies that are nearly as good by the solver's own objective; the judge may
             find one of them better.
         report: the solver's own figures, for the user; they may be there without a strategy.
         unfit: whether the strategy is a plan even if it does not fit by the planner's count, since
             the solver was asked to count as it was published.
         short_of_memory: whether there may be a strategy where devices have more memory.
+        work_s: the work of the search, in seconds of an ordinary core: counted, not measured.
     """
 
     status: Status
@@ -153,6 +154,7 @@ class Result:
     report: object | None = None
     unfit: bool = False
     short_of_memory: bool = False
+    work_s: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.strategy is None) != (self.status in (Status.INFEASIBLE, Status.UNKNOWN)):

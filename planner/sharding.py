@@ -18,6 +18,7 @@ size of the axis. An output "A" is a summand of a mean: P, after division by the
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
 Spec = tuple[str, ...]
@@ -27,6 +28,8 @@ Box = tuple[tuple[int, int], ...]
 _PART = re.compile(r"R|P|S(?P<dim>0|[1-9][0-9]*)(/(?P<blocks>[2-9]|[1-9][0-9]+))?")
 _LINE = re.compile(r"(?P<inputs>[A-Z0-9/,]*)->(?P<outputs>[A-Z0-9/,]+)(?P<local>( [^ ]+)*)")
 _MEAN = "A"
+CACHED = 2**14
+"""Specs, rules and local shapes that are remembered: layers repeat, so a model has few of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,7 @@ def blocks_of(part: str) -> int:
     return int(part.partition("/")[2] or 1)
 
 
+@lru_cache(maxsize=CACHED)
 def check_spec(spec: Spec, num_axes: int) -> None:
     """Checks that a spec is one of a mesh with `num_axes` axes.
 
@@ -218,6 +222,11 @@ def local_shape(shape: Sequence[int], spec: Spec, mesh: Sequence[int]) -> tuple[
     >>> local_shape((12, 8), ("S0/3", "S1"), (2, 4))
     (6, 2)
     """
+    return _local_shape(tuple(shape), spec, tuple(mesh))
+
+
+@lru_cache(maxsize=CACHED)
+def _local_shape(shape: tuple[int, ...], spec: Spec, mesh: tuple[int, ...]) -> tuple[int, ...]:
     boxes = tiles(shape, spec, mesh, 0)
     sizes = [end - start for start, end in boxes[0]]
     for part in spec:
@@ -249,6 +258,11 @@ def rule_of(lines: Iterable[str]) -> Rule:
     Raises:
         ValueError: if a line is none, or they speak of different numbers of tensors.
     """
+    return _rule_of(tuple(lines))
+
+
+@lru_cache(maxsize=CACHED)
+def _rule_of(lines: tuple[str, ...]) -> Rule:
     inputs, outputs, local = [], [], []
     for line in lines:
         parts = _LINE.fullmatch(line)

@@ -40,7 +40,7 @@ HEAVY = {
     "onnxruntime": (),
     "ortools": (),
     "gurobipy": (),
-    "numba": ("planner/support/jit.py", "planner/support/clock.py"),
+    "numba": ("planner/support/jit.py", "planner/peers/clock.py"),
     "scipy": (),
     "rich": (),
     "click": ("cli.py", "planner/commands"),

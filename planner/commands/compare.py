@@ -43,7 +43,7 @@ BAR_WIDTH = 48
 @TRAINING
 @SEARCH
 @click.option("--time-limit", "time_limit_s", type=TIME, default="10s", show_default=True,
-              help="Time for each solver.")  # fmt: skip
+              help="Limit of work for each solver, in seconds of an ordinary core.")  # fmt: skip
 @WHAT_IF
 @click.option("--run", "steps", type=click.IntRange(1), metavar="STEPS",
               help="Launch every plan that this machine can run, one after the other, and time"

@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 @TRAINING
 @SEARCH
 @click.option("--time-limit", "time_limit_s", type=TIME, default="10s", show_default=True,
-              help="Time for all solvers together.")  # fmt: skip
+              help="Limit of work for all solvers together, in seconds of an ordinary core.",
+              )  # fmt: skip
 @click.option("--refine", is_flag=True,
               help="Measure the split operators of the best plan on this machine at their local"
               " shapes, until no plan is better by these times. They are added to the profile.",

@@ -2,7 +2,7 @@
 simulator runs it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -15,7 +15,7 @@ from planner.costs.compute import (
     slowdowns,
 )
 from planner.costs.edges import gathered
-from planner.costs.evaluate import Evaluation, evaluate
+from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
 from planner.files import artefact_hash
 from planner.graph import losses_of
 from planner.plan import Certificate, DevicePrediction, Plan, Prediction
@@ -30,9 +30,8 @@ from planner.support.module_paths import blocks
 from planner.topology import Topology
 from planner.version import __version__
 
-# Variants of a solver's strategy have at most this many actions together, which are simulated in
-# some seconds.
-MAX_ACTIONS = 4_000_000
+# The work of all variants of a solver's strategy, in seconds of an ordinary core.
+MAX_WORK_S = 5.0
 # A time per minibatch that changes by less than this share has settled.
 _SETTLED = 1e-3
 
@@ -45,15 +44,15 @@ class Verdict:
         strategy: the solver's, or a variant of it that is faster.
         prediction: the simulator's figures.
         notes: where the judge did less than usual, or accepted more.
-        cut: whether the clock kept variants from being simulated.
         shortage: why it does not fit by the planner's count; None if it does.
+        work_s: the work of pricing and simulating all variants, in seconds of an ordinary core.
     """
 
     strategy: Strategy
     prediction: Prediction
     notes: tuple[str, ...] = ()
-    cut: bool = False
     shortage: str | None = None
+    work_s: float = 0.0
 
 
 def predicted_s(prediction: Prediction, objective: Objective) -> float:
@@ -97,16 +96,16 @@ def gap_to(bound_s: float, value_s: float, *, of_sizes: bool = False) -> float:
 
 
 def judge(
-    problem: Problem, solver: str, result: Result, over: Callable[[], bool] = lambda: False
+    problem: Problem, solver: str, result: Result, limit_s: float = MAX_WORK_S
 ) -> tuple[Verdict | None, str | None]:
     """The verdict on a solver's strategy, or None and why it does not fit. Where the simulator
     finds them faster, and they fit, another strategy of the solver is taken, or one that cuts what
     crosses stages (`costs.edges`), or one more microbatch in flight per stage than the default.
-    Their actions are limited, and no more are simulated once the time is over; a note counts the
-    variants that are left out.
+    Their work is limited; a note counts the variants that are left out.
 
     Args:
-        over: whether the time is over.
+        limit_s: limit of that work, in seconds of an ordinary core, and at most `MAX_WORK_S`. The
+            first variant that fits is simulated whatever it takes.
 
     Raises:
         ValueError: if the strategy is wrong, which is the solver's mistake.
@@ -119,31 +118,30 @@ def judge(
     own = (result.strategy, *result.others)
     tried = (*own, *(gathered(problem, one) for one in own))
     candidates = tuple(dict.fromkeys((*tried, *map(one_more_in_flight, tried))))
-    simulated = left_out = size = 0
-    cut = False
+    work_s, next_s, left_out = 0.0, 0.0, 0
     for candidate in candidates:
-        cut = cut or (bool(verdicts) and over())
         # Variants are about as long as the one before.
-        if verdicts and (cut or simulated + size > MAX_ACTIONS):
+        if verdicts and work_s + next_s > min(limit_s, MAX_WORK_S):
             left_out += 1
             continue
         evaluation = evaluate(problem, candidate)
+        next_s = evaluation_work_s(candidate, evaluation)
+        work_s += next_s
         if evaluation.shortage is None:
-            size = len(evaluation.program.code)
-            simulated += size
             verdicts.append(_verdict(problem, candidate, evaluation))
         else:
             shortage = shortage or evaluation.shortage
     if not verdicts:
         return None, shortage
     best = min(verdicts, key=lambda one: predicted_s(one.prediction, objective))
+    best = replace(best, work_s=work_s)
     if not left_out:
         return best, None
-    why = "the time limit was reached" if cut else f"an iteration has {size} actions"
     note = (
-        f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated: {why}"
+        f"{left_out} of {len(candidates)} variants of the {solver} plan were not simulated: the"
+        " work for that was done"
     )
-    return replace(best, notes=(*best.notes, note), cut=cut), None
+    return replace(best, notes=(*best.notes, note)), None
 
 
 def _verdict(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> Verdict:

@@ -3,13 +3,16 @@ that fits is the plan. So no plan is worse than plain data parallelism or any ot
 table.
 """
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
 from planner.costs.pins import broken, separated
 from planner.errors import OptionError
+from planner.judging.beside import beside
 from planner.judging.judge import (
     Verdict,
     as_plan,
@@ -22,14 +25,22 @@ from planner.judging.judge import (
 from planner.plan import Plan, Prediction
 from planner.problem import Objective, Problem, Result, Status
 from planner.profiles import Source, has_rules
+from planner.solvers.engines.watch import INTERRUPTED
 from planner.solvers.registry import SOLVERS, portfolio
-from planner.support.jit import compile_clock
+from planner.strategy import Strategy
+from planner.support.brake import TIMES, Brake, braked
 from planner.units import format_seconds
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01
-# The reason of a solver whose turn did not come.
+# The reason of a solver for which no work was left.
 OUT_OF_TIME = "not asked: the time limit was reached"
+# The questions of a round, each in a process of its own where there are as many cores.
+PROCESSES = 2
+# The work of judging variants of a first answer, in seconds of an ordinary core.
+FIRST_JUDGED_S = 0.1
+# Questions that take less work, or about smaller graphs, are not worth a process.
+LEAST_BESIDE_S, FEW_OPERATORS = 0.5, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,8 @@ class SolverRow:
         status: of its own space.
         plan: judged; None if it has none that fits.
         reason: why there is none.
-        solve_s: time of the search and of the judge.
+        solve_s: time of the search and of the judge, by the clock on the wall; None if the solver
+            was not asked.
         microbatch_size: samples in a microbatch.
         source: origin of the profile of that size.
         report: the solver's own figures, if it has some.
@@ -54,7 +66,7 @@ class SolverRow:
     status: Status
     plan: Plan | None
     reason: str | None
-    solve_s: float
+    solve_s: float | None
     microbatch_size: int
     source: Source
     report: object | None = None
@@ -121,13 +133,16 @@ class Attempt:
         solver: its name.
         result: its answer.
         verdict: the judge's; None if there is no strategy that fits.
-        solve_s: time of the search and of the judge.
+        solve_s: time of the search and of the judge, by the clock on the wall; None if the solver
+            was not asked.
+        work_s: their work, in seconds of an ordinary core: counted, not measured.
     """
 
     solver: str
     result: Result
     verdict: Verdict | None = None
-    solve_s: float = 0.0
+    solve_s: float | None = None
+    work_s: float = 0.0
 
     @property
     def fitting(self) -> Verdict | None:
@@ -144,12 +159,16 @@ class Attempts:
         lower_bound_s: for its objective.
         shortage: proof that nothing fits, or None.
         of_solvers: in the order of the asking.
+        cut: whether the brake ended the search.
+        left: solvers whose first answer no work was left to improve.
     """
 
     problem: Problem
     lower_bound_s: float
     shortage: str | None
     of_solvers: tuple[Attempt, ...]
+    cut: bool = False
+    left: tuple[str, ...] = ()
 
     @property
     def best_rank(self) -> Rank | None:
@@ -177,9 +196,9 @@ def compare(
 
     Args:
         names: keys of `SOLVERS`.
-        time_limit_s: for all together, without compiling; a solver not begun by then is left out.
+        time_limit_s: limit of work for all together, in seconds of an ordinary core.
         progress: called with each solver's name before it starts.
-        thorough: each has the time to itself, and none is left out because a good plan is there.
+        thorough: each has the limit to itself, and none is left out because a good plan is there.
 
     Raises:
         OptionError: if a name is unknown.
@@ -196,96 +215,280 @@ def attempts(
     thorough: bool = False,
 ) -> Attempts:
     """The solvers' answers, each judged; arguments and errors as of `compare`."""
+    if thorough:
+        return _thorough(problem, _checked(problem, names), time_limit_s, progress)
+    with braked(time_limit_s) as brake:
+        search = Search(time_limit_s, progress, brake)
+        search.ask([problem], names)
+        search.improve()
+        return search.attempts[0]
+
+
+def _checked(problem: Problem, names: Sequence[str] | None) -> tuple[str, ...]:
     unknown = [name for name in names or () if name not in SOLVERS]
     if unknown:
         raise OptionError(f"unknown solver {unknown[0]!r}; known: {', '.join(SOLVERS)}")
-    # Solvers see pins as types of devices (`costs/pins.py`). The bound and the judge need no pins:
-    # a bound over all strategies holds for those that keep the pins, too.
-    asked = separated(problem)
+    return tuple(names or portfolio(splits=has_rules(problem.profile)))
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    """A problem and what solvers have answered.
+
+    Attributes:
+        problem: without pins. The bound and the judge need none: a bound over all strategies holds
+            for those that keep the pins, too.
+        asked: as solvers see it, pins as types of devices (`costs/pins.py`).
+        names: of the solvers, in the order of the asking.
+        made: their attempts.
+        answers: of solvers, to start others from.
+        left: solvers whose first answer no work was left to improve.
+    """
+
+    problem: Problem
+    asked: Problem
+    names: tuple[str, ...]
+    lower_bound_s: float
+    shortage: str | None
+    made: dict[str, Attempt] = field(default_factory=dict)
+    answers: dict[str, Result] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> tuple[Strategy, ...]:
+        """The strategies that fit, in the order of the asking."""
+        fitting = [self.made[name].fitting for name in self.names if name in self.made]
+        return tuple(one.strategy for one in fitting if one is not None)
+
+    @property
+    def work_s(self) -> float:
+        """The work of all attempts."""
+        return sum(one.work_s for one in self.made.values())
+
+    @property
+    def size(self) -> int:
+        """The samples that the objective's figure is for."""
+        return samples_in(self.problem.options.objective, self.problem.profile.microbatch_size)
+
+    def value_s(self, name: str) -> float:
+        """The objective of a solver's plan, to compare it with other sizes; inf without one."""
+        verdict = self.made[name].fitting
+        if verdict is None:
+            return math.inf
+        return predicted_s(verdict.prediction, self.problem.options.objective) / self.size
+
+    @property
+    def best_s(self) -> float:
+        """Of all plans; inf without one."""
+        return min(map(self.value_s, self.made), default=math.inf)
+
+    def attempts(self, *, cut: bool) -> Attempts:
+        """The case as others see it."""
+        own = tuple(self.made[name] for name in self.names)
+        return Attempts(self.problem, self.lower_bound_s, self.shortage, own, cut, self.left)
+
+
+def _case(problem: Problem, names: Sequence[str] | None) -> _Case:
+    checked, asked = _checked(problem, names), separated(problem)
     if problem.options.pins:
         problem = replace(problem, options=replace(problem.options, pins=()))
-    bound_s, shortage = lower_bound_s(problem), memory_shortage(problem)
-    made: list[Attempt] = []
-    answers: dict[str, Result] = {}
-    with compile_clock() as compiling_s:
-        begin = time.monotonic()
-        for name in names or portfolio(splits=has_rules(problem.profile)):
-            left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-            share = SOLVERS[name].time_share
-            share_s = share * time_limit_s
-            allowed_s = time_limit_s if thorough else min(left_s, share_s)
-            reason = None if thorough else _not_asked(problem, name, made, left_s, bound_s)
-            if shortage is not None and SOLVERS[name].counts_memory(problem.options):
-                result = Result(Status.INFEASIBLE, None, reason=shortage, short_of_memory=True)
-                made.append(Attempt(name, result))
+    return _Case(problem, asked, checked, lower_bound_s(problem), memory_shortage(problem))
+
+
+class Search:
+    """The questions to solvers about one problem, or about the same problem with microbatches of
+    several sizes. Each solver is asked for a first answer, which takes next to no work. Then those
+    that can do more with work are asked again, in rounds of two questions, the most promising
+    first: those whose first plan was the best. A question that the bound rules out is not asked.
+
+    Which questions a round has, and the strategies from which they start, follow from the rounds
+    before it and from work that is counted. So the answers are the same on a busy machine, and with
+    one process or two.
+    """
+
+    def __init__(self, limit_s: float, progress: Callable[[str], None], brake: Brake) -> None:
+        """Nothing has been asked.
+
+        Args:
+            limit_s: limit of work, in seconds of an ordinary core.
+            progress: called with each solver's name before it starts.
+            brake: of the whole search.
+        """
+        self._limit_s, self._progress, self._brake = limit_s, progress, brake
+        self._cases: list[_Case] = []
+        self._cut = False
+
+    @property
+    def left_s(self) -> float:
+        """The work that is left, in seconds of an ordinary core."""
+        return self._limit_s - sum(case.work_s for case in self._cases)
+
+    @property
+    def attempts(self) -> list[Attempts]:
+        """What has been answered, by problem, in the order of the asking."""
+        return [case.attempts(cut=self._cut) for case in self._cases]
+
+    def ask(self, problems: Sequence[Problem], names: Sequence[str] | None) -> None:
+        """Asks for first answers to more problems.
+
+        Raises:
+            OptionError: if a name is unknown.
+        """
+        cases = [_case(problem, names) for problem in problems]
+        for k in range(0, len(cases), PROCESSES):
+            some, left_s = cases[k : k + PROCESSES], self.left_s
+            large = all(len(one.problem.profile.operators) > FEW_OPERATORS for one in some)
+            asking = [partial(self._first_answers, one, left_s) for one in some]
+            for case, answered in zip(some, beside(asking, large), strict=True):
+                if answered is None:
+                    raise KeyboardInterrupt
+                case.made, case.answers = answered
+            self._cases += some
+            self._cut = self._cut or self._brake.over()
+
+    def _first_answers(
+        self, case: _Case, left_s: float
+    ) -> tuple[dict[str, Attempt], dict[str, Result]]:
+        """The first attempts of all solvers at a case, and their answers to start others from."""
+        for name in case.names:
+            solver, reason = SOLVERS[name], _not_asked(case, name, left_s - case.work_s)
+            if case.shortage is not None and solver.counts_memory(case.problem.options):
+                result = Result(Status.INFEASIBLE, None, reason=case.shortage, short_of_memory=True)
+                case.made[name] = Attempt(name, result)
             elif reason is not None:
-                made.append(Attempt(name, Result(Status.UNKNOWN, None, reason=reason)))
+                case.made[name] = Attempt(name, Result(Status.UNKNOWN, None, reason=reason))
             else:
-                progress(name)
-                known = tuple(one.fitting.strategy for one in made if one.fitting is not None)
-                start = time.monotonic()
-                # A solver that another one starts from may have answered already.
-                if name not in answers:
-                    answers[name] = SOLVERS[name](asked, allowed_s, known, answers)
-                until_s = start + allowed_s if thorough else begin + time_limit_s
+                self._progress(name)
+                limit_s = 0.0 if solver.improves else solver.time_share * left_s
+                case.made[name] = _asked(case, name, limit_s, FIRST_JUDGED_S)
+        return case.made, case.answers
 
-                def over(until_s: float = until_s) -> bool:
-                    return time.monotonic() - compiling_s() > until_s
+    def improve(self) -> None:
+        """Asks again, as long as work is left."""
+        todo = [
+            (case, name)
+            for case in self._cases
+            for name in case.names
+            if SOLVERS[name].improves and case.made[name].solve_s is not None
+        ]
+        while todo := [one for one in todo if not self._ruled_out(*one)]:
+            self._cut = self._cut or self._brake.over()
+            left_s = self.left_s
+            if left_s <= 0 or self._cut:
+                break
+            todo.sort(key=lambda one: (one[0].value_s(one[1]), one[0].lower_bound_s / one[0].size))
+            some = sorted(todo[:PROCESSES], key=lambda one: not SOLVERS[one[1]].has_threads)
+            at_once = left_s > LEAST_BESIDE_S and not SOLVERS[some[-1][1]].has_threads
+            asking = []
+            for case, name in some:
+                share_s = SOLVERS[name].time_share * self._limit_s
+                self._progress(name)
+                asking.append(partial(_improved, case, name, min(share_s, left_s / len(some))))
+            found = beside(asking, at_once)
+            for (case, name), attempt in zip(some, found, strict=True):
+                if attempt is not None:
+                    case.made[name] = attempt
+                    todo.remove((case, name))
+            if any(one is None or INTERRUPTED in one.result.space for one in found):
+                break
+        for case in self._cases:
+            case.left = tuple(name for one, name in todo if one is case)
 
-                attempt = _judged(problem, asked, name, answers[name], start, over)
-                # A search that uses all its time and got less than its share was cut by the clock.
-                cut = not thorough and share < 1 and allowed_s < share_s
-                made.append(_not_reproducible(attempt) if cut else attempt)
-    return Attempts(problem, bound_s, shortage, tuple(made))
+    def _ruled_out(self, case: _Case, name: str) -> bool:
+        """Whether a question cannot bring a plan that is better by more than `GOOD_ENOUGH`."""
+        best_s = min(one.best_s for one in self._cases)
+        least_s = case.lower_bound_s
+        if SOLVERS[name].unreplicated:
+            least_s = max(least_s, unreplicated_s(case.problem))
+        return best_s <= (1 + GOOD_ENOUGH) * least_s / case.size
 
 
-def _not_asked(
-    problem: Problem, name: str, made: Sequence[Attempt], left_s: float, bound_s: float
-) -> str | None:
-    """Why a solver is not asked, or None. Plans are never worse than data parallelism, so it always
-    is, as long as nothing better is there.
+def _asked(case: _Case, name: str, limit_s: float, judged_s: float) -> Attempt:
+    """A solver's answer, judged.
 
     Args:
-        made: the attempts before it.
+        limit_s: limit of the solver's work.
+        judged_s: of the judge's.
     """
-    solver, objective = SOLVERS[name], problem.options.objective
-    values = [predicted_s(one.fitting.prediction, objective) for one in made if one.fitting]
-    if any(gap_to(bound_s, value_s) <= GOOD_ENOUGH for value_s in values):
-        return f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
-    if solver.unreplicated and values:
-        least_s = unreplicated_s(problem)
-        if least_s >= min(values):
-            return f"not asked: without replicas nothing is faster than {format_seconds(least_s)}"
-    return OUT_OF_TIME if left_s <= 0 and made and not solver.always_asked else None
+    start = time.monotonic()
+    # A solver that another one starts from may have answered already.
+    if name not in case.answers:
+        case.answers[name] = SOLVERS[name](case.asked, limit_s, case.known, case.answers)
+    return _judged(case, name, case.answers[name], start, judged_s)
 
 
-def _judged(
+def _improved(case: _Case, name: str, limit_s: float) -> Attempt:
+    """A solver's answer with more work, or its first one if that is better."""
+    start, before = time.monotonic(), case.made[name]
+    result = SOLVERS[name](case.asked, limit_s, case.known, dict(case.answers))
+    judged_s = max(FIRST_JUDGED_S, limit_s - result.work_s)
+    after = _judged(case, name, result, start, judged_s)
+    objective, size = case.problem.options.objective, case.problem.profile.microbatch_size
+
+    def rank(attempt: Attempt) -> Rank:
+        if attempt.fitting is None:
+            return math.inf, math.inf, True
+        return _rank(attempt.fitting.prediction, objective, size, attempt.result.status)
+
+    best = before if rank(before) < rank(after) else after
+    return replace(
+        best,
+        result=replace(best.result, reproducible=after.result.reproducible),
+        solve_s=(before.solve_s or 0.0) + (after.solve_s or 0.0),
+        work_s=before.work_s + after.work_s,
+    )
+
+
+def _thorough(
     problem: Problem,
-    asked: Problem,
-    name: str,
-    result: Result,
-    start: float,
-    over: Callable[[], bool],
-) -> Attempt:
+    names: Sequence[str],
+    time_limit_s: float,
+    progress: Callable[[str], None],
+) -> Attempts:
+    """Each solver with the limit to itself, one after the other."""
+    case = _case(problem, names)
+    for name in case.names:
+        if case.shortage is not None and SOLVERS[name].counts_memory(problem.options):
+            result = Result(Status.INFEASIBLE, None, reason=case.shortage, short_of_memory=True)
+            case.made[name] = Attempt(name, result)
+        else:
+            progress(name)
+            case.made[name] = _asked(case, name, time_limit_s, time_limit_s)
+    return case.attempts(cut=False)
+
+
+def _not_asked(case: _Case, name: str, left_s: float) -> str | None:
+    """Why a solver is not asked, or None. Plans are never worse than data parallelism, so it always
+    is, as long as nothing better is there.
+    """
+    solver, best_s = SOLVERS[name], case.best_s * case.size
+    if math.isfinite(best_s):
+        if gap_to(case.lower_bound_s, best_s) <= GOOD_ENOUGH:
+            return f"not asked: a plan within {GOOD_ENOUGH:.0%} of the bound was found"
+        least_s = unreplicated_s(case.problem) if solver.unreplicated else 0.0
+        if least_s >= best_s:
+            return f"not asked: without replicas nothing is faster than {format_seconds(least_s)}"
+    return OUT_OF_TIME if left_s <= 0 and case.made and not solver.always_asked else None
+
+
+def _judged(case: _Case, name: str, result: Result, start: float, judged_s: float) -> Attempt:
     """One solver's answer, judged.
 
     Args:
-        problem: as it is.
-        asked: as the solver sees it.
         start: of the search, by the monotonic clock.
-        over: whether the time for judging is over.
+        judged_s: limit of the judge's work.
     """
-    verdict = None
+    verdict, work_s = None, result.work_s
     if result.strategy is not None:
-        result = _without_broken(asked, result)
+        result = _without_broken(case.asked, result)
     if result.strategy is not None:
-        verdict, shortage = judge(problem, name, result, over)
+        verdict, shortage = judge(case.problem, name, result, judged_s)
         if verdict is None and result.unfit:
-            verdict, _ = judge_unchanged(problem, result.strategy)
+            verdict, _ = judge_unchanged(case.problem, result.strategy)
         if verdict is None:
             result = replace(_without_strategy(result, shortage), short_of_memory=True)
-    attempt = Attempt(name, result, verdict, time.monotonic() - start)
-    return _not_reproducible(attempt) if verdict is not None and verdict.cut else attempt
+    work_s += verdict.work_s if verdict is not None else 0.0
+    return Attempt(name, result, verdict, time.monotonic() - start, work_s)
 
 
 def _without_broken(problem: Problem, result: Result) -> Result:
@@ -318,29 +521,42 @@ def comparison(of_sizes: Sequence[Attempts], notes: tuple[str, ...] = ()) -> Sol
         for one in of_sizes
     ]
     bound_s = min(one.lower_bound_s / n for one, n in zip(of_sizes, samples, strict=True))
-    timely = not any(
-        attempt.result.reason == OUT_OF_TIME for one in of_sizes for attempt in one.of_solvers
-    )
+    cut = any(one.cut for one in of_sizes)
     rows = tuple(
-        _row(one.problem, attempt if timely else _not_reproducible(attempt), bound_s * n, several)
+        _row(one.problem, _not_reproducible(attempt) if cut else attempt, bound_s * n, several)
         for one, n in zip(of_sizes, samples, strict=True)
         for attempt in one.of_solvers
     )
     proved = all(one.shortage is not None for one in of_sizes)
-    return SolverComparison(rows, bound_s * min(samples), proved, (*notes, *_cut_notes(of_sizes)))
+    notes = (*notes, *_left_notes(of_sizes), *_cut_notes(of_sizes))
+    return SolverComparison(rows, bound_s * min(samples), proved, notes)
 
 
-def _cut_notes(of_sizes: Sequence[Attempts]) -> tuple[str, ...]:
-    """A line on the searches that the time limit cut, if there are any."""
-    names = dict.fromkeys(
-        attempt.solver
+def _left_notes(of_sizes: Sequence[Attempts]) -> Iterator[str]:
+    """A line on the searches for which no work was left, if there are any."""
+    names = dict.fromkeys(name for one in of_sizes for name in one.left)
+    if names:
+        yield (
+            f"the time limit left no work to improve some plans of {', '.join(names)};"
+            " --time-limit gives more"
+        )
+
+
+def _cut_notes(of_sizes: Sequence[Attempts]) -> Iterator[str]:
+    """A line on the searches that the brake or the user cut, if there are any."""
+    cut = [
+        attempt
         for one in of_sizes
         for attempt in one.of_solvers
         if attempt.verdict is not None and not attempt.result.reproducible
-    )
-    if not names:
-        return ()
-    return (f"the time limit cut the search of {', '.join(names)}; --time-limit gives more",)
+    ]
+    names = dict.fromkeys(one.solver for one in cut if INTERRUPTED not in one.result.space)
+    if names or any(one.cut for one in of_sizes):
+        of_which = f" of {', '.join(names)}" if names else ""
+        yield (
+            f"the brake cut the search{of_which}: it took {TIMES:g} times its limit in processor"
+            " time; another run may find another plan"
+        )
 
 
 def _row(problem: Problem, attempt: Attempt, bound_s: float, of_sizes: bool) -> SolverRow:

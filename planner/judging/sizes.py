@@ -7,7 +7,6 @@ at wide sizes besides.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,11 +14,11 @@ from planner.costs.bounds import lower_bound_s
 from planner.errors import OptionError
 from planner.judging.interpolate import interpolated
 from planner.judging.judge import samples_in
-from planner.judging.portfolio import Attempts, Rank, SolverComparison, attempts, comparison
+from planner.judging.portfolio import Attempts, Rank, Search, SolverComparison, comparison
 from planner.problem import Problem
 from planner.profiles import Profile, has_rules
 from planner.solvers.registry import SOLVERS, portfolio
-from planner.support.jit import compile_clock
+from planner.support.brake import braked
 
 # The number of sizes between those profiled that are planned for.
 MAX_BETWEEN = 4
@@ -46,7 +45,7 @@ def compare_between(
         problems: the same model, devices and samples per iteration, by size of the microbatch.
         profiles: all there are, ascending by size, also those of sizes that are no problem because
             they do not divide the samples.
-        time_limit_s: for all together.
+        time_limit_s: limit of work for all together, in seconds of an ordinary core.
         refine: gives the attempts again, with parts of operators measured.
 
     Returns:
@@ -54,22 +53,18 @@ def compare_between(
     """
     splitting = _that_split_samples(problems[0], names)
     sizes = _wide_sizes(problems[0], profiles)[:MAX_WIDE] if splitting else []
-    with compile_clock() as compiling_s:
-        begin = time.monotonic()
+    with braked(time_limit_s) as brake:
+        search = Search(time_limit_s, progress, brake)
+        search.ask(problems, names)
         between = _sizes_between(problems, profiles)
-        # A wide size is for fewer solvers than the others.
-        parts = len(problems), min(len(between), MAX_BETWEEN), len(sizes) / 2
-        made = _attempts_at_each(problems, names, time_limit_s * parts[0] / sum(parts), progress)
-        added, notes = _between(problems, profiles, between, made)
-        left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-        share = parts[1] / sum(parts[1:]) if added else 0.0
-        made += _attempts_at_each(added, names, left_s * share, progress)
-        wide, more = _wide((*problems, *added), profiles, sizes, made)
-        left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-        made += _attempts_at_each(wide, splitting, left_s, progress)
+        added, notes = _between(problems, profiles, between, search.attempts)
+        search.ask(added, names)
+        wide, more = _wide((*problems, *added), profiles, sizes, search.attempts)
+        search.ask(wide, splitting)
+        search.improve()
     problems, notes = (*problems, *added, *wide), tuple(dict.fromkeys((*notes, *more)))
     pairs = sorted(
-        zip(problems, made, strict=True),
+        zip(problems, search.attempts, strict=True),
         key=lambda pair: pair[0].profile.microbatch_size,
     )
     refined = refine([one for _, one in pairs])
@@ -188,20 +183,3 @@ def _least_s(problem: Problem) -> float:
     """The lower bound, to compare it with plans of other sizes of the microbatch, in s."""
     size = problem.profile.microbatch_size
     return lower_bound_s(problem) / samples_in(problem.options.objective, size)
-
-
-def _attempts_at_each(
-    problems: Sequence[Problem],
-    names: Sequence[str] | None,
-    time_limit_s: float,
-    progress: Callable[[str], None],
-) -> list[Attempts]:
-    """Each problem by itself, within a time for all together."""
-    made = []
-    with compile_clock() as compiling_s:
-        begin = time.monotonic()
-        for index, problem in enumerate(problems):
-            left_s = time_limit_s - (time.monotonic() - begin - compiling_s())
-            allowed_s = left_s / (len(problems) - index)
-            made.append(attempts(problem, names, allowed_s, progress))
-    return made

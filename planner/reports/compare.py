@@ -79,7 +79,8 @@ def compare_rows(comparison: SolverComparison) -> Iterator[tuple[object, ...]]:
                 len(plan.strategy.stages), len(said.devices),
             ]  # fmt: skip
         reason = printable_lines(row.reason or "")
-        yield row.solver, row.status.value, *figures, row.solve_s, reason
+        took_s = "" if row.solve_s is None else row.solve_s
+        yield row.solver, row.status.value, *figures, took_s, reason
 
 
 def winner_line(comparison: SolverComparison) -> str:

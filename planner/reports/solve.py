@@ -50,7 +50,7 @@ def comparison_table(comparison: SolverComparison) -> Table:
 
 
 def _row_cells(row: SolverRow, best: bool) -> tuple[str, ...]:
-    took = format_seconds(row.solve_s)
+    took = "" if row.solve_s is None else format_seconds(row.solve_s)
     if row.plan is None:
         short = "does not fit" if row.status is Status.INFEASIBLE else "no plan"
         return (row.solver, _size(row), *[""] * (8 + len(_OBJECTIVES)), took, short)
@@ -270,7 +270,7 @@ def comparison_json(
     shown = rows[comparison.rows.index(best)] if best else _nothing(comparison, num_devices)
     return {
         **shown,
-        "solve_s": sum(row.solve_s for row in comparison.rows),
+        "solve_s": sum(row.solve_s or 0.0 for row in comparison.rows),
         "strategy": strategy,
         "partition": partition,
         "compared": rows,

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from planner.costs.compute import times_on
-from planner.costs.evaluate import evaluate
+from planner.costs.evaluate import evaluate, evaluation_work_s, pricing_work_s
+from planner.costs.memory import limit_bytes, stage_memory, standing_memory
 from planner.problem import Problem, Recompute, Result, Status
 from planner.schedules.orders import default_warmups
 from planner.solvers.placement.stages import strategies_of
-from planner.strategy import Stage, Strategy, asynchronous_violations
+from planner.strategy import Stage, Strategy, asynchronous_violations, used_devices
 
 
 def recompute_choices(problem: Problem) -> tuple[bool, ...]:
@@ -74,16 +75,42 @@ def first_that_fits(problem: Problem, strategies: Iterable[Strategy], space: str
         strategies: in the order of preference, at least one.
         space: what they are, for the result.
     """
-    reason, short = None, False
+    reason, short, work_s, passed_over = None, False, 0.0, None
     for strategy in _distinct(strategies):
         reason = next(asynchronous_violations(strategy, problem.profile.graph), None)
+        passed_over = None
         if reason is not None:
             continue
-        reason = evaluate(problem, strategy).shortage
+        if surely_short(problem, strategy):
+            short, passed_over, work_s = True, strategy, work_s + pricing_work_s(strategy)
+            continue
+        evaluation = evaluate(problem, strategy)
+        reason, work_s = evaluation.shortage, work_s + evaluation_work_s(strategy, evaluation)
         if reason is None:
-            return Result(Status.FEASIBLE, strategy, space=space)
+            return Result(Status.FEASIBLE, strategy, space=space, work_s=work_s)
         short = True
-    return Result(Status.INFEASIBLE, None, space=space, reason=reason, short_of_memory=short)
+    if passed_over is not None:
+        reason = evaluate(problem, passed_over).shortage
+    return Result(
+        Status.INFEASIBLE, None, space=space, reason=reason, short_of_memory=short, work_s=work_s
+    )
+
+
+def surely_short(problem: Problem, strategy: Strategy) -> bool:
+    """Whether a device has no room for what a stage keeps all the time, and for the stash of the
+    microbatches that are in flight before its first backward: then the strategy cannot fit. No
+    action lists are made for that. Only of strategies whose devices run one stage each.
+    """
+    used, profile = used_devices(strategy), problem.profile
+    for s, stage in enumerate(strategy.stages):
+        need = stage_memory(profile, stage)
+        least = standing_memory(problem, strategy, {s: need}).total_bytes
+        if not stage.recompute and not strategy.schedule.is_asynchronous:
+            rounds = strategy.num_microbatches // stage.num_replicas
+            least += min(stage.warmup, rounds) * need.kept_bytes
+        if any(least > limit_bytes(problem, used, d) for d in stage.devices):
+            return True
+    return False
 
 
 def _distinct(strategies: Iterable[Strategy]) -> Iterator[Strategy]:

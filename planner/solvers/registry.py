@@ -1,5 +1,6 @@
-"""The solvers: `Problem`, time limit in s -> `Result`; a search may start from known strategies
-too. All strategies are priced by the judge.
+"""The solvers: `Problem`, limit of work in s -> `Result`; a search may start from known strategies
+too. All strategies are priced by the judge. A limit is in seconds of an ordinary core, which a
+search converts into what it counts, so that its answer does not depend on how busy the machine is.
 
 A new solver is a file with a function and an entry here, which says when it is asked and which
 options of its own it has. The command line makes its options and help texts from the entries.
@@ -39,11 +40,14 @@ class Solver:
             all have defaults; it raises a ValueError for a wrong value. The command line has an
             option for each field with a help text: `field(metadata={"help": .., "metavar": ..})`.
         in_portfolio: whether it is asked where no solver is named.
-        always_asked: whether it is asked even if the time is over, because it takes next to none.
-        time_share: part of the time limit that it gets, however much is left, so that results
-            repeat: below 1 for a search that uses all the time it is given.
+        always_asked: whether it is asked even if no work is left, because it takes next to none.
+        improves: whether it has a first answer without work (a limit of 0), and a better one with
+            more. Others are asked once.
+        time_share: part of the time limit that it gets at most: below 1 for a search that uses all
+            the time it is given.
         unreplicated: whether it searches long among strategies without replicas, and is asked only
             where one of these may be the best.
+        has_threads: whether its engines keep threads, so that it runs in the first process only.
         needs_options: whether it is asked only where its own options are given, and then always.
         starts_from: the solvers whose strategies it starts from, besides those that are known;
             they are asked before it. None if its function takes no strategies to start from.
@@ -63,8 +67,10 @@ class Solver:
     options: type | None = None
     in_portfolio: bool = False
     always_asked: bool = False
+    improves: bool = False
     time_share: float = 1.0
     unreplicated: bool = False
+    has_threads: bool = False
     needs_options: bool = False
     starts_from: tuple[str, ...] | None = None
     max_devices: float = math.inf
@@ -90,7 +96,7 @@ class Solver:
         """The solver's answer.
 
         Args:
-            time_limit_s: for a search that would take longer.
+            time_limit_s: limit of work, for a search that would take more.
             known: strategies that fit, for a search to start from and to beat.
             answers: of other solvers to the same problem, by name. Those that this one starts from
                 are asked where they are missing, and added.
@@ -137,6 +143,7 @@ SOLVERS: Mapping[str, Solver] = {
         "planner.solvers.antichain.solve:solve",
         "the best pipeline with replicated stages, by dynamic programming over downsets",
         in_portfolio=True,
+        improves=True,
         starts_from=("single", "data-parallel", "even", "pipedream"),
     ),
     "even": Solver(
@@ -163,6 +170,7 @@ SOLVERS: Mapping[str, Solver] = {
         "Megatron-LM's grid of tensor, data and pipeline parallelism",
         Megatron,
         in_portfolio=True,
+        improves=True,
         splits=True,
         splits_samples=True,
     ),
@@ -203,8 +211,10 @@ SOLVERS: Mapping[str, Solver] = {
         "a device for every operator, by constraint programming",
         NetSplit,
         in_portfolio=True,
+        improves=True,
         time_share=0.3,
         unreplicated=True,
+        has_threads=True,
         starts_from=(),
         max_devices=MAX_PLACED_DEVICES,
         synchronous=True,

@@ -195,8 +195,10 @@ def _again(
         return ()
     sharding, at_home = _sharding(stage), homes(stage, graph)
     named, views, found = set(readers), {name}, []
-    for i in indices_of(stage, graph):
-        operator = graph.operators[i]
+    inside = [graph.operators[i] for i in indices_of(stage, graph)]
+    if not any(one.name in named and one.type in _VIEWS for one in inside):
+        inside = [one for one in inside if one.name in named]  # the others read no view
+    for operator in inside:
         wanted = zip(reads(operator), rule_by(sharding, operator).inputs, strict=True)
         if operator.name in named or any(
             one in views and one != name and spec == at_home[one].spec for one, spec in wanted

@@ -25,9 +25,6 @@ from planner.solvers.placement.problem import placement_problem_of
 from planner.solvers.placement.timetable import latency_s
 from tests.support.netsplit_instances import SEEDS, problem_from
 
-# The clock cuts an instance that takes longer than this multiple of its limit.
-SLACK = 10
-
 
 def measured(seed, num_devices, limit_s, together, apart):
     """Runs one instance and prints its row; returns its status and gap."""
@@ -38,7 +35,7 @@ def measured(seed, num_devices, limit_s, together, apart):
         groups = coplaced(problem, PER_DEVICE * num_devices)
     instance, by_heft = instance_of(problem, groups), heft.place(problem)
     begin = time.monotonic()
-    answer = netsplit_cpsat.solve(instance, limit_s, None, clock_s=SLACK * limit_s)
+    answer = netsplit_cpsat.solve(instance, limit_s, None)
     took_s = time.monotonic() - begin
     bound_s = (answer.bound_s or 0.0) + instance.lost_s
     gap = max(0.0, answer.latency_s / bound_s - 1)

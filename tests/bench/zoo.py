@@ -6,8 +6,8 @@ profiled, solved and launched on two processes, and its losses beside PyTorch's.
 
 The second compares gradients only, and prints how long that takes beside the export.
 
-Rows of the first are kept in .cache/zoo, so that a run can be continued: without names, the networks
-that have no row yet are run. `--write` writes the table into docs/models.md.
+Rows of the first are kept in .cache/zoo, so that a run can be continued: without names, the
+networks that have no row yet are run. `--write` writes the table into docs/models.md.
 """
 
 import argparse

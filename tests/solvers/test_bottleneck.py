@@ -33,10 +33,11 @@ from planner.solvers.engines import mip
 from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.gurobi import EngineUnavailableError
 from planner.solvers.engines.mip import Mip, MipLimits, gurobi, highs
+from planner.support.brake import Brake
 from tests.support import reference
 
 LIMIT_S = 2.0
-NO_LIMIT = MipLimits(60.0, 1_000_000)
+NO_LIMIT = MipLimits(1_000_000)
 
 
 @st.composite
@@ -163,7 +164,7 @@ def test_a_neighbourhood_moves_only_what_it_may_and_gets_no_worse(problem, data)
         return
     start, devices = data.draw(st.sampled_from(known)), (0, 1)
     model = program_of(problem, symmetric=False)
-    solved = highs(neighbourhood(model, start, devices), NO_LIMIT, model.hint(start))
+    solved = highs(neighbourhood(model, start, devices), NO_LIMIT, model.hint(start), Brake(60.0))
     on = model.placement(solved.values)
     assert fits(problem, on)
     for p, q in zip(start, on, strict=True):
@@ -260,8 +261,8 @@ def test_what_the_library_prints_is_not_on_standard_output(capfd):
 
 
 def test_an_engine_that_claims_no_placement_beside_a_known_one_is_not_believed(monkeypatch):
-    def nothing(program, limits, hint):
-        return replace(highs(program, limits, hint), status=Status.INFEASIBLE, values=None)
+    def nothing(program, limits, hint, brake):
+        return replace(highs(program, limits, hint, brake), status=Status.INFEASIBLE, values=None)
 
     monkeypatch.setattr(bottleneck, "highs", nothing)
     problem = two_chains()
@@ -286,7 +287,7 @@ def two_chains():
 
 
 def test_a_program_too_large_for_a_licence_is_solved_by_the_other_engine(monkeypatch, caplog):
-    def refuses(program, limits, hint):
+    def refuses(program, limits, hint, brake):
         raise EngineUnavailableError("gurobi: model too large for its licence (error 10010)")
 
     monkeypatch.setattr(bottleneck, "gurobi", refuses)

@@ -178,7 +178,7 @@ def test_blocks_are_joined_and_small():
 def runs(problem, judged, limit_s=0.5, seed=0):
     start = Candidate((0,) * problem.num_operators)
     watch = SearchWatch(LOG, 1.0)
-    return refined(problem, start, limit_s, judged, lambda: math.inf, watch, seed)
+    return refined(problem, start, limit_s, judged, watch, seed)
 
 
 def test_the_judge_ranks_the_candidates_and_the_seed_repeats_them():

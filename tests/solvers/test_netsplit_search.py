@@ -446,7 +446,7 @@ def test_other_errors_of_gurobi_are_errors(monkeypatch):
 def test_the_seed_and_the_gap_reach_both_engines(monkeypatch):
     asked = []
 
-    def solve(instance, limit_s, start, *, seed, gap, clock_s=None):
+    def solve(instance, limit_s, start, *, seed, gap, brake=None):
         asked.append((seed, gap))
         return EngineAnswer(Status.OPTIMAL, (0, 1, 0, 1), 18.0, 18.0)
 
@@ -463,7 +463,7 @@ def test_what_the_evaluator_finds_too_large_is_tried_again_with_less_memory(monk
     problem = small()
     capacities, real = [], netsplit.evaluate
 
-    def searched(problem, placement_problem, known, limit_s, left_s):
+    def searched(problem, placement_problem, known, limit_s, brake):
         capacities.append(placement_problem.capacity_bytes.tolist())
         # Only with less memory than at first is the work shared.
         together = min(capacities[0]) == min(capacities[-1])
@@ -530,7 +530,7 @@ def test_what_never_fits_after_all_is_unknown_with_the_shortage(monkeypatch):
     strategy = netsplit.strategies_of(problem, (0, 0, 0, 0))[0]
     calls = []
 
-    def searched(problem, placement_problem, known, limit_s, left_s):
+    def searched(problem, placement_problem, known, limit_s, brake):
         calls.append(limit_s)
         return Result(Status.OPTIMAL, strategy, bound_s=1.0, space="made up")
 

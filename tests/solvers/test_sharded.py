@@ -1,5 +1,6 @@
 """Planners that split operators: Megatron-LM's and ZeRO's plans of small models."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from math import prod
@@ -26,6 +27,7 @@ from planner.simulator.collectives import collectives as collectives_of
 from planner.simulator.events import run
 from planner.simulator.timeline import timeline_of
 from planner.solvers.registry import SOLVERS, portfolio
+from planner.solvers.sharded import megatron
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.options import Megatron, Zero
 from planner.solvers.sharded.rules import axis_rule, rules_of
@@ -85,6 +87,22 @@ def test_megatron_finds_the_columns_and_rows_of_an_mlp():
     assert lines_of(stage) == MEGATRON
     assert stage.sharding.parameters == {"w1": ("S1",), "w2": ("S0",)}
     assert stage.groups == ((0, 1),)
+
+
+def test_megatron_has_a_plan_without_work_and_the_best_with_enough(block, monkeypatch):
+    """In whichever order the points of its grid are tried."""
+    given = problem(block, 4)
+    first, best = SOLVERS["megatron"](given, 0.0), SOLVERS["megatron"](given, math.inf)
+    assert first.strategy is not None
+    assert first.work_s < best.work_s
+    assert "as far as the time limit has work for it" in first.space
+    assert "time limit" not in best.space
+    assert closed_form_s(given, best.strategy) <= closed_form_s(given, first.strategy)
+    promise_s = megatron._promise_s
+    monkeypatch.setattr(
+        megatron, "_promise_s", lambda *given: (False, -promise_s(*given)[1])
+    )  # fmt: skip
+    assert SOLVERS["megatron"](given, math.inf).strategy == best.strategy
 
 
 def test_a_block_has_two_all_reduces_each_way(block):

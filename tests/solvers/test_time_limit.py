@@ -1,14 +1,19 @@
-"""A time limit holds for building models and for judging, too."""
+"""A limit of work holds for building models and for judging, too."""
 
 import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
+from planner.costs.evaluate import evaluate
 from planner.judging import judge as judging
 from planner.judging.portfolio import attempts, comparison
 from planner.problem import Status
+from planner.solvers import baselines
+from planner.solvers.fit import surely_short
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit.bounds import phase_bounds_of
 from planner.solvers.netsplit.cpsat_model import (
@@ -21,6 +26,7 @@ from planner.solvers.netsplit.cpsat_model import (
 )
 from planner.solvers.netsplit.model import instance_of, known_placement_of
 from planner.solvers.placement.problem import placement_problem_of
+from planner.strategy import ScheduleName
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
 
@@ -69,23 +75,48 @@ def test_a_model_that_takes_too_long_to_build_is_not_built(monkeypatch):
     assert answer.status is Status.FEASIBLE
 
 
-def test_no_more_variants_are_simulated_when_the_time_is_over():
+@given(
+    st.integers(1_000, 60_000),
+    st.integers(1, 6),
+    st.lists(st.integers(0, 4_000), min_size=5, max_size=5),
+    st.sampled_from([ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE]),
+)
+def test_a_strategy_that_is_passed_over_does_not_fit(memory, num_microbatches, sizes, schedule):
+    """It is passed over before its action lists are made."""
+    graph = graph_of([[], [0], [1], [0, 2], [3]], sizes, [3_000] * 5)
+    topology = cluster([unit_type(memory=memory)] * 4)
+    problem = problem_of(
+        profile_of(graph, [1.0] * 5), topology, num_microbatches, schedule=schedule,
+        reserve_bytes=0,
+    )  # fmt: skip
+    for strategy in baselines._pipelines(problem):
+        if surely_short(problem, strategy):
+            assert evaluate(problem, strategy).shortage is not None
+
+
+def test_strategies_are_passed_over_without_action_lists(monkeypatch):
+    graph = graph_of([[], [0], [1]], parameter_bytes=[10_000] * 3)
+    topology = cluster([unit_type(memory=15_000)] * 3)
+    problem = problem_of(profile_of(graph, [1.0] * 3), topology, 2, reserve_bytes=0)
+    assert all(surely_short(problem, one) for one in baselines._pipelines(problem))
+    assert "the limit is 14.6 KiB" in baselines.even(problem, 1.0).reason
+
+
+def test_no_more_variants_are_simulated_when_the_work_is_done():
     profile = profile_of(graph_of([[], [0], [1], [2]]), [1.0] * 4)
     problem = problem_of(profile, cluster([unit_type()] * 3))
     (one, other) = attempts(problem, ["even", "single"], math.inf, lambda name: None).of_solvers
     result = replace(one.result, others=(other.result.strategy,))
-    unhurried, _ = judging.judge(problem, "even", result, over=lambda: False)
-    verdict, _ = judging.judge(problem, "even", result, over=lambda: True)
-    assert unhurried is not None
-    assert verdict is not None
-    assert not unhurried.cut
-    assert verdict.cut
+    unhurried, _ = judging.judge(problem, "even", result)
+    verdict, _ = judging.judge(problem, "even", result, unhurried.work_s * 0.9)
+    assert unhurried.notes == ()
+    assert 0 < verdict.work_s < unhurried.work_s
     assert verdict.notes == (
-        "1 of 2 variants of the even plan were not simulated: the time limit was reached",
+        "1 of 2 variants of the even plan were not simulated: the work for that was done",
     )
 
 
-def test_what_the_limit_cut_is_said_in_a_line():
+def test_what_the_brake_cut_is_said_in_a_line():
     profile = profile_of(graph_of([[], [0], [1], [2]]), [1.0] * 4)
     problem = problem_of(profile, cluster([unit_type()] * 3))
     made = attempts(problem, ["even"], math.inf, lambda name: None)
@@ -93,5 +124,6 @@ def test_what_the_limit_cut_is_said_in_a_line():
     (attempt,) = made.of_solvers
     cut = replace(attempt, result=replace(attempt.result, reproducible=False))
     assert comparison([replace(made, of_solvers=(cut,))]).notes == (
-        "the time limit cut the search of even; --time-limit gives more",
+        "the brake cut the search of even: it took 10 times its limit in processor time; another"
+        " run may find another plan",
     )

@@ -33,6 +33,7 @@ from planner.graphs.downsets import (
     sums_behind,
     windowed,
 )
+from planner.peers.clock import clock
 from planner.peers.dnn_partitioning.costs import outputs
 from planner.peers.dnn_partitioning.joining import Items, joined
 from planner.peers.dnn_partitioning.kernels import (
@@ -46,7 +47,6 @@ from planner.peers.dnn_partitioning.kernels import (
 )
 from planner.peers.windows import enumerated
 from planner.problem import Status
-from planner.support.clock import clock
 
 # Seconds, mostly.
 DEFAULT_MAX_DOWNSETS = 200_000
@@ -106,7 +106,7 @@ def split(
         num_devices: k; the CPUs are the graph's.
         memory_bytes: of each device.
         max_downsets: the most to look at, fewer with very many devices; None for no limit.
-        time_limit_s: of the wall clock; compiling does not count.
+        time_limit_s: of processor time; compiling does not count.
     """
     with clock(time_limit_s) as left_s:
         items = joined(_items(graph, colocated(graph)), left_s)

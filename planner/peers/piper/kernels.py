@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.graphs.downsets import Downsets
+from planner.peers.clock import is_over
 from planner.peers.piper import costs as piper
 from planner.support.arrays import Bools, Floats, Ints
-from planner.support.clock import is_over
 from planner.support.jit import inner, njit
 
 Picks = npt.NDArray[np.int32]
@@ -381,7 +381,7 @@ def stages(
         memory: of a device, in bytes.
         room: for choices while they are being made; an eighth is kept.
         most: cap of samples in flight.
-        end_s: by the monotonic clock; the stages are no use where it is over.
+        end_s: by the processor time of this process; the stages are no use where it is over.
 
     Returns:
         The stages, whether all choices that are worth it were kept, and whether all stages were
@@ -463,7 +463,7 @@ def fewest_in_flight(
 
     Args:
         work: (n,) devices times s, at least, of the layers of D_i.
-        end_s: by the monotonic clock.
+        end_s: by the processor time of this process.
 
     Returns:
         (n, K + 1), NEVER where it cannot be done; and whether it was all done in time.

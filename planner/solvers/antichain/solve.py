@@ -32,13 +32,13 @@ neither latency nor warm-up in theirs.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from planner.clusters.routes import bandwidth_bytes_per_s
-from planner.costs.evaluate import closed_form_s, evaluate
+from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
 from planner.costs.memory import limit_bytes
 from planner.errors import OptionError
 from planner.graph import holders, predecessors
@@ -64,8 +64,10 @@ from planner.support.arrays import Ints
 _DOWNSETS, _MAX_DOWNSETS, _FINER, _WORTH_IT = 40, 10_000, 4, 1.5
 # Maximum number of downsets for --exact.
 _MAX_EXACT = 200_000
-# The work (labels extended, pairs of downsets seen) of the finest search: a second or two.
-_WORK = 3e7
+# The work (labels extended, pairs of downsets seen) per second of the limit, and of the finest
+# search at most. Measured on a core at 2.9 GHz shared with others: 40 million per second on 64
+# devices.
+_WORK_PER_S, _WORK = 2e7, 3e7
 # A search that takes more work than this is cut off, unless all was asked for.
 _MAX_WORK = 10**8
 # Attempts to respect a memory peak that the closed form underrated.
@@ -122,7 +124,8 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
     worse, by the closed form, than the pipelines that are known.
 
     Args:
-        time_limit_s: not needed; the work is bounded.
+        time_limit_s: limit of work, in seconds of an ordinary core. A first search, over coarse
+            blocks, is made whatever it takes.
         known: strategies that fit, to start from and to beat.
 
     Raises:
@@ -131,17 +134,18 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
     if problem.options.exact:
         _check_size(problem)
     seeds, rows = _seeds(problem, known), rows_of(problem)
-    margin = _Margin()
+    margin, work = _Margin(), 0.0
     for _ in range(_MEMORY_ATTEMPTS):
-        searched = _refined(problem, seeds, rows, margin)
+        searched = _refined(problem, seeds, rows, margin, _WORK_PER_S * time_limit_s - work)
+        work += searched.work
         if not searched.pipelines:
             break
         best = searched.pipelines[-1]
         if best in seeds:
-            return _result(problem, searched, margin)
+            return _result(problem, searched, margin, work)
         evaluation = evaluate(problem, best.strategy)
         if evaluation.shortage is None:
-            return _result(problem, searched, margin)
+            return _result(problem, searched, margin, work)
         # The closed form underrated the peak that is read off the action lists.
         used = evaluation.memory.keys()
         short = max(
@@ -150,7 +154,8 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
         )
         spare = max(2 * margin.spare_bytes, margin.spare_bytes + short)
         margin = _Margin(True, spare if margin.cautious else 0)
-    return _whatever_fits(problem, seeds, rows)
+    fitting = _whatever_fits(problem, seeds, rows)
+    return replace(fitting, work_s=fitting.work_s + work / _WORK_PER_S)
 
 
 def _check_size(problem: Problem) -> None:
@@ -169,7 +174,7 @@ def _seeds(problem: Problem, known: Sequence[Strategy]) -> tuple[_PricedPipeline
     return tuple(sorted(priced, key=lambda one: -one.objective_s))
 
 
-def _result(problem: Problem, searched: _CoarseAnswer, margin: _Margin) -> Result:
+def _result(problem: Problem, searched: _CoarseAnswer, margin: _Margin, work: float) -> Result:
     *others, best = searched.pipelines
     exact = searched.exact and margin == _Margin()
     space = _space(problem, searched.coarse)
@@ -184,6 +189,7 @@ def _result(problem: Problem, searched: _CoarseAnswer, margin: _Margin) -> Resul
         bound_s=searched.bound_s if exact else None,
         space=space,
         others=tuple(close[-_OTHERS:]),
+        work_s=work / _WORK_PER_S,
     )
 
 
@@ -195,11 +201,13 @@ def _whatever_fits(
     """
     coarse = _coarsened(problem, _DOWNSETS)
     endless = [with_less_memory(row, -math.inf) for row in rows]
-    ignoring = _search(problem, coarse, endless, (), _MAX_WORK, True).pipelines
+    searched = _search(problem, coarse, endless, (), _MAX_WORK, True)
+    work_s = searched.work / _WORK_PER_S
     space = f"{_space(problem, coarse)}; with memory left out of the search"
     fitting, shortage = list(seeds), None
-    for one in ignoring:
-        short = evaluate(problem, one.strategy).shortage
+    for one in searched.pipelines:
+        evaluation = evaluate(problem, one.strategy)
+        short, work_s = evaluation.shortage, work_s + evaluation_work_s(one.strategy, evaluation)
         if short is None:
             fitting.append(one)
         else:
@@ -212,11 +220,13 @@ def _whatever_fits(
                 "; operators that share a trained parameter have to be in one stage, because every"
                 " stage steps by itself"
             )
+        short_of_memory = shortage is not None
         return Result(
-            Status.UNKNOWN, None, space=space, reason=reason, short_of_memory=shortage is not None
-        )
+            Status.UNKNOWN, None, space=space, reason=reason, short_of_memory=short_of_memory,
+            work_s=work_s,
+        )  # fmt: skip
     best = min(fitting, key=lambda one: one.objective_s)
-    return Result(Status.FEASIBLE, best.strategy, space=space)
+    return Result(Status.FEASIBLE, best.strategy, space=space, work_s=work_s)
 
 
 def _space(problem: Problem, coarse: Coarsening) -> str:
@@ -254,12 +264,17 @@ def _shown(order: tuple[int, ...]) -> str:
 
 
 def _refined(
-    problem: Problem, seeds: tuple[_PricedPipeline, ...], rows: Sequence[DeviceRow], margin: _Margin
+    problem: Problem,
+    seeds: tuple[_PricedPipeline, ...],
+    rows: Sequence[DeviceRow],
+    margin: _Margin,
+    work: float,
 ) -> _CoarseAnswer:
     """The best pipeline over finer and finer blocks, as far as the work allows or the options ask.
 
     Args:
         seeds: pipelines to beat, the best last.
+        work: limit of the work of all searches; the first one is made whatever it takes.
     """
     options = problem.options
     asked = options.exact or options.max_downsets is not None
@@ -268,18 +283,23 @@ def _refined(
     limit: int | None = min(_DOWNSETS, options.max_downsets or _DOWNSETS)
     cautious = margin.cautious
     searched = _search(problem, _coarsened(problem, limit), rows, seeds, most_work, cautious)
+    done = searched.work
     while not searched.coarse.exact:
-        limit = _finer(problem, limit, searched)
+        limit = _finer(problem, limit, searched, work - done)
         if limit is None and not options.exact:
             break
         coarse = _coarsened(problem, limit)
         searched = _search(problem, coarse, rows, searched.pipelines, most_work, cautious)
-    return searched
+        done += searched.work
+    return replace(searched, work=done)
 
 
-def _finer(problem: Problem, limit: int | None, searched: _CoarseAnswer) -> int | None:
+def _finer(problem: Problem, limit: int | None, searched: _CoarseAnswer, work: float) -> int | None:
     """How many downsets to coarsen to after a search: four times as many, or, where nobody asked
     for more, what the work allows. None for all of them, or where it is enough.
+
+    Args:
+        work: limit of the next search.
     """
     options, count = problem.options, searched.coarse.num_downsets
     if limit is None or limit == options.max_downsets:
@@ -289,7 +309,7 @@ def _finer(problem: Problem, limit: int | None, searched: _CoarseAnswer) -> int 
     if options.max_downsets is not None:
         return min(_FINER * limit, options.max_downsets)
     # Pairs, and with them the work, grow with the square.
-    affordable = math.isqrt(int(count**2 * _WORK / searched.work))
+    affordable = math.isqrt(int(count**2 * max(0.0, min(work, _WORK)) / searched.work))
     finer = min(_FINER * limit, affordable, _MAX_DOWNSETS)
     return finer if finer >= _WORTH_IT * count and finer > limit else None
 

@@ -17,9 +17,13 @@ from typing import Any
 
 from planner.problem import Status
 from planner.solvers.engines.gurobi import gurobi_model
+from planner.support.brake import Brake
 
 GAP = 1e-6
 """Relative gap between value and bound up to which a value counts as optimal."""
+
+ENDLESS_S = 1e9
+"""Limit of the wall clock where there is no brake."""
 
 Terms = Mapping[int, float]
 
@@ -62,13 +66,11 @@ class MipLimits:
     """When an engine stops.
 
     Attributes:
-        time_s: limit of the wall clock.
         nodes: limit of the search tree's nodes.
         seed: seed of the engine's own draws.
         gap: relative gap at which a value counts as optimal.
     """
 
-    time_s: float
     nodes: int
     seed: int = 0
     gap: float = GAP
@@ -82,24 +84,25 @@ class MipAnswer:
         status: optimal to the gap of the limits.
         values: values of the variables; None if the status is infeasible or unknown.
         bound: lower bound of the objective; -inf if there is none.
-        in_time: False if the clock cut the search.
     """
 
     status: Status
     values: list[float] | None
     bound: float
-    in_time: bool
 
 
-def highs(mip: Mip, limits: MipLimits, hint: Terms) -> MipAnswer:
-    """HiGHS' answer.
+def highs(mip: Mip, limits: MipLimits, hint: Terms, brake: Brake) -> MipAnswer:
+    """HiGHS' answer, on one thread.
 
     Args:
         hint: values of some variables, to start from.
+        brake: of the search. HiGHS has only a limit of the wall clock: where that comes first, it
+            starts again with the processor time that is left.
 
     Source: https://developers.google.com/optimization/math_opt (TerminationReason).
     """
     from ortools.math_opt.python import mathopt
+    from ortools.math_opt.solvers import highs_pb2
 
     model = mathopt.Model()
     variables = [
@@ -116,30 +119,35 @@ def highs(mip: Mip, limits: MipLimits, hint: Terms) -> MipAnswer:
     if hint:
         known = {variables[j]: value for j, value in hint.items()}
         starts.solution_hints.append(mathopt.SolutionHint(variable_values=known))
-    parameters = mathopt.SolveParameters(
-        time_limit=timedelta(seconds=max(limits.time_s, 0.0)),
-        node_limit=limits.nodes,
-        relative_gap_tolerance=limits.gap,
-        random_seed=limits.seed,
-    )
-    with _library_on_standard_error():
-        solution = mathopt.solve(
-            model, mathopt.SolverType.HIGHS, params=parameters, model_params=starts
+    options = highs_pb2.HighsOptionsProto()
+    options.string_options["parallel"] = "off"  # else the answer may depend on the number of cores
+    while True:
+        parameters = mathopt.SolveParameters(
+            time_limit=timedelta(seconds=min(brake.left_s(), ENDLESS_S)),
+            node_limit=limits.nodes,
+            relative_gap_tolerance=limits.gap,
+            random_seed=limits.seed,
+            highs=options,
         )
-    reason, limit = solution.termination.reason, solution.termination.limit
-    in_time = limit != mathopt.Limit.TIME
+        with _library_on_standard_error():
+            solution = mathopt.solve(
+                model, mathopt.SolverType.HIGHS, params=parameters, model_params=starts
+            )
+        reason = solution.termination.reason
+        if solution.termination.limit != mathopt.Limit.TIME or brake.over():
+            break
     bound = solution.termination.objective_bounds.dual_bound
     if solution.has_primal_feasible_solution():
         optimal = reason == mathopt.TerminationReason.OPTIMAL
         values = solution.variable_values(variables)
-        return MipAnswer(Status.OPTIMAL if optimal else Status.FEASIBLE, values, bound, in_time)
+        return MipAnswer(Status.OPTIMAL if optimal else Status.FEASIBLE, values, bound)
     infeasible = (
         mathopt.TerminationReason.INFEASIBLE,
         mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED,
     )
     if reason in infeasible:
-        return MipAnswer(Status.INFEASIBLE, None, math.inf, in_time)
-    return MipAnswer(Status.UNKNOWN, None, bound, in_time)
+        return MipAnswer(Status.INFEASIBLE, None, math.inf)
+    return MipAnswer(Status.UNKNOWN, None, bound)
 
 
 @contextmanager
@@ -159,7 +167,7 @@ def _library_on_standard_error() -> Iterator[None]:
         os.close(kept)
 
 
-def gurobi(mip: Mip, limits: MipLimits, hint: Terms) -> MipAnswer:
+def gurobi(mip: Mip, limits: MipLimits, hint: Terms, brake: Brake) -> MipAnswer:
     """Gurobi's answer; arguments as `highs`.
 
     Raises:
@@ -168,12 +176,14 @@ def gurobi(mip: Mip, limits: MipLimits, hint: Terms) -> MipAnswer:
     Source: Gurobi Optimization, https://docs.gurobi.com/projects/optimizer (status codes).
     """
     with gurobi_model() as (grb, model):
-        return _gurobi_solved(mip, limits, hint, grb, model)
+        return _gurobi_solved(mip, limits, hint, brake, grb, model)
 
 
-def _gurobi_solved(mip: Mip, limits: MipLimits, hint: Terms, grb: Any, model: Any) -> MipAnswer:
+def _gurobi_solved(
+    mip: Mip, limits: MipLimits, hint: Terms, brake: Brake, grb: Any, model: Any
+) -> MipAnswer:
     model.Params.Seed, model.Params.MIPGap = limits.seed, limits.gap
-    model.Params.TimeLimit, model.Params.NodeLimit = max(limits.time_s, 0.0), limits.nodes
+    model.Params.NodeLimit = limits.nodes
     variables = [
         model.addVar(lb=low, ub=high, vtype=grb.GRB.INTEGER if integer else grb.GRB.CONTINUOUS)
         for low, high, integer in zip(mip.low, mip.high, mip.integer, strict=True)
@@ -190,11 +200,10 @@ def _gurobi_solved(mip: Mip, limits: MipLimits, hint: Terms, grb: Any, model: An
     for j, value in hint.items():
         variables[j].Start = value
     model.setObjective(total(mip.objective), grb.GRB.MINIMIZE)
-    model.optimize()
-    in_time = model.Status != grb.GRB.TIME_LIMIT
+    model.optimize(lambda model, where: model.terminate() if brake.over() else None)
     if model.Status in (grb.GRB.INFEASIBLE, grb.GRB.INF_OR_UNBD):
-        return MipAnswer(Status.INFEASIBLE, None, math.inf, in_time)
+        return MipAnswer(Status.INFEASIBLE, None, math.inf)
     if not model.SolCount:
-        return MipAnswer(Status.UNKNOWN, None, model.ObjBound, in_time)
+        return MipAnswer(Status.UNKNOWN, None, model.ObjBound)
     status = Status.OPTIMAL if model.Status == grb.GRB.OPTIMAL else Status.FEASIBLE
-    return MipAnswer(status, [x.X for x in variables], model.ObjBound, in_time)
+    return MipAnswer(status, [x.X for x in variables], model.ObjBound)

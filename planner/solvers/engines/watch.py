@@ -1,5 +1,5 @@
-"""How a search is watched: it logs its best value and bound whenever one improves, and Ctrl-C ends
-it with the best answer so far.
+"""How a search is watched: it logs its best value and bound whenever one improves, and Ctrl-C or
+the brake ends it with the best answer so far.
 """
 
 import logging
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
+from planner.support.brake import Brake
 from planner.units import format_seconds
 
 INTERRUPTED = "interrupted"
@@ -19,6 +20,9 @@ INTERRUPTED = "interrupted"
 
 AGAIN_S = 0.1
 """Interval between checks for an interruption while an engine runs."""
+
+also_interrupt: list[Callable[[], object]] = []
+"""Called when Ctrl-C ends a watched search: other processes that search at the same time."""
 
 T = TypeVar("T")
 
@@ -31,20 +35,28 @@ class SearchWatch:
     """The best value and bound of a search, and whether it should end.
 
     Attributes:
+        brake: ends the engines when it is over; None for no brake.
         interrupted: whether the user pressed Ctrl-C.
         enough: the gap at which the search may end.
         listen: installs the signal handler again, because engines replace it.
     """
 
-    def __init__(self, log: logging.Logger, tick_s: float, gap: float = 0.0) -> None:
+    def __init__(
+        self,
+        log: logging.Logger,
+        tick_s: float,
+        gap: float = 0.0,
+        brake: Brake | None = None,
+    ) -> None:
         """At the start, nothing is known.
 
         Args:
             log: where progress is logged.
             tick_s: length of a tick.
             gap: (incumbent - bound) / bound at which the search may end.
+            brake: of the search.
         """
-        self.interrupted = False
+        self.interrupted, self.brake = False, brake
         self.enough, self._log, self._tick_s = gap, log, tick_s
         self._incumbent, self._bound = math.inf, 0.0
         self._stops: list[Callable[[], object]] = []
@@ -66,9 +78,14 @@ class SearchWatch:
         return self._incumbent / self._bound - 1 if self._bound > 0 else math.inf
 
     @property
+    def cut(self) -> bool:
+        """Whether the user or the brake ends the search."""
+        return self.interrupted or (self.brake is not None and self.brake.over())
+
+    @property
     def done(self) -> bool:
-        """Whether the search should end: interrupted, proved, or within the gap."""
-        return self.interrupted or self._incumbent <= self._bound or self.gap <= self.enough
+        """Whether the search should end: cut, proved, or within the gap."""
+        return self.cut or self._incumbent <= self._bound or self.gap <= self.enough
 
     def see(self, incumbent: float = math.inf, bound: float = 0.0) -> None:
         """Takes in a value or a bound; logs it if it is better; stops the engine when both meet.
@@ -110,7 +127,7 @@ class SearchWatch:
             while not wait([result], timeout=AGAIN_S).done:
                 # Gurobi replaces the signal handler when it begins, and an engine that has not
                 # begun ignores a stop, so both are repeated.
-                if self.interrupted:
+                if self.cut:
                     stop()
                 else:
                     self.listen()
@@ -121,23 +138,25 @@ class SearchWatch:
 
 
 @contextmanager
-def interruptible(watch: SearchWatch) -> Iterator[None]:
+def interruptible(watch: SearchWatch) -> Iterator[SearchWatch]:
     """The first Ctrl-C ends the watched search; the second has its usual effect. Signals reach only
     the main thread, so in other threads nothing changes.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:
-        yield
+        yield watch
         return
 
     def heard(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
         watch.interrupted = True
         watch.stop()
+        for interrupt in list(also_interrupt):
+            interrupt()
 
     watch.listen = lambda: signal.signal(signal.SIGINT, heard)
     watch.listen()
     try:
-        yield
+        yield watch
     finally:
         signal.signal(signal.SIGINT, before)

@@ -17,6 +17,7 @@ from planner.solvers.bottleneck.model import BottleneckNet, BottleneckProblem, w
 from planner.solvers.engines.engine import Engine
 from planner.solvers.netsplit.model import EngineAnswer, NetSplitInstance, grouped
 from planner.solvers.placement.problem import PlacementProblem
+from planner.support.brake import Brake
 
 
 def bottleneck_s(problem: PlacementProblem, device_of: Sequence[int]) -> float:
@@ -35,21 +36,23 @@ def solve(
     order: Sequence[int] | None = None,
     seed: int = 0,
     engine: Engine | None = None,
+    brake: Brake | None = None,
 ) -> EngineAnswer:
     """The best placement found; `latency_s` of the answer is its bottleneck.
 
     Args:
-        time_limit_s: limit of the wall clock; work is limited so that it rarely cuts.
+        time_limit_s: limit of work, in seconds of an ordinary core.
         start: a placement that fits, to start from; None if none is known.
         order: order of the devices, for contiguous stages; None allows any placement.
         engine: gurobi, or else HiGHS.
+        brake: of the search that this is a part of.
     """
     problem = bottleneck_of(instance, order)
     starts = []
     if start is not None:
         whole = grouped(instance, start)
         starts.append([whole[group[0]] for group in instance.groups])
-    answer = bottleneck.solve(problem, starts, time_limit_s, seed, engine)
+    answer = bottleneck.solve(problem, starts, time_limit_s, seed, engine, brake)
     bound_s = answer.bound_s if math.isfinite(answer.bound_s) else None
     if answer.on is None:
         return EngineAnswer(

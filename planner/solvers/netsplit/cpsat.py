@@ -78,7 +78,7 @@ from planner.solvers.netsplit.search import improved, timed
 from planner.solvers.netsplit.spans import Span, joined, merged, spanned
 from planner.solvers.netsplit.windows import windowed
 from planner.solvers.placement import heft
-from planner.support.jit import compile_clock
+from planner.support.brake import Brake, braked
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,14 @@ RISE = 0.001
 
 STEEP = 3
 """A climb does not widen if this multiple of the last proof's work exceeds the rest."""
+
+MAX_BUILD = 2.0
+"""Seconds for building the model of a step, per second of the limit, above which no step is made.
+Smaller models, of forwards alone or of windows, are then worth little, too."""
+
+LINKED_PER_S = 900
+"""Operators times devices per second, of which spans and neighbourhoods are made with shared links;
+measured on a core at 2.9 GHz shared with others: 9 s for 999 operators on 8 devices."""
 
 FEW_OPERATORS = 20
 """Small graphs: with at most this many operators the local search is skipped; with at most this
@@ -193,7 +201,7 @@ def solve(
     *,
     seed: int = 0,
     gap: float = 0.0,
-    clock_s: float | None = None,
+    brake: Brake | None = None,
 ) -> EngineAnswer:
     """The best placement that a search from a known one finds.
 
@@ -202,21 +210,31 @@ def solve(
         start: a placement that fits, to start from and to beat; None if none is known.
         seed: seed of all random choices.
         gap: (latency - bound) / bound at which the search may end.
-        clock_s: limit of the wall clock, which cuts; None for the same.
+        brake: of the search that this is a part of; None where it is the whole.
     """
-    watch = SearchWatch(log, instance.tick_s, gap)
-    with interruptible(watch), compile_clock() as compiling_s:
-        budget = SearchBudget.begun(watch, time_limit_s, seed, compiling_s, clock_s)
-        answer = (_relaxed if instance.relaxed else _full)(instance, budget, start)
+    with braked(time_limit_s) as own:
+        watch = SearchWatch(log, instance.tick_s, gap, brake or own)
+        with interruptible(watch):
+            budget = SearchBudget.begun(watch, time_limit_s, seed)
+            answer = (_relaxed if instance.relaxed else _full)(instance, budget, start)
     if watch.interrupted:
         return replace(answer, reproducible=False, note=INTERRUPTED)
-    return answer
+    return replace(answer, reproducible=not watch.cut)
 
 
 def _full(
     instance: NetSplitInstance, budget: SearchBudget, start: Sequence[int] | None
 ) -> EngineAnswer:
-    """Local search, windows, then the steps."""
+    """Local search, windows, then the steps; the local search alone, where the models of the steps
+    are too large to be built in the limit.
+    """
+    build_s = num_constraints(instance, _BOTH, channels=False) / CONSTRAINTS_PER_S
+    if instance.problem.shared:
+        placements = instance.problem.num_operators * instance.problem.num_devices
+        build_s += placements / LINKED_PER_S
+    too_large = build_s > MAX_BUILD * budget.whole_s
+    if start is None and too_large:
+        return EngineAnswer(Status.UNKNOWN, None, math.inf, None)
     if start is None:
         fitting = _near(instance, heft.place(instance.problem), budget)
         if fitting.status == "INFEASIBLE":
@@ -233,6 +251,8 @@ def _full(
         share = CROWDED_SHARE if search.crowded else SEARCH_SHARE
         budget.per_s = _per_s(search)
         search.known = _improved(search, search.known, share)
+    if too_large:
+        return _answer(search)
     if search.linked:
         _between_cuts(search)
     elif len(instance.groups) > FEW_OPERATORS and not budget.watch.done:
@@ -311,7 +331,7 @@ def _climb(search: _FullSearch, step: _ProofStep) -> None:
     until_s = budget.left_s * (1 - step.share)
     size = num_constraints(search.instance, step.phases, channels=step.channels)
     build_s = size / CONSTRAINTS_PER_S
-    while not budget.watch.done and not budget.late() and budget.left_s - build_s > until_s:
+    while not budget.watch.done and budget.left_s - build_s > until_s:
         worst, begun_s = _worst(search, step), budget.left_s
         budget.left_s -= build_s
         at_once = step.near or worst <= (1 + 2 * rise) * _least(search, step)
@@ -458,18 +478,17 @@ def _near(instance: NetSplitInstance, wish: Sequence[int], budget: SearchBudget)
 
 def _answer(search: _FullSearch) -> EngineAnswer:
     """The best schedule, with the bound."""
-    known, tick_s, in_time = search.known, search.instance.tick_s, search.budget.in_time
+    known, tick_s = search.known, search.instance.tick_s
     bound_s = max(0.0, search.total * tick_s - search.instance.lost_s)
     if search.infeasible:
         return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
     if not known.fits or known.schedule is None:
-        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=in_time)
+        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s)
     return EngineAnswer(
         Status.OPTIMAL if known.latest <= search.total else Status.FEASIBLE,
         known.device_of,
         known.latest * tick_s,
         bound_s,
-        reproducible=in_time,
         order=known.schedule.orders[0],
     )
 
@@ -500,8 +519,6 @@ def _relaxed(
     elif not known.fits and answer.status == "INFEASIBLE":
         return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
     elif not known.fits:
-        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=budget.in_time)
+        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s)
     status = Status.OPTIMAL if value <= answer.bound else Status.FEASIBLE
-    return EngineAnswer(
-        status, device_of, value * instance.tick_s, bound_s, reproducible=budget.in_time
-    )
+    return EngineAnswer(status, device_of, value * instance.tick_s, bound_s)

@@ -1,12 +1,11 @@
 """One call of OR-Tools CP-SAT, and the limits that the calls of a search share.
 
 Limits are of deterministic work, so that a search repeats itself. They count in seconds of the
-user's time limit, each worth `DETERMINISTIC_PER_S`; the clock cuts only on slower machines.
+user's time limit, each worth `DETERMINISTIC_PER_S`.
 """
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,46 +32,25 @@ MIN_CALL_S = 0.01
 
 @dataclass(slots=True)
 class SearchBudget:
-    """The time and work left to a search.
+    """The work left to a search.
 
     Attributes:
         watch: watches the whole search.
         seed: seed of the engine.
         whole_s: the limit; left_s: the part of it that has not been worked off.
-        until: the clock's end; compiling_s: time spent compiling, which does not count.
         per_s: units of deterministic work per second of the limit.
-        in_time: False once the clock has cut something.
     """
 
     watch: SearchWatch
     seed: int
     whole_s: float
     left_s: float
-    until: float
-    compiling_s: Callable[[], float]
     per_s: float = DETERMINISTIC_PER_S
-    in_time: bool = True
 
     @classmethod
-    def begun(
-        cls,
-        watch: SearchWatch,
-        time_limit_s: float,
-        seed: int,
-        compiling_s: Callable[[], float],
-        clock_s: float | None = None,
-    ) -> "SearchBudget":
-        """A budget that begins now.
-
-        Args:
-            clock_s: limit of the wall clock; None for that of the work.
-        """
-        until = time.monotonic() + (time_limit_s if clock_s is None else clock_s)
-        return cls(watch, seed, time_limit_s, time_limit_s, until, compiling_s)
-
-    def seconds(self) -> float:
-        """Seconds left by the clock."""
-        return self.until + self.compiling_s() - time.monotonic()
+    def begun(cls, watch: SearchWatch, time_limit_s: float, seed: int) -> "SearchBudget":
+        """A budget of which nothing has been worked off."""
+        return cls(watch, seed, time_limit_s, time_limit_s)
 
     def draw(self, share: float) -> float:
         """Takes a share of the whole limit, or all that is left; returns it in s."""
@@ -80,16 +58,9 @@ class SearchBudget:
         self.left_s -= taken
         return taken
 
-    def late(self) -> bool:
-        """Whether the clock has run out, which cuts the search."""
-        late = self.seconds() < 0
-        self.in_time = self.in_time and not late
-        return late
-
     def over(self) -> bool:
-        """Whether the search must end: the clock has cut something, or the watch is done."""
-        self.late()
-        return not self.in_time or self.watch.done
+        """Whether the search must end: the watch is done, or the brake has cut it."""
+        return self.watch.done
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +131,6 @@ def call(
     solver = worker(budget.seed, max(share * budget.left_s, MIN_CALL_S) * budget.per_s)
     if whole:
         solver.parameters.relative_gap_limit = budget.watch.enough / (1 + budget.watch.enough)
-    # The clock cuts where all time is over; the share is one of work.
-    seconds = max(budget.seconds(), MIN_CALL_S)
-    solver.parameters.max_time_in_seconds = seconds
     if besides is not None:
         above = besides
         solver.best_bound_callback = lambda bound: budget.watch.see(bound=bound + above)
@@ -175,7 +143,6 @@ def call(
         raise ValueError(f"CP-SAT refuses the model: {model.cp.validate()}")
     worked_s = solver.response_proto.deterministic_time / budget.per_s
     budget.left_s = max(0.0, budget.left_s - worked_s)
-    budget.in_time = budget.in_time and solver.wall_time < seconds
     if status not in ("OPTIMAL", "FEASIBLE"):
         return CallAnswer(status, None, 0, 0 if status == "INFEASIBLE" else least_of(solver))
     where = [next(p for p, x in enumerate(row) if solver.boolean_value(x)) for row in model.x]

@@ -14,7 +14,7 @@
     (4) an answer that the evaluator finds too large makes the memory of the model smaller
         (`tighter`) for the runs after it; after one that fits, half of the last step is taken back
 
-Limits are of work: of operators timed. So the search repeats itself unless the clock cuts it.
+Limits are of work: of operators timed. So the search repeats itself.
 """
 
 import math
@@ -53,7 +53,7 @@ MAX_RUN_MOVES = 10_000
 """Largest number of moves of a run per operator."""
 
 PIECES = 50
-"""Pieces of a run about; the temperature of each follows from the work before it, and the clock is
+"""Pieces of a run about; the temperature of each follows from the work before it, and the watch is
 looked at between them."""
 
 HOT, WARM, COLD = 0.003, 0.001, 0.00003
@@ -94,7 +94,7 @@ class Refined:
     Attributes:
         candidates: of all runs, the best by the judge first; whether any fits is its word.
         bound_s: no placement of single operators has less latency; None if there was no run.
-        in_time: False where the clock or the user cut a run.
+        in_time: False where the brake or the user cut a run.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -111,7 +111,6 @@ def refined(
     start: Candidate,
     limit_s: float,
     judge: Judge,
-    left_s: Callable[[], float],
     watch: SearchWatch,
     seed: int,
 ) -> Refined:
@@ -120,7 +119,6 @@ def refined(
     Args:
         start: the best one known; it need not fit.
         limit_s: limit of work, in seconds of an ordinary core.
-        left_s: time left by the clock, in s, looked at between pieces of a run.
         watch: says whether to end, and is told of better placements.
         seed: seed of the first run.
     """
@@ -135,7 +133,7 @@ def refined(
     bound_s = max(0.0, int(arrays.least.sum()) * instance.tick_s - instance.lost_s)
 
     def over() -> bool:
-        return watch.interrupted or left_s() < 0
+        return watch.cut
 
     if over():
         return Refined(bound_s=bound_s, in_time=False)

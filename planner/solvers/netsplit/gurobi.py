@@ -40,6 +40,7 @@ from planner.solvers.netsplit.model import (
 from planner.solvers.placement.coplacement import edge_bytes
 from planner.solvers.placement.timetable import LINK
 from planner.support.arrays import Ints
+from planner.support.brake import Brake
 
 log = logging.getLogger(__name__)
 
@@ -83,26 +84,27 @@ def solve(
     *,
     seed: int = 0,
     gap: float = 0.0,
+    brake: Brake | None = None,
 ) -> EngineAnswer:
     """The best placement that a search from a known one finds.
 
     Args:
-        time_limit_s: limit of the wall clock, and of deterministic work.
+        time_limit_s: limit of deterministic work, in seconds of an ordinary core.
         start: a placement that fits, to start from and to beat; None if none is known.
         seed: seed of the engine.
         gap: (latency - bound) / bound at which the search may end.
+        brake: of the search that this is a part of.
 
     Raises:
         EngineUnavailableError: if there is no licence, or it does not cover so large a model.
     """
-    watch = SearchWatch(log, instance.tick_s, gap)
+    watch = SearchWatch(log, instance.tick_s, gap, brake)
     with gurobi_model() as (grb, model), interruptible(watch):
-        model.Params.Seed, model.Params.TimeLimit = seed, time_limit_s
-        model.Params.WorkLimit = WORK_PER_S * time_limit_s
+        model.Params.Seed, model.Params.WorkLimit = seed, WORK_PER_S * time_limit_s
         answer = _solved(instance, grb, model, watch, start)
     if watch.interrupted:
         return replace(answer, reproducible=False, note=INTERRUPTED)
-    return answer
+    return replace(answer, reproducible=not watch.cut)
 
 
 def _solved(
@@ -122,18 +124,15 @@ def _solved(
     if known.fits:
         watch.see(known.latest)
     watch.run(lambda: model.optimize(_tell(grb, watch)), model.terminate)
-    watch.interrupted |= model.Status == grb.GRB.INTERRUPTED
-    in_time = model.Status != grb.GRB.TIME_LIMIT
+    watch.interrupted |= model.Status == grb.GRB.INTERRUPTED and not watch.cut
     bound_s = max(0.0, model.ObjBound) * instance.tick_s - instance.lost_s
     if model.SolCount == 0 and model.Status == grb.GRB.INFEASIBLE and not known.fits:
         return EngineAnswer(Status.INFEASIBLE, None, math.inf, None)
     if model.SolCount == 0 and not known.fits:
-        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s, reproducible=in_time)
+        return EngineAnswer(Status.UNKNOWN, None, math.inf, bound_s)
     if model.SolCount == 0:
         latency_s = known.latest * instance.tick_s
-        return EngineAnswer(
-            Status.FEASIBLE, known.device_of, latency_s, bound_s, reproducible=in_time
-        )
+        return EngineAnswer(Status.FEASIBLE, known.device_of, latency_s, bound_s)
     # The optimum is a whole number of ticks.
     proved = model.ObjVal <= model.ObjBound + 0.5
     device_of = tuple(max(range(len(row)), key=lambda p: row[p].X) for row in built.x)
@@ -142,7 +141,6 @@ def _solved(
         tuple(device_of[g] for g in instance.group_of),
         model.ObjVal * instance.tick_s,
         bound_s,
-        reproducible=in_time,
     )
 
 

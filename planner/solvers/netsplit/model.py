@@ -118,7 +118,7 @@ class EngineAnswer:
         device_of: device of each operator, None if the status is infeasible or unknown.
         latency_s: latency of the engine's own schedule by its own model; inf without a placement.
         bound_s: no placement of these groups is faster; None if unknown.
-        reproducible: False where the wall clock or the user cut the search.
+        reproducible: False where the brake or the user cut the search.
         note: a sentence for the user, such as the engine that could not be used.
         order: the operators as the forwards of the engine's schedule start; None without one.
     """

@@ -250,9 +250,10 @@ def improved(
         for trial in _begun(model_of(problem, units, num_microbatches, window), units, starts)
     ]
     size = len(units) * _scheduled(problem, num_microbatches)
-    searches = 2 * len(trials) + ROUNDS  # as many rounds of one placement, or a few less
-    moves = int(MOVES_PER_S * limit_s / size / searches)
-    moves = min(max(moves, MIN_MOVES), MAX_MOVES)
+    # Of n placements there are 2 n searches, and as many rounds of one placement, or a few less.
+    all_moves = MOVES_PER_S * limit_s / size
+    trials = trials[: max(0, int(all_moves / MIN_MOVES - ROUNDS) // 2)]
+    moves = min(int(all_moves / (2 * len(trials) + ROUNDS)), MAX_MOVES)
     found: dict[Placement, Periodic] = {}
     for number in range(ROUNDS):
         for trial in trials:

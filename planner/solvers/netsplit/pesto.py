@@ -64,6 +64,7 @@ from planner.solvers.placement.problem import (
 )
 from planner.solvers.placement.stages import strategies_of, strategy_of
 from planner.solvers.placement.timetable import latency_s
+from planner.support.brake import Brake
 from planner.units import format_bytes
 
 ROUND_SHARES = (0.7, 0.2, 0.1)
@@ -109,14 +110,14 @@ def solve(problem: Problem, time_limit_s: float) -> Result:
 
 
 def place(
-    problem: PlacementProblem, time_limit_s: float, seed: int = 0, clock_s: float | None = None
+    problem: PlacementProblem, time_limit_s: float, seed: int = 0, brake: Brake | None = None
 ) -> EngineAnswer:
     """The device of each operator, and a bound on the forward makespan.
 
     Args:
         time_limit_s: limit of work, in seconds of an ordinary core.
         seed: seed of the engine.
-        clock_s: limit of the wall clock; None for the same.
+        brake: of the search that this is a part of; None where it is the whole.
     """
     groups = groups_of(problem)
     whole, forward = instance_of(problem, groups), forward_of(problem)
@@ -126,7 +127,7 @@ def place(
         together_bytes=whole.together_bytes,
     )
     start, limit_s = _start(whole, forward), max(0.0, time_limit_s)
-    return netsplit_cpsat.solve(instance, limit_s, start, seed=seed, clock_s=clock_s)
+    return netsplit_cpsat.solve(instance, limit_s, start, seed=seed, brake=brake)
 
 
 def _as_printed(problem: Problem, time_limit_s: float) -> Result:

@@ -21,7 +21,6 @@ Engines: CP-SAT, or gurobi if it is asked for and its licence covers the model.
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,7 +28,7 @@ from functools import cache
 import numpy as np
 
 from planner.clusters.routes import chain
-from planner.costs.evaluate import closed_form_s, evaluate
+from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
 from planner.problem import Objective, Problem, Result, Status, switches_of
 from planner.simulator.objective import objective_s
 from planner.solvers.engines.engine import Engine
@@ -61,10 +60,13 @@ from planner.solvers.placement.problem import (
 from planner.solvers.placement.stages import strategies_of
 from planner.solvers.placement.timetable import latency_s
 from planner.strategy import Strategy, operator_indices
-from planner.support.jit import compile_clock
+from planner.support.brake import Brake, braked
 from planner.units import format_bytes
 
 log = logging.getLogger(__name__)
+
+TOO_LONG = "its placements have more stages than the time limit has work for"
+"""The reason where all placements were left out."""
 
 PER_DEVICE = 2
 """Groups per device of the first model, as in the thesis."""
@@ -89,6 +91,16 @@ MAX_SIMULATED = 2_000
 """Strategies of several microbatches with more stages times microbatches than this are ranked by
 the closed form."""
 
+COMPUTATIONS_PER_S = 1_000
+"""Stages times microbatches of a placement that is cut into stages, per second of the limit, which
+is taken as a second at least: the action lists of an eighth of a second. A longer one is left out,
+because it is priced several times."""
+
+PAIRS_PER_S, MAX_TABLES = 175_000, 2.0
+"""Pairs of devices times operators, of which tables and models are made, per second of an ordinary
+core, and how many seconds of that are worth a second of the limit. Measured on 64 devices with 515
+operators, on a core at 2.9 GHz shared with others: 12 s."""
+
 PESTO_SHARE = 0.05
 """Share of the time for Pesto's placement."""
 
@@ -101,13 +113,6 @@ MAX_KNOWN = 3
 
 ROUND_SHARES = (0.8, 0.15, 0.05)
 """Shares of the time for searches with less memory each time."""
-
-SLACK = 2.0
-"""The clock cuts a search that takes more than this multiple of its share of the time, or all that
-is left of it."""
-
-Clock = Callable[[], float]
-"""The time left of the whole limit, in s; negative once it is over."""
 
 PlacementPrice = Callable[[Sequence[int]], float]
 """The objective of a placement, in s."""
@@ -150,7 +155,7 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
     """The best placement, as stages.
 
     Args:
-        time_limit_s: limit of all searches together.
+        time_limit_s: limit of work of all searches together, in seconds of an ordinary core.
         known: strategies that fit, to start from.
     """
     published = switches_of(problem.options, NetSplit).relaxed
@@ -162,16 +167,68 @@ def solve(problem: Problem, time_limit_s: float, known: Sequence[Strategy] = ())
             short_of_memory=True,
         )  # fmt: skip
     placed = [one for one in known if _is_placement(one)]
-    with compile_clock() as compiling_s:
-        until = time.monotonic() + time_limit_s
-
-        def left_s() -> float:
-            return until + compiling_s() - time.monotonic()
-
+    if not published and _only_known(placement_problem, time_limit_s):
+        return _known_ones(problem, placement_problem, placed)
+    with braked(time_limit_s) as brake:
         if published:
-            result = _searched(problem, placement_problem, known, time_limit_s, left_s)
-            return replace(result, unfit=True)
-        return _in_rounds(problem, placement_problem, placed, time_limit_s, left_s)
+            result = _searched(problem, placement_problem, known, time_limit_s, brake)
+            return replace(result, unfit=True, work_s=time_limit_s)
+        result = _in_rounds(problem, placement_problem, placed, time_limit_s, brake)
+        return replace(result, work_s=time_limit_s)
+
+
+def _only_known(placement_problem: PlacementProblem, time_limit_s: float) -> bool:
+    """Whether there is no work for a search: its tables alone take more."""
+    pairs = placement_problem.num_devices**2 * placement_problem.num_operators
+    return time_limit_s == 0 or pairs > MAX_TABLES * PAIRS_PER_S * time_limit_s
+
+
+def _known_ones(
+    problem: Problem, placement_problem: PlacementProblem, placed: Sequence[Strategy]
+) -> Result:
+    """The best of the placements that take no search.
+
+    Args:
+        placed: known placements that fit.
+    """
+    fitting: dict[Strategy, None] = dict.fromkeys(placed)
+    shortage, work_s = None, 0.0
+    for device_of, order in _known(problem, placement_problem, placed).items():
+        if _too_long(problem, placement_problem, device_of, 0.0):
+            continue
+        for one in strategies_of(problem, device_of, order):
+            evaluation = evaluate(problem, one)
+            work_s += evaluation_work_s(one, evaluation)
+            shortage = shortage or evaluation.shortage
+            if evaluation.shortage is None:
+                fitting[one] = None
+    space = _space(problem, "list schedules", placement_problem.num_operators)
+    result = Result(
+        Status.UNKNOWN, None, space=space, reason=shortage or TOO_LONG,
+        short_of_memory=shortage is not None, work_s=work_s,
+    )  # fmt: skip
+    return _best_of(problem, result, tuple(fitting)) if fitting else result
+
+
+def _too_long(
+    problem: Problem,
+    placement_problem: PlacementProblem,
+    device_of: Placement,
+    time_limit_s: float,
+) -> bool:
+    """Whether a placement has more stages, about one for each tensor that is sent, than are priced
+    in the limit. Of one microbatch, and as published, every placement is taken.
+    """
+    options = problem.options
+    one = options.num_microbatches == 1 or options.objective is Objective.LATENCY
+    if one or placement_problem.published_memory:
+        return False
+    sent = sum(
+        len({device_of[j] for j in tensor.consumers} - {device_of[tensor.producer]})
+        for tensor in placement_problem.tensors
+    )
+    most = COMPUTATIONS_PER_S * max(1.0, time_limit_s)
+    return sent * options.num_microbatches > most
 
 
 def _in_rounds(
@@ -179,9 +236,9 @@ def _in_rounds(
     placement_problem: PlacementProblem,
     placed: Sequence[Strategy],
     time_limit_s: float,
-    left_s: Clock,
+    brake: Brake,
 ) -> Result:
-    """Searches with less memory each time, until the answer fits or the time is over.
+    """Searches with less memory each time, until the answer fits.
 
     Args:
         placed: known placements that fit.
@@ -190,7 +247,7 @@ def _in_rounds(
     fitting: dict[Strategy, None] = dict.fromkeys(placed)
     shortage, cut = None, False
     for share in ROUND_SHARES:
-        result = _searched(problem, placement_problem, placed, time_limit_s * share, left_s)
+        result = _searched(problem, placement_problem, placed, time_limit_s * share, brake)
         if shortage is not None:
             result = _of_less_memory(result, shortage)
         if result.strategy is None:
@@ -202,13 +259,13 @@ def _in_rounds(
         if first is None:
             fitting[result.strategy] = None
         for one in result.others:
-            cut = cut or left_s() < 0
+            cut = cut or brake.over()
             if not cut and evaluate(problem, one).shortage is None:
                 fitting[one] = None
         if result.strategy in fitting or INTERRUPTED in result.space:
             break
         # A rival's strategy may fit, but a better one may be found with less memory.
-        shortage, cut = first, cut or left_s() < 0
+        shortage, cut = first, cut or brake.over()
         if cut:
             break
         device_of = _of_strategy(result.strategy, operator_indices(problem.profile.graph))
@@ -276,17 +333,19 @@ def _searched(
     placement_problem: PlacementProblem,
     strategies: Sequence[Strategy],
     time_limit_s: float,
-    left_s: Clock,
+    brake: Brake,
 ) -> Result:
     """The answers of the searches for all objectives as stages, the best first.
 
     Args:
         strategies: known ones, to start from.
     """
-    searches = list(_searches(problem, placement_problem, left_s))
+    searches = list(_searches(problem, placement_problem, brake))
 
     @cache
     def cut(one: Candidate) -> tuple[Strategy, ...]:
+        if _too_long(problem, placement_problem, one.device_of, time_limit_s):
+            return ()
         return strategies_of(problem, one.device_of, one.order)
 
     known = _known(problem, placement_problem, strategies)
@@ -306,18 +365,18 @@ def _searched(
     whole = placement_problem.num_operators <= FINE_GROUPS
     if singles_s and not (whole and _settled(problem, answer)):
         starts = candidates or [Candidate(device_of, known[device_of]) for device_of in near]
-        refined = _refined(problem, placement_problem, starts, singles_s, left_s, cut)
+        refined = _refined(problem, placement_problem, starts, singles_s, brake, cut)
         candidates = [*refined.candidates, *candidates]
         bound_s = answer.bound_s if whole else refined.bound_s
         in_time = answer.reproducible and refined.in_time
         status = Status.FEASIBLE if candidates else Status.UNKNOWN
         answer = replace(answer, status=status, bound_s=bound_s, reproducible=in_time)
         space = f"{space}; then over single operators, by annealing"
-    found, in_time = _cut_in_time(candidates, cut, left_s)
+    found, in_time = _cut_in_time(candidates, cut, brake)
     answer = replace(answer, reproducible=answer.reproducible and in_time)
     if rounds_s and INTERRUPTED not in space:
         begin = (*(one.device_of for one in candidates), *near)
-        iterations, in_time, note = _periodic(problem, placement_problem, begin, rounds_s, left_s)
+        iterations, in_time, note = _periodic(problem, placement_problem, begin, rounds_s, brake)
         found = tuple(dict.fromkeys((*iterations, *found)))
         answer = replace(answer, reproducible=answer.reproducible and in_time)
         space = "; ".join([space, "then whole iterations, by annealing", *note])
@@ -327,14 +386,14 @@ def _searched(
 def _cut_in_time(
     candidates: Sequence[Candidate],
     cut: Callable[[Candidate], tuple[Strategy, ...]],
-    left_s: Clock,
+    brake: Brake,
 ) -> tuple[tuple[Strategy, ...], bool]:
     """The strategies of placements, each once, and whether there was time for all. To cut a
     placement into stages takes a while, so once the time is over the first ones count.
     """
     seen: dict[Strategy, None] = {}
     for one in candidates:
-        if seen and left_s() < 0:
+        if seen and brake.over():
             return tuple(seen), False
         seen.update(dict.fromkeys(cut(one)))
     return tuple(seen), True
@@ -350,7 +409,9 @@ def _result(
     """
     if not found:
         return Result(
-            answer.status, None, space=space, reason=f"no placement fits in {space}",
+            Status.UNKNOWN if answer.device_of is not None else answer.status,
+            None, space=space,
+            reason=f"no placement fits in {space}" if answer.device_of is None else TOO_LONG,
             reproducible=answer.reproducible,
             short_of_memory=answer.status is Status.INFEASIBLE,
         )  # fmt: skip
@@ -382,17 +443,17 @@ def _periodic(
     placement_problem: PlacementProblem,
     starts: Sequence[Placement],
     time_limit_s: float,
-    left_s: Clock,
+    brake: Brake,
 ) -> tuple[tuple[Strategy, ...], bool, tuple[str, ...]]:
     """Strategies for whole iterations that fit, whether the search had its time, and a note where
     the user has ended it.
     """
-    seed, watch = problem.options.seed, SearchWatch(log, 1.0)
+    seed, watch = problem.options.seed, SearchWatch(log, 1.0, brake=brake)
     num_microbatches = problem.options.num_microbatches
     with interruptible(watch):
 
         def over() -> bool:
-            return watch.interrupted or left_s() < 0
+            return watch.cut
 
         found = periodic.improved(
             placement_problem, starts, num_microbatches, time_limit_s, over, seed
@@ -433,7 +494,7 @@ def _refined(
     placement_problem: PlacementProblem,
     starts: Sequence[Candidate],
     time_limit_s: float,
-    left_s: Clock,
+    brake: Brake,
     cut: Callable[[Candidate], tuple[Strategy, ...]],
 ) -> Refined:
     """Annealing over single operators, from the best of some placements and Pesto's by the
@@ -451,28 +512,26 @@ def _refined(
         kept = kept_bytes(model)
         return Judged(math.inf, tighter(problem, model, one.device_of, strategies[0], kept))
 
-    seed, watch = problem.options.seed, SearchWatch(log, 1.0)
+    seed, watch = problem.options.seed, SearchWatch(log, 1.0, brake=brake)
     pesto_s = PESTO_SHARE * time_limit_s
     with interruptible(watch):
-        rival = pesto.place(placement_problem, pesto_s, seed, min(left_s(), SLACK * pesto_s))
+        rival = pesto.place(placement_problem, pesto_s, seed, brake)
         if rival.device_of is not None:
             starts = [*starts, Candidate(rival.device_of)]
         start, least_s, in_time = starts[0], math.inf, rival.reproducible
         for one in starts:
-            if left_s() < 0:
+            if brake.over():
                 in_time = False
                 break
             value_s = judged(placement_problem, one).value_s
             if value_s < least_s:
                 start, least_s = one, value_s
-        found = refined(
-            placement_problem, start, time_limit_s - pesto_s, judged, left_s, watch, seed
-        )
+        found = refined(placement_problem, start, time_limit_s - pesto_s, judged, watch, seed)
     return replace(found, in_time=found.in_time and in_time)
 
 
 def _searches(
-    problem: Problem, placement_problem: PlacementProblem, left_s: Clock
+    problem: Problem, placement_problem: PlacementProblem, brake: Brake
 ) -> Iterator[_ObjectiveSearch]:
     """The searches for a problem's objective, the most telling one first."""
     options, own = problem.options, switches_of(problem.options, NetSplit)
@@ -483,7 +542,7 @@ def _searches(
             "the smallest bottleneck",
             lambda device_of: _bottleneck_s(placement_problem, device_of, order),
             lambda instance, limit_s, start: netsplit_bottleneck.solve(
-                instance, limit_s, start, order, options.seed, own.engine
+                instance, limit_s, start, order, options.seed, own.engine, brake
             ),
             whole=True,
         )
@@ -491,9 +550,7 @@ def _searches(
         yield _ObjectiveSearch(
             "the least latency (times to 0.1 %)",
             lambda device_of: latency_s(placement_problem, device_of),
-            lambda instance, limit_s, start: _by_engine(
-                problem, instance, limit_s, start, min(left_s(), SLACK * limit_s)
-            ),
+            lambda instance, limit_s, start: _by_engine(problem, instance, limit_s, start, brake),
         )
 
 
@@ -502,7 +559,7 @@ def _by_engine(
     instance: NetSplitInstance,
     limit_s: float,
     start: Sequence[int] | None,
-    clock_s: float,
+    brake: Brake,
 ) -> EngineAnswer:
     """The answer of the chosen engine, or of CP-SAT if that one cannot be used."""
     own = switches_of(problem.options, NetSplit)
@@ -510,11 +567,11 @@ def _by_engine(
     note = ""
     if own.engine is Engine.GUROBI:
         try:
-            return netsplit_gurobi.solve(instance, limit_s, start, seed=seed, gap=gap)
+            return netsplit_gurobi.solve(instance, limit_s, start, seed=seed, gap=gap, brake=brake)
         except EngineUnavailableError as error:
             note = f"{error}, so OR-Tools solved it"
             log.warning("%s", note)
-    answer = netsplit_cpsat.solve(instance, limit_s, start, seed=seed, gap=gap, clock_s=clock_s)
+    answer = netsplit_cpsat.solve(instance, limit_s, start, seed=seed, gap=gap, brake=brake)
     return replace(answer, note="; ".join(part for part in (note, answer.note) if part))
 
 

@@ -29,8 +29,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from planner.solvers.netsplit.bounds import JointBounds, PhaseBounds, joint_bounds_of
-from planner.solvers.netsplit.cpsat_call import SearchBudget, least_of, worker
-from planner.solvers.netsplit.cpsat_model import add_apart, phase_of, placement_of
+from planner.solvers.netsplit.cpsat_call import CONSTRAINTS_PER_S, SearchBudget, least_of, worker
+from planner.solvers.netsplit.cpsat_model import (
+    add_apart,
+    num_constraints,
+    phase_of,
+    placement_of,
+)
 from planner.solvers.netsplit.cpsat_ports import add_ports
 from planner.solvers.netsplit.model import (
     KnownPlacement,
@@ -52,11 +57,12 @@ EACH = 2.0
 WINDOWS_PER_S = 0.07
 """Units of deterministic work per second of the limit; each of two sweeps did 0.05 to 0.1."""
 
+MAX_BUILD = 2.0
+"""Seconds for building the models of all windows, per second of the limit, above which none is
+solved."""
+
 RISE = 0.002
 """A window is first asked for a solution within this share of its bound, then twice as far."""
-
-SLOW = 2.0
-"""The clock cuts a machine that needs more than this multiple of the time."""
 
 
 def windowed(
@@ -92,15 +98,14 @@ def windows_of_size(
         size: operators of a window, units of deterministic work for an operator's three windows.
     """
     limit = share * budget.left_s * WINDOWS_PER_S
-    until_s = budget.seconds() - SLOW * share * budget.seconds()
-
-    def over() -> bool:
-        if budget.seconds() < until_s:
-            budget.in_time = False
-        return budget.over()
-
     operators, work = size
-    settings = _WindowSettings(instance, bounds, operators, EACH * work, limit, budget.seed, over)
+    # Three windows of each operator, whose models together are as many times that of all.
+    constraints = 3 * operators * num_constraints(instance, (False, True), channels=False)
+    if constraints / CONSTRAINTS_PER_S > MAX_BUILD * share * budget.left_s:
+        return list(bounds), joint_bounds_of(bounds)
+    settings = _WindowSettings(
+        instance, bounds, operators, EACH * work, limit, budget.seed, budget.over
+    )
     with ThreadPoolExecutor(2) as beside:
         sweeps = [beside.submit(_swept, settings, behind) for behind in (False, True)]
         before, after = budget.watch.run(lambda: [sweep.result() for sweep in sweeps], lambda: None)

@@ -2,9 +2,16 @@
 forms first.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
-from planner.costs.evaluate import Evaluation, closed_form_s, evaluate
+from planner.costs.evaluate import (
+    Evaluation,
+    closed_form_s,
+    evaluate,
+    evaluation_work_s,
+    pricing_work_s,
+)
 from planner.costs.memory import limit_bytes
 from planner.problem import Problem, Result, Status
 from planner.schedules.orders import default_warmups
@@ -17,36 +24,97 @@ OTHERS = 9
 """Strategies besides the best that the judge may choose among: closed forms of layouts are some
 percent from the simulator, and `megatron` has up to four layouts at each point of its grid.
 """
+FEW, PRICED_SHARE = 2, 0.7
+"""Layouts that are looked at whatever they take, and the share of the work after which no more are.
+"""
 _ROUNDS = 3
 """Times that stages which do not fit are made to recompute; then all are."""
 
 
-def best_of(problem: Problem, layouts: Iterable[Layout], space: str) -> Result:
-    """The strategies of layouts that fit with the best closed forms."""
-    found: list[tuple[float, int, Layout]] = []
-    reason, short = None, False
-    first = recompute_choices(problem)[0]
-    for layout in layouts:
-        strategy = strategy_of(problem, layout, [first] * len(layout.operators))
-        wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
-        wrong = wrong or next(iter(_wrong(problem, strategy)), None)
-        if wrong is None:
-            found.append((closed_form_s(problem, strategy), len(found), layout))
-        reason = reason or wrong
-    fitting: list[tuple[float, Strategy]] = []
-    for least_s, _, layout in sorted(found, key=lambda one: one[:2]):
-        # A layout that recomputes takes longer than it does here.
-        if len(fitting) > OTHERS and least_s >= fitting[OTHERS][0]:
-            break
-        strategy, shortage = _that_fits(problem, layout)
-        if shortage is None:
-            fitting.append((closed_form_s(problem, strategy), strategy))
-            fitting.sort(key=lambda one: one[0])
-        reason, short = reason or shortage, short or shortage is not None
-    if not fitting:
-        return Result(Status.INFEASIBLE, None, space=space, reason=reason, short_of_memory=short)
-    strategies = tuple(strategy for _, strategy in fitting[: OTHERS + 1])
-    return Result(Status.FEASIBLE, strategies[0], space=space, others=strategies[1:])
+def best_of(
+    problem: Problem, layouts: Iterable[Layout], space: str, limit_s: float = math.inf
+) -> Result:
+    """The strategies of layouts that fit with the best closed forms.
+
+    Args:
+        layouts: in the order of promise. Of equal closed forms that with the smaller number wins.
+        limit_s: limit of work, in seconds of an ordinary core. `FEW` layouts are looked at whatever
+            they take, and more until one fits.
+    """
+    search, rest = _LayoutSearch(problem), iter(layouts)
+    while not search.fitting and (some := search.priced(rest, PRICED_SHARE * limit_s)):
+        search.fit(some, limit_s)
+    if not search.fitting:
+        return Result(
+            Status.INFEASIBLE, None, space=space, reason=search.reason,
+            short_of_memory=search.short, work_s=search.work_s,
+        )  # fmt: skip
+    if next(rest, None) is not None:
+        space += ", as far as the time limit has work for it"
+    strategies = tuple(strategy for _, strategy in search.fitting[: OTHERS + 1])
+    return Result(
+        Status.FEASIBLE, strategies[0], space=space, others=strategies[1:], work_s=search.work_s
+    )
+
+
+class _LayoutSearch:
+    """The layouts that were looked at.
+
+    Attributes:
+        fitting: closed forms and strategies, the best first.
+        reason: why the first layout that is none did not do.
+        short: whether one did not fit.
+        work_s: in seconds of an ordinary core.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.fitting: list[tuple[float, Strategy]] = []
+        self.reason: str | None = None
+        self.short, self.work_s = False, 0.0
+
+    def priced(self, layouts: Iterator[Layout], limit_s: float) -> list[tuple[float, int, Layout]]:
+        """The closed forms of the next layouts without recomputation, and their numbers; the best
+        first. None are left if it is empty.
+
+        Args:
+            limit_s: the work after which no more than `FEW` are taken.
+        """
+        problem, first = self.problem, recompute_choices(self.problem)[0]
+        found: list[tuple[float, int, Layout]] = []
+        for layout in layouts:
+            strategy = strategy_of(problem, layout, [first] * len(layout.operators))
+            wrong = next(asynchronous_violations(strategy, problem.profile.graph), None)
+            wrong = wrong or next(iter(_wrong(problem, strategy)), None)
+            if wrong is None:
+                found.append((closed_form_s(problem, strategy), layout.number, layout))
+            self.reason = self.reason or wrong
+            self.work_s += layout.work_s + pricing_work_s(strategy)
+            if len(found) >= FEW and self.work_s > limit_s:
+                break
+        return sorted(found, key=lambda one: one[:2])
+
+    def fit(self, found: Sequence[tuple[float, int, Layout]], limit_s: float) -> None:
+        """Makes strategies of layouts that fit.
+
+        Args:
+            found: see `priced`.
+            limit_s: the work after which the first one that fits is the last.
+        """
+        fitting = self.fitting
+        for least_s, _, layout in found:
+            # A layout that recomputes takes longer than it does here.
+            if len(fitting) > OTHERS and least_s >= fitting[OTHERS][0]:
+                break
+            if fitting and self.work_s > limit_s:
+                break
+            strategy, shortage, work_s = _that_fits(self.problem, layout)
+            self.work_s += work_s
+            if shortage is None:
+                fitting.append((closed_form_s(self.problem, strategy), strategy))
+                fitting.sort(key=lambda one: one[0])
+            self.reason = self.reason or shortage
+            self.short = self.short or shortage is not None
 
 
 def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> Strategy:
@@ -75,18 +143,19 @@ def strategy_of(problem: Problem, layout: Layout, recompute: Sequence[bool]) -> 
     )
 
 
-def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None]:
-    """A strategy of a layout, and why it does not fit, if it does not. Stages whose devices are
-    short of memory recompute, and then the stages are cut anew.
+def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None, float]:
+    """A strategy of a layout, why it does not fit, if it does not, and the work. Stages whose
+    devices are short of memory recompute, and then the stages are cut anew.
     """
     choices = recompute_choices(problem)
     recompute = [choices[0]] * len(layout.operators)
-    shortage = None
+    shortage, work_s = None, 0.0
     for attempt in range(_ROUNDS + 1):
         strategy = strategy_of(problem, layout, recompute)
         evaluation = evaluate(problem, strategy)
+        work_s += evaluation_work_s(strategy, evaluation)
         if evaluation.shortage is None:
-            return strategy, None
+            return strategy, None, work_s
         shortage = shortage or evaluation.shortage
         short = _short(problem, strategy, evaluation)
         if len(choices) == 1 or all(recompute[s] for s in short):
@@ -96,7 +165,7 @@ def _that_fits(problem: Problem, layout: Layout) -> tuple[Strategy, str | None]:
         recompute = [again or s in short for s, again in enumerate(recompute)]
         if layout.recut is not None:
             layout = layout.recut(recompute)
-    return strategy, shortage
+    return strategy, shortage, work_s
 
 
 def _short(problem: Problem, strategy: Strategy, evaluation: Evaluation) -> set[int]:

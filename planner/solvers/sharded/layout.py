@@ -180,9 +180,13 @@ class Layout:
         groups: per stage.
         shardings: per stage; None of one that is not split.
         recut: the same with other cuts, for stages of which some recompute; None if the cuts stay.
+        number: in the order in which equally good ones are taken.
+        work_s: the work of making it, in seconds of an ordinary core.
     """
 
     operators: Sequence[Sequence[int]]
     groups: Sequence[Sequence[tuple[int, ...]]]
     shardings: Sequence[Sharding | None]
     recut: Callable[[Sequence[bool]], "Layout"] | None = None
+    number: int = 0
+    work_s: float = 0.0

@@ -74,7 +74,7 @@ def _layouts(problem: Problem, stage: int) -> Iterator[Layout]:
             continue
         (data,) = shardings(graph, everything, (size,), [lines])
         groups = groups_of(devices, (size,), replicas, 1)
-        yield Layout(everything, groups, [cut_further(problem, data, stage)])
+        yield Layout(everything, groups, [cut_further(problem, data, stage)], number=replicas)
         if not dividing:
             return
 

@@ -1,5 +1,5 @@
-"""A limit of the wall clock that a search keeps, in Python and in compiled code. Compiling does not
-count against it.
+"""A limit of processor time that a search under a foreign cost model keeps, in Python and in
+compiled code. Other programs have no say in it; compiling does not count.
 """
 
 import time
@@ -18,15 +18,16 @@ ENDLESS_S = 1e9
 def clock(time_limit_s: float) -> Iterator[Callable[[], float]]:
     """Gives a function that tells the seconds that are left."""
     with compile_clock() as compiling_s:
-        end_s = time.monotonic() + min(time_limit_s, ENDLESS_S)
-        yield lambda: end_s + compiling_s() - time.monotonic()
+        end_s = time.process_time() + min(time_limit_s, ENDLESS_S)
+        yield lambda: end_s + compiling_s() - time.process_time()
 
 
 @njit
 def is_over(end_s: float) -> bool:
-    """Whether the monotonic clock is past a time, for compiled code: takes microseconds. That code
-    cannot tell how long its own compiling took, so whoever calls it has to look again.
+    """Whether the processor time of this process is past a time, for compiled code: takes
+    microseconds. That code cannot tell how long its own compiling took, so whoever calls it has to
+    look again.
     """
     with objmode(now_s="float64"):
-        now_s = time.monotonic()
+        now_s = time.process_time()
     return bool(now_s > end_s)
