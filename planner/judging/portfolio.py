@@ -4,6 +4,7 @@ table.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -316,7 +317,7 @@ class Search:
         """
         self._limit_s, self._progress, self._brake = limit_s, progress, brake
         self._cases: list[_Case] = []
-        self._cut = False
+        self._cut, self._process = False, os.getpid()
 
     @property
     def left_s(self) -> float:
@@ -358,10 +359,15 @@ class Search:
             elif reason is not None:
                 case.made[name] = Attempt(name, Result(Status.UNKNOWN, None, reason=reason))
             else:
-                self._progress(name)
+                self._tell(name)
                 limit_s = 0.0 if solver.improves else solver.time_share * left_s
                 case.made[name] = _asked(case, name, limit_s, FIRST_JUDGED_S)
         return case.made, case.answers
+
+    def _tell(self, name: str) -> None:
+        """Tells of a solver, in the first process alone: a copy must not touch the terminal."""
+        if os.getpid() == self._process:
+            self._progress(name)
 
     def improve(self) -> None:
         """Asks again, as long as work is left."""
@@ -382,7 +388,7 @@ class Search:
             asking = []
             for case, name in some:
                 share_s = SOLVERS[name].time_share * self._limit_s
-                self._progress(name)
+                self._tell(name)
                 asking.append(partial(_improved, case, name, min(share_s, left_s / len(some))))
             found = beside(asking, at_once)
             for (case, name), attempt in zip(some, found, strict=True):
@@ -390,9 +396,9 @@ class Search:
                     case.made[name] = attempt
                     todo.remove((case, name))
             if any(one is None or INTERRUPTED in one.result.space for one in found):
-                break
+                return
         for case in self._cases:
-            case.left = tuple(name for one, name in todo if one is case)
+            case.left = tuple(name for one, name in todo if one is case and not self._cut)
 
     def _ruled_out(self, case: _Case, name: str) -> bool:
         """Whether a question cannot bring a plan that is better by more than `GOOD_ENOUGH`."""

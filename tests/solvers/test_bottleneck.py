@@ -238,16 +238,16 @@ def knapsack():
 
 @pytest.mark.parametrize("engine", [highs, gurobi])
 def test_an_engine_tells_best_from_none(engine):
-    solved = engine(knapsack(), NO_LIMIT, {})
+    solved = engine(knapsack(), NO_LIMIT, {}, Brake(60.0))
     assert (solved.status, solved.values, solved.bound) == (Status.OPTIMAL, [1.0, 0.0], -3.0)
     program = knapsack()
     program.row({0: 1.0, 1: 1.0}, low=2.0)
-    assert engine(program, NO_LIMIT, {}).status is Status.INFEASIBLE
+    assert engine(program, NO_LIMIT, {}, Brake(60.0)).status is Status.INFEASIBLE
 
 
 @pytest.mark.parametrize("engine", [highs, gurobi])
 def test_a_hint_that_breaks_a_row_changes_nothing(engine):
-    solved = engine(knapsack(), NO_LIMIT, {0: 1.0, 1: 1.0})
+    solved = engine(knapsack(), NO_LIMIT, {0: 1.0, 1: 1.0}, Brake(60.0))
     assert (solved.status, solved.values) == (Status.OPTIMAL, [1.0, 0.0])
 
 

@@ -38,7 +38,6 @@ AMPLE = 1e6
 def settings_for(instance, limit=AMPLE, see=lambda _: None):
     """Neighbourhoods with the bounds of spans."""
     budget = SearchBudget.begun(watch_of(instance), 1.0, 0)
-    budget.until += AMPLE
     spans = spanned(instance, budget, 1.0)
     bounds, joint = joined(instance, range(instance.problem.num_operators), spans)
     sets = [span.operators for span in spans]

@@ -31,7 +31,6 @@ def bounds_of(instance, limit_s=AMPLE_S, sizes=netsplit_windows.SIZES):
     """
     bounds = [phase_bounds_of(instance, backward=backward) for backward in (False, True)]
     budget = SearchBudget.begun(watch_of(instance), limit_s, 0)
-    budget.until += AMPLE_S
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(netsplit_windows, "SIZES", sizes)
         patch.setattr(netsplit_windows, "LINKED_SIZES", sizes)
