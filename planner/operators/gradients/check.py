@@ -1,7 +1,7 @@
 """Whether a file trains as its module does: the comparison of their gradients."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -370,45 +370,50 @@ def _advice(causes: Sequence[Suspect]) -> str:
     )
 
 
-def _notes(case: _Case, run: ModuleRun, graph: Gradients, floor: float) -> Sequence[str]:
+def _notes(case: _Case, run: ModuleRun, graph: Gradients, floor: float) -> Iterator[str]:
     """What makes no difference to the parameters, but is to be known."""
-    notes = [
-        f"{one}: its gradients agree with the file's on the example inputs"
-        for one in run.suspects
-        if "hook" in one.what or "Function" in one.what
-    ]
-    if any(one.what == ELSEWHERE for one in run.suspects):
-        notes.append(
-            f"forward draws {ELSEWHERE}: the file has what came of them when it was traced"
-        )
-    left = {one.name for one in case.model.graph.parameters if not one.trainable}
-    zero = [
-        one.name
-        for one in _trained(case.model)
-        if one.initializer in left and run.gradients.parameters[one.name] is not None
-        and not largest(run.gradients.parameters[one.name])
-    ]  # fmt: skip
+    for one in run.suspects:
+        if "hook" in one.what or "Function" in one.what:
+            yield f"{one}: its gradients agree with the file's on the example inputs"
+        elif one.what == ELSEWHERE:
+            yield f"forward draws {ELSEWHERE}: the file has what came of them when it was traced"
+    zero = _only_zero(case, run)
     if zero:
-        notes.append(
+        yield (
             f"the module gives {_some(zero)} a gradient of zeros, by which weight decay changes it;"
             " the file does not train it"
         )
-    names = [one.name for one in case.model.proto.graph.input]
-    inputs = dict(zip(case.model.graph.inputs, graph.inputs, strict=True))
-    differing = [
-        name
-        for name, own in zip(names, run.gradients.inputs, strict=True)
-        if run.of_inputs and name in inputs and apart(own, inputs[name], floor) > SMALL
-    ]
+    differing = _differing_inputs(case, run, graph, floor) if run.of_inputs else []
     if differing:
-        notes.append(
+        yield (
             f"no gradient flows back to {_some(differing)} as it does in the file; training has no"
             " use for it"
         )
     stopped = _stopped(case, run)
     if stopped and not case.own:
-        notes.append(f"no gradient flows through {_some(stopped)}, which no loss can be made of")
-    return notes
+        yield f"no gradient flows through {_some(stopped)}, which no loss can be made of"
+
+
+def _only_zero(case: _Case, run: ModuleRun) -> list[str]:
+    """Parameters with a gradient of zeros in the module that the file does not train."""
+    left = {one.name for one in case.model.graph.parameters if not one.trainable}
+    own = {one.name: run.gradients.parameters[one.name] for one in _trained(case.model)}
+    return [
+        one.name
+        for one in _trained(case.model)
+        if one.initializer in left and own[one.name] is not None and not largest(own[one.name])
+    ]
+
+
+def _differing_inputs(case: _Case, run: ModuleRun, graph: Gradients, floor: float) -> list[str]:
+    """Inputs whose gradients differ by more than rounding."""
+    names = [one.name for one in case.model.proto.graph.input]
+    made = dict(zip(case.model.graph.inputs, graph.inputs, strict=True))
+    return [
+        name
+        for name, own in zip(names, run.gradients.inputs, strict=True)
+        if name in made and apart(own, made[name], floor) > SMALL
+    ]
 
 
 def _stopped(case: _Case, run: ModuleRun) -> tuple[str, ...]:

@@ -118,12 +118,8 @@ def run_module(
     leaves, spec = pytree.tree_flatten((tuple(positional), dict(named)))
     inputs = [leaf(one, double, of_inputs) if isinstance(one, Tensor) else one for one in leaves]
     given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
-    held = (*module.parameters(), *module.buffers())
-    types = {one.dtype for one in (*held, *leaves) if isinstance(one, Tensor)}
     args, kwargs = pytree.tree_unflatten(given, spec)
-    rounding = frozenset({torch.float16, torch.bfloat16} - types)
-    short = double and torch.float64 not in types
-    recording = Recording(double=double, short_scalars=short, rounding=rounding)
+    recording = _recording(module, leaves, double)
     with (
         own_tensors(module, double=double),
         torch.random.fork_rng(devices=[]),
@@ -137,7 +133,7 @@ def run_module(
         if _drawn_elsewhere() != before:
             standing.append(Suspect(ELSEWHERE))
         outputs = [one for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
-        functions = [*functions_in(outputs)]
+        suspects = _all_suspects(events, outputs, standing)
         floats = [i for i, one in enumerate(outputs) if one.is_floating_point()]
         flowing = [i for i in floats if outputs[i].requires_grad]
         counted = flowing or floats
@@ -150,14 +146,30 @@ def run_module(
             {name: dense(one.grad) for name, one in module.named_parameters()},
             [dense(one.grad) for one in inputs if isinstance(one, Tensor)],
         )
-    suspects = [*events.suspects.values()]
-    known = {one.what for one in suspects}
-    suspects += [one for one in functions if one.what not in known]
-    suspects += standing
     return ModuleRun(
         gradients, of_inputs, counted, flowing, recording.draws, sorted(recording.strange),
-        suspects, [*events.seen.values()], rounding,
+        suspects, [*events.seen.values()], frozenset(recording.rounding),
     )  # fmt: skip
+
+
+def _recording(module: nn.Module, inputs: Sequence[object], double: bool) -> Recording:
+    """The mode that a module runs in, by the types that it has."""
+    held = (*module.parameters(), *module.buffers(), *inputs)
+    types = {one.dtype for one in held if isinstance(one, Tensor)}
+    return Recording(
+        double=double,
+        short_scalars=double and torch.float64 not in types,
+        rounding={torch.float16, torch.bfloat16} - types,
+    )
+
+
+def _all_suspects(
+    events: Events, outputs: list[Tensor], standing: Sequence[Suspect]
+) -> list[Suspect]:
+    """Those of the calls, of the graph of autograd that no call shows, and of the module."""
+    of_calls = [*events.suspects.values()]
+    known = {one.what for one in of_calls}
+    return [*of_calls, *(one for one in functions_in(outputs) if one.what not in known), *standing]
 
 
 def leaf(given: Tensor, double: bool, with_gradient: bool = True) -> Tensor:

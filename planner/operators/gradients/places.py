@@ -61,11 +61,16 @@ def between(
     later = [one.place for one in agreeing if one.place.index >= before.index]
     behind = min(later, key=lambda one: one.index, default=None)
     end = before.index if behind is None else behind.index
-    near = [one for one in suspects if one.place and first.index <= one.place.index <= end]
-    # A hook works where its tensor was made, and may be registered later.
-    hooks = [one for one in suspects if one.place is None or "hook" in one.what]
-    causes = near or hooks or [_operator(behind or before)]
+    causes = _causes(suspects, range(first.index, end + 1)) or [_operator(behind or before)]
     return Between(before, behind, tuple(causes))
+
+
+def _causes(suspects: Sequence[Suspect], calls: range) -> list[Suspect]:
+    """Those that some calls show; else hooks, which work where their tensor was made, and may be
+    registered later.
+    """
+    near = [one for one in suspects if one.place and one.place.index in calls]
+    return near or [one for one in suspects if one.place is None or "hook" in one.what]
 
 
 def _operator(place: Place) -> Suspect:
