@@ -26,6 +26,7 @@ WRITTEN = {
     "tests/operators/gradients/test_check.py": {"nets.py"},
     "tests/exporting/test_export.py": {"factories_of_tests.py"},
     "tests/bench/profile.py": {"training.py"},
+    "tests/discovery/test_trials.py": {"mine.py"},
     "tests/commands/test_compare_run.py": {"alone.py", "endless.py"},
     "tests/launcher/test_launch.py": {"mine.py"},
     "tests/launcher/test_checkpoints.py": {"drawing.py"},

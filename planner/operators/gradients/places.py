@@ -6,7 +6,7 @@ differ lies just before the cause, and the next one whose gradients agree just b
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -61,15 +61,21 @@ def between(
     later = [one.place for one in agreeing if one.place.index >= before.index]
     behind = min(later, key=lambda one: one.index, default=None)
     end = before.index if behind is None else behind.index
-    causes = _causes(suspects, range(first.index, end + 1)) or [_operator(behind or before)]
+    lines = {before.line, behind.line if behind else before.line}
+    causes = _causes(suspects, range(first.index, end + 1), lines)
+    causes = causes or [_operator(behind or before)]
     return Between(before, behind, tuple(causes))
 
 
-def _causes(suspects: Sequence[Suspect], calls: range) -> list[Suspect]:
-    """Those that some calls show; else hooks, which work where their tensor was made, and may be
-    registered later.
+def _causes(suspects: Sequence[Suspect], calls: range, lines: Container[str]) -> list[Suspect]:
+    """Those that some calls or lines show; else hooks, which work where their tensor was made, and
+    may be registered later.
     """
-    near = [one for one in suspects if one.place and one.place.index in calls]
+    near = [
+        one
+        for one in suspects
+        if one.place and (one.place.index in calls or one.place.line in lines)
+    ]
     return near or [one for one in suspects if one.place is None or "hook" in one.what]
 
 
