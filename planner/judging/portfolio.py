@@ -436,10 +436,14 @@ def _improved(case: _Case, name: str, limit_s: float) -> Attempt:
             return math.inf, math.inf, True
         return _rank(attempt.fitting.prediction, objective, size, attempt.result.status)
 
-    best = before if rank(before) < rank(after) else after
+    best, found = after, after.result
+    if rank(before) < rank(after):
+        best, found = before, before.result
+        if after.fitting is not None:  # what was searched, and its bound, hold for both plans
+            found = replace(found, bound_s=result.bound_s, space=result.space)
     return replace(
         best,
-        result=replace(best.result, reproducible=after.result.reproducible),
+        result=replace(found, reproducible=result.reproducible),
         solve_s=(before.solve_s or 0.0) + (after.solve_s or 0.0),
         work_s=before.work_s + after.work_s,
     )
