@@ -49,7 +49,7 @@ def best_of(
         if not some:
             break
         search.fit(some, limit_s)
-    whole = next(rest, None) is None
+    whole = next(rest, None) is None and not search.cut
     if not search.fitting:
         return Result(
             Status.INFEASIBLE if whole else Status.UNKNOWN, None, space=space,
@@ -70,6 +70,7 @@ class _LayoutSearch:
         fitting: closed forms and strategies, the best first.
         reason: why the first layout that is none did not do.
         short: whether one did not fit.
+        cut: whether the limit left out layouts that were priced, though none fits.
         work_s: in seconds of an ordinary core.
     """
 
@@ -77,7 +78,7 @@ class _LayoutSearch:
         self.problem = problem
         self.fitting: list[tuple[float, Strategy]] = []
         self.reason: str | None = None
-        self.short, self.work_s = False, 0.0
+        self.short, self.cut, self.work_s = False, False, 0.0
 
     def priced(self, layouts: Iterator[Layout], limit_s: float) -> list[tuple[float, int, Layout]]:
         """The closed forms of the next layouts without recomputation, and their numbers; the best
@@ -114,6 +115,7 @@ class _LayoutSearch:
             if len(fitting) > OTHERS and least_s >= fitting[OTHERS][0]:
                 break
             if self.work_s > (limit_s if fitting else max(limit_s, FIRST_S)):
+                self.cut = not fitting
                 break
             strategy, shortage, work_s = _that_fits(self.problem, layout)
             self.work_s += work_s
