@@ -394,7 +394,7 @@ def has_own_backward(template: Template) -> bool:
         return False
     leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in numbers]
     made = trial.run(trial.call, [one.clone() for one in leaves], gradients=True)
-    return made is None or any(functions_in(made))
+    return made is not None and any(functions_in(made))
 
 
 def discovered(template: Template, kind: str) -> tuple[Rule, ...]:

@@ -382,7 +382,7 @@ class Search:
             left_s = self.left_s
             if left_s <= 0 or self._cut:
                 break
-            todo.sort(key=lambda one: (one[0].value_s(one[1]), one[0].lower_bound_s / one[0].size))
+            todo.sort(key=_promise)
             some = sorted(todo[:PROCESSES], key=lambda one: not SOLVERS[one[1]].has_threads)
             at_once = left_s > LEAST_BESIDE_S and not SOLVERS[some[-1][1]].has_threads
             asking = []
@@ -407,6 +407,15 @@ class Search:
         if SOLVERS[name].unreplicated:
             least_s = max(least_s, unreplicated_s(case.problem))
         return best_s <= (1 + GOOD_ENOUGH) * least_s / case.size
+
+
+def _promise(question: tuple[_Case, str]) -> tuple[float, float]:
+    """Smaller is more promising: the plan of the first answer or, without one, the best plan for
+    the same problem; then the bound.
+    """
+    case, name = question
+    value_s = case.value_s(name)
+    return value_s if math.isfinite(value_s) else case.best_s, case.lower_bound_s / case.size
 
 
 def _asked(case: _Case, name: str, limit_s: float, judged_s: float) -> Attempt:
@@ -436,10 +445,14 @@ def _improved(case: _Case, name: str, limit_s: float) -> Attempt:
             return math.inf, math.inf, True
         return _rank(attempt.fitting.prediction, objective, size, attempt.result.status)
 
-    best = before if rank(before) < rank(after) else after
+    best, found = after, after.result
+    if rank(before) < rank(after):
+        best, found = before, before.result
+        if after.fitting is not None:  # what was searched, and its bound, hold for both plans
+            found = replace(found, bound_s=result.bound_s, space=result.space)
     return replace(
         best,
-        result=replace(best.result, reproducible=after.result.reproducible),
+        result=replace(found, reproducible=result.reproducible),
         solve_s=(before.solve_s or 0.0) + (after.solve_s or 0.0),
         work_s=before.work_s + after.work_s,
     )

@@ -139,7 +139,7 @@ def test_rows_are_not_written_over_the_profile(folder):
 
 
 def test_netsplit_takes_its_switches(folder):
-    given = ["solve", "--topology", "pair.yaml", "--solver", "netsplit", "--json"]
+    given = ["compare", "--topology", "pair.yaml", "--solver", "netsplit", "--json"]
     given += ["--objective", "latency", "--microbatches", "1"]
     published = json.loads(run(*given, "--relaxed").stdout)
     full = json.loads(run(*given, "--engine", "gurobi").stdout)

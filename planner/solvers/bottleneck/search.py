@@ -314,10 +314,10 @@ def _proved(
     bound_s = simple_bound_s(problem)
     limit_s = math.inf if on is None else bottleneck_s(problem, on) * (1 + SAME)
     small, into = contracted(problem, limit_s)
-    most = min(MAX_ENTRIES, max(FEW_ENTRIES, SOLVED_PER_S * budget.limit_s))
     # Without a placement a larger program is worth the time, if there is time to build it.
-    if on is None:
-        most = max(MAX_ENTRIES, BUILT_PER_S * budget.limit_s)
+    most = max(FEW_ENTRIES, (BUILT_PER_S if on is None else SOLVED_PER_S) * budget.limit_s)
+    if on is not None:
+        most = min(MAX_ENTRIES, most)
     if _entries(small) > most:
         return BottleneckAnswer(Status.UNKNOWN if on is None else Status.FEASIBLE, on, bound_s)
     model = program_of(small, symmetric=True)

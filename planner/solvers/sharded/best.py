@@ -24,8 +24,9 @@ OTHERS = 9
 """Strategies besides the best that the judge may choose among: closed forms of layouts are some
 percent from the simulator, and `megatron` has up to four layouts at each point of its grid.
 """
-FEW, PRICED_SHARE = 2, 0.7
-"""Layouts that are looked at whatever they take, and the share of the work after which no more are.
+FEW, FIRST_S, PRICED_SHARE = 2, 1.0, 0.7
+"""Layouts that are looked at whatever they take; the work for which more are looked at where none
+fits, in seconds of an ordinary core; and the share of the limit after which no more are.
 """
 _ROUNDS = 3
 """Times that stages which do not fit are made to recompute; then all are."""
@@ -39,17 +40,22 @@ def best_of(
     Args:
         layouts: in the order of promise. Of equal closed forms that with the smaller number wins.
         limit_s: limit of work, in seconds of an ordinary core. `FEW` layouts are looked at whatever
-            they take, and more until one fits.
+            they take, and more for `FIRST_S` where none fits.
     """
     search, rest = _LayoutSearch(problem), iter(layouts)
-    while not search.fitting and (some := search.priced(rest, PRICED_SHARE * limit_s)):
+    most_s = max(limit_s, FIRST_S)
+    while not search.fitting and search.work_s <= most_s:
+        some = search.priced(rest, PRICED_SHARE * limit_s)
+        if not some:
+            break
         search.fit(some, limit_s)
+    whole = next(rest, None) is None and not search.cut
     if not search.fitting:
         return Result(
-            Status.INFEASIBLE, None, space=space, reason=search.reason,
-            short_of_memory=search.short, work_s=search.work_s,
+            Status.INFEASIBLE if whole else Status.UNKNOWN, None, space=space,
+            reason=search.reason, short_of_memory=search.short, work_s=search.work_s,
         )  # fmt: skip
-    if next(rest, None) is not None:
+    if not whole:
         space += ", as far as the time limit has work for it"
     strategies = tuple(strategy for _, strategy in search.fitting[: OTHERS + 1])
     return Result(
@@ -64,6 +70,7 @@ class _LayoutSearch:
         fitting: closed forms and strategies, the best first.
         reason: why the first layout that is none did not do.
         short: whether one did not fit.
+        cut: whether the limit left out layouts that were priced, though none fits.
         work_s: in seconds of an ordinary core.
     """
 
@@ -71,7 +78,7 @@ class _LayoutSearch:
         self.problem = problem
         self.fitting: list[tuple[float, Strategy]] = []
         self.reason: str | None = None
-        self.short, self.work_s = False, 0.0
+        self.short, self.cut, self.work_s = False, False, 0.0
 
     def priced(self, layouts: Iterator[Layout], limit_s: float) -> list[tuple[float, int, Layout]]:
         """The closed forms of the next layouts without recomputation, and their numbers; the best
@@ -99,14 +106,16 @@ class _LayoutSearch:
 
         Args:
             found: see `priced`.
-            limit_s: the work after which the first one that fits is the last.
+            limit_s: the work after which the first one that fits is the last, and `FIRST_S` beyond
+                it the last one at all.
         """
         fitting = self.fitting
         for least_s, _, layout in found:
             # A layout that recomputes takes longer than it does here.
             if len(fitting) > OTHERS and least_s >= fitting[OTHERS][0]:
                 break
-            if fitting and self.work_s > limit_s:
+            if self.work_s > (limit_s if fitting else max(limit_s, FIRST_S)):
+                self.cut = not fitting
                 break
             strategy, shortage, work_s = _that_fits(self.problem, layout)
             self.work_s += work_s
