@@ -12,6 +12,7 @@ from onnx import TensorProto
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.costs.collectives import allreduce_s, conversion_s
 from planner.costs.evaluate import closed_form_s, evaluate
+from planner.costs.memory import memory_of
 from planner.costs.split import conversion_times
 from planner.errors import OptionError
 from planner.files import shipped
@@ -30,6 +31,7 @@ from planner.solvers.registry import SOLVERS, portfolio
 from planner.solvers.sharded import megatron
 from planner.solvers.sharded.complete import may_leave, shardings
 from planner.solvers.sharded.options import Megatron, Zero
+from planner.solvers.sharded.promise import Promise, promises
 from planner.solvers.sharded.rules import axis_rule, rules_of
 from planner.splitting import reshardings
 from planner.strategy import ScheduleName, Stage, Strategy, violations
@@ -98,11 +100,33 @@ def test_megatron_has_a_plan_without_work_and_the_best_with_enough(block, monkey
     assert "as far as the time limit has work for it" in first.space
     assert "time limit" not in best.space
     assert closed_form_s(given, best.strategy) <= closed_form_s(given, first.strategy)
-    promise_s = megatron._promise_s
     monkeypatch.setattr(
-        megatron, "_promise_s", lambda *given: (False, -promise_s(*given)[1])
-    )  # fmt: skip
+        megatron,
+        "promises",
+        lambda *given: [Promise(False, -one.iteration_s) for one in promises(*given)],
+    )
     assert SOLVERS["megatron"](given, math.inf).strategy == best.strategy
+
+
+def test_points_without_room_promise_recomputation_or_come_last(block):
+    """Two stages keep two microbatches on the first device, each half of what a forward leaves."""
+    trained = sum(one.bytes for one in block.graph.parameters if one.trainable)
+    kept = memory_of(block, range(len(block.operators))).kept_bytes
+    stages = (1, 1, 2)
+
+    def promised(memory, **options):
+        given = problem(block, 2, 4, device_memory_bytes=memory, reserve_bytes=0, **options)
+        return promises(given, (0, 1), [stages])[0]
+
+    roomy = promised(2 * trained + kept)  # of Adam's weights, gradients and moments half each
+    tight, none = 2 * trained + kept * 3 // 4, 2 * trained + kept // 4
+    recomputed = promised(tight)
+    assert [roomy.too_large, recomputed.too_large] == [False, False]
+    assert roomy.iteration_s < recomputed.iteration_s
+    assert recomputed == promised(2 * trained + kept, recompute=Recompute.FULL)
+    assert promised(tight, recompute=Recompute.NONE).too_large
+    assert promised(none).too_large
+    assert roomy < recomputed < promised(none)
 
 
 def test_a_block_has_two_all_reduces_each_way(block):

@@ -13,7 +13,7 @@ along another dimension than the first, and norms run on parts (Korthikanti et a
     p   stages of about the same time              dimension where there are too few microbatches
 
 All t d p that make up the number of devices are tried (Narayanan et al. 2021, section 3), as far as
-the limit of work allows, the most promising first (`_promise_s`); each in
+the limit of work allows, the most promising first (`promise.py`); each in
 two ways: with the weights cut for which that is fastest, and with those for which it would be if an
 iteration had one microbatch. These are more, because steps and sums of gradients weigh more; so
 less memory is needed, as with a table of embeddings that is cut by the vocabulary.
@@ -29,9 +29,8 @@ import numpy as np
 
 from planner.costs.collectives import slowest_link
 from planner.costs.compute import times_on
-from planner.costs.memory import own_limit_bytes
 from planner.costs.split import operator_times
-from planner.graph import parameters_by_name, tensors_by_name
+from planner.graph import parameters_by_name
 from planner.problem import Problem, Result, Status, switches_of
 from planner.profiles import has_rules
 from planner.sharding import Sharding, dim_of
@@ -53,6 +52,7 @@ from planner.solvers.sharded.layout import (
     host_by_host,
 )
 from planner.solvers.sharded.options import Megatron
+from planner.solvers.sharded.promise import promises
 from planner.solvers.sharded.rules import AxisRule, named
 from planner.solvers.sharded.zero import data_policy
 from planner.splitting.checks import all_violations
@@ -106,8 +106,8 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
     known: dict[tuple[Axes, float, bool], Lines | None] = {}
     times: list[_Times] = []
     size = len(problem.profile.operators)
-    promise_s = [_promise_s(problem, devices, point) for point in points]
-    for number in sorted(range(len(points)), key=lambda i: (promise_s[i], i)):
+    order = [(one, i) for i, one in enumerate(promises(problem, devices, points))]
+    for _, number in sorted(order):
         t, d, p = points[number]
         replicas = max(n for n in divisors(d) if n <= problem.options.num_microbatches)
         axes = tuple(one for one in ((d // replicas, True), (t, False)) if one[0] > 1)
@@ -128,37 +128,6 @@ def _layouts(problem: Problem, points: Sequence[tuple[int, int, int]]) -> Iterat
             own_s = work_s + size / _CUT_PER_S
             yield replace(layout, number=_VARIANTS * number + len(made), work_s=own_s)
             work_s = 0.0
-
-
-def _promise_s(
-    problem: Problem, devices: Sequence[int], point: tuple[int, int, int]
-) -> tuple[bool, float]:
-    """About the time of an iteration at a point; points whose parameters alone do not fit come
-    last. Work is shared out evenly, every second product of matrices adds up what it makes over a
-    mesh, forward and backward, and replicas add up their gradients at the end.
-    """
-    (t, d, p), graph, options = point, problem.profile.graph, problem.options
-    times = times_on(problem, devices[0])
-    replicas = max(n for n in divisors(d) if n <= options.num_microbatches)
-    parameters = parameters_by_name(graph)
-    trained = {name: one.bytes for name, one in parameters.items() if one.trainable}
-    summed = sum(
-        tensors_by_name(graph)[operator.outputs[0]].bytes
-        for operator in graph.operators
-        if any(len(parameters[name].shape) > 1 for name in operator.parameters if name in trained)
-    )
-    inside, across = (
-        slowest_link(problem.topology, some, some)[1] for some in (devices[:t], devices)
-    )
-    share = t * p * (d // replicas)
-    busy_s = float(times.forward_s.sum() + times.backward_s.sum()) / share
-    sums_s = 2 * (1 - 1 / t) * summed / p / inside
-    rounds = options.num_microbatches / replicas
-    bytes_each = sum(trained.values()) / (t * p)
-    last_s = 2 * (1 - 1 / replicas) * bytes_each / across
-    static = bytes_each * (2 + options.optimizer.num_moments) + options.reserve_bytes
-    room = min(own_limit_bytes(problem, device) for device in devices)
-    return static > room, (rounds + p - 1) * (busy_s + sums_s) + last_s
 
 
 class _Times(NamedTuple):

@@ -1,0 +1,82 @@
+"""The order in which Megatron-LM's grid is tried: by the time of an iteration that can be told
+before any rule is chosen.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from planner.costs.collectives import slowest_link
+from planner.costs.compute import times_on
+from planner.costs.memory import memory_of, own_limit_bytes
+from planner.graph import Graph, parameters_by_name, tensors_by_name
+from planner.problem import Problem
+from planner.solvers.fit import recompute_choices
+from planner.solvers.sharded.layout import divisors
+
+
+class Promise(NamedTuple):
+    """Smaller is more promising.
+
+    Attributes:
+        too_large: whether parameters and activations seem not to fit, with recomputation or
+            without.
+        iteration_s: about the time of an iteration.
+    """
+
+    too_large: bool
+    iteration_s: float
+
+
+def promises(
+    problem: Problem, devices: Sequence[int], points: Sequence[tuple[int, int, int]]
+) -> list[Promise]:
+    """What each point (t, d, p) of the grid promises. Work and memory are shared out evenly,
+    products of matrices add up what they make over a mesh, and replicas their gradients at the end.
+
+    Args:
+        devices: all, in the order in which groups are made of them.
+    """
+    profile, options = problem.profile, problem.options
+    trained = sum(one.bytes for one in profile.graph.parameters if one.trainable)
+    kept = memory_of(profile, range(len(profile.operators))).kept_bytes
+    summed = _summed_bytes(profile.graph)
+    times = times_on(problem, devices[0])
+    forward_s, backward_s = float(times.forward_s.sum()), float(times.backward_s.sum())
+    room = min(own_limit_bytes(problem, device) for device in devices) - options.reserve_bytes
+    across = slowest_link(problem.topology, devices, devices)[1]
+
+    def promise(t: int, d: int, p: int) -> Promise:
+        replicas = max(n for n in divisors(d) if n <= options.num_microbatches)
+        rounds = options.num_microbatches / replicas
+        share = t * p * (d // replicas)  # of a microbatch that a device has
+        held = trained / (t * p)
+        static = held * (2 + options.optimizer.num_moments)
+        # With one forward after one backward, the first stage keeps up to p microbatches.
+        plain, again = (static + n * kept / share <= room for n in (min(p, rounds), 1))
+        fitting = [one for one in recompute_choices(problem) if (again if one else plain)]
+        recompute = fitting[0] if fitting else True
+        inside = slowest_link(problem.topology, devices[:t], devices[:t])[1]
+        busy_s = ((1 + recompute) * forward_s + backward_s) / share
+        # Forward and backward, each summand is sent and fetched.
+        sums_s = 4 * (1 - 1 / t) * summed / (p * (d // replicas)) / inside
+        last_s = 2 * (1 - 1 / replicas) * held / across
+        return Promise(not fitting, (rounds + p - 1) * (busy_s + sums_s) + last_s)
+
+    return [promise(*point) for point in points]
+
+
+def _summed_bytes(graph: Graph) -> float:
+    """About the bytes of a microbatch that are added up over a mesh in a forward pass. Of two
+    products with weights in a row one adds up, and those that read the same tensor, such as
+    queries, keys and values, add up once.
+    """
+    parameters, tensors = parameters_by_name(graph), tensors_by_name(graph)
+    of_inputs: dict[str, int] = {}
+    for operator in graph.operators:
+        weights = (parameters[name] for name in operator.parameters)
+        if operator.inputs and any(one.trainable and len(one.shape) > 1 for one in weights):
+            read, made = operator.inputs[0], tensors[operator.outputs[0]].bytes
+            if read in tensors:
+                made = min(made, tensors[read].bytes)
+            of_inputs[read] = max(made, of_inputs.get(read, 0))
+    return sum(of_inputs.values()) / 2
