@@ -13,11 +13,13 @@ again as data parallelism).
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from planner.graph import (
     ITEM_BYTES,
     Graph,
     Operator,
+    consumers,
     parameters_by_name,
     producers,
     tensors_by_name,
@@ -25,7 +27,7 @@ from planner.graph import (
 from planner.sharding import Rule, Sharding, Spec
 from planner.splitting.conversion import LOCAL, Step, conversion
 from planner.splitting.gradients import gradient_spec
-from planner.strategy import Stage, indices_of
+from planner.strategy import Stage, indices_of, operator_indices
 from planner.support.derived import derived
 
 # These use no value of what they read in their backward.
@@ -193,18 +195,21 @@ def _again(
     parameter = parameters_by_name(graph).get(name)
     if parameter is None or all(step.kind in LOCAL for step in forward):
         return ()
-    sharding, at_home = _sharding(stage), homes(stage, graph)
-    named, views, found = set(readers), {name}, []
-    inside = [graph.operators[i] for i in indices_of(stage, graph)]
-    if not any(one.name in named and one.type in _VIEWS for one in inside):
-        inside = [one for one in inside if one.name in named]  # the others read no view
-    for operator in inside:
+    sharding, at_home, index = _sharding(stage), homes(stage, graph), operator_indices(graph)
+    named = {index[reader] for reader in readers if reader}  # what leaves has none
+    todo, views, found = sorted(named), {name}, []
+    while todo:
+        v = heappop(todo)
+        operator = graph.operators[v]
         wanted = zip(reads(operator), rule_by(sharding, operator).inputs, strict=True)
-        if operator.name in named or any(
+        if v in named or any(
             one in views and one != name and spec == at_home[one].spec for one, spec in wanted
         ):
             if operator.type in _VIEWS:
                 views.update(operator.outputs)
+                following = {i for made in operator.outputs for i in consumers(graph)[made]}
+                for i in following.intersection(indices_of(stage, graph)).difference(todo):
+                    heappush(todo, i)
             bias = len(parameter.shape) == 1 and operator.type in _READS_NO_BIAS
             if not bias and reads_back(operator, views, graph):
                 found.append(operator.name)
