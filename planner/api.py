@@ -791,7 +791,8 @@ def solve(
     """Strategies for a profiled model on some devices, and how good the best one is at least.
 
     Args:
-        profile: of several sizes of the microbatch, or those of a file, the best is chosen.
+        profile: of several sizes of the microbatch of one model, or those of a file, the best is
+            chosen.
         topology, gpus: see `read_topology`.
         training: how the model is trained.
         search: how strategies are searched for.
@@ -1706,12 +1707,16 @@ def _profiles(
     if isinstance(given, str | os.PathLike):
         path = find_profile(given)
         return read_profiles(path), path
-    from planner.profiles import Profile
+    from planner.profiles import Profile, ProfileSet
 
     profiles = (given,) if isinstance(given, Profile) else tuple(given)
     if not profiles:
         raise OptionError("no profile is given; expected at least one")
-    return profiles, None
+    ascending = sorted(profiles, key=lambda one: one.microbatch_size)
+    try:
+        return ProfileSet(tuple(ascending)).profiles, None
+    except ValueError as error:
+        raise OptionError(str(error)) from None
 
 
 def _calibration(

@@ -532,7 +532,7 @@ class ProfileSet:
         sizes = [profile.microbatch_size for profile in self.profiles]
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError(f"profiles: expected ascending microbatch sizes, got {sizes}")
-        same = ("model_hash", "device_type", "dtype", "source", "batch_norm")
+        same = ("model_hash", "device_type", "dtype", "source", "batch_norm", "tie", "untie")
         for name in same:
             if len({getattr(profile, name) for profile in self.profiles}) > 1:
                 raise ValueError(f"profiles: expected one {name} for all")

@@ -190,6 +190,36 @@ def test_sizes_are_bytes_or_text():
         planner.solve(chain(), topology=topology, training=planner.Training(reserve="1"))
 
 
+def sized(size, **changes):
+    """The chain for microbatches of some size."""
+    return replace(chain(), microbatch_size=size, **changes)
+
+
+def test_profiles_of_several_sizes_may_be_given_in_any_order():
+    topology, training = cluster([unit_type()] * 2), planner.Training(microbatches=4)
+    profiles = [sized(1), sized(4)]
+    plans = [
+        planner.solve(given, topology=topology, solvers=["even"], training=training).plan
+        for given in (profiles, profiles[::-1])
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0].microbatch_size * plans[0].strategy.num_microbatches == 16
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (sized(4, model_hash="1" * 64), "expected one model_hash for all"),
+        (sized(4, device_type="other"), "expected one device_type for all"),
+        (sized(4, tie=("w",)), "expected one tie for all"),
+        (sized(1), "expected ascending microbatch sizes"),
+    ],
+)
+def test_profiles_that_do_not_go_together_are_refused(other, reason):
+    with pytest.raises(OptionError, match=f"profiles: {reason}"):
+        planner.solve([sized(1), other], topology=cluster([unit_type()] * 2), solvers=["even"])
+
+
 def test_where_nothing_fits_there_is_no_plan():
     topology = cluster([unit_type(memory=10)] * 2)
     training = planner.Training(reserve=0)
