@@ -15,7 +15,10 @@ from planner.profiles import LossCost, OperatorCost, Profile, Source
 from planner.support.derived import derived
 
 # The fields in which two profiles must agree for a third one to lie between them.
-_SAME = ("model_hash", "device_type", "dtype", "source", "engine", "threads")
+_SAME = (
+    "model_hash", "device_type", "dtype", "source", "engine", "threads", "batch_norm", "tie",
+    "untie",
+)  # fmt: skip
 
 
 def interpolated(profiles: Sequence[Profile], size: int) -> Profile:

@@ -19,7 +19,7 @@ from planner.judging.portfolio import compare
 from planner.judging.sizes import MAX_BETWEEN, compare_between
 from planner.peers.convert import convert
 from planner.problem import Objective
-from planner.profiles import OperatorCost, Profile, Source, View, WholeStep
+from planner.profiles import BatchNorm, OperatorCost, Profile, Source, View, WholeStep
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.commands import run
 from tests.support.models import llama
@@ -206,6 +206,12 @@ def with_weight(profile):
         (lambda p: replace(p, engine="roofline"), "engine is 'torch' and 'roofline'"),
         (lambda p: replace(p, model_hash="1"), "model_hash is"),
         (lambda p: replace(p, threads=2), "threads is None and 2"),
+        (
+            lambda p: replace(p, batch_norm=BatchNorm.TRAINING),
+            "batch_norm is .*frozen.* and .*training",
+        ),
+        (lambda p: replace(p, tie=("a",)), r"tie is \(\) and \('a',\)"),
+        (lambda p: replace(p, untie=("a",)), r"untie is \(\) and \('a',\)"),
         (lambda p: replace(p, dimensions={"N": 8, "seq": 5}), "dimension seq is 4 and 5"),
         (lambda p: replace(p, dimensions={"N": 8}), "their dimensions differ"),
     ],
