@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from planner import api
 from planner.commands.option_types import TIME, Batches, Dimension, distinct, loss_options
@@ -60,6 +61,8 @@ TRAINED = packed(
     loss_options("auto"),
 )
 """What is trained, and how."""
+OF_RESCALING = frozenset({"model", "path", "device", "as_json"})
+"""Options for a profile that is rescaled; all others are for a model."""
 
 
 @click.command()
@@ -166,21 +169,16 @@ def profile(
 
 def refuse_options_of_models() -> None:
     """Refuses options that say how to measure a model, where a profile is only rescaled."""
-    params = click.get_current_context().params
-    options = {
-        "batch": params["batches"] != (None,), "engine": params["engine"],
-        "compare": params["comparing"], "train": params["train"], "freeze": params["freeze"],
-        "tie": params["tie"], "untie": params["untie"], "batch-norm": params["batch_norm"],
-        "dtype": params["dtype"], "repetitions": params["repetitions"], "dim": params["dims"],
-        "output": params["output"], "loss": params["loss"],
-        "class-dim": params["class_dim"] is not None,
-    }  # fmt: skip
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise OptionError(
-            f"--{given[0]} is for an ONNX model; a profile is rescaled to another type of device as"
-            " it is"
-        )
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = str(option.name)
+        by_user = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if by_user and name not in OF_RESCALING:
+            flag = "/".join([*option.opts, *option.secondary_opts])
+            raise OptionError(
+                f"{flag} is for an ONNX model; a profile is rescaled to another type of device as"
+                " it is"
+            )
 
 
 def measured_profiles(

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from planner.commands.profile import OF_RESCALING
+from planner.commands.profile import profile as profile_command
 from planner.files import read_plan, read_profile, shipped
 from planner.profilers.engines import ProfileEngine, engine_for
 from planner.profiles import Source
@@ -53,12 +55,24 @@ def test_a_measured_profile_is_rescaled_to_another_type_of_device(folder):
 
 
 @pytest.mark.parametrize("options", [("--batch", "2"), ("--engine", "torch"), ("--compare",),
-                                     ("--dtype", "float16"), ("--dim", "n=2")])  # fmt: skip
+                                     ("--dtype", "float16"), ("--dim", "n=2"), ("--threads", "1"),
+                                     ("--budget", "5s"), ("--seed", "1")])  # fmt: skip
 def test_options_of_measuring_say_nothing_for_a_profile(options, folder):
     given = shipped("profiles") / "resnet50.json"
     said = run("profile", str(given), "--device", "T4", "-o", "t4.json", *options, code=1).output
     assert f"{options[0]} is for an ONNX model" in said
     assert not (folder / "t4.json").exists()
+
+
+def test_every_option_is_of_measuring_or_of_rescaling_too(folder):
+    """So that none is left out in silence."""
+    given = shipped("profiles") / "resnet50.json"
+    flags = ["--no-cache", "--no-contention"]
+    for flag in flags:
+        said = run("profile", str(given), "--device", "T4", "-o", "t4.json", flag, code=1).output
+        assert "/--no-" in said
+        assert "is for an ONNX model" in said
+    assert {one.name for one in profile_command.params} > OF_RESCALING
 
 
 def test_forward_times_by_onnx_runtime_name_the_provider_that_ran(folder):
