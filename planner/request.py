@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from planner.errors import OptionError
 
 
+def _is_whole(value: object) -> bool:
+    """Whether a value is a whole number, which True is not meant as."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """How the model is trained.
@@ -45,12 +50,13 @@ class Training:
         """Raises an OptionError where a number is out of range."""
         for name in ("microbatches", "global_batch", "microbatch_size"):
             count = getattr(self, name)
-            if count is not None and count < 1:
-                raise OptionError(f"{name}: expected a positive number, got {count}")
+            if count is not None and (not _is_whole(count) or count < 1):
+                raise OptionError(f"{name}: expected a positive whole number, got {count!r}")
         for name in ("device_memory", "reserve"):
             size = getattr(self, name)
-            if isinstance(size, int) and size < 0:
-                raise OptionError(f"{name}: expected a number of bytes, got {size}")
+            text = isinstance(size, str) or (size is None and name == "device_memory")
+            if not text and (not _is_whole(size) or size < 0):
+                raise OptionError(f"{name}: expected a number of bytes, got {size!r}")
 
 
 @dataclass(frozen=True, slots=True)

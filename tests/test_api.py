@@ -160,8 +160,12 @@ def test_a_choice_that_there_is_not_lists_those_that_there_are():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: planner.Training(microbatches=0), "microbatches: .* positive number, got 0"),
-        (lambda: planner.Training(global_batch=-8), "global_batch: .* positive number, got -8"),
+        (lambda: planner.Training(microbatches=0), "microbatches: .* number, got 0"),
+        (lambda: planner.Training(global_batch=-8), "global_batch: .* number, got -8"),
+        (lambda: planner.Training(microbatches=True), "microbatches: .* number, got True"),
+        (lambda: planner.Training(global_batch=2.5), "global_batch: .* number, got 2.5"),
+        (lambda: planner.Training(reserve=2.5), "reserve: .* bytes, got 2.5"),
+        (lambda: planner.Training(device_memory=True), "device_memory: .* bytes, got True"),
         (lambda: planner.Training(device_memory=-5), "device_memory: .* bytes, got -5"),
         (lambda: planner.solve(()), "no profile is given"),
         (lambda: planner.calibrate([], profiles=[]), "no trace is given"),
