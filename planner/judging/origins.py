@@ -123,7 +123,9 @@ def topology_of(
         path = _path_of(plan, strategy_name, given)
         whole, where = read_topology(path), str(path)
     needed, there = max(plan.ranks) + 1, len(whole.devices)
-    for count in range(there, needed - 1, -1):
+    # A plan is for all devices or, nearly always, for as many as it uses.
+    counts = (there, *range(needed, there)) if needed <= there else ()
+    for count in counts if whole.name == plan.topology else ():
         part = whole if count == there else take(whole, count)
         if artefact_hash(part) == plan.topology_hash:
             return part, True

@@ -1,10 +1,15 @@
 """The profile of a strategy is found again where it was."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from planner.files import artefact_hash, read_plan, read_profile, write_profile
+from planner.judging import origins
+from planner.judging.portfolio import compare
+from planner.topology import take
 from tests.judging.conftest import PAIR, chain_of_three
+from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
 
 
@@ -49,3 +54,23 @@ def test_a_profile_that_is_given_goes_before_the_strategys_own(folder):
     solve("s.json")
     said = simulated("s.json", "--profile", "profiles/newest.json", code=1)
     assert "profiles/newest.json is" in said
+
+
+def test_the_part_of_a_topology_that_a_plan_is_for_is_found_at_once(monkeypatch):
+    """Next to as many devices as it uses, or of all; and none is looked for in another topology."""
+    whole = cluster([unit_type()] * 64, 1e9, 0.0)
+    hashed = []
+    monkeypatch.setattr(
+        origins, "artefact_hash", lambda one: hashed.append(one) or artefact_hash(one)
+    )
+    problem = problem_of(profile_of(graph_of([[], [0]]), [1.0] * 2), take(whole, 4), 1)
+    plan = compare(problem, ("single",)).best.plan
+    for part in (take(whole, 4), whole):
+        made_for = replace(plan, topology_hash=artefact_hash(part))
+        hashed.clear()
+        assert origins.topology_of(made_for, "s.json", whole) == (part, True)
+        assert len(hashed) <= 5
+    hashed.clear()
+    other = replace(whole, name="another")
+    assert origins.topology_of(plan, "s.json", other) == (other, False)
+    assert not hashed
