@@ -369,11 +369,14 @@ def other_question(path: Path, artefacts: Sequence[Profile] | Plan) -> str | Non
     return f"{path} was {kind.name} of another {' and '.join(differing)}, and is overwritten"
 
 
-def format_in(path: Path) -> str:
+def format_in(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> str:
     """The format that a JSON file gives itself, a trace in `otherData`; empty where there is none,
     or no JSON.
+
+    Args:
+        limit_bytes: of files of its kind; see `planner.support.reading`.
     """
-    plain = _json_in(path)
+    plain = _json_in(path, limit_bytes)
     if plain is None:
         return ""
     about = plain.get("otherData")
@@ -381,10 +384,10 @@ def format_in(path: Path) -> str:
     return form if isinstance(form, str) else ""
 
 
-def _json_in(path: Path) -> dict[str, Any] | None:
+def _json_in(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any] | None:
     """The mapping in a JSON file; None where it has none."""
     try:
-        plain = json_of(read_text(path, "JSON", ""))
+        plain = json_of(read_text(path, "JSON", "", limit_bytes))
     except (FileError, ValueError, RecursionError):
         return None
     return plain if isinstance(plain, dict) else None

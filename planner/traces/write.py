@@ -16,6 +16,7 @@ from planner.schedules.actions import AllReduce, Direction, text
 from planner.simulator.collectives import Collective
 from planner.simulator.timeline import Timeline, Transfer
 from planner.support.outputs import Kind
+from planner.support.reading import MAX_TRACE_BYTES
 from planner.support.writing import write_atomically
 
 _Record = dict[str, Any]
@@ -24,7 +25,9 @@ _Track = tuple[int, str]
 TRACE_FORMAT = "planner-trace/1"
 COMPUTE, SUMS, TRANSFER = "compute", "sums", "transfer"
 INSIDE = "collectives"
-TRACE_FILE = Kind("a trace", lambda path: format_in(path).startswith("planner-trace"))
+TRACE_FILE = Kind(
+    "a trace", lambda path: format_in(path, MAX_TRACE_BYTES).startswith("planner-trace")
+)
 
 
 def chrome_trace(

@@ -1,5 +1,6 @@
 """Traces by the rules of their format, and pictures of timelines."""
 
+import json
 from xml.etree import ElementTree
 
 import pytest
@@ -9,16 +10,31 @@ from hypothesis import strategies as st
 from planner.costs.evaluate import evaluate
 from planner.drawing.gantt import Activity, gantt
 from planner.drawing.gantt_svg import gantt_svg
+from planner.errors import OptionError
 from planner.schedules.actions import AllReduce, Compute, Direction, Step
 from planner.simulator.account import account
 from planner.simulator.timeline import Event, Timeline, Transfer
-from planner.traces.write import chrome_trace
+from planner.support.outputs import check_outputs
+from planner.support.reading import MAX_TEXT_BYTES
+from planner.traces.write import TRACE_FILE, chrome_trace
 from tests.simulator.test_account import pipeline
 from tests.simulator.test_delta import problems_and_strategies
 from tests.simulator.test_events import or_error, simulate, timed_cases, traced
 from tests.support.trace_rules import broken
 
 NAMES = {device: f"gpu{device}" for device in range(64)}
+
+
+def test_a_trace_that_is_larger_than_other_files_may_be_is_overwritten(tmp_path):
+    """A trace of many actions has more than 64 MiB."""
+    path = tmp_path / "trace.json"
+    timeline = Timeline(1.0, (Event(0, Compute(Direction.FORWARD, 0, 0), 0.0, 1.0),), ())
+    content = json.dumps(chrome_trace(timeline, NAMES))
+    path.write_text(content + " " * MAX_TEXT_BYTES)
+    check_outputs([(path, TRACE_FILE)], {})
+    path.write_text("{}" + " " * MAX_TEXT_BYTES)
+    with pytest.raises(OptionError, match="expected a trace of the planner to overwrite"):
+        check_outputs([(path, TRACE_FILE)], {})
 
 
 @settings(max_examples=60)
