@@ -434,13 +434,13 @@ def newest_profile(folder: File = "profiles", *, model: File | None = None) -> P
 
 
 def find_profile(name: File) -> Path:
-    """The file that a name of a profile stands for: itself, or one in ./profiles.
+    """The file that a name of a profile stands for: itself, one in ./profiles, or one that ships.
 
     Args:
         name: such as "profiles/gpt2.json" or "gpt2".
 
     Raises:
-        FileError: if there is none; it lists the profiles in ./profiles.
+        FileError: if there is none; it lists the profiles in ./profiles and those that ship.
     """
     from planner import files
 

@@ -685,23 +685,24 @@ def newest_profile(folder: Path, model_hash: str | None = None) -> Path:
 
 
 def find_profile(name: str, folder: Path = Path("profiles")) -> Path:
-    """The file that a name of a profile stands for: itself, or one in a folder.
+    """The file that a name of a profile stands for: itself, one in a folder, or one that ships.
 
     Args:
         name: a path, or a name such as "gpt2" for gpt2.json in the folder.
 
     Raises:
-        FileError: if there is none; it lists the names in the folder.
+        FileError: if there is none; it lists the names in the folder and those that ship.
     """
-    path = Path(name)
-    for candidate in (path, folder / name, folder / f"{name}.json"):
+    path, ships = Path(name), shipped("profiles")
+    for candidate in (path, folder / name, folder / f"{name}.json", ships / f"{name}.json"):
         if candidate.exists():
             return candidate
     known = ", ".join(sorted(path.stem for path in _profile_paths(folder)))
     there = f"{folder}/ has {known}" if known else f"{folder}/ has no profiles"
+    others = ", ".join(sorted(path.stem for path in _profile_paths(ships)))
     raise FileError(
-        f"{name}: there is no such file, and no profile of that name: {there};"
-        " run: planner profile MODEL.onnx"
+        f"{name}: there is no such file, and no profile of that name: {there}, and {others} ship"
+        " with the planner; run: planner profile MODEL.onnx"
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from planner.commands import printing
-from planner.files import read_plan, read_profile, write_profile
+from planner.files import read_plan, read_profile, shipped, write_profile
 from planner.reports.tables import Table
 from tests.commands.test_cli import ROOT, TOPOLOGY, mlp
 from tests.support.commands import run
@@ -83,7 +83,21 @@ def test_a_profile_is_found_by_its_name(folder):
     run("solve", "--profile", "model", "--topology", "pair.yaml", "--solver", "even")
     assert read_plan(Path("strategy.json")).profile_path == "profiles/model.json"
     missing = run("solve", "--profile", "modell", "--topology", "pair.yaml", code=1)
-    assert "no profile of that name: profiles/ has model" in missing.output
+    assert "no profile of that name: profiles/ has model, and bert, " in missing.output
+
+
+def test_a_profile_that_ships_is_found_by_its_name_anywhere(folder):
+    assert not Path("profiles").exists()
+    run(
+        "solve", "--profile", "llama7b-a100", "--topology", "p4d", "--gpus", "1", "--solver", "even"
+    )
+    plan = read_plan(Path("strategy.json"))
+    assert (Path("strategy.json").parent / plan.profile_path).samefile(
+        shipped("profiles") / "llama7b-a100.json"
+    )
+    profile("model.onnx", "-o", "profiles/llama7b-a100.json")
+    run("solve", "--profile", "llama7b-a100", "--topology", "pair.yaml", "--solver", "even")
+    assert read_plan(Path("strategy.json")).profile_path == "profiles/llama7b-a100.json"
 
 
 def test_a_converted_profile_is_not_taken_for_the_model(folder):
