@@ -200,7 +200,7 @@ STEPS = {
     "late", [None, SlowLinks(0, back=False, waits=True)], ids=["evenly", "slow links"]
 )
 def test_several_devices_take_what_is_predicted(profiled, tmp_path, late):
-    """All cases in one start of torchrun."""
+    """All cases on ranks that are forked once."""
     folder, profiles = profiled
     cases = {name: case for name, case in CASES.items() if len(case[0]) > 1}
     if late:
