@@ -117,7 +117,7 @@ def test_small_neighbourhoods_keep_a_schedule_feasible(problem, data):
     assert_feasible(instance, best.device_of, best.schedule)
 
 
-@pytest.mark.parametrize("devices", [3, 4])
+@pytest.mark.parametrize("devices", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_neighbourhoods_improve_a_list_schedule_and_repeat_themselves(devices):
     problem = placement_problem_of(problem_from(0, devices, num_operators=40))
     instance = alone(problem)
@@ -134,7 +134,7 @@ def test_neighbourhoods_improve_a_list_schedule_and_repeat_themselves(devices):
 
 
 def test_without_work_a_schedule_stays():
-    problem = placement_problem_of(problem_from(0, 4, num_operators=40))
+    problem = placement_problem_of(problem_from(0, 4, num_operators=16))
     known = known_placement_of(alone(problem), heft.place(problem))
     instance = alone(problem)
     assert mended(instance, known, settings_for(instance, 0.0)) == (known, 0.0)
