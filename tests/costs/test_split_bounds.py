@@ -12,7 +12,7 @@ from planner.costs.evaluate import evaluate
 from planner.problem import Objective
 from planner.profiles import LossCost, PartTime, SplitRule
 from planner.sharding import Sharding, rule_of
-from planner.simulator.objective import latency_s
+from planner.simulator.objective import latency_s, objective_s
 from planner.simulator.steady import iterate
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.builders import cluster, problem_of, unit_type
@@ -133,6 +133,23 @@ def test_no_strategy_with_measured_parts_beats_the_bound():
         if objective is not Objective.LATENCY:  # the bound of whole operators is none here
             assert least[objective] < without[objective]
         assert bound_s <= least[objective] * (1 + 1e-9)
+
+
+def test_no_strategy_of_parts_that_all_take_a_tenth_beats_the_bound():
+    """They take less than a quarter, the share of a device of four."""
+    known = with_rules(mlp((1.0, 4.0, 9.0, 4.0)))
+    operators = tuple(
+        replace(one, parts=tuple(PartTime((2,), (line,), 0.1, 0.1) for line in RULES[one.name]))
+        for one in known.operators
+    )
+    profile = replace(known, operators=operators)
+    problem = problem_of(profile, cluster([unit_type()] * 4, 1e15, 0.0), 2)
+    by_sample = Sharding((2,), {n: rule_of([lines[0]]) for n, lines in RULES.items()}, {}, {}, {})
+    stage = Stage(tuple(RULES), ((0, 1),), 1, False, by_sample)
+    strategy = Strategy((stage,), ScheduleName.ONE_F_ONE_B, 2)
+    for objective, bound_s in bounds_of(problem).items():
+        asked = replace(problem, options=replace(problem.options, objective=objective))
+        assert bound_s <= objective_s(asked, strategy) * (1 + 1e-9)
 
 
 def test_without_rules_the_bound_is_that_of_whole_operators():
