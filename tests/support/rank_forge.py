@@ -4,6 +4,7 @@ A line of JSON on standard input asks for the ranks of a script; the answer is a
 what went wrong. Nothing here runs a model, so that no thread is left behind by a fork.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -15,26 +16,24 @@ from contextlib import suppress
 from pathlib import Path
 from select import select
 
-import torch
-import torch._dynamo  # by the first optimizer, otherwise
-import torch.distributed.checkpoint
-
-import planner.commands.launch
-import planner.launcher.run
-import tests.support.split_worker
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
-__all__ = ["planner", "tests", "torch"]
-
 POLL_S = 0.01
+MODULES = (
+    "planner.commands.launch", "planner.launcher.run", "tests.support.split_worker",
+    "torch.distributed.checkpoint", "torch._dynamo",
+)  # fmt: skip
+"""The first optimizer imports the last one otherwise."""
 
 
-def load_kernels():
-    """Has the compiled kernels that every rank uses in this process."""
+def load():
+    """Has what every rank uses in this process: modules, and compiled kernels."""
+    for name in MODULES:
+        importlib.import_module(name)
     profile = profile_of(graph_of([[], [0]]), [1.0, 1.0])
     stages = tuple(Stage.whole((one.name,), (s,), 2 - s, False)
                    for s, one in enumerate(profile.graph.operators))  # fmt: skip
@@ -46,7 +45,7 @@ def load_kernels():
 
 def main():
     """Serves requests until standard input ends."""
-    load_kernels()
+    load()
     for line in iter(sys.stdin.readline, ""):
         answer = served(**json.loads(line))
         print(json.dumps(answer), flush=True)
