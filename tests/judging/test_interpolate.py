@@ -397,7 +397,7 @@ def test_a_real_model_between_two_sizes_is_as_if_it_had_been_profiled(tmp_path, 
     monkeypatch.chdir(tmp_path)
     Path("llama.onnx").write_bytes(llama(1, 32, 2, 48, 64, seed=0).SerializeToString())
 
-    run("profile", "llama.onnx", "--batch", "1,2,3,4", "--dim", "seq=8", "--no-cache")
+    run("profile", "llama.onnx", "--batch", "1,3,4", "--dim", "seq=8", "--no-cache")
     one, *between, four = read_any_profiles(Path("profiles/llama.json"))
     for due in between:
         found = interpolated([one, four], due.microbatch_size)

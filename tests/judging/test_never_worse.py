@@ -29,9 +29,9 @@ def problem(profile, preset, count, **options):
     return Problem(smallest, topology, Options(2 * count, **options), measured_on)
 
 
-def check(asked):
+def check(asked, time_limit_s=1.0):
     """Every row that has a plan is no better than the one chosen, which is what it was said."""
-    found = compare(asked, time_limit_s=3.0)
+    found = compare(asked, time_limit_s=time_limit_s)
     rows = {row.solver: row for row in found.rows}
     assert "data-parallel" in rows
     for row in found.rows:
@@ -50,8 +50,8 @@ def check(asked):
 
 @pytest.mark.parametrize(
     ("profile", "preset", "count"),
-    [("resnet50", "dgx-1v", 8), ("gpt2", "p3-16xlarge-x2", 16), ("bert", "mixed-a100-t4", 4),
-     ("llama7b-a100", "dgx-a100", 4), ("resnet50", "titan-rtx-5", 2)],
+    [("resnet50", "dgx-1v", 8), ("bert", "mixed-a100-t4", 4), ("llama7b-a100", "dgx-a100", 4),
+     pytest.param("gpt2", "p3-16xlarge-x2", 16, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_the_plan_is_the_best_row(profile, preset, count):
     asked = problem(profile, preset, count)
@@ -73,4 +73,4 @@ def test_the_plan_is_the_best_row_everywhere(profile, preset):
         pytest.skip(f"{preset} has one device")
     for one in asked:
         if one is not None:
-            check(one)
+            check(one, time_limit_s=3.0)

@@ -16,7 +16,7 @@ from planner.launcher.checkpoints.keeping import Keeping
 from planner.launcher.trainer import Trainer
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.mode_runs import net, profile_of, write_strategy
-from tests.support.ranks import under_torchrun
+from tests.support.ranks import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, EVERY = 6, 2
@@ -269,7 +269,7 @@ def together(made, tmp_path_factory):
         "onto mixed": case("mixed", "mixed", "copies/step-00000003"),
     }
     (folder / "cases.json").write_text(json.dumps(cases))
-    under_torchrun(ROOT / "tests/support/checkpoint_runs.py", 3, folder)
+    forked(ROOT / "tests/support/checkpoint_runs.py", 3, folder)
     return folder, json.loads((folder / "losses.json").read_text())
 
 

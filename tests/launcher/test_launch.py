@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +33,7 @@ from tests.support.launch_worker import (
     make_model,
     make_plan,
 )
-from tests.support.ranks import under_torchrun
+from tests.support.ranks import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 10
@@ -114,7 +113,7 @@ def errors(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradients")
     for dtype in LIMITS:
         make_model(folder / f"{dtype}.onnx", dtype)
-    under_torchrun(ROOT / "tests/support/launch_worker.py", 4, folder, timeout_s=300)
+    forked(ROOT / "tests/support/launch_worker.py", 4, folder, timeout_s=300)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
     return {name: [rank[name] for rank in ranks] for name in CASES}
 
@@ -218,13 +217,11 @@ def test_a_failing_rank_ends_the_launch_with_its_message_alone(tmp_path):
         "    if os.environ['RANK'] == '1': return data(step, microbatch, inputs)\n"
         "    return data(0, microbatch, inputs)\n"
     )
-    begun = time.monotonic()
     done = start(tmp_path, 2, data="mine:data_of_one_rank")
     assert done.returncode == 1
     said = [line for line in done.stderr.splitlines() if "stops because another rank" not in line]
     message = "--data mine:data_of_one_rank: step 2, microbatch 3: KeyError: 'no such sentence'"
     assert said == [f"Error: {message}"], done.stderr
-    assert time.monotonic() - begun < 60
 
 
 # -------------------------------------------------------------------------------- one process

@@ -200,18 +200,18 @@ STEPS = {
     "late", [None, SlowLinks(0, back=False, waits=True)], ids=["evenly", "slow links"]
 )
 def test_several_devices_take_what_is_predicted(profiled, tmp_path, late):
-    """All cases in one start of torchrun."""
+    """All cases on ranks that are forked once."""
     folder, profiles = profiled
     cases = {name: case for name, case in CASES.items() if len(case[0]) > 1}
     if late:
-        cases = {"again": CASES["again"]}
+        cases, profiles = {"again": CASES["again"]}, {"llama": profiles["llama"]}
     for name, profile in profiles.items():
         (tmp_path / f"{name}.onnx").write_bytes((folder / f"{name}.onnx").read_bytes())
         for case, what in cases.items():
             write_case(tmp_path, f"{name}-{case}", profile, what)
     found = run(tmp_path, 3, timeout_s=200, late=late)
-    assert len({one.plan for one in found}) == len(MODELS) * len(cases)
+    assert len({one.plan for one in found}) == len(profiles) * len(cases)
     assert not [one for one in found if not one.right]
     if late:
-        assert any(one.plan.startswith("llama") and one.rank == late.rank and one.share < 1.01
-                   for one in found)  # its outputs have waited  # fmt: skip
+        # Its outputs have waited.
+        assert any(one.rank == late.rank and one.share < 1.01 for one in found)

@@ -3,7 +3,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.evaluate import evaluate
@@ -14,6 +13,7 @@ from planner.strategy import violations
 from planner.topology import Sharing
 from tests.support.builders import cluster, profile_of, unit_type
 from tests.support.moves import operator_moves, replication_moves, with_devices, with_operator
+from tests.support.often import often
 from tests.support.programs import SYNCHRONOUS, split_graphs, with_sharing
 
 SPARE = 2
@@ -77,8 +77,7 @@ def or_none(make):
         return None
 
 
-@settings(max_examples=150)
-@given(problems_and_strategies(), st.data())
+@often(50, 150, problems_and_strategies(), st.data())
 def test_a_chain_of_changes_gives_the_times_of_full_simulations(case, data):
     problem, strategy = case
     assert not violations(strategy, problem.profile.graph, len(problem.topology.devices))

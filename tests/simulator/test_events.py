@@ -4,7 +4,7 @@ from itertools import pairwise, product
 from math import lcm
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.clusters.routes import routes
@@ -27,6 +27,7 @@ from planner.strategy import crossings
 from planner.topology import Sharing
 from planner.traces.write import chrome_trace, write_trace
 from tests.support import slow_simulator
+from tests.support.often import often
 from tests.support.programs import (
     chain,
     disturbed,
@@ -312,10 +313,9 @@ def iteration_s(widths, num_microbatches):
     return simulate(lists, found, mesh(sum(widths), FREE)).iteration_s
 
 
-def test_uneven_replication_reaches_the_bottleneck_for_all_336_width_vectors():
-    vectors = [w for num_stages in (2, 3, 4) for w in product(range(1, 5), repeat=num_stages)]
-    assert len(vectors) == 336
-    for widths in vectors:
+@pytest.mark.parametrize("num_stages", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_uneven_replication_reaches_the_bottleneck_for_all_vectors_of_widths(num_stages):
+    for widths in product(range(1, 5), repeat=num_stages):
         turn = lcm(*widths)
         few = turn * -(-16 // turn)
         period_s = (iteration_s(widths, few + turn) - iteration_s(widths, few)) / turn
@@ -433,8 +433,7 @@ def test_a_ring_all_reduce_at_the_end_of_data_parallelism_by_hand():
     assert found.iteration_s == 2 * 3.0 + 12.0 + 0.5
 
 
-@settings(max_examples=200)
-@given(split_graphs(max_warmup=4))
+@often(60, 200, split_graphs(max_warmup=4))
 def test_the_simulation_ends_exactly_if_the_dry_run_does(case):
     graph, strategy = case
     if dry_run(program(strategy, graph)) is None:
@@ -574,8 +573,7 @@ def or_error(simulator, case):
         return "blocks"
 
 
-@settings(max_examples=300)
-@given(timed_cases())
+@often(100, 300, timed_cases())
 def test_every_time_equals_that_of_the_simulator_in_plain_python(case):
     found = or_error(simulate, case)
     assert found == or_error(slow_simulator.simulate, case)
@@ -587,8 +585,7 @@ def test_every_time_equals_that_of_the_simulator_in_plain_python(case):
             assert all_of_it.tolist() == [one(found, device) for device in devices]
 
 
-@settings(max_examples=300)
-@given(timed_cases(), st.data())
+@often(100, 300, timed_cases(), st.data())
 def test_the_dry_run_says_what_the_simulator_in_plain_python_comes_to(case, data):
     lists = disturbed(data.draw, case[0])
     case = lists, *case[1:]

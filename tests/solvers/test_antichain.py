@@ -21,6 +21,7 @@ from planner.strategy import ScheduleName, shares_devices
 from tests.costs.test_bounds import all_strategies
 from tests.support.brute_force import least_objective_s
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.often import often
 from tests.support.strategies import dags, problems
 
 
@@ -32,8 +33,7 @@ def least(problem):
     return min(least_objective_s(problem), *known_s, math.inf)
 
 
-@settings(max_examples=60)
-@given(problems(max_nodes=7, max_devices=4))
+@often(20, 60, problems(max_nodes=7, max_devices=4))
 def test_finds_the_same_objective_as_brute_force(problem):
     problem = replace(problem, options=replace(problem.options, recompute=Recompute.NONE))
     expected = least(problem)
@@ -43,8 +43,9 @@ def test_finds_the_same_objective_as_brute_force(problem):
     assert closed_form_s(problem, result.strategy) == pytest.approx(expected, rel=1e-9)
 
 
-@settings(max_examples=60)
-@given(problems(max_nodes=7, max_devices=4), st.floats(0.1, 1.5), st.sampled_from(Recompute))
+@often(
+    20, 60, problems(max_nodes=7, max_devices=4), st.floats(0.1, 1.5), st.sampled_from(Recompute)
+)
 def test_finds_the_same_objective_as_brute_force_where_memory_is_scarce(problem, share, recompute):
     parameters = sum(p.bytes for p in problem.profile.graph.parameters)
     stash = sum(t.bytes for t in problem.profile.graph.tensors)
@@ -65,7 +66,7 @@ def test_finds_the_same_objective_as_brute_force_where_memory_is_scarce(problem,
         assert closed_form_s(problem, result.strategy) >= expected * (1 - 1e-9)
 
 
-@given(problems(max_nodes=7, max_devices=4))
+@often(30, 100, problems(max_nodes=7, max_devices=4))
 def test_is_never_worse_by_its_own_closed_form_than_the_other_solvers(problem):
     objective_s = closed_form_s(problem, SOLVERS["antichain"](problem, 10.0).strategy)
     for name in ("single", "data-parallel", "even", "pipedream"):
@@ -90,7 +91,7 @@ def test_with_tied_parameters_its_bound_is_one_and_its_price_counts_their_sum(fe
         assert closed_form_s(problem, result.strategy) <= min(prices) * (1 + 1e-9)
 
 
-@given(problems(max_nodes=6, max_devices=4))
+@often(30, 100, problems(max_nodes=6, max_devices=4))
 def test_known_strategies_are_there_to_beat(problem):
     known = SOLVERS["antichain"](problem, 10.0).strategy
     again = SOLVERS["antichain"](problem, 10.0, (known,))

@@ -35,6 +35,7 @@ from planner.solvers.engines.gurobi import EngineUnavailableError
 from planner.solvers.engines.mip import Mip, MipLimits, gurobi, highs
 from planner.support.brake import Brake
 from tests.support import reference
+from tests.support.often import often
 
 LIMIT_S = 2.0
 NO_LIMIT = MipLimits(1_000_000)
@@ -113,8 +114,7 @@ def test_a_device_pays_once_for_a_net_that_it_has_a_part_of():
     assert works_s(replace(problem, pays=(True, False)), (0, 0, 1))[:2].tolist() == [4, 1]
 
 
-@settings(max_examples=60)
-@given(problems())
+@often(15, 60, problems())
 def test_the_best_placement_is_found_and_proved(problem):
     expected, known = least_s(problem), placements(problem)
     for starts in ([], known[-1:]):

@@ -3,7 +3,6 @@
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.solvers.netsplit import neighbourhoods as netsplit_neighbourhoods
@@ -31,6 +30,7 @@ from tests.solvers.test_netsplit import (
 from tests.solvers.test_netsplit_search import watch_of
 from tests.support.linked_problems import linked_problems
 from tests.support.netsplit_instances import problem_from
+from tests.support.often import often
 
 AMPLE = 1e6
 
@@ -86,8 +86,7 @@ def assert_phase(instance, device_of, schedule, backward):
             assert left <= begin
 
 
-@settings(max_examples=40)
-@given(linked_problems(max_nodes=4) | partly_trained(4) | placement_problems(4), st.data())
+@often(15, 40, linked_problems(max_nodes=4) | partly_trained(4) | placement_problems(4), st.data())
 def test_a_neighbourhood_of_everything_has_the_best_schedule(problem, data):
     instance = alone(problem)
     fitting = list(placements(instance))
@@ -100,8 +99,7 @@ def test_a_neighbourhood_of_everything_has_the_best_schedule(problem, data):
     assert_feasible(instance, best.device_of, best.schedule)
 
 
-@settings(max_examples=30)
-@given(linked_problems(max_nodes=8), st.data())
+@often(8, 30, linked_problems(max_nodes=8), st.data())
 def test_small_neighbourhoods_keep_a_schedule_feasible(problem, data):
     """Most jobs are early or late then."""
     size = problem.num_operators
@@ -119,7 +117,7 @@ def test_small_neighbourhoods_keep_a_schedule_feasible(problem, data):
     assert_feasible(instance, best.device_of, best.schedule)
 
 
-@pytest.mark.parametrize("devices", [3, 4])
+@pytest.mark.parametrize("devices", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_neighbourhoods_improve_a_list_schedule_and_repeat_themselves(devices):
     problem = placement_problem_of(problem_from(0, devices, num_operators=40))
     instance = alone(problem)
@@ -136,13 +134,13 @@ def test_neighbourhoods_improve_a_list_schedule_and_repeat_themselves(devices):
 
 
 def test_without_work_a_schedule_stays():
-    problem = placement_problem_of(problem_from(0, 4, num_operators=40))
+    problem = placement_problem_of(problem_from(0, 4, num_operators=16))
     known = known_placement_of(alone(problem), heft.place(problem))
     instance = alone(problem)
     assert mended(instance, known, settings_for(instance, 0.0)) == (known, 0.0)
 
 
-@given(linked_problems(max_nodes=7), st.data())
+@often(30, 100, linked_problems(max_nodes=7), st.data())
 def test_a_schedule_timed_anew_is_no_longer_and_its_tails_are_the_rest(problem, data):
     instance = alone(problem)
     devices, size = st.integers(0, problem.num_devices - 1), problem.num_operators

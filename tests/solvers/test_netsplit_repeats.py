@@ -36,7 +36,7 @@ def test_the_same_bytes_by_a_slow_and_a_fast_clock(monkeypatch, num_operators):
     answers = []
     for rate in (1.0, 0.01):
         with_clock(monkeypatch, rate)
-        answers.append(SOLVERS["netsplit"](problem, 20.0))
+        answers.append(SOLVERS["netsplit"](problem, 8.0))
     assert answers[0] == answers[1]
     assert answers[0].reproducible
     assert "single operators" in answers[0].space

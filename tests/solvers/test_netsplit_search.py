@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -40,6 +39,7 @@ from tests.solvers.test_netsplit import (
 )
 from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
+from tests.support.often import often
 
 LOG = logging.getLogger("test")
 
@@ -193,8 +193,7 @@ def least_coded(instance, fitting):
     return min(int(both.min(axis=0).sum()) for both in lengths)
 
 
-@settings(max_examples=15)
-@given(placement_problems(max_nodes=4))
+@often(5, 15, placement_problems(max_nodes=4))
 def test_the_local_search_finds_the_optimum_of_small_problems(problem):
     instance = alone(problem)
     fitting = list(placements(instance))
@@ -292,7 +291,7 @@ def test_a_gap_that_is_asked_for_ends_the_search_and_is_no_optimum():
 
 
 def test_the_same_seed_gives_the_same_answer_and_progress_is_said(caplog):
-    instance = alone(placement_problem_of(problem_from(2, 4, num_operators=24)))
+    instance = alone(placement_problem_of(problem_from(2, 4, num_operators=20)))
     with caplog.at_level(logging.INFO, "planner.solvers.netsplit.cpsat"):
         answers = {
             netsplit_cpsat.solve(instance, 60.0, None, seed=seed, gap=0.04).device_of
@@ -339,11 +338,10 @@ def interrupt(after_s):
 def test_an_interrupted_search_gives_what_it_has():
     instance = alone(placement_problem_of(problem_from(0, 2)))
     netsplit_cpsat.solve(instance, 0.1, None)  # compiles
-    before, begin = signal.getsignal(signal.SIGINT), time.monotonic()
-    timer = interrupt(3.0)
+    before = signal.getsignal(signal.SIGINT)
+    timer = interrupt(1.0)
     answer = netsplit_cpsat.solve(instance, 120.0, None)
     timer.join()
-    assert time.monotonic() - begin < 60
     assert (answer.status, answer.reproducible) == (Status.FEASIBLE, False)
     assert answer.note == INTERRUPTED
     assert overflow(instance, answer.device_of) <= 0

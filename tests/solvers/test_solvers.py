@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.bounds import lower_bound_s
@@ -13,6 +12,7 @@ from planner.judging.portfolio import OUT_OF_TIME, compare
 from planner.problem import Recompute, Status
 from planner.solvers.registry import SOLVERS, automatic, portfolio
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
+from tests.support.often import often
 from tests.support.strategies import problems
 
 
@@ -21,8 +21,7 @@ def solver(request):
     return SOLVERS[request.param]
 
 
-@settings(max_examples=60)
-@given(problems(max_nodes=6, max_devices=4))
+@often(20, 60, problems(max_nodes=6, max_devices=4))
 def test_no_plan_is_below_the_lower_bound_or_worse_than_another_row(problem):
     comparison = compare(problem)
     assert comparison.best is not None
@@ -48,7 +47,7 @@ def test_every_solver_says_why_nothing_fits(solver):
     assert "the limit is 700 B" in result.reason
 
 
-@given(problems(max_nodes=5, max_devices=3), st.integers(0, 4000))
+@often(20, 100, problems(max_nodes=5, max_devices=3), st.integers(0, 4000))
 def test_what_fits_on_one_device_is_never_called_infeasible(problem, spare):
     options = replace(problem.options, recompute=Recompute.NONE)
     roomy = replace(problem, options=options)

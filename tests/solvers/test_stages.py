@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.costs.closed_form import bottleneck_s, iteration_s, latency_s
@@ -34,6 +34,7 @@ from planner.strategy import (
 )
 from tests.support import slow_simulator
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
+from tests.support.often import often
 from tests.support.programs import SYNCHRONOUS, as_graph, chain, split, split_graphs
 from tests.support.strategies import dags
 
@@ -322,8 +323,7 @@ def ragged(graph, strategy, times=()):
     )
 
 
-@settings(max_examples=200)
-@given(shared_splits(), st.data())
+@often(60, 200, shared_splits(), st.data())
 def test_default_warmups_never_block_where_stages_share_devices(case, data):
     graph, strategy = case
     assert violations(strategy, graph, 99) == ()
@@ -333,8 +333,7 @@ def test_default_warmups_never_block_where_stages_share_devices(case, data):
     assert dry_run(program(strategy, graph, times)) is None
 
 
-@settings(max_examples=200)
-@given(shared_splits())
+@often(60, 200, shared_splits())
 def test_stages_of_a_device_keep_to_their_order_and_depths(case):
     graph, strategy = case
     lists, mine = ragged(graph, strategy), stages_by_device(strategy)
@@ -356,8 +355,7 @@ def test_stages_of_a_device_keep_to_their_order_and_depths(case):
             assert running[action.stage] <= strategy.stages[action.stage].warmup
 
 
-@settings(max_examples=200)
-@given(shared_splits())
+@often(60, 200, shared_splits())
 def test_every_tensor_goes_once_to_each_device_that_reads_it_and_its_gradient_back(case):
     graph, strategy = case
     sent, received = Counter(), Counter()
@@ -435,8 +433,7 @@ def longest_s(problem, strategy, costs):
     return max(back.values())
 
 
-@settings(max_examples=200)
-@given(placed_problems())
+@often(60, 200, placed_problems())
 def test_every_placement_becomes_sound_strategies_that_the_simulator_runs(case):
     problem, device_of = case
     graph, names = problem.profile.graph, [o.name for o in problem.profile.graph.operators]

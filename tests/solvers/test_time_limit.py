@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
@@ -29,6 +28,7 @@ from planner.solvers.placement.problem import placement_problem_of
 from planner.strategy import ScheduleName
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
+from tests.support.often import often
 
 
 def single_operators(num_devices, num_operators=30):
@@ -75,7 +75,9 @@ def test_a_model_that_takes_too_long_to_build_is_not_built(monkeypatch):
     assert answer.status is Status.FEASIBLE
 
 
-@given(
+@often(
+    30,
+    100,
     st.integers(1_000, 60_000),
     st.integers(1, 6),
     st.lists(st.integers(0, 4_000), min_size=5, max_size=5),

@@ -1,8 +1,6 @@
-"""Runs of many plans in one start of torchrun: measured and predicted peak memory of tensors."""
+"""Runs of many plans on ranks that are forked once: peak memory, measured and predicted."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from planner.launcher.runtime import StageRunner
 from planner.launcher.world import Channel, _Watcher
+from tests.support.ranks import forked
 
 ROOT = Path(__file__).parents[2]
 UNDER, OVER = 0.98, 1.1
@@ -144,13 +143,6 @@ def run(
     """
     worker = folder / "worker.py"
     worker.write_text(_WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     slowly = [] if late is None else [json.dumps(asdict(late))]
-    command += [str(ranks), worker.name, ".", *slowly]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True,
-        timeout=timeout_s, check=False, env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return peaks_of(json.loads(done.stdout.splitlines()[-1]))
+    printed = forked(worker, ranks, ".", *slowly, folder=folder, timeout_s=timeout_s)
+    return peaks_of(json.loads(printed.splitlines()[-1]))

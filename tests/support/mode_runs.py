@@ -37,7 +37,7 @@ from planner.schedules.orders import default_warmups
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
-from tests.support.ranks import under_torchrun
+from tests.support.ranks import forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,7 +210,7 @@ def run_all(folder, num_ranks, steps=0):
     Args:
         steps: of each; 0 leaves them to the settings of each strategy.
     """
-    under_torchrun(__file__, num_ranks, folder, steps)
+    forked(__file__, num_ranks, folder, steps)
 
 
 def main(folder, steps):

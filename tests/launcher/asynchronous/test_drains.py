@@ -19,7 +19,7 @@ from tests.support import datasets, mode_runs
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.mode_runs import net, profile_of, run_all, write_strategy
 from tests.support.pipedream_replay import Replay, net_stages
-from tests.support.ranks import under_torchrun
+from tests.support.ranks import forked
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS, COUNT, SAME = 5, 4, 1e-12
@@ -132,7 +132,7 @@ def checkpoints(made, tmp_path_factory):
         "flushed": case(flush, "flushed", "whole/step-00000004"),
     }
     (folder / "cases.json").write_text(json.dumps(cases))
-    under_torchrun(ROOT / "tests/support/checkpoint_runs.py", 3, folder)
+    forked(ROOT / "tests/support/checkpoint_runs.py", 3, folder)
     return folder, json.loads((folder / "losses.json").read_text())
 
 

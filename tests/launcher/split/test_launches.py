@@ -12,7 +12,7 @@ from planner.files import read_plan, write_plan
 from planner.launcher.checkpoints.folder import find
 from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.checkpoint_runs import tensors_of
-from tests.support.ranks import ROOT, under_torchrun
+from tests.support.ranks import ROOT, forked
 from tests.support.split_launches import EVALS, launched
 from tests.support.split_models import gpt, loaded
 from tests.support.split_plans import cut_further, plan_of, random_sharding
@@ -59,7 +59,7 @@ def told(tmp_path_factory):
         },
     }  # fmt: skip
     (folder / "launches.json").write_text(json.dumps(launches))
-    under_torchrun(ROOT / "tests/support/split_launches.py", 2, folder)
+    forked(ROOT / "tests/support/split_launches.py", 2, folder)
     sys.path.insert(0, str(folder))
     found = json.loads((folder / "told.json").read_text())
     found["one"] = launched(folder, "one.json", "one", **OPTIONS)

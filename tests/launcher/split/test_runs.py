@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.ranks import ROOT, under_torchrun
+from tests.support.ranks import ROOT, forked
 from tests.support.split_models import MODELS
 from tests.support.split_worker import CASES
 
@@ -17,7 +17,7 @@ def errors(tmp_path_factory):
     folder = tmp_path_factory.mktemp("split")
     for name, make in MODELS.items():
         make(folder / f"{name}.onnx")
-    under_torchrun(ROOT / "tests/support/split_worker.py", 4, folder, timeout_s=400)
+    forked(ROOT / "tests/support/split_worker.py", 4, folder, timeout_s=400)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
 
 

@@ -9,7 +9,7 @@ from tests.support.convergence.networks import TASKS
 from tests.support.convergence.replay import ages, replayed
 from tests.support.convergence.rivals import RIVALS, feeding_of, train, trained_by
 from tests.support.convergence.samples import STEPS_PER_EPOCH
-from tests.support.convergence.ways import WAYS, Way, exported, launched, planned
+from tests.support.convergence.ways import WAYS, Way, by_forks, exported, launched, planned
 
 EPOCHS, TOLERANCE = 2, 1e-9
 SAMPLES = "tests.support.convergence.samples"
@@ -60,7 +60,7 @@ def test_forty_steps_with_batch_normalization_and_dropout_are_those_of_pytorchs_
 
 def test_two_processes_with_a_stage_each_train_as_pytorchs_loop_does(made, by_torch):
     (path,) = planned("digits", made, {"pipeline": WAYS["pipeline"]}).values()
-    assert_alike(launched(DIGITS, WAYS["pipeline"], path, EPOCHS), by_torch)
+    assert_alike(launched(DIGITS, WAYS["pipeline"], path, EPOCHS, by_forks), by_torch)
 
 
 @pytest.mark.slow

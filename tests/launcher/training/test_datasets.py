@@ -39,13 +39,19 @@ def made(tmp_path_factory):
 def feed(made):
     """Makes the feed of a device, by the name of a dataset."""
     model = load(made[0] / "net.onnx", batch=4)
+    feeds = []
 
     def make(name, mine=(0, 1, 2, 3), needs=ALL, **changes):
         where, data = given(f"{HERE}:{name}", "--data")
         reader = Reader(model.graph, model_losses(model.graph), needs, "cpu")
-        return dataset_feed(where, data, replace(DEAL, **changes), mine, reader)
+        feeds.append(dataset_feed(where, data, replace(DEAL, **changes), mine, reader))
+        return feeds[-1]
 
-    return make
+    yield make
+    for one in feeds:  # where the garbage collector ends workers, it waits 5 s for each
+        coming = getattr(one, "_coming", None)
+        if hasattr(coming, "_shutdown_workers"):
+            coming._shutdown_workers()
 
 
 def step_of(feed, step, mine=range(4)):

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from tests.support.convergence import samples
 from tests.support.convergence.curves import Curves, of_log
 from tests.support.convergence.networks import TASKS, Task
 from tests.support.convergence.samples import MICROBATCH, NUM_MICROBATCHES, STEPS_PER_EPOCH
+from tests.support.ranks import ROOT, forked
 from tests.support.zoo.pipeline import middle
 
-ROOT = Path(__file__).parents[3]
+CLI = ROOT / "cli.py"
 PAIR = """
 format: planner-topology/1
 name: pair
@@ -82,20 +83,39 @@ def planned(task: str, model: Path, ways: Mapping[str, Way] = WAYS) -> dict[str,
     return paths
 
 
-def launched(task: Task, way: Way, strategy: Path, num_epochs: int) -> Curves:
-    """The curves of `planner launch`."""
-    log = strategy.with_suffix(".log")
-    # An asynchronous training does a step for each microbatch.
-    rate = task.learning_rate / (1 if way.is_synchronous else NUM_MICROBATCHES)
-    command = [
-        sys.executable, str(ROOT / "cli.py"), "launch", str(strategy),
-        "--nproc", str(way.num_ranks), "--data", f"{samples.__name__}:{task.trained}",
-        "--epochs", str(num_epochs), "--eval-data", f"{samples.__name__}:{task.judged}",
-        "--eval-every", str(STEPS_PER_EPOCH),
-        "--lr", str(rate), "--lr-schedule", "cosine", "--log", str(log),
-    ]  # fmt: skip
+def by_nproc(num_ranks: int, *options: str) -> None:
+    """Runs `planner launch` with options, which starts its ranks itself."""
+    command = [sys.executable, str(CLI), *options, "--nproc", str(num_ranks)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
+
+
+def by_forks(num_ranks: int, *options: str) -> None:
+    """The same on ranks that are forked from a process that has torch already."""
+    forked(CLI, num_ranks, *options)
+
+
+def launched(
+    task: Task,
+    way: Way,
+    strategy: Path,
+    num_epochs: int,
+    start: Callable[..., None] = by_nproc,
+) -> Curves:
+    """The curves of `planner launch`.
+
+    Args:
+        start: runs the command on a number of ranks.
+    """
+    log = strategy.with_suffix(".log")
+    # An asynchronous training does a step for each microbatch.
+    rate = task.learning_rate / (1 if way.is_synchronous else NUM_MICROBATCHES)
+    start(
+        way.num_ranks, "launch", str(strategy),
+        "--data", f"{samples.__name__}:{task.trained}", "--epochs", str(num_epochs),
+        "--eval-data", f"{samples.__name__}:{task.judged}", "--eval-every", str(STEPS_PER_EPOCH),
+        "--lr", str(rate), "--lr-schedule", "cosine", "--log", str(log),
+    )  # fmt: skip
     return of_log(log)
