@@ -33,6 +33,7 @@ WRITTEN = {
     "tests/launcher/split/test_launches.py": {"evals.py"},
     "tests/launcher/split/test_sockets.py": {"worker.py"},
     "tests/launcher/test_ending.py": {"mine.py"},
+    "tests/launcher/test_forked_ranks.py": {"script.py", "sleep.py"},
     "tests/launcher/test_hangs.py": {"mine.py"},
     "tests/launcher/test_restarts.py": {"mine.py"},
     "tests/solvers/test_registry.py": {"toy.py"},
