@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from planner.support.caches import cache_root
+from tests.support import exporter
 
 settings.register_profile("planner", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile("planner")
@@ -94,6 +96,12 @@ def pytest_runtest_protocol(item):
         with locked("door", fcntl.LOCK_EX):
             room.enter_context(locked("room", fcntl.LOCK_EX if serial else fcntl.LOCK_SH))
         return (yield)
+
+
+def pytest_runtest_setup():
+    """Speeds up all exports of a process but the first, which loads the exporter."""
+    if exporter.REGISTRATION in sys.modules:
+        exporter.read_operators_once()
 
 
 @pytest.fixture(autouse=True)
