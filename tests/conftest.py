@@ -1,6 +1,7 @@
 """Settings that all tests share, and the order in which workers run them."""
 
 import fcntl
+import gc
 import os
 import sys
 import tempfile
@@ -96,6 +97,12 @@ def pytest_runtest_protocol(item):
         with locked("door", fcntl.LOCK_EX):
             room.enter_context(locked("room", fcntl.LOCK_EX if serial else fcntl.LOCK_SH))
         return (yield)
+
+
+def pytest_collection_finish():
+    """Leaves the modules that are loaded by now out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup():
