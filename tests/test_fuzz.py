@@ -3,6 +3,7 @@
 """
 
 import os
+import signal
 import time
 from random import Random
 
@@ -171,9 +172,8 @@ def test_a_command_runs_in_a_process_of_its_own(command):
 
 
 def test_a_command_that_takes_too_long_is_killed(command):
-    started = time.monotonic()
     outcome = command("--help", limits=Limits(seconds=1), before=lambda: time.sleep(30))
-    assert outcome.timed_out and time.monotonic() - started < 5
+    assert outcome.timed_out and outcome.signal == signal.SIGKILL
 
 
 def test_a_command_that_takes_too_much_memory_has_a_memory_error(command):
