@@ -20,35 +20,29 @@ settings.load_profile("planner")
 # Compiled kernels of all workers and processes, also of tests with a cache folder of their own.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_root()))
 
-# The files that take longest, in this order: then the workers end at about the same time.
+# The files that take longest, about in this order: then the workers end at about the same time.
 LONGEST = (
     "commands/test_cli.py",
-    "costs/test_split_bounds.py",
-    "clusters/test_presets.py",
     "launcher/test_launch.py",
-    "test_fuzz.py",
-    "launcher/test_memory_tracker.py",
-    "solvers/test_netsplit_search.py",
-    "solvers/test_netsplit_windows.py",
     "launcher/training/test_own_loop.py",
-    "simulator/test_events.py",
-    "peers/test_foreign.py",
-    "judging/test_interpolate.py",
-    "launcher/training/test_convergence.py",
+    "launcher/test_memory_tracker.py",
     "launcher/test_checkpoints.py",
+    "test_fuzz.py",
+    "peers/test_foreign.py",
+    "operators/gradients/test_check.py",
+    "profilers/test_profilers.py",
+    "clusters/test_probe.py",
+    "discovery/test_trials.py",
+    "clusters/test_presets.py",
+    "test_reference.py",
+    "costs/test_split_bounds.py",
+    "solvers/test_netsplit_repeats.py",
+    "exporting/test_gradient_kinds.py",
     "launcher/split/test_runs.py",
     "launcher/asynchronous/test_drains.py",
-    "solvers/test_netsplit_neighbourhoods.py",
-    "exporting/test_export.py",
-    "solvers/test_solvers.py",
-    "test_api.py",
-    "commands/test_which_files.py",
-    "profilers/test_profilers.py",
-    "model/test_model.py",
-    "clusters/test_probe.py",
     "launcher/asynchronous/test_replay.py",
-    "launcher/test_modes.py",
     "launcher/training/test_datasets.py",
+    "judging/test_never_worse.py",
 )
 TESTS = Path(__file__).parent
 SHARED = "PLANNER_TESTS_FOLDER"
