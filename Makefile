@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 OUT ?= .cache/strategies
 BIN := $(VENV)/bin
+# A worker per core, at most 4: each holds torch and the solvers, about 1 GB. The tests of a file run
+# on one worker, which makes the fixtures of the file once, in the order of tests/conftest.py.
+WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
 .PHONY: help setup demo test test-all fuzz lint type fmt golden conformance bench bench-netsplit bench-bottleneck bench-simulate bench-periodic bench-placements bench-profile bench-solve bench-solvers bench-split bench-overhead bench-strategies bench-accuracy bench-demo bench-launch bench-pipedream bench-memory bench-convergence bench-zoo bench-gradients docs check clean
@@ -27,10 +30,10 @@ demo: $(READY) ## profile ResNet-50, plan it for 2 processes, train it 10 steps 
 	cd demo && ../$(BIN)/planner launch strategy.json --nproc 2 --steps 10 --trace trace.json
 
 test: $(READY) ## the tests without the slow ones
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' $(WORKERS)
 
 test-all: $(READY) ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 fuzz: $(READY) ## 5,000 damaged, hostile and odd files through the commands (about 10 minutes)
 	$(BIN)/python -m tests.fuzz

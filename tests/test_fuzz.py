@@ -3,6 +3,7 @@
 """
 
 import os
+import signal
 import time
 from random import Random
 
@@ -26,19 +27,19 @@ REFUSED = Outcome(
 )
 
 
-def wrong_in(numbers, **given):
+def wrong_in(numbers, workers):
     """The cases with problems, described."""
-    jobs = [Job(0, number, **given) for number in numbers]
-    return [described(report) for report in run_all(jobs, WORKERS) if report.problems]
+    jobs = [Job(0, number) for number in numbers]
+    return [described(report) for report in run_all(jobs, workers) if report.problems]
 
 
-def test_the_first_300_cases_have_no_problem():
-    assert wrong_in(range(300)) == []
+def test_the_first_100_cases_have_no_problem():
+    assert wrong_in(range(100), 1) == []
 
 
 @pytest.mark.slow
 def test_5000_cases_have_no_problem():
-    assert wrong_in(range(300, 5000)) == []
+    assert wrong_in(range(100, 5000), WORKERS) == []
 
 
 @pytest.mark.slow
@@ -171,9 +172,8 @@ def test_a_command_runs_in_a_process_of_its_own(command):
 
 
 def test_a_command_that_takes_too_long_is_killed(command):
-    started = time.monotonic()
     outcome = command("--help", limits=Limits(seconds=1), before=lambda: time.sleep(30))
-    assert outcome.timed_out and time.monotonic() - started < 5
+    assert outcome.timed_out and outcome.signal == signal.SIGKILL
 
 
 def test_a_command_that_takes_too_much_memory_has_a_memory_error(command):

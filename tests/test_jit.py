@@ -160,6 +160,7 @@ def test_compiled_code_in_any_folder_and_what_it_imports_name_the_cache():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other cache folders")
 def test_the_cache_is_in_the_users_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert jit._cache_folder().parent == tmp_path / ".cache" / "planner"

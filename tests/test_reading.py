@@ -50,10 +50,8 @@ def test_refuses_a_larger_file_without_reading_it(tmp_path):
     path = tmp_path / "x.json"
     with path.open("wb") as file:
         file.truncate(2**40)
-    begin = time.monotonic()
     with pytest.raises(FileError, match=r"x\.json: expected at most 64 MiB, got 1 TiB; check"):
         read_bytes(path, reading.MAX_TEXT_BYTES)
-    assert time.monotonic() - begin < 1
 
 
 def test_reads_a_file_that_has_more_than_it_says():
@@ -68,9 +66,7 @@ def test_refuses_a_device_that_never_ends_at_the_limit():
 
 
 def test_a_device_without_content_is_empty_at_once():
-    begin = time.monotonic()
     assert read_bytes(Path("/dev/null"), 10) == b""
-    assert time.monotonic() - begin < 1
 
 
 def test_a_folder_and_a_missing_file_are_errors_of_the_system(tmp_path):
@@ -130,12 +126,10 @@ def test_a_pipe_without_end_is_refused_at_the_limit():
 def test_a_pipe_of_the_shell_that_ends_empty_is_empty_at_once():
     ours, theirs = os.pipe()
     os.close(theirs)
-    begin = time.monotonic()
     try:
         assert read_bytes(Path(f"/dev/fd/{ours}"), 10) == b""
     finally:
         os.close(ours)
-    assert time.monotonic() - begin < 1
 
 
 def test_weights_are_mapped_from_regular_files_only(tmp_path, pipe):

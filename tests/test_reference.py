@@ -84,8 +84,17 @@ SHIPPED = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if "-" in path.stem else [])
     for path in sorted(shipped("profiles").glob("*.json"))
 ]
+# One shape of each graph in `make test`, all of one graph.
 CASES = (
-    *((f"pipedream/{name}.txt", counts) for name in GRAPHS for counts in SHAPES),
+    *(
+        pytest.param(
+            f"pipedream/{name}.txt",
+            counts,
+            marks=[] if counts == (4, 2) or name == "alexnet" else [pytest.mark.slow],
+        )
+        for name in GRAPHS
+        for counts in SHAPES
+    ),
     *((name, (4, 2)) for name in OTHERS),
 )
 

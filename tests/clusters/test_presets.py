@@ -70,15 +70,40 @@ def resnet50():
     return read_any_profiles(shipped("profiles") / "resnet50.json")[0]
 
 
-@pytest.mark.parametrize("name", preset_names())
-def test_every_preset_is_planned_for(resnet50, name):
+def best_on(name, profile, solvers=None):
+    """The best plan of a profile on a preset."""
     topology = preset(name)
     options = Options(2 * len(topology.devices), max_downsets=16)
-    measured_on = device_table()[resnet50.device_type]
-    best = compare(Problem(resnet50, topology, options, measured_on), time_limit_s=2.0).best
+    measured_on = device_table()[profile.device_type]
+    best = compare(Problem(profile, topology, options, measured_on), solvers, 2.0).best
     assert best is not None
     assert best.plan is not None
     assert best.plan.prediction.iteration_s > 0
+    return best.plan
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_runs_a_pipeline_and_data_parallelism(resnet50, name):
+    num_devices = len(preset(name).devices)
+    for solver in ("even", "data-parallel") if num_devices > 1 else ("single",):
+        plan = best_on(name, resnet50, [solver])
+        used = sum(len(stage.devices) for stage in plan.strategy.stages)
+        assert num_devices / 2 < used <= num_devices
+
+
+# Measured all-reduces, shared links, two types of devices.
+DIFFERENT = ("dgx-1v", "flexflow-p100", "mixed-a100-t4")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.slow)
+        for name in preset_names()
+    ],
+)
+def test_every_preset_is_planned_for(resnet50, name):
+    best_on(name, resnet50)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Limits to the size of a cluster, wherever it comes from, and names that it may have."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from planner.topology import (
     too_many,
 )
 from tests.support.commands import run
+from tests.support.work import few_calls, safety_net
 
 T4 = device_table()["T4"]
 TYPE = ("--device", "T4")
@@ -39,12 +39,11 @@ def yaml(folder, text):
     return path
 
 
-def refused(path, message, within_s=5.0):
-    """The topology in a file is refused, soon."""
-    begin = time.monotonic()
-    with pytest.raises(FileError, match=message):
+def refused(path, message):
+    """The topology in a file is refused, after not much more than reading its YAML."""
+    lines = len(path.read_text().splitlines())
+    with few_calls(100_000 + 3_000 * lines), pytest.raises(FileError, match=message):
         read_topology(path)
-    assert time.monotonic() - begin < within_s
 
 
 def levels(*counts):
@@ -202,14 +201,15 @@ def test_an_nvidia_smi_matrix_is_limited():
         nvidia_smi.parse("\t" + "\t".join(names), Path("topo.txt"))
 
 
-@pytest.mark.parametrize(
-    "text", ["\n" * 200_000 + "x", " " * 200_000 + "x", "GPU0 " + "\n" * 200_000]
-)
+# In time that grows with the square of the length, these would take hours.
+LONG = 2_000_000
+
+
+@pytest.mark.parametrize("text", ["\n" * LONG + "x", " " * LONG + "x", "GPU0 " + "\n" * LONG])
 def test_a_format_is_told_in_time_that_grows_with_the_text(text):
-    begin = time.monotonic()
-    assert not hostfile.looks_like(text)
-    assert not nvidia_smi.looks_like(text)
-    assert time.monotonic() - begin < 2
+    with safety_net():
+        assert not hostfile.looks_like(text)
+        assert not nvidia_smi.looks_like(text)
 
 
 # ------------------------------------------------------------------------------ names
@@ -305,10 +305,8 @@ def test_sizes_up_to_the_limits_are_allowed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("counts", [[2] * 11, [8, 512], [2, 2047]])
-def test_the_largest_topologies_have_routes_in_a_minute(counts):
+def test_the_largest_topologies_have_routes(counts):
     made = from_levels(
         tuple(Level(str(i), count, 1e9, 1e-6) for i, count in enumerate(counts)), T4, Host("")
     )
-    begin = time.monotonic()
     assert len(routes(made)) == len(made.devices) * (len(made.devices) - 1)
-    assert time.monotonic() - begin < 60

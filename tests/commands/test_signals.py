@@ -88,13 +88,19 @@ def folder(tmp_path_factory):
     return path
 
 
+def environment():
+    """The variables of this process, without those that say where kernels are kept or which rank
+    it is.
+    """
+    return {k: v for k, v in os.environ.items() if k not in ("RANK", "NUMBA_CACHE_DIR")}
+
+
 def started(folder, text, **variables):
     """A command of the planner in a session of its own, with its own cache."""
     own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp"), **variables}
-    inherited = {k: v for k, v in os.environ.items() if k not in ("RANK", "NUMBA_CACHE_DIR")}
     return subprocess.Popen(
         [sys.executable, str(ROOT / "cli.py"), *text.split()],
-        cwd=folder, env={**inherited, **own}, start_new_session=True, text=True,
+        cwd=folder, env={**environment(), **own}, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -295,7 +301,7 @@ def test_a_full_disk_for_the_cache_is_said_once_and_nothing_stops(folder, small_
         "    print(cache.problem)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **cache}, text=True,
+        [sys.executable, "-c", code], cwd=ROOT, env={**environment(), **cache}, text=True,
         capture_output=True, check=True,
     )  # fmt: skip
     assert result.stdout.startswith("2\n")

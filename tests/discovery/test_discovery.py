@@ -3,14 +3,13 @@
 import json
 import os
 from dataclasses import replace
-from time import perf_counter, process_time
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from planner import api
-from planner.discovery import split_rules, with_rules
+from planner.discovery import discover, split_rules, with_rules
 from planner.errors import FileError
 from planner.files import (
     read_profile,
@@ -120,10 +119,9 @@ def test_heads_limit_the_number_of_devices():
     assert "S2,S2,S2->S2 q_num_heads kv_num_heads at 2,3,4,6,12" in rules
 
 
-def test_a_wide_operator_costs_no_more_than_a_small_one():
-    begin = perf_counter()
+def test_a_wide_operator_is_tried_at_small_sizes():
     rules = rules_of("MatMul", (64, 4096, 12288), (12288, 49152))
-    assert perf_counter() - begin < 20  # a single run at these sizes takes an hour
+    assert "S0,R->S0" in rules
     assert rules == rules_of("MatMul", (4, 6, 8), (8, 10))
 
 
@@ -242,17 +240,23 @@ def test_an_old_profile_gets_rules_where_its_model_is_at_hand(tmp_path, monkeypa
     assert read_profile(tmp_path / "bare.json") == bare
 
 
-def test_a_large_language_model_takes_seconds_and_then_none(tmp_path, monkeypatch):
+def test_equal_operators_of_a_large_language_model_are_tried_once_and_then_never(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "llama.onnx"
     path.write_bytes(SYNTHETIC["llama7b"]().SerializeToString())
     model = load(path, batch=1, dimensions={"seq": 2048}, known_hash="")
-    begin = process_time()
+    tried, ask = [], discover._Trials._tried
+    monkeypatch.setattr(
+        discover._Trials, "_tried", lambda own, *given: tried.append(given) or ask(own, *given)
+    )
     found = split_rules(model)
-    first = process_time()
+    assert len(model.graph.operators) > 500
+    assert 10 < len(tried) < 50
+    tried.clear()
     assert split_rules(model) == found
-    assert first - begin < 5
-    assert process_time() - first < 0.5
+    assert tried == []
 
 
 def test_shipped_profiles_have_rules_that_divide():

@@ -1,7 +1,5 @@
 """Constants are computed only as far as memory and time allow, and refused in words beyond that."""
 
-import time
-
 import numpy as np
 import onnx
 import pytest
@@ -148,9 +146,7 @@ def test_products_of_large_whole_numbers_are_not_computed(tmp_path, computed):
         make_node("MatMul", ["a", "b"], ["c"]),
         *largest("c"),
     ]
-    begin = time.monotonic()
     load(saved(tmp_path, nodes, i=whole(1), n=whole(1200, 1200)))
-    assert time.monotonic() - begin < 2
     assert len(computed) == 2
 
 

