@@ -88,16 +88,14 @@ def test_a_profile_is_found_by_its_name(folder):
 
 def test_a_profile_that_ships_is_found_by_its_name_anywhere(folder):
     assert not Path("profiles").exists()
-    run(
-        "solve", "--profile", "llama7b-a100", "--topology", "p4d", "--gpus", "1", "--solver", "even"
-    )
+    run("solve", "--profile", "gpt2", "--topology", "p3", "--gpus", "1", "--solver", "even")
     plan = read_plan(Path("strategy.json"))
     assert (Path("strategy.json").parent / plan.profile_path).samefile(
-        shipped("profiles") / "llama7b-a100.json"
+        shipped("profiles") / "gpt2.json"
     )
-    profile("model.onnx", "-o", "profiles/llama7b-a100.json")
-    run("solve", "--profile", "llama7b-a100", "--topology", "pair.yaml", "--solver", "even")
-    assert read_plan(Path("strategy.json")).profile_path == "profiles/llama7b-a100.json"
+    profile("model.onnx", "-o", "profiles/gpt2.json")
+    run("solve", "--profile", "gpt2", "--topology", "pair.yaml", "--solver", "even")
+    assert read_plan(Path("strategy.json")).profile_path == "profiles/gpt2.json"
 
 
 def test_a_converted_profile_is_not_taken_for_the_model(folder):
