@@ -6,20 +6,23 @@ with other random operators is not compared. ONNX Runtime has no training form o
 BatchNormalization; it gets the same in simple operators.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
-from onnx import ModelProto, NodeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, helper
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.errors import ExportError
 from planner.exporting.inputs import Inputs
+from planner.operators.gradients.eager import Eagerly, UnseenError
+from planner.operators.running import words_of
 from planner.units import format_bytes
 
 RANDOM = frozenset({
@@ -52,7 +55,7 @@ def check(module: nn.Module, inputs: Inputs, model: ir.Model) -> Check:
     """Runs the graph and the module, and compares their outputs.
 
     Raises:
-        ExportError: if an output differs by more than rounding.
+        ExportError: if an output differs by more than rounding, or the module's run fails.
     """
     values = model.graph.initializers.values()
     size = sum(one.const_value.nbytes for one in values if one.const_value is not None)
@@ -61,7 +64,10 @@ def check(module: nn.Module, inputs: Inputs, model: ir.Model) -> Check:
         return Check(None, f"the model holds {format_bytes(size)}")
     if random:
         return Check(None, f"{', '.join(random)} draw other numbers in every run")
-    expected = outputs_of(module, inputs)
+    try:
+        expected = outputs_of(module, inputs)
+    except UnseenError as error:
+        return Check(None, str(error))
     made = _run(_runnable(ir.to_proto(model)), inputs)
     if isinstance(made, str):
         return Check(None, f"ONNX Runtime cannot run it: {made}")
@@ -70,14 +76,28 @@ def check(module: nn.Module, inputs: Inputs, model: ir.Model) -> Check:
 
 
 def outputs_of(module: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The tensors that a module returns, without dropout; its buffers are left as they were."""
+    """The tensors that a module returns, without dropout; its buffers are left as they were.
+
+    Raises:
+        ExportError: if the module raises.
+        UnseenError: if an operator of higher order hides dropout.
+    """
     copies = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     positional, named = pytree.tree_map_only(
         Tensor, lambda one: one.detach().clone(), (inputs.positional, inputs.named)
     )
     # With gradients: what forward does without them may be something else, or fail.
-    with torch.enable_grad(), torch.random.fork_rng(), _WithoutDropout():  # type: ignore[no-untyped-call]
-        made = torch.func.functional_call(module, copies, positional, named)
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(), Eagerly(), _WithoutDropout():  # type: ignore[no-untyped-call]
+            made = torch.func.functional_call(module, copies, positional, named)
+    except UnseenError:
+        raise
+    except Exception as error:  # the module is the user's: its code raises what it likes
+        raise ExportError(
+            f"{type(module).__name__}: it can be traced, but its run on the example inputs, to"
+            f" compare the file with, fails: {type(error).__name__}: {words_of(error)};"
+            " --no-check writes the file nevertheless"
+        ) from error
     return [one.detach() for one in pytree.tree_leaves(made) if isinstance(one, Tensor)]
 
 
@@ -88,8 +108,12 @@ class _WithoutDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]
     draws equal to 1 - p the factor is 1.
     """
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operator of torch."""
+        if isinstance(func, HigherOrderOperator):
+            raise UnseenError(func)
         if func is torch.ops.aten.bernoulli_.float:
             return args[0].fill_(args[1] if len(args) > 1 else 0.5)  # torch leaves the default out
         if func is torch.ops.aten.native_dropout.default:
@@ -123,10 +147,23 @@ def _run(proto: ModelProto, inputs: Inputs) -> list[np.ndarray] | str:
 
 def _runnable(proto: ModelProto) -> ModelProto:
     """The model with nodes that ONNX Runtime has, and without dropout."""
-    values = (*proto.graph.value_info, *proto.graph.input)
-    ranks = {one.name: len(one.type.tensor_type.shape.dim) for one in values}
+    _make_runnable(proto.graph, {})
+    return proto
+
+
+def _make_runnable(graph: GraphProto, around: Mapping[str, int]) -> None:
+    """Replaces the nodes of a graph, and of those within it, such as the branches of an If.
+
+    Args:
+        around: ranks of the tensors of the graphs that it is in.
+    """
+    values = (*graph.value_info, *graph.input)
+    ranks = {**around, **{one.name: len(one.type.tensor_type.shape.dim) for one in values}}
     nodes: list[NodeProto] = []
-    for node in proto.graph.node:
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _make_runnable(attribute.g, ranks)
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
         if node.op_type == "Dropout" and len(node.output) == 1:
             nodes.append(helper.make_node("Identity", node.input[:1], node.output))
@@ -134,9 +171,8 @@ def _runnable(proto: ModelProto) -> ModelProto:
             nodes += _batch_norm(node, ranks[node.input[0]], attributes.get("epsilon", 1e-5))
         else:
             nodes.append(node)
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    return proto
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _batch_norm(node: NodeProto, rank: int, epsilon: float) -> Sequence[NodeProto]:

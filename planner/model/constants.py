@@ -76,9 +76,11 @@ class Uses:
     def of(self, name: str) -> list[Use]:
         """The reads of a tensor; views of it are followed, not listed."""
         uses = []
-        for use in self.readers.get(name, ()):
+        waiting = self.readers.get(name, [])[::-1]  # the next one last
+        while waiting:
+            use = waiting.pop()
             if use.node.op_type in VIEWS and use.position == 0:
-                uses += self.of(use.node.output[0])
+                waiting += self.readers.get(use.node.output[0], [])[::-1]
             else:
                 uses.append(use)
         return uses
@@ -226,11 +228,15 @@ def _times_positions(use: Use, graph: Uses) -> bool:
 
 def _ends(name: str, graph: Uses) -> Iterator[NodeProto]:
     """The operators that a tensor comes to through views, Concat and products with scalars."""
-    for use in graph.of(name):
-        if use.node.op_type == "Concat":
-            yield from _ends(use.node.output[0], graph)
-        else:
-            yield use.node
+    waiting, known = [name], {name}
+    while waiting:
+        for use in graph.of(waiting.pop()):
+            joined = use.node.output[0]
+            if use.node.op_type != "Concat":
+                yield use.node
+            elif joined not in known:  # an operator may read a tensor twice
+                known.add(joined)
+                waiting.append(joined)
 
 
 # ---------------------------------------------------------------------------------- by content

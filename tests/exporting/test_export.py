@@ -13,6 +13,7 @@ import torch
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional
 
 import planner
@@ -353,6 +354,75 @@ def test_a_wrong_translation_is_found_before_the_file_is_written(monkeypatch):
         planner.export(module, x, "wrong.onnx")
     assert not Path("wrong.onnx").exists()
     assert planner.export(module, x, "wrong.onnx", check=False).check is None
+
+
+class Gate(nn.Module):
+    """One of two branches, by the data; the first one draws, and reads what stands around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.dropout = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x):
+        y = self.b(x)
+        return torch.cond(
+            x.sum() > 0, lambda x: self.dropout(self.a(x)) + y, lambda x: x * y.relu(), (x,)
+        )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_are_compared_without_their_dropout(sign):
+    done = planner.export(Gate(), (sign * torch.rand(8, 4),), "gate.onnx")
+    assert done.check.difference < 1e-6
+    assert done.gradients.difference is None
+    assert "expected a constant condition for If" in done.gradients.reason
+
+
+class Repeated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x):
+        start = torch.zeros((), dtype=torch.int64)
+        step = lambda i, x: (i + 1, self.dropout(self.layer(x)))  # noqa: E731
+        return torch.while_loop(lambda i, x: i < 3, step, (start, x))[1]
+
+
+def test_loops_are_compared_without_their_dropout_and_their_gradients_with_it():
+    done = planner.export(Repeated(), (torch.rand(8, 4),), "repeated.onnx")
+    assert done.check.difference < 1e-6
+    assert done.gradients.difference < 1e-12
+
+
+class Scanned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x):
+        step = lambda sum, row: (sum + row, self.dropout(self.layer(row)))  # noqa: E731
+        return scan(step, torch.zeros(4), x)[1]
+
+
+def test_operators_whose_inside_is_not_seen_are_not_compared():
+    done = planner.export(Scanned(), (torch.rand(8, 4),), "scanned.onnx")
+    reason = "the operators that scan runs are not seen one by one"
+    assert (done.check.difference, done.check.reason) == (None, reason)
+    assert (done.gradients.difference, done.gradients.reason) == (None, reason)
+
+
+class Traceable(nn.Module):
+    def forward(self, x):
+        if not torch.compiler.is_exporting():
+            raise LookupError("nothing to run")
+        return x * 2
+
+
+def test_a_module_that_cannot_be_run_is_an_error_that_names_it():
+    with pytest.raises(ExportError, match=r"^Traceable: .* fails: LookupError: nothing to run; "):
+        planner.export(Traceable(), torch.ones(2), "model.onnx")
+    assert planner.export(Traceable(), torch.ones(2), "model.onnx", check=False).check is None
 
 
 # ------------------------------------------------------------------------------------- inputs

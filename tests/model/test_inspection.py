@@ -16,10 +16,13 @@ import planner
 from planner import api
 from planner.model import load
 from planner.model.inspection import flops_of
+from planner.model.load import Node
 from planner.operators import OPERATORS
+from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
 from planner.support.literals import keys_of
 from tests.support.models import light, llama
+from tests.support.one_operator import model_of
 
 ROOT = Path(__file__).parents[2]
 WIDTH, LAYERS = 4096, 45
@@ -131,3 +134,63 @@ def test_flops_are_those_of_the_kernels_that_torch_runs(tmp_path, name):
         if node.type in ("MatMul", "Conv", "Gemm", "Attention"):
             # Attention also scales and hides, which is not counted.
             assert flops_of(node, shapes) == pytest.approx(fact.flops, rel=0.01), node.name
+
+
+def counted(kind, *inputs, **how):
+    """The FLOPs of one operator, and those of the products and convolutions that torch runs."""
+    model = model_of(kind, *inputs, **how)
+    shapes = {t.name: t.shape for t in (*model.graph.tensors, *model.graph.parameters)}
+    i = next(i for i, node in enumerate(model.nodes) if node.name == "it")
+    products = (Work.PRODUCT, Work.CONVOLUTION, Work.SMALL_WINDOW, Work.FEW_CHANNELS)
+    kernels = (*products, Work.ATTENTION)
+    run = sum(one.flops for one in facts(model)[i].kernels if one.work in kernels)
+    return flops_of(model.nodes[i], shapes), run
+
+
+@pytest.mark.parametrize(("equation", "shapes", "flops"), [
+    ("ij,jk->ik", [(2, 3), (3, 5)], 2 * 2 * 3 * 5),
+    ("ij,jk", [(2, 3), (3, 5)], 2 * 2 * 3 * 5),
+    ("bhqd,bhkd->bhqk", [(2, 4, 5, 8), (2, 4, 6, 8)], 2 * 2 * 4 * 5 * 6 * 8),
+    ("...ij, jk -> ...ik", [(7, 2, 3), (3, 5)], 2 * 7 * 2 * 3 * 5),
+    ("...ij,...jk", [(7, 2, 3), (1, 3, 5)], 2 * 7 * 2 * 3 * 5),
+    ("ij,jk,kl->il", [(2, 3), (3, 5), (5, 7)], 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7),
+    ("ija,jk->ik", [(2, 3, 9), (3, 5)], 2 * 2 * 3 * 5),  # a is summed up before
+    ("ij,ij->", [(2, 3), (2, 3)], 2 * 2 * 3),
+    ("iij,jk->ik", [(2, 2, 3), (3, 5)], 2 * 2 * 3 * 5),  # a diagonal
+    ("ij->ji", [(2, 3)], 0),
+    ("i,j->ij", [(2,), (3,)], 0),  # a Mul
+])  # fmt: skip
+def test_einsum_counts_its_products(equation, shapes, flops):
+    products, run = counted("Einsum", *shapes, equation=equation)
+    assert products == flops
+    assert run == flops
+
+
+@pytest.mark.parametrize(("kind", "shapes", "attributes", "flops"), [
+    # (2, 8, 16) times (16, 48); then 8 x 8 scores of each of 2 heads of 8, and their mixing.
+    ("Attention", [(2, 8, 16), (16, 48), (48,)], {"num_heads": 2}, 24_576 + 8_192),
+    ("Attention", [(2, 8, 16), (16, 48)], {"num_heads": 2}, 24_576 + 8_192),
+    ("FusedMatMul", [(100, 8), (100, 4)], {"transA": 1}, 6_400),
+    ("FusedConv", [(1, 2, 5, 5), (3, 2, 3, 3)], {"activation": "Relu"}, 2 * 27 * 18),
+    ("FusedGemm", [(2, 3), (4, 3)], {"activation": "Relu", "transB": 1}, 2 * 2 * 3 * 4),
+    ("MultiHeadAttention", [(2, 5, 8), (2, 6, 8), (2, 6, 8)], {"num_heads": 2}, 2 * 2 * 5 * 6 * 16),
+])  # fmt: skip
+def test_operators_of_onnx_runtime_are_counted_by_their_own_inputs(kind, shapes, attributes, flops):
+    made = counted(kind, *shapes, domain="com.microsoft", **attributes)
+    assert made == (flops, flops)
+
+
+@pytest.mark.parametrize(("kind", "shapes", "how", "flops"), [
+    ("Attention", [(2, 4, 5, 8), (2, 2, 6, 8), (2, 2, 6, 3), None, (2, 2, 7, 8), (2, 2, 7, 3)],
+     {"version": 23}, 2 * 2 * 4 * 5 * 13 * 11),
+    ("Attention", [(2, 5, 32), (2, 6, 16), (2, 6, 6)],
+     {"version": 23, "q_num_heads": 4, "kv_num_heads": 2}, 2 * 2 * 4 * 5 * 6 * 11),
+    ("DeformConv", [(1, 2, 5, 5), (4, 2, 3, 3), (1, 18, 3, 3)], {}, 2 * 4 * 9 * 18),
+])  # fmt: skip
+def test_operators_of_onnx_are_counted_as_torch_runs_them(kind, shapes, how, flops):
+    assert counted(kind, *shapes, **how) == (flops, flops)
+
+
+def test_an_operator_of_another_domain_is_not_counted_as_its_namesake():
+    node = Node("n", "MatMul", "own", 1, ("a", "b"), ("y",), {})
+    assert flops_of(node, {"a": (2, 3), "b": (3, 4), "y": (2, 4)}) == 0

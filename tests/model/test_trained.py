@@ -1,11 +1,14 @@
 """What is trained and why: by the record, by the notes of torch's exporter, by use and content."""
 
+from itertools import pairwise
+
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+import planner
 from planner.errors import ModelError
 from planner.model import load
 from planner.model.modules import modules_of
@@ -312,6 +315,57 @@ def test_frequencies_that_only_feed_sine_and_cosine_are_constant_and_weights_are
     proto.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, [2, 4]))
     path.write_bytes(proto.SerializeToString())
     model = load(path)
+    assert trained(model) == {"w"}
+    assert "Sin and Cos" in model.choices["steps"].reason
+
+
+LONG = 3_000  # more than Python's stack has
+
+
+def in_a_row(kind, name, inputs=(), **attributes):
+    """LONG operators of one type, the first of which reads a tensor, and the last output."""
+    names = [name, *(f"{name}_{i}" for i in range(LONG))]
+    return [
+        helper.make_node(kind, [before, *inputs], [after], after, **attributes)
+        for before, after in pairwise(names)
+    ], names[-1]
+
+
+@pytest.mark.parametrize("kind", ["Identity", "Reshape", "Transpose"])
+def test_weights_behind_thousands_of_views_are_trained(tmp_path, kind):
+    inputs, attributes = {"Reshape": (["shape"], {}), "Transpose": ([], {"perm": [1, 0]})}.get(
+        kind, ([], {})
+    )
+    views, last = in_a_row(kind, "w", inputs, **attributes)
+    nodes = [*views, helper.make_node("MatMul", ["x", last], ["y"], "y")]
+    weights = {"w": floats(4, 4), "shape": np.array([4, 4])}
+    path = saved(tmp_path, nodes, (4,), weights, "y")
+    assert trained(load(path)) == {"w"}
+    [held] = planner.inspect(path).parameters
+    assert (held.name, held.choice.trained) == ("w", True)
+
+
+@pytest.mark.parametrize(("count", "times"), [(LONG, 1), (60, 2)])
+def test_frequencies_before_many_concatenations_are_constant(tmp_path, count, times):
+    """Where each reads its input twice, there are more ways than can be walked."""
+    names = ["p", *(f"p{i}" for i in range(count))]
+    joined = [
+        one
+        for before, after in pairwise(names)
+        for one in (
+            helper.make_node("Concat", [before] * times, [f"{after}_all"], f"{after}_all", axis=0),
+            helper.make_node("Slice", [f"{after}_all", "zero", "one"], [after], after),
+        )
+    ]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["t"], "t", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["t", "steps"], ["p"], "p"),
+        *joined,
+        helper.make_node("Cos", [names[-1]], ["c"], "c"),
+        helper.make_node("Mul", ["c", "w"], ["y"], "y"),
+    ]
+    weights = {"steps": floats(1), "w": floats(1), "zero": np.array([0]), "one": np.array([1])}
+    model = load(saved(tmp_path, nodes, (1,), weights, "y", batch=1, dtype=TensorProto.INT64))
     assert trained(model) == {"w"}
     assert "Sin and Cos" in model.choices["steps"].reason
 

@@ -13,7 +13,9 @@ from onnxruntime.capi import _pybind_state as runtime
 from planner.errors import OperatorError
 from planner.model import load
 from planner.model.definitions import AS_ONNX, FOREIGN, FUSED
+from planner.model.inspection import flops_of
 from planner.operators import OPERATORS, to_torch
+from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
 
 MICROSOFT = "com.microsoft"
@@ -291,6 +293,42 @@ def test_group_norm_is_that_of_torch_with_channels_last():
     )
     torch.testing.assert_close(y, expected)
     assert torch.equal(made, total)
+
+
+# ---- the products that inspect counts
+
+PRODUCTS = {
+    Work.PRODUCT, Work.CONVOLUTION, Work.SMALL_WINDOW, Work.FEW_CHANNELS, Work.ATTENTION,
+}  # fmt: skip
+MULTIPLYING = {
+    "Attention", "FusedConv", "FusedGemm", "FusedMatMul", "GroupQueryAttention",
+    "MultiHeadAttention", "TransposeMatMul",
+}  # fmt: skip
+UNPACKED = {
+    "GemmFastGelu": ("GemmFastGelu", (floats(2, 5, 8), floats(8, 6)), {}),
+    "FusedMatMul of a column": ("FusedMatMul", (floats(100, 8), floats(100, 4)), {"transA": 1}),
+    "FusedMatMul of batches, turned": (
+        "FusedMatMul", (floats(5, 2, 3, 4), floats(2, 3, 5, 6)), {"transBatchA": 1, "transA": 1}
+    ),
+    "MultiHeadAttention of one tensor": (
+        "MultiHeadAttention", (floats(2, 5, 2, 3, 4),), {"num_heads": 2}
+    ),
+    "MultiHeadAttention of two": (
+        "MultiHeadAttention", (floats(2, 5, 8), floats(2, 6, 2, 2, 4)), {"num_heads": 2}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*CASES, *UNPACKED])
+def test_the_products_counted_are_those_that_torch_runs(case, tmp_path):
+    kind, inputs, attributes, *count = {**CASES, **UNPACKED}[case]
+    model = load(saved(proto_of(kind, inputs, outputs_of(kind, *count or [1]), attributes)[0],
+                       tmp_path))  # fmt: skip
+    shapes = {one.name: one.shape for one in (*model.graph.tensors, *model.graph.parameters)}
+    counted = sum(flops_of(node, shapes) for node in model.nodes)
+    kernels = [kernel for one in facts(model) for kernel in one.kernels]
+    assert counted == sum(one.flops for one in kernels if one.work in PRODUCTS)
+    assert (counted > 0) == (kind in MULTIPLYING or case in UNPACKED)
 
 
 # ---- the table

@@ -18,6 +18,7 @@ from planner.model.load import read_proto
 from planner.model.losses import losses
 from planner.model.record import TensorRecord
 from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, largest
+from planner.operators.gradients.eager import UnseenError
 from planner.operators.gradients.events import Suspect
 from planner.operators.gradients.graph_run import Value, run_graph
 from planner.operators.gradients.module_run import (
@@ -195,6 +196,8 @@ def _run(of_module: Callable[..., ModuleRun]) -> tuple[ModuleRun | None, bool, s
     for double, of_inputs in product((True, False), (True, False)):
         try:
             return of_module(double=double, of_inputs=of_inputs), double, ""
+        except UnseenError as error:
+            return None, False, str(error)
         except Exception as error:  # the module is the user's: its code raises what it likes
             why = f"its own backward pass fails: {type(error).__name__}: {words_of(error)}"
     return None, False, why

@@ -24,6 +24,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from planner.operators.gradients.eager import called
+
 _ROOTS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
 _OF_LIBRARY = "GeneratedBackwardFor_"
 _APPLY = torch.autograd.function.__file__
@@ -138,7 +140,7 @@ class Events(TorchFunctionMode):
             self._suspect(what, always=always)
         if self._tensors:
             self._see(given)
-        made = func(*args, **kwargs)
+        made = called(self, func, args, kwargs)
         if self._tensors:
             self._see([one for one in pytree.tree_leaves(made) if _flows(one)])
         return made

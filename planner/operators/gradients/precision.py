@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.operators.gradients.eager import UnseenError
 from planner.operators.randomness import NORMAL, PICKED, UNIFORM, Draw
 
 aten = torch.ops.aten
@@ -64,6 +66,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         strange: random operators whose numbers are not known, by name.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
         self,
         *,
@@ -77,8 +81,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.strange: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One operator of torch."""
+        """One operator of torch.
+
+        Raises:
+            UnseenError: if it is one of higher order.
+        """
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            raise UnseenError(func)
         if func in DRAWN:
             made = DRAWN[func](self, *args, **kwargs)
         else:

@@ -413,6 +413,36 @@ def test_an_operator_of_ones_own_keeps_its_backward_pass(unregistered):
     assert export(module).gradients.difference < 1e-7
 
 
+class Chosen(nn.Module):
+    """The first of two branches, by a buffer; `between` is what happens in it."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("on", torch.tensor(True))
+        self.between = between
+
+    def forward(self, x):
+        return torch.cond(
+            self.on,
+            lambda x: self.second(self.between(self.first(x))),
+            lambda x: self.second(x),
+            (x,),
+        )
+
+
+def test_gradients_within_a_branch_are_compared_with_its_random_numbers():
+    done = export(Chosen(nn.Dropout(0.5)))
+    assert (done.gradients.num_parameters, done.gradients.dtype) == (4, "float64")
+    assert done.gradients.difference < 1e-12
+
+
+def test_a_gradient_that_is_stopped_within_a_branch_is_refused():
+    with pytest.raises(ExportError, match=r"first\.weight by 100\.0%") as refused:
+        export(Chosen(lambda y: y.detach()))
+    assert "cause: detach(): test_check.py:" in str(refused.value)
+
+
 def test_messages_speak_of_no_file_of_this_machine():
     with pytest.raises(ExportError) as refused:
         export(Net(lambda y: y.detach()))
