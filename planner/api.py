@@ -1740,4 +1740,5 @@ def _topology(given: "File | Topology", gpus: int | None) -> "Topology":
 
 
 def _trace(given: "File | Trace") -> "Trace":
+    """The trace, or that in a file."""
     return read_trace(given) if isinstance(given, str | os.PathLike) else given
