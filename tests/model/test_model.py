@@ -746,6 +746,21 @@ def test_another_model_has_another_hash(changed):
     assert content_hash(changed) != content_hash(proto(LINEAR, w=W))
 
 
+def test_versions_of_operators_within_a_branch_are_in_the_hash():
+    def versioned(version):
+        text = f"""<ir_version: 8, opset_import: ["" : 18, "own" : {version}, "unused" : {version}]>
+        model (bool c, float[2] x) => (float[2] y) {{
+            y = If (c) <then_branch = t () => (float[2] a) {{ a = own.Strange (x) }},
+                        else_branch = e () => (float[2] b) {{ b = Relu (x) }}>
+        }}"""
+        return onnx.parser.parse_model(text)
+
+    first, second = versioned(1), versioned(2)
+    assert content_hash(first) != content_hash(second)
+    second.opset_import[1].version = 1
+    assert content_hash(first) == content_hash(second)
+
+
 def test_external_initializers_are_hashed_by_where_they_lie(tmp_path):
     model = onnx.load(external(tmp_path, delete=True), load_external_data=False)
     before = content_hash(model)
