@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from planner import api
-from planner.discovery import split_rules, with_rules
+from planner.discovery import discover, split_rules, with_rules
 from planner.errors import FileError
 from planner.files import (
     read_profile,
@@ -139,6 +140,15 @@ def test_rules_come_from_the_cache_the_second_time(tmp_path, monkeypatch):
     assert split_rules(model) == first
     with pytest.raises(pytest.fail.Exception, match="a process was started"):
         split_rules(model, cached=False)
+
+
+@pytest.mark.parametrize("file", ["discovery/search.py", "operators/shape.py", "sharding.py"])
+def test_other_sources_are_another_cache(file, monkeypatch):
+    before, read = discover._sources.__wrapped__(), Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: b"" if path.match(f"planner/{file}") else read(path)
+    )
+    assert discover._sources.__wrapped__() != before
 
 
 def test_other_sizes_are_other_entries():
