@@ -24,7 +24,7 @@ setup: $(READY) ## make .venv with everything that the project needs
 
 demo: $(READY) ## profile ResNet-50, plan it for 2 processes, train it 10 steps (about 2 minutes)
 	@mkdir -p demo
-	$(BIN)/python -m tests.support.models resnet50 demo/resnet50.onnx
+	$(BIN)/python -m tests.support.models resnet50 demo/resnet50.onnx --train
 	cd demo && ../$(BIN)/planner profile resnet50.onnx --batch 4
 	cd demo && ../$(BIN)/planner solve --gpus 2 --topology local.yaml --microbatches 4
 	cd demo && ../$(BIN)/planner launch strategy.json --nproc 2 --steps 10 --trace trace.json

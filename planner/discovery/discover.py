@@ -514,9 +514,10 @@ def _folder() -> Path:
 
 @cache
 def _sources() -> str:
-    """A hash of the operators' functions and of the discovery."""
+    """A hash of the operators' functions, of the discovery, and of the specs that it tries."""
     here = Path(__file__).resolve().parent
-    files = sorted((*here.glob("*.py"), *(here.parent / "operators").rglob("*.py")))
+    operators = (here.parent / "operators").rglob("*.py")
+    files = sorted((*here.glob("*.py"), *operators, here.parent / "sharding.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from onnx import GraphProto, ModelProto, NodeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
@@ -165,14 +165,29 @@ def _make_runnable(graph: GraphProto, around: Mapping[str, int]) -> None:
             if attribute.HasField("g"):
                 _make_runnable(attribute.g, ranks)
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
-        if node.op_type == "Dropout" and len(node.output) == 1:
-            nodes.append(helper.make_node("Identity", node.input[:1], node.output))
+        if node.op_type == "Dropout":
+            nodes += _nothing_dropped(node)
         elif node.op_type == "BatchNormalization" and attributes.get("training_mode"):
             nodes += _batch_norm(node, ranks[node.input[0]], attributes.get("epsilon", 1e-5))
         else:
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _nothing_dropped(node: NodeProto) -> Sequence[NodeProto]:
+    """Dropout that keeps everything, and its mask where it has one."""
+    x = node.input[0]
+    kept = [helper.make_node("Identity", [x], node.output[:1])]
+    if not "".join(node.output[1:]):
+        return kept
+    shape, mask = f"{node.output[1]}/shape", node.output[1]
+    true = helper.make_tensor("true", TensorProto.BOOL, [1], [True])
+    return [
+        *kept,
+        helper.make_node("Shape", [x], [shape]),
+        helper.make_node("ConstantOfShape", [shape], [mask], value=true),
+    ]
 
 
 def _batch_norm(node: NodeProto, rank: int, epsilon: float) -> Sequence[NodeProto]:

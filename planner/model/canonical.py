@@ -8,13 +8,12 @@ which say what a gradient is.
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from planner.model.expansion.inlining import inlined
+from planner.model.expansion.inlining import inlined, nodes_of
 from planner.model.scopes import PADDING_MARK
 from planner.model.weights import ModelFile, is_inline, is_stored, place_of
 
@@ -78,7 +77,7 @@ Piece = bytes | TensorProto
 
 
 def _model_pieces(proto: ModelProto) -> Iterator[Piece]:
-    used = Counter(domain_of(node) for node in proto.graph.node)
+    used = {domain_of(node) for node in nodes_of(proto.graph.node)}
     imports = sorted((own_domain(o.domain), o.version) for o in proto.opset_import)
     yield _text("opsets", [entry for entry in imports if entry[0] in used])
     yield from _graph_pieces(proto.graph, unique_names(proto.graph.node))

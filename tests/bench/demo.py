@@ -16,13 +16,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from planner.files import read_profile
 from planner.profilers.summary import summary
 from planner.profiles import Profile, slowdown_of
-from tests.support.models import cached
+from tests.support.models import cached, light
 
 ROOT = Path(__file__).parents[2]
 MODEL, BATCH, MICROBATCHES = "resnet50", 4, 4
@@ -82,7 +83,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        cached(MODEL, folder)
+        cached(MODEL, folder, partial(light, MODEL, train=True))
         for run in range(options.repeat):
             profile = profiled(folder, not options.no_cache)
             for warning in profile.warnings:

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,6 +138,15 @@ def test_rules_come_from_the_cache_the_second_time(tmp_path, monkeypatch):
     assert split_rules(model) == first
     with pytest.raises(pytest.fail.Exception, match="a process was started"):
         split_rules(model, cached=False)
+
+
+@pytest.mark.parametrize("file", ["discovery/search.py", "operators/shape.py", "sharding.py"])
+def test_other_sources_are_another_cache(file, monkeypatch):
+    before, read = discover._sources.__wrapped__(), Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: b"" if path.match(f"planner/{file}") else read(path)
+    )
+    assert discover._sources.__wrapped__() != before
 
 
 def test_other_sizes_are_other_entries():

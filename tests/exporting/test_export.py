@@ -412,6 +412,24 @@ def test_operators_whose_inside_is_not_seen_are_not_compared():
     assert (done.gradients.difference, done.gradients.reason) == (None, reason)
 
 
+class Masked(nn.Module):
+    """What is dropped counts, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        kept, mask = torch.native_dropout(self.layer(x), 0.5, True)
+        return kept * torch.where(mask, 2.0, 3.0), mask
+
+
+def test_the_mask_of_a_dropout_is_compared_without_the_dropout():
+    done = planner.export(Masked().train(), torch.rand(8, 4), "masked.onnx")
+    assert done.check.difference < 1e-6
+    assert done.gradients.difference < 1e-12
+
+
 class Traceable(nn.Module):
     def forward(self, x):
         if not torch.compiler.is_exporting():

@@ -12,6 +12,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from planner.errors import FileError, ModelError, OperatorError
 from planner.graph import Tensor, parameters_by_name, tensors_by_name
 from planner.model import Model, content_hash, first_consumers, load
+from planner.model.modes import batch_norm_form
+from planner.profiles import BatchNorm
+from tests.support import models
 from tests.support.models import LIGHT_MODELS, bert, cached, gpt2
 
 CACHE = Path(__file__).parents[2] / ".cache" / "models"
@@ -743,6 +746,21 @@ def test_another_model_has_another_hash(changed):
     assert content_hash(changed) != content_hash(proto(LINEAR, w=W))
 
 
+def test_versions_of_operators_within_a_branch_are_in_the_hash():
+    def versioned(version):
+        text = f"""<ir_version: 8, opset_import: ["" : 18, "own" : {version}, "unused" : {version}]>
+        model (bool c, float[2] x) => (float[2] y) {{
+            y = If (c) <then_branch = t () => (float[2] a) {{ a = own.Strange (x) }},
+                        else_branch = e () => (float[2] b) {{ b = Relu (x) }}>
+        }}"""
+        return onnx.parser.parse_model(text)
+
+    first, second = versioned(1), versioned(2)
+    assert content_hash(first) != content_hash(second)
+    second.opset_import[1].version = 1
+    assert content_hash(first) == content_hash(second)
+
+
 def test_external_initializers_are_hashed_by_where_they_lie(tmp_path):
     model = onnx.load(external(tmp_path, delete=True), load_external_data=False)
     before = content_hash(model)
@@ -780,6 +798,24 @@ def test_the_light_models_load_at_batch_2(name):
     assert (len(model.graph.operators), len(trained(model))) == OPERATORS[name]
     assert tensors_by_name(model.graph)[model.graph.outputs[0]].shape[:2] == (2, 1000)
     assert [t.name for t in model.graph.tensors if not t.gradient] == list(model.graph.inputs)
+
+
+def test_the_model_of_the_demo_is_in_training_mode(tmp_path, monkeypatch):
+    """The first lines that a newcomer reads are no note that something is left out."""
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    [arguments] = [
+        line.partition("tests.support.models")[2].split()
+        for line in makefile.splitlines()
+        if "tests.support.models resnet50 demo/" in line
+    ]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["models", *arguments])
+    Path("demo").mkdir()
+    models.main()
+    model = load(Path(arguments[1]), batch=4)
+    assert model.notes == ()
+    assert batch_norm_form(model.nodes) is BatchNorm.TRAINING
+    assert (len(model.graph.operators), len(trained(model))) == OPERATORS["resnet50"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ two sizes, a Llama of 7 billion parameters, and a transformer of any depth.
 
     python -m tests.support.models --list
     python -m tests.support.models resnet50 resnet50.onnx
+    python -m tests.support.models resnet50 resnet50.onnx --train
 
 All give logits, with random weights that depend on the seed only and keep activations near 1; the
 last two have no weights, only their shapes.
@@ -25,13 +26,14 @@ _LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 _RESIDUAL_SCALE = 0.5  # of a branch before it is added, so that 16 blocks keep the variance
 
 
-def light(name: str, batch: int | None = None, seed: int = 0) -> ModelProto:
+def light(name: str, batch: int | None = None, seed: int = 0, *, train: bool = False) -> ModelProto:
     """One of the onnx package's CNNs with random weights in place of its ConstantOfShape nodes.
 
     Args:
         name: the file's, without "light_".
         batch: written into the model; None leaves the dimension symbolic, as "N".
         seed: of the weights.
+        train: whether its batch normalizations are in training form.
     """
     proto = onnx.load(_LIGHT / f"light_{name}.onnx")
     graph = proto.graph
@@ -50,6 +52,8 @@ def light(name: str, batch: int | None = None, seed: int = 0) -> ModelProto:
     for value in (*graph.input, *graph.output):
         _set_batch(value, batch)
     proto.ir_version = 8  # 3 wants every initializer among the inputs
+    if train:
+        _train_batch_norms(proto)
     return proto
 
 
@@ -86,6 +90,16 @@ def _free_batch(graph: GraphProto) -> None:
         shape = numpy_helper.to_array(tensor)
         if tensor.name in targets and shape[0] == 1:
             tensor.CopyFrom(numpy_helper.from_array(np.array([-1, *shape[1:]]), tensor.name))
+
+
+def _train_batch_norms(proto: ModelProto) -> None:
+    """Gives each BatchNormalization the outputs by which versions 7 to 13 say that it trains."""
+    [version] = [one.version for one in proto.opset_import]
+    assert 7 <= version < 14
+    for node in proto.graph.node:
+        if node.op_type == "BatchNormalization":
+            statistics = ("mean", "var", "saved_mean", "saved_var")
+            node.output.extend(f"{node.output[0]}_{one}" for one in statistics)
 
 
 def _set_batch(value: onnx.ValueInfoProto, batch: int | None) -> None:
@@ -398,7 +412,7 @@ def _attention(flow: Flow, hidden: str, mask: str, width: int, sequence: int) ->
     return _linear(flow, flow.add("Reshape", mixed, joined), "o", width, width)
 
 
-MODELS: Mapping[str, Callable[[], ModelProto]] = {
+MODELS: Mapping[str, Callable[..., ModelProto]] = {
     "resnet50": partial(light, "resnet50"),
     "inception_v1": partial(light, "inception_v1"),
     "inception_v2": partial(light, "inception_v2"),
@@ -412,12 +426,12 @@ MODELS: Mapping[str, Callable[[], ModelProto]] = {
     "bert": bert,
 }
 # Too large to be built in every test.
-LARGE: Mapping[str, Callable[[], ModelProto]] = {
+LARGE: Mapping[str, Callable[..., ModelProto]] = {
     "gpt2-medium": partial(gpt2, layers=24, width=1024),
     "bert-large": partial(bert, layers=24, width=1024),
 }
 # Without weights.
-SYNTHETIC: Mapping[str, Callable[[], ModelProto]] = {
+SYNTHETIC: Mapping[str, Callable[..., ModelProto]] = {
     "llama7b": llama,
     "deep-transformer": deep_transformer,
 }
@@ -449,17 +463,20 @@ def main() -> None:
     parser.add_argument("name", nargs="?", choices=known)
     parser.add_argument("out", nargs="?", type=Path, help="such as resnet50.onnx")
     parser.add_argument("--batch", type=int, help="write the batch into a CNN instead of a name")
+    parser.add_argument(
+        "--train", action="store_true", help="write a CNN's batch normalizations in training form"
+    )
     options = parser.parse_args()
+    changed = {"batch": options.batch, "train": options.train or None}
+    changed = {name: value for name, value in changed.items() if value is not None}
     if options.list:
         print("\n".join(known))
     elif options.out is None:
         parser.error("expected NAME OUT.onnx, or --list")
-    elif options.batch is not None and options.name not in LIGHT_MODELS:
-        parser.error(f"--batch is for CNNs: {', '.join(LIGHT_MODELS)}")
+    elif changed and options.name not in LIGHT_MODELS:
+        parser.error(f"--{min(changed)} is for CNNs: {', '.join(LIGHT_MODELS)}")
     else:
-        build = known[options.name]
-        proto = build() if options.batch is None else build(batch=options.batch)
-        options.out.write_bytes(proto.SerializeToString())
+        options.out.write_bytes(known[options.name](**changed).SerializeToString())
 
 
 if __name__ == "__main__":

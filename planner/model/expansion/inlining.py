@@ -6,7 +6,7 @@ inputs are known, because the function may depend on them.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onnx import (
@@ -74,16 +74,17 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def _all_nodes(proto: ModelProto) -> Iterator[NodeProto]:
-    yield from _nodes_of(proto.graph.node)
+    yield from nodes_of(proto.graph.node)
     for function in proto.functions:
-        yield from _nodes_of(function.node)
+        yield from nodes_of(function.node)
 
 
-def _nodes_of(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
+def nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes, each before those of the graphs among its attributes."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
-            yield from _nodes_of(graph.node)
+            yield from nodes_of(graph.node)
 
 
 Called = tuple[tuple[str, str, str], ...]  # domains, names and overloads, from the outermost on
@@ -99,7 +100,7 @@ def _with_metadata_of_calls(proto: ModelProto) -> ModelProto:
     known = {(f.domain, f.name, f.overload): f for f in proto.functions}
     del copied.functions[:]
     waiting: deque[tuple[NodeProto, dict[str, str], Called]] = deque(
-        (node, {}, ()) for node in _nodes_of(copied.graph.node)
+        (node, {}, ()) for node in nodes_of(copied.graph.node)
     )
     while waiting:
         node, metadata, called = waiting.popleft()
@@ -110,7 +111,7 @@ def _with_metadata_of_calls(proto: ModelProto) -> ModelProto:
         body: FunctionProto = copied.functions.add()
         body.CopyFrom(known[key])
         body.overload = node.overload = f"{node.overload}call{len(copied.functions)}"
-        waiting += [(one, metadata_of(node), (*called, key)) for one in _nodes_of(body.node)]
+        waiting += [(one, metadata_of(node), (*called, key)) for one in nodes_of(body.node)]
     copied.functions.extend(proto.functions)  # those that call themselves
     return copied
 
