@@ -102,6 +102,7 @@ def test_the_page_shows_every_function():
 def test_the_blocks_of_the_page_run_in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.delitem(sys.modules, "nets", raising=False)  # of another test
     alone, several = PAGE.split("## Several processes")
     assert several
     exec(blocks(alone), {})

@@ -172,7 +172,7 @@ def refuse_options_of_models() -> None:
     context = click.get_current_context()
     for option in context.command.params:
         name = str(option.name)
-        by_user = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        by_user = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if by_user and name not in OF_RESCALING:
             flag = "/".join([*option.opts, *option.secondary_opts])
             raise OptionError(
