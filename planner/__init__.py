@@ -20,8 +20,8 @@ file for each step:
 
 from typing import TYPE_CHECKING
 
-from planner.errors import PlannerError
-from planner.version import __version__
+from planner.support.errors import PlannerError
+from planner.support.version import __version__
 
 if TYPE_CHECKING:
     from planner.api import (

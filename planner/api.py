@@ -4,9 +4,10 @@ and nothing else, and `planner` has them all: `planner.solve(...)`.
 Artefacts go in and come out: a profile, a topology, a plan. Where an argument is a `File`, it may
 be a path instead of the artefact that the file holds; a topology may also be named, as on the
 command line: a file, one in ./topologies, or a preset. Options that several functions share are
-the frozen types of `planner.request`. Mistakes are `PlannerError`s, ready to print. Progress is
-told to callbacks. Nothing is printed. Files are written by the functions whose names begin with
-`write`, by `export`, by `convert`, by `launch` for its trace, and by `profile` for its cache.
+the frozen types of `planner.artefacts.options`. Mistakes are `PlannerError`s, ready to print.
+Progress is told to callbacks. Nothing is printed. Files are written by the functions whose
+names begin with `write`, by `export`, by `convert`, by `launch` for its trace, and by `profile` for
+its cache.
 
     export, call_factory                        a PyTorch module as an ONNX file
     profile, rescale, compare_engines           the costs of operators
@@ -31,23 +32,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from planner.errors import FileError, ModelError, OptionError
+from planner.artefacts.options import Search as Search
+from planner.artefacts.options import Training as Training
+from planner.artefacts.options import WhatIf as WhatIf
 from planner.launcher import ending as ending
-from planner.request import Search as Search
-from planner.request import Training as Training
-from planner.request import WhatIf as WhatIf
 from planner.solvers.registry import SOLVERS as SOLVERS
 from planner.solvers.registry import automatic as automatic
 from planner.solvers.registry import option_fields as option_fields
 from planner.solvers.registry import own_options as own_options
 from planner.solvers.registry import portfolio as portfolio
 from planner.solvers.registry import with_given
+from planner.support.errors import FileError, ModelError, OptionError
 from planner.support.literals import keys_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from planner.calibration import Calibration as Calibration
+    from planner.artefacts.calibration import Calibration as Calibration
+    from planner.artefacts.plan import Plan as Plan
+    from planner.artefacts.problem import Problem as Problem
+    from planner.artefacts.problem import Result as Result
+    from planner.artefacts.profile import Profile as Profile
+    from planner.artefacts.topology import Topology as Topology
     from planner.exporting.export import Exported as Exported
     from planner.exporting.weights import Weights as Weights
     from planner.judging.portfolio import Attempts
@@ -65,17 +71,12 @@ if TYPE_CHECKING:
     from planner.model import Model as Model
     from planner.model.inspection import Inspection as Inspection
     from planner.peers.compare import ForeignComparison as ForeignComparison
-    from planner.plan import Plan as Plan
-    from planner.problem import Problem as Problem
-    from planner.problem import Result as Result
     from planner.profilers.analytic import RooflineFit as RooflineFit
     from planner.profilers.compare import EngineComparison as EngineComparison
     from planner.profilers.measured import Effort as Effort
     from planner.profilers.parts import MeasuredParts
-    from planner.profiles import Profile as Profile
     from planner.simulator.account import Account as Account
     from planner.solvers.pipedream.costs import PipeDreamReport as PipeDreamReport
-    from planner.topology import Topology as Topology
     from planner.traces.calibrate import CheckedCalibration as CheckedCalibration
     from planner.traces.comparison import TraceComparison as TraceComparison
     from planner.traces.read import Trace as Trace
@@ -198,9 +199,9 @@ def read_model(
         ModelError: if the model cannot be bound or planned.
         OptionError: if `batch_norm` is none of these.
     """
+    from planner.artefacts.losses import LossOptions
+    from planner.artefacts.profile import BatchNorm
     from planner.model import load
-    from planner.model.losses import LossOptions
-    from planner.profiles import BatchNorm
 
     if batch_norm not in (None, BatchNorm.TRAINING, BatchNorm.FROZEN):
         raise OptionError(f"batch_norm: expected training or frozen, got {batch_norm!r}")
@@ -389,7 +390,7 @@ def compare_engines(
     Raises:
         OptionError: if the profile was made in another way.
     """
-    from planner.graph import main_dtype
+    from planner.artefacts.graph import main_dtype
     from planner.profilers.engines import compare_with_others
 
     own = profile.dtype == main_dtype(model.graph)
@@ -408,7 +409,7 @@ def read_profile(path: File) -> "Profile":
 
 def read_profiles(path: File) -> "tuple[Profile, ...]":
     """All profiles in a file of any known format, ascending by the size of the microbatch."""
-    from planner.formats import read_any_profiles
+    from planner.artefacts.formats.any import read_any_profiles
 
     return tuple(read_any_profiles(Path(path)))
 
@@ -423,7 +424,7 @@ def newest_profile(folder: File = "profiles", *, model: File | None = None) -> P
     Raises:
         FileError: if there is none, or if there are several models to choose from.
     """
-    from planner import files
+    from planner.artefacts import files
 
     model_hash = None
     if model is not None:
@@ -442,7 +443,7 @@ def find_profile(name: File) -> Path:
     Raises:
         FileError: if there is none; it lists the profiles in ./profiles and those that ship.
     """
-    from planner import files
+    from planner.artefacts import files
 
     return files.find_profile(os.fspath(name))
 
@@ -458,7 +459,7 @@ def write_profiles(profiles: "Sequence[Profile]", path: File) -> None:
     Args:
         profiles: ascending by the size of the microbatch.
     """
-    from planner import files
+    from planner.artefacts import files
 
     files.write_profiles(profiles, Path(path))
 
@@ -508,7 +509,7 @@ def other_question(path: File, artefacts: "Sequence[Profile] | Plan") -> str | N
     Args:
         artefacts: to be written there.
     """
-    from planner import files
+    from planner.artefacts import files
 
     return files.other_question(Path(path), artefacts)
 
@@ -528,9 +529,9 @@ def read_topology(name: File, gpus: int | None = None, *, pruned: bool = False) 
         FileError: if there is no such topology, or its file is malformed.
         TopologyError: if it has fewer devices.
     """
+    from planner.artefacts.topology import take
     from planner.clusters.places import without_dead_ends
     from planner.clusters.yaml import read
-    from planner.topology import take
 
     whole = read.read_topology(find_topology(name), gpus)
     if gpus is None:
@@ -614,7 +615,7 @@ def probe(
         Stopped: on a rank that has lost another one.
     """
     from planner.launcher import probe as probing
-    from planner.units import parse_bytes
+    from planner.support.units import parse_bytes
 
     size_bytes = parse_bytes(largest) if isinstance(largest, str) else largest
     return probing.probe(name, device=device, largest_bytes=size_bytes, progress=progress)
@@ -639,7 +640,7 @@ def start_probe(nproc: int, arguments: Sequence[str] = ()) -> int:
 
 def read_strategy(path: File) -> "Plan":
     """The plan in a strategy file: the strategy, its prediction and its certificate."""
-    from planner.files import read_plan
+    from planner.artefacts.files import read_plan
 
     return read_plan(Path(path))
 
@@ -665,7 +666,7 @@ def write_strategy(
         FileError: if a file cannot be written, or the model is not the plan's.
         OptionError: if the annotated model would replace a file that is none.
     """
-    from planner.files import plan_bytes, write_plan
+    from planner.artefacts.files import plan_bytes, write_plan
     from planner.judging.origins import with_paths
 
     target = Path(path)
@@ -814,10 +815,10 @@ def solve(
         OptionError: if options contradict each other, the profile or the topology.
         TopologyError: if the topology has fewer devices.
     """
+    from planner.artefacts.profile import has_rules
     from planner.judging.portfolio import under_pipedream
     from planner.judging.problems import changed_cluster, problems_for, sized
     from planner.judging.sizes import compare_between
-    from planner.profiles import has_rules
 
     if cost_model not in ("planner", "pipedream"):
         raise OptionError(f"unknown cost model {cost_model!r}; known: planner, pipedream")
@@ -931,9 +932,9 @@ def compare(
         OptionError: if options contradict each other, the profile or the topology.
         TopologyError: if the topology has fewer devices.
     """
+    from planner.artefacts.profile import has_rules
     from planner.judging import portfolio as judging
     from planner.judging.problems import changed_cluster, problems_for, sized
-    from planner.profiles import has_rules
 
     profiles, path = _profiles(profile)
     known = _calibration(calibration, path, profiles)
@@ -977,13 +978,13 @@ def solve_under(
         FileError: if a file is missing or malformed.
         OptionError: if options contradict each other or the cost model.
     """
-    from planner.calibration import Calibration
-    from planner.formats import DNN_PARTITIONING, PIPER, detect
-    from planner.formats.dnn_partitioning import read_dnn_partitioning
-    from planner.formats.piper import read_piper
+    from planner.artefacts.calibration import Calibration
+    from planner.artefacts.formats.any import DNN_PARTITIONING, PIPER, detect
+    from planner.artefacts.formats.dnn_partitioning import read_dnn_partitioning
+    from planner.artefacts.formats.piper import read_piper
+    from planner.artefacts.problem import switches_of
     from planner.judging.problems import choice, options_of, problems_for
     from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
-    from planner.problem import switches_of
     from planner.solvers.netsplit.options import NetSplit
 
     model, own = choice(ForeignModel, "cost model", cost_model), options_of(training, search)
@@ -1177,7 +1178,7 @@ def simulate(
     elif isinstance(strategy, str | os.PathLike):
         path, profiles = find_profiles(plan, Path(strategy))
     else:
-        from planner import files
+        from planner.artefacts import files
 
         profiles, path = _profiles(files.newest_profile(Path("profiles"), plan.model_hash))
     own = profile_of(plan, name, profiles, "the profile given" if path is None else str(path))
@@ -1340,9 +1341,9 @@ def launch(
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one.
     """
+    from planner.artefacts.losses import LossOptions
     from planner.launcher import run
     from planner.launcher.checkpoints.keeping import Keeping
-    from planner.model.losses import LossOptions
 
     return run.launch(
         Path(strategy),
@@ -1417,11 +1418,11 @@ def trainer(
         PlannerError: if files, options and processes do not fit each other.
         Stopped: on a rank that has lost another one.
     """
+    from planner.artefacts.losses import LossOptions
     from planner.launcher.checkpoints.keeping import Keeping
     from planner.launcher.joining import Asked
     from planner.launcher.settings import Settings
     from planner.launcher.training import own_loop
-    from planner.model.losses import LossOptions
 
     plan, path = _plan_and_path(strategy, model)
     keeping = Keeping(
@@ -1438,7 +1439,7 @@ def trainer(
 
 def _plan_and_path(strategy: "File | Plan", model: File | None) -> "tuple[Plan, Path]":
     """A plan, and how messages call it."""
-    from planner.files import read_plan
+    from planner.artefacts.files import read_plan
 
     if isinstance(strategy, str | os.PathLike):
         return read_plan(Path(strategy)), Path(strategy)
@@ -1609,8 +1610,8 @@ def read_calibration(profile: File, profiles: "Sequence[Profile]") -> "Calibrati
     Raises:
         FileError: if they are malformed, or were made for another profile.
     """
-    from planner import files
-    from planner.calibration import Calibration
+    from planner.artefacts import files
+    from planner.artefacts.calibration import Calibration
 
     known = files.read_calibration(Path(profile), profiles)
     return Calibration() if known is None else known.calibration
@@ -1622,7 +1623,7 @@ def calibration_path(profile: File) -> Path:
     Args:
         profile: the profile's file.
     """
-    from planner import files
+    from planner.artefacts import files
 
     return files.calibration_path(Path(profile))
 
@@ -1639,8 +1640,8 @@ def write_calibration(
     Returns:
         The file written.
     """
-    from planner import files
-    from planner.calibration import CalibrationFile
+    from planner.artefacts import files
+    from planner.artefacts.calibration import CalibrationFile
 
     path = files.calibration_path(Path(profile))
     written = CalibrationFile(
@@ -1688,14 +1689,14 @@ def convert(
 
 def _iteration(plan: "Plan") -> str:
     """The time of a plan's iteration, for people."""
-    from planner.units import format_seconds
+    from planner.support.units import format_seconds
 
     return f"{format_seconds(plan.prediction.iteration_s)} per iteration"
 
 
 def _rate(rate: float | str | None) -> float | None:
     """A rate in bytes per s, from text with a unit or as it is."""
-    from planner.units import parse_rate
+    from planner.support.units import parse_rate
 
     return parse_rate(rate) if isinstance(rate, str) else rate
 
@@ -1707,7 +1708,7 @@ def _profiles(
     if isinstance(given, str | os.PathLike):
         path = find_profile(given)
         return read_profiles(path), path
-    from planner.profiles import Profile, ProfileSet
+    from planner.artefacts.profile import Profile, ProfileSet
 
     profiles = (given,) if isinstance(given, Profile) else tuple(given)
     if not profiles:
@@ -1723,7 +1724,7 @@ def _calibration(
     choice: "bool | Calibration", path: Path | None, profiles: "Sequence[Profile]"
 ) -> "Calibration":
     """The corrections to apply."""
-    from planner.calibration import Calibration
+    from planner.artefacts.calibration import Calibration
 
     if isinstance(choice, Calibration):
         return choice
@@ -1732,7 +1733,7 @@ def _calibration(
 
 def _topology(given: "File | Topology", gpus: int | None) -> "Topology":
     """The topology, or its first devices."""
-    from planner.topology import take
+    from planner.artefacts.topology import take
 
     if isinstance(given, str | os.PathLike):
         return read_topology(given, gpus)

@@ -15,11 +15,11 @@ import pytest
 
 import planner
 from planner import api
-from planner.calibration import Calibration, CalibrationFile
+from planner.artefacts.calibration import Calibration, CalibrationFile
+from planner.artefacts.files import artefact_hash, calibration_path, write_calibration
 from planner.clusters.yaml.read import read_topology
-from planner.errors import FileError, OptionError
-from planner.files import artefact_hash, calibration_path, write_calibration
-from planner.units import format_seconds
+from planner.support.errors import FileError, OptionError
+from planner.support.units import format_seconds
 from tests.support.builders import cluster, graph_of, profile_of, unit_type
 from tests.support.commands import chain_on_two_hosts, run
 
@@ -57,7 +57,8 @@ def test_importing_the_planner_loads_next_to_nothing():
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "['planner', 'planner.errors', 'planner.version'] []\n"
+    loaded = ["planner", *(f"planner.support{name}" for name in ("", ".errors", ".version"))]
+    assert done.stdout == f"{loaded} []\n"
 
 
 def test_no_module_hides_a_function():

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from planner import files, units
-from planner.clusters.yaml.read import find_topology, read_topology
-from planner.errors import FileError, UnitError
-from planner.files import (
+from planner.artefacts import files
+from planner.artefacts.files import (
     artefact_hash,
     read_plan,
     read_profile,
@@ -21,11 +19,14 @@ from planner.files import (
     write_atomically,
     write_profile,
 )
-from planner.formats import read_any_profiles
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.plan import Plan
+from planner.artefacts.sharding import Sharding, rule_of
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.clusters.yaml.read import find_topology, read_topology
 from planner.model.load import load
-from planner.plan import Plan
-from planner.sharding import Sharding, rule_of
-from planner.strategy import ScheduleName, Stage, Strategy
+from planner.support import units
+from planner.support.errors import FileError, UnitError
 from tests.support.builders import graph_of, profile_of
 
 EXPLICIT = """

@@ -107,10 +107,10 @@ def test_a_success_and_a_refusal_are_fine(tmp_path):
         (
             {
                 "stderr": b"Traceback (most recent call last):\n"
-                b'  File "planner/files.py", line 1, in read\n    boom\n'
+                b'  File "planner/artefacts/files.py", line 1, in read\n    boom\n'
                 b"KeyError: 'a'\n"
             },
-            "traceback: KeyError: 'a' in planner/files.py read",
+            "traceback: KeyError: 'a' in planner/artefacts/files.py read",
         ),
     ],
 )

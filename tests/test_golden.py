@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.files import read_plan, write_plan
+from planner.artefacts.files import read_plan, write_plan
+from planner.artefacts.problem import Optimizer
+from planner.artefacts.strategy import ScheduleName
 from planner.judging.portfolio import compare
-from planner.problem import Optimizer
-from planner.strategy import ScheduleName
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
 #     0 - 1 - 2 - 3 - 4 - 5, where 5 also reads what 1 makes

@@ -15,11 +15,7 @@ PACKAGE = ROOT / "planner"
 
 # Files and folders right under the package, from the lowest layer to the highest.
 ORDER = (
-    "version", "errors", "units", "support",  # words
-    "graph", "sharding", "topology", "profiles", "strategy", "splitting", "calibration",
-    "problem", "request",
-    "plan", "files", "model", "partition", "operators",
-    "graphs", "clusters", "formats",
+    "support", "artefacts", "splitting", "model", "partition", "operators", "graphs", "clusters",
     "schedules", "costs", "discovery", "profilers", "simulator", "solvers",
     "judging", "traces", "peers", "drawing", "launcher", "exporting",
     "reports", "api", "commands",
@@ -102,7 +98,7 @@ def test_no_module_imports_from_the_package_itself():
 
 
 def test_commands_use_the_api_and_reports_and_nothing_else():
-    used = {"api", "reports", "errors", "units", "commands"}
+    used = {"api", "reports", "support", "commands"}
     assert [
         f"{module} imports {target}"
         for module, target in arrows()
@@ -146,7 +142,7 @@ def test_planning_loads_no_torch():
     code = (
         "import sys, planner.judging.portfolio, planner.reports.solve, planner.partition\n"
         "import planner.solvers.antichain.solve, planner.launcher.processes, planner.model\n"
-        "import planner.files\n"
+        "import planner.artefacts.files\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(

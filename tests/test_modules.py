@@ -7,7 +7,13 @@ import onnx
 import pytest
 
 import planner
-from planner.files import artefact_hash, read_plan, read_profile, write_plan, write_profile
+from planner.artefacts.files import (
+    artefact_hash,
+    read_plan,
+    read_profile,
+    write_plan,
+    write_profile,
+)
 from planner.model import load
 from planner.partition import STAGE_MODULES, check_agreement, write_partition
 from planner.reports.solve import plan_json, stage_table

@@ -9,14 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from planner.errors import FileError, ModelError
-from planner.model import content_hash, load, weights
-from planner.model.load import hash_of, read_proto
-from planner.model.weights import is_inline, place_of
-from planner.partition import check_agreement, refers_to, write_partition
-from planner.partition import weights as carried
-from planner.partition.shards import shards_of
-from planner.plan import (
+from planner.artefacts.plan import (
     Certificate,
     DevicePrediction,
     MemoryParts,
@@ -24,8 +17,15 @@ from planner.plan import (
     Prediction,
     StagePrediction,
 )
-from planner.sharding import Sharding, rule_of
-from planner.strategy import Crossing, ScheduleName, Stage, Strategy, crossings
+from planner.artefacts.sharding import Sharding, rule_of
+from planner.artefacts.strategy import Crossing, ScheduleName, Stage, Strategy, crossings
+from planner.model import content_hash, load, weights
+from planner.model.load import hash_of, read_proto
+from planner.model.weights import is_inline, place_of
+from planner.partition import check_agreement, refers_to, write_partition
+from planner.partition import weights as carried
+from planner.partition.shards import shards_of
+from planner.support.errors import FileError, ModelError
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto
 
-from planner.errors import FileError
 from planner.model.values import Values
 from planner.model.weights import ModelFile
 from planner.support import reading
+from planner.support.errors import FileError
 from planner.support.reading import check_mapped, read_bytes
 from tests.support.commands import chain_on_two_hosts, run
 

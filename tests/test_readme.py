@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.files import shipped
-from planner.formats import read_any_profiles
-from planner.formats.graph_txt import from_profile, to_text
+from planner.artefacts.files import shipped
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.formats.graph_txt import from_profile, to_text
 from tests.clusters.test_imports import CUBE
 from tests.peers.test_foreign import DNN_FILE, PIPER_FILE
 

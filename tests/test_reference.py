@@ -7,13 +7,13 @@ from math import prod
 
 import pytest
 
+from planner.artefacts.files import shipped
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.problem import Objective, Options, Problem
+from planner.artefacts.strategy import Stage, Strategy
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
 from planner.costs.evaluate import closed_form_s, evaluate
-from planner.files import shipped
-from planner.formats import read_any_profiles
-from planner.problem import Objective, Options, Problem
 from planner.solvers import SOLVERS
-from planner.strategy import Stage, Strategy
 from tests.support import reference
 
 GRAPHS = ("alexnet", "gnmt", "resnet18", "resnext50", "squeezenet1_0", "vgg16")

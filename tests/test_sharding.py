@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.sharding import Rule, Sharding, rule_lines, rule_of, tile
-from planner.strategy import ScheduleName, Stage, Strategy, violations
+from planner.artefacts.sharding import Rule, Sharding, rule_lines, rule_of, tile
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
 from tests.support.builders import graph_of
 
 ALL, UPPER, LOWER = (0, 8), (0, 4), (4, 8)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import FileError
 from planner.support import writing
+from planner.support.errors import FileError
 from planner.support.writing import write_atomically, write_together
 
 ROOT = Path(__file__).parents[1]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from planner.artefacts.topology import Topology
 from planner.support.derived import derived
-from planner.topology import Topology
 
 
 @derived

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from planner.errors import TopologyError
+from planner.artefacts.topology import CollectiveTable, Link, Topology
 from planner.support.arrays import Floats, Ints
 from planner.support.derived import derived
-from planner.topology import CollectiveTable, Link, Topology
+from planner.support.errors import TopologyError
 
 # The message by which routes are compared: large enough for bandwidth to count.
 ROUTED_BYTES = 1_000_000

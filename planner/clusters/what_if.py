@@ -12,6 +12,16 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from planner.artefacts.topology import (
+    Device,
+    DeviceType,
+    Host,
+    Level,
+    Link,
+    Topology,
+    tables_among,
+    take,
+)
 from planner.clusters.places import homes, joint, neighbours, without_dead_ends
 from planner.clusters.routes import routes
 from planner.clusters.yaml.build import extended, renamed, vertex_names
@@ -26,18 +36,8 @@ from planner.clusters.yaml.schema import (
     LinkSchema,
     Rate,
 )
-from planner.errors import OptionError
-from planner.topology import (
-    Device,
-    DeviceType,
-    Host,
-    Level,
-    Link,
-    Topology,
-    tables_among,
-    take,
-)
-from planner.units import format_bytes, format_rate, format_seconds
+from planner.support.errors import OptionError
+from planner.support.units import format_bytes, format_rate, format_seconds
 
 # Messages list at most this number of the names that exist.
 MAX_NAMES = 12

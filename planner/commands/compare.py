@@ -25,7 +25,7 @@ from planner.commands.options import (
 )
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, say, show
-from planner.errors import OptionError
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import Model, Plans, Search, Training, Trial, WhatIf

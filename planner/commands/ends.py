@@ -15,7 +15,7 @@ import click
 from planner import api
 from planner.commands.printing import say, say_lines, shortened
 from planner.commands.signals import STOPPED, TERMINATED, WORDS, Terminated, tidying_up
-from planner.errors import PlannerError, Stopped
+from planner.support.errors import PlannerError, Stopped
 
 NO_PLAN = 3
 FAILED = 1

@@ -10,7 +10,7 @@ from planner.commands.option_types import Dynamic
 from planner.commands.options import OPERATORS
 from planner.commands.outputs import check_output
 from planner.commands.printing import say
-from planner.errors import OptionError
+from planner.support.errors import OptionError
 
 
 @click.command()

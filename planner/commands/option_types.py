@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from planner import api
-from planner.errors import UnitError
-from planner.units import parse_bytes, parse_rate, parse_seconds
+from planner.support.errors import UnitError
+from planner.support.units import parse_bytes, parse_rate, parse_seconds
 
 
 class Quantity(click.ParamType[Any]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner import api
 from planner.commands.printing import say
-from planner.errors import OptionError
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import Plan, Profile

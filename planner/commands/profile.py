@@ -15,7 +15,7 @@ from planner.commands.option_types import TIME, Batches, Dimension, distinct, lo
 from planner.commands.options import OPERATORS, packed
 from planner.commands.outputs import check_output, say_overwritten
 from planner.commands.printing import bar, say, show
-from planner.errors import OptionError
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import Effort, EngineComparison, Model, Profile, RooflineFit

@@ -14,7 +14,7 @@ from planner.commands.inputs import InputNames, say_if_compiling
 from planner.commands.options import CALIBRATION, INPUTS, OWN_STAGES, TRAINING, WHAT_IF
 from planner.commands.outputs import check_output
 from planner.commands.printing import say, show, show_chart
-from planner.errors import OptionError
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import Account, Plan, Simulation, Training, WhatIf

@@ -26,7 +26,7 @@ from planner.commands.options import (
 )
 from planner.commands.outputs import check_strategy_output, say_overwritten
 from planner.commands.printing import say, show
-from planner.errors import OptionError
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import (

@@ -15,7 +15,7 @@ from planner.commands.ends import one_of_several
 from planner.commands.option_types import RATE, SIZE
 from planner.commands.outputs import check_output
 from planner.commands.printing import bar, say, show
-from planner.errors import OptionError
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.api import Probed, Topology

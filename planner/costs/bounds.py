@@ -21,6 +21,10 @@ from math import prod
 
 import numpy as np
 
+from planner.artefacts.graph import loss_outputs, predecessors, producers, tensors_by_name
+from planner.artefacts.problem import Objective, Problem
+from planner.artefacts.profile import PartTime, Profile, has_rules
+from planner.artefacts.topology import Host
 from planner.costs.compute import (
     OperatorTimes,
     crowded_hosts,
@@ -30,12 +34,8 @@ from planner.costs.compute import (
 )
 from planner.costs.memory import own_limit_bytes, static_bytes
 from planner.costs.split import floor_s
-from planner.graph import loss_outputs, predecessors, producers, tensors_by_name
-from planner.problem import Objective, Problem
-from planner.profiles import PartTime, Profile, has_rules
 from planner.support.arrays import Floats
-from planner.topology import Host
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 
 def lower_bound_s(problem: Problem) -> float:

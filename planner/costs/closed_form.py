@@ -45,8 +45,8 @@ the time of one microbatch in a list schedule with that placement. The same hold
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.problem import Objective
-from planner.strategy import BUCKET_BYTES, MAX_BUCKETS, ScheduleName
+from planner.artefacts.problem import Objective
+from planner.artefacts.strategy import BUCKET_BYTES, MAX_BUCKETS, ScheduleName
 
 MANY_ROUNDS = 2**31
 """Microbatches per replica of a flow that does not end."""

@@ -7,10 +7,10 @@ from math import prod
 
 import numpy as np
 
+from planner.artefacts.topology import CollectiveKind, CollectiveTable, Topology, table_of
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, latency_s, pair_widths
 from planner.splitting.conversion import LOCAL, Kind, Step
 from planner.support.derived import derived
-from planner.topology import CollectiveKind, CollectiveTable, Topology, table_of
 
 
 def transfer_s(topology: Topology, source: int, target: int, size_bytes: int) -> float:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration import Calibration, calibrated_s
+from planner.artefacts.calibration import Calibration, calibrated_s
+from planner.artefacts.graph import producers
+from planner.artefacts.problem import Optimizer, Problem
+from planner.artefacts.profile import OperatorCost, Profile, Source, slowdown_among
+from planner.artefacts.topology import DeviceType, Topology, device_type
 from planner.costs.pins import PENALTY, pinned
-from planner.errors import OptionError
-from planner.graph import producers
-from planner.problem import Optimizer, Problem
-from planner.profiles import OperatorCost, Profile, Source, slowdown_among
 from planner.support.arrays import Floats
 from planner.support.derived import derived
-from planner.topology import DeviceType, Topology, device_type
+from planner.support.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from planner.graph import Graph, Parameter, parameters_by_name
-from planner.sharding import Spec, blocks_of, dim_of, local_shape
+from planner.artefacts.graph import Graph, Parameter, parameters_by_name
+from planner.artefacts.sharding import Spec, blocks_of, dim_of, local_shape
+from planner.artefacts.strategy import Stage
 from planner.splitting.conversion import Kind, Step
 from planner.splitting.sums import (
     gathered_together,
@@ -18,7 +19,6 @@ from planner.splitting.sums import (
     state_steps,
     steps_key,
 )
-from planner.strategy import Stage
 
 
 class Taken(NamedTuple):

@@ -7,10 +7,10 @@ other device.
 from collections.abc import Iterator, Mapping
 from math import prod
 
-from planner.graph import ITEM_BYTES, Graph, loss_outputs, tensors_by_name
-from planner.sharding import dim_of, local_shape
+from planner.artefacts.graph import ITEM_BYTES, Graph, loss_outputs, tensors_by_name
+from planner.artefacts.sharding import dim_of, local_shape
+from planner.artefacts.strategy import Stage
 from planner.splitting.conversion import Kind, Step
-from planner.strategy import Stage
 
 _LEAST_BYTES = 4
 """Of a score while it is compared: shorter floats become float32."""
@@ -42,6 +42,6 @@ def _steps(graph: Graph, name: str, axes: list[int], count: int) -> Iterator[Ste
 
 def _class_dim(graph: Graph, name: str) -> int | None:
     """The dimension of the classes of an output."""
-    from planner.model.losses import losses  # takes onnx along, which is slow to load
+    from planner.artefacts.losses import losses  # takes onnx along, which is slow to load
 
     return next(one.class_dim for one in losses(graph) if one.output.name == name)

@@ -23,18 +23,25 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
 
+from planner.artefacts.graph import ITEM_BYTES, Graph, tensors_by_name
+from planner.artefacts.problem import Problem
+from planner.artefacts.sharding import Spec, dim_of, reads, rule_by, tiles
+from planner.artefacts.strategy import (
+    Crossing,
+    Stage,
+    Strategy,
+    crossings,
+    indices_of,
+    shares_devices,
+)
+from planner.artefacts.topology import Topology
 from planner.clusters.routes import latency_s, routes
 from planner.costs.split import stage_collectives_s
-from planner.graph import ITEM_BYTES, Graph, tensors_by_name
-from planner.problem import Problem
 from planner.schedules.pipelines import mesh_end
-from planner.sharding import Spec, dim_of, tiles
 from planner.splitting import Piece, pieces
 from planner.splitting.conversion import conversion
 from planner.splitting.gradients import gradient_spec
-from planner.splitting.reshardings import homes, reads, rule_by
-from planner.strategy import Crossing, Stage, Strategy, crossings, indices_of, shares_devices
-from planner.topology import Topology
+from planner.splitting.reshardings import homes
 
 
 def gathered(problem: Problem, strategy: Strategy) -> Strategy:

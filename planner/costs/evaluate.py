@@ -9,6 +9,18 @@ from math import prod
 
 import numpy as np
 
+from planner.artefacts.graph import ITEM_BYTES, tensors_by_name
+from planner.artefacts.plan import MemoryParts, StagePrediction
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import (
+    Crossing,
+    GradientSum,
+    Strategy,
+    crossings,
+    shares_devices,
+    stages_by_device,
+    used_devices,
+)
 from planner.costs.closed_form import StageCost, exposed_sum_s, objective_s
 from planner.costs.collectives import gradient_sum_s, slowest_link
 from planner.costs.memory import (
@@ -21,9 +33,6 @@ from planner.costs.memory import (
 from planner.costs.overlap import runs_beside
 from planner.costs.pricing import ActionCosts, action_costs, all_busy, stage_price, sum_factor
 from planner.costs.shared import shared_stage_costs, stage_transfers
-from planner.graph import ITEM_BYTES, tensors_by_name
-from planner.plan import MemoryParts, StagePrediction
-from planner.problem import Problem
 from planner.schedules.actions import Code, Kind, Program
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
@@ -32,17 +41,8 @@ from planner.schedules.program import program
 from planner.splitting import Piece, pieces
 from planner.splitting.checks import all_violations
 from planner.splitting.sums import gradient_sums
-from planner.strategy import (
-    Crossing,
-    GradientSum,
-    Strategy,
-    crossings,
-    shares_devices,
-    stages_by_device,
-    used_devices,
-)
 from planner.support.derived import derived
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 # Work per second of an ordinary core: operators priced, those of split stages, actions of a program
 # made and simulated, and computations listed of devices that run several stages. Measured on a core

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
 
-from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
-from planner.costs.cut_losses import loss_steps
-from planner.graph import (
+from planner.artefacts.graph import (
     ITEM_BYTES,
     Graph,
     LossChoice,
@@ -28,14 +26,16 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
-from planner.profiles import LossCost, OperatorCost, Profile, Source, View, view_bases
-from planner.sharding import Rule, Spec, blocks_of, dim_of, local_shape
+from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source, View, view_bases
+from planner.artefacts.sharding import Rule, Spec, blocks_of, dim_of, local_shape, rule_by
+from planner.artefacts.strategy import Stage, indices_of
+from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
+from planner.costs.cut_losses import loss_steps
 from planner.splitting import Resharding, reshardings
 from planner.splitting.conversion import Kind, Step
 from planner.splitting.gradients import is_split
-from planner.splitting.reshardings import homes, leaving, reads_back, rule_by
+from planner.splitting.reshardings import homes, leaving, reads_back
 from planner.splitting.sums import lies_in
-from planner.strategy import Stage, indices_of
 from planner.support.derived import derived
 
 ROWS = "@rows"
@@ -88,7 +88,7 @@ def work_share(rule: Rule, mesh: Sequence[int]) -> float:
     """The part of an operator's work that each device does: 1/n on an axis along which anything
     that it reads or makes is cut. Where all is whole or a summand, each does all of it.
 
-    >>> from planner.sharding import rule_of
+    >>> from planner.artefacts.sharding import rule_of
     >>> [work_share(rule_of([line]), (4,)) for line in ("S2,S0->P", "R,R->R", "P,R->P")]
     [0.25, 1.0, 1.0]
     """

@@ -12,6 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.artefacts.graph import (
+    Graph,
+    loss_outputs,
+    parameters_by_name,
+    producers,
+    tensors_by_name,
+)
+from planner.artefacts.plan import MemoryParts
+from planner.artefacts.problem import Optimizer, Problem
+from planner.artefacts.profile import Profile, storage_owner
+from planner.artefacts.strategy import Stage, Strategy, indices_of
+from planner.artefacts.topology import device_type, hosts_by_name
 from planner.costs.local_stage import local_stage
 from planner.costs.passes import (
     backward_excess,
@@ -20,21 +32,9 @@ from planner.costs.passes import (
     used_outside,
 )
 from planner.costs.waiting import gradients_waiting, outputs_waiting
-from planner.graph import (
-    Graph,
-    loss_outputs,
-    parameters_by_name,
-    producers,
-    tensors_by_name,
-)
-from planner.plan import MemoryParts
-from planner.problem import Optimizer, Problem
-from planner.profiles import Profile, storage_owner
 from planner.schedules.actions import Code, Kind, piece_bytes
 from planner.schedules.versions import alive
-from planner.strategy import Stage, Strategy, indices_of
 from planner.support.arrays import Bools, Ints
-from planner.topology import device_type, hosts_by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ def _target_bytes(profile: Profile, inside: Collection[int]) -> int:
     """
     if profile.model_hash is None:
         return 0
-    from planner.model.losses import losses  # takes onnx along, which is slow to load
+    from planner.artefacts.losses import losses  # takes onnx along, which is slow to load
 
     made_by = producers(profile.graph)
     return sum(

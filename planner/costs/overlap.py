@@ -12,12 +12,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from planner.costs.compute import times_on
-from planner.costs.local_stage import local_stage
-from planner.costs.split import conversion_times, local_times
-from planner.graph import holders
-from planner.problem import Problem
-from planner.strategy import (
+from planner.artefacts.graph import holders
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import (
     GradientSum,
     Stage,
     Strategy,
@@ -25,7 +22,10 @@ from planner.strategy import (
     stages_by_device,
     used_devices,
 )
-from planner.topology import hosts_by_name
+from planner.artefacts.topology import hosts_by_name
+from planner.costs.compute import times_on
+from planner.costs.local_stage import local_stage
+from planner.costs.split import conversion_times, local_times
 
 # A stage and a type of device.
 _Place = tuple[int, str]

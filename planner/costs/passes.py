@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.graph import (
+from planner.artefacts.graph import (
     Graph,
     consumers,
     loss_outputs,
@@ -19,7 +19,7 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
-from planner.profiles import Profile, gradient_bases, storage_owner
+from planner.artefacts.profile import Profile, gradient_bases, storage_owner
 
 
 def read_from_outside(graph: Graph, inside: Collection[int]) -> tuple[str, ...]:

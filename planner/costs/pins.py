@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
-from planner.errors import OptionError
-from planner.problem import Problem
-from planner.strategy import Strategy, operator_indices
-from planner.topology import device_type
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import Strategy, operator_indices
+from planner.artefacts.topology import device_type
+from planner.support.errors import OptionError
 
 PENALTY = 1000.0
 

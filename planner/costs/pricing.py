@@ -5,6 +5,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from planner.artefacts.graph import ITEM_BYTES, Graph, parameters_by_name
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import (
+    Crossing,
+    GradientSum,
+    Stage,
+    Strategy,
+    indices_of,
+    not_runnable,
+    used_devices,
+)
+from planner.artefacts.topology import device_type
 from planner.costs.collectives import gradient_sum_s
 from planner.costs.compute import (
     crowd_slowdown,
@@ -16,18 +28,6 @@ from planner.costs.compute import (
 from planner.costs.local_stage import local_stage
 from planner.costs.overlap import left_s
 from planner.costs.split import conversion_times, gather_s, local_times
-from planner.graph import ITEM_BYTES, Graph, parameters_by_name
-from planner.problem import Problem
-from planner.strategy import (
-    Crossing,
-    GradientSum,
-    Stage,
-    Strategy,
-    indices_of,
-    not_runnable,
-    used_devices,
-)
-from planner.topology import device_type
 
 # By device type: forward and backward of one microbatch and the optimizer's step, in s.
 StagePrice = Mapping[str, tuple[float, float, float]]

@@ -11,18 +11,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 
-from planner.costs.closed_form import StageCost
-from planner.costs.collectives import slowest_link
-from planner.costs.pricing import ActionCosts
-from planner.plan import StageTransfer
-from planner.problem import Problem
-from planner.strategy import (
+from planner.artefacts.plan import StageTransfer
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import (
     GradientSum,
     Strategy,
     crossings,
     deliveries,
     stages_by_device,
 )
+from planner.costs.closed_form import StageCost
+from planner.costs.collectives import slowest_link
+from planner.costs.pricing import ActionCosts
 
 _Devices = tuple[int, ...]
 

@@ -17,19 +17,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.artefacts.problem import Problem
+from planner.artefacts.profile import Part, Profile, is_computed
+from planner.artefacts.sharding import Rule, rule_by, rule_lines
+from planner.artefacts.strategy import Stage, indices_of
+from planner.artefacts.topology import DeviceType, device_type
 from planner.costs.collectives import conversion_s
 from planner.costs.compute import OperatorTimes, loss_times_s, roofline_s, times_on
 from planner.costs.local_stage import LocalStage, local_stage
-from planner.problem import Problem
-from planner.profiles import Part, Profile, is_computed
-from planner.sharding import Rule, rule_lines
 from planner.splitting.conversion import LOCAL, Step
-from planner.splitting.reshardings import rule_by
 from planner.splitting.sums import gathered_together, state_steps
-from planner.strategy import Stage, indices_of
 from planner.support.arrays import Floats
 from planner.support.derived import derived
-from planner.topology import DeviceType, device_type
 
 EMPTY_KERNEL_S = 5e-6
 """Time of a kernel that does nothing on a GPU, as in `profilers/efficiencies.py`. A large model may
@@ -40,7 +39,7 @@ have no operator that is nearly as fast.
 def part_of(rule: Rule, mesh: Sequence[int]) -> Part | None:
     """The part of an operator that each device of a mesh runs; None where that is the whole.
 
-    >>> from planner.sharding import rule_of
+    >>> from planner.artefacts.sharding import rule_of
     >>> part_of(rule_of(["S0,R->S0", "R,R->R", "S1,S0->P"]), (2, 3, 4))
     ((2, 4), ('S0,R->S0', 'S1,S0->P'))
     >>> part_of(rule_of(["P,R->P"]), (2,)) is None

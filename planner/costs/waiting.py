@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.graph import Graph, Tensor, tensors_by_name
-from planner.sharding import local_shape
-from planner.strategy import ScheduleName, Stage, Strategy, crossings
+from planner.artefacts.graph import Graph, Tensor, tensors_by_name
+from planner.artefacts.sharding import local_shape
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings
 from planner.support.arrays import Bools, Ints
 
 

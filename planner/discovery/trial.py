@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from planner.artefacts.sharding import blocks_of, dim_of
 from planner.discovery.template import (
     IN_PLACE_OF_INFINITY,
     Shape,
@@ -22,7 +23,6 @@ from planner.discovery.template import (
 )
 from planner.operators.binding import Call
 from planner.operators.parts.attributes import localized
-from planner.sharding import blocks_of, dim_of
 
 TOLERANCE = 1e-9
 """Relative to the largest number of a tensor. Sums in another order differ by 1e-15."""

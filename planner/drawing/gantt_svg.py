@@ -8,7 +8,7 @@ from planner.drawing.gantt import Activity, kind_of
 from planner.drawing.svg import INK, PAPER, document, element, rectangle, text_width, words
 from planner.schedules.actions import Compute
 from planner.simulator.timeline import Timeline
-from planner.units import format_seconds
+from planner.support.units import format_seconds
 
 # For people who see colours differently: Okabe and Ito, 2008.
 COLOURS: Mapping[Activity, str] = {

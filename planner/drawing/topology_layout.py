@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.artefacts.topology import Host, Topology
 from planner.clusters.places import homes, neighbours
 from planner.clusters.routes import chain
 from planner.drawing.svg import text_width
 from planner.drawing.tree import heights, upward
 from planner.support.derived import derived
-from planner.topology import Host, Topology
 
 # Devices in a row of a host.
 MAX_IN_A_ROW = 8

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from planner.artefacts.topology import Topology
 from planner.clusters.places import homes
 from planner.drawing.svg import PLAIN, document, element, escape, rectangle, text_width, words
 from planner.drawing.topology_layout import GAP, Box, Layout, layout
 from planner.drawing.tree import Connection, connections, heights, upward
-from planner.topology import Topology
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 # For people who see colours differently: Okabe and Ito, 2008; the widest links first.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#666666")

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from planner.artefacts.topology import Link, Topology
 from planner.clusters.places import homes, neighbours
 from planner.support.derived import derived
 from planner.support.printable import printable
-from planner.topology import Link, Topology
-from planner.units import format_bytes, format_rate, format_seconds
+from planner.support.units import format_bytes, format_rate, format_seconds
 
 # A line of the tree names at most this number of other ends of links.
 MAX_ENDS = 8

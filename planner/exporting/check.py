@@ -19,11 +19,11 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.errors import ExportError
 from planner.exporting.inputs import Inputs
 from planner.operators.gradients.eager import Eagerly, UnseenError
 from planner.operators.running import words_of
-from planner.units import format_bytes
+from planner.support.errors import ExportError
+from planner.support.units import format_bytes
 
 RANDOM = frozenset({
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.utils import _pytree as pytree
 
-from planner.errors import ExportError
+from planner.artefacts.graph import ITEM_BYTES
 from planner.exporting import recording
 from planner.exporting.check import Check
 from planner.exporting.check import check as compared
@@ -23,9 +23,9 @@ from planner.exporting.settings import settings_for_export
 from planner.exporting.tidy import tidy
 from planner.exporting.trace import scalars_of, traced, translated
 from planner.exporting.write import write_model
-from planner.graph import ITEM_BYTES
 from planner.model.record import METADATA_KEY, Checked, ModuleRecord, record_text
 from planner.operators.gradients.check import GradientCheck
+from planner.support.errors import ExportError
 
 GradientChecker = Callable[[nn.Module, Sequence[object], Mapping[str, object], Path], GradientCheck]
 """Compares a module with its file on example inputs; see `check_gradients`."""

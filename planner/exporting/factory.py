@@ -4,7 +4,7 @@ from inspect import Parameter, signature
 
 from torch import nn
 
-from planner.errors import ExportError
+from planner.support.errors import ExportError
 from planner.support.named import function_named
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, MutableSequence
 
 from onnx import GraphProto, ModelProto, NodeProto, StringStringEntryProto, helper
 
-from planner.errors import ModelError
 from planner.model.canonical import domain_of, own_domain
 from planner.model.expansion.inlining import subgraphs
 from planner.model.expansion.nested import names_read
 from planner.model.record import METADATA_KEY
 from planner.model.scopes import PADDING_MARK
+from planner.support.errors import ModelError
 
 _KEPT = {METADATA_KEY, PADDING_MARK}
 _RUNNING = {1: 3, 2: 4}

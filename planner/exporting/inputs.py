@@ -6,7 +6,7 @@ from inspect import Parameter, signature
 
 from torch import Tensor, nn
 
-from planner.errors import ExportError
+from planner.support.errors import ExportError
 
 Constant = bool | int | float | str | None
 

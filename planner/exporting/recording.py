@@ -9,7 +9,7 @@ import onnx_ir as ir
 from torch import Tensor, nn
 
 from planner.model.record import ModuleRecord, TensorRecord
-from planner.version import __version__
+from planner.support.version import __version__
 
 SOFTWARE = ("torch", "onnxscript", "onnx-ir", "onnx")
 """Distributions whose versions are recorded, beside the planner's."""

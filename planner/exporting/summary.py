@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import prod
 
-from planner.graph import ITEM_BYTES
+from planner.artefacts.graph import ITEM_BYTES
 from planner.model.record import ModuleRecord, TensorRecord
 
 

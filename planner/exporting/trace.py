@@ -17,10 +17,10 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from planner.errors import ExportError
 from planner.exporting.assumptions import Assumptions
 from planner.exporting.inputs import Inputs
 from planner.exporting.translations import own_operators, translations
+from planner.support.errors import ExportError
 
 DATA_DEPENDENT = (
     "a branch or a size depends on the value of a tensor, which a graph cannot have; use"

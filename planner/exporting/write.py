@@ -5,8 +5,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from planner.errors import FileError
 from planner.model.record import EXPORTED_FILE
+from planner.support.errors import FileError
 from planner.support.outputs import Kind
 from planner.support.writing import destination, write_atomically
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.graph import Graph, consumers, predecessors, producers
+from planner.artefacts.graph import Graph, consumers, predecessors, producers
 from planner.graphs.contraction import (
     Blocks,
     Merger,

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from planner.graph import Graph, Tensor, consumers, predecessors, producers
+from planner.artefacts.graph import Graph, Tensor, consumers, predecessors, producers
 
 # Waists are looked for again when so few of the blocks are left.
 _STALE = 0.6

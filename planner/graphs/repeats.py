@@ -16,7 +16,7 @@ from itertools import groupby
 
 import numpy as np
 
-from planner.graph import Graph, Operator, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
 from planner.support.arrays import Bools, Floats, Ints
 
 # Repeats that decide fewer operators than this once instead of again are left alone.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 
-from planner.errors import OptionError
-from planner.graph import Graph, Parameter, Tensor
-from planner.profiles import LossCost, OperatorCost, Profile, Source
+from planner.artefacts.graph import Graph, Parameter, Tensor
+from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source
 from planner.support.derived import derived
+from planner.support.errors import OptionError
 
 # The fields in which two profiles must agree for a third one to lie between them.
 _SAME = (

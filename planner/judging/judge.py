@@ -6,6 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
+from planner.artefacts.files import artefact_hash
+from planner.artefacts.graph import losses_of
+from planner.artefacts.modules import blocks
+from planner.artefacts.plan import Certificate, DevicePrediction, Plan, Prediction
+from planner.artefacts.problem import Objective, Problem, Result
+from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import Strategy, crossings, indices_of, used_devices
+from planner.artefacts.topology import Topology
 from planner.clusters.routes import host_order
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.compute import (
@@ -16,19 +24,11 @@ from planner.costs.compute import (
 )
 from planner.costs.edges import gathered
 from planner.costs.evaluate import Evaluation, evaluate, evaluation_work_s
-from planner.files import artefact_hash
-from planner.graph import losses_of
-from planner.plan import Certificate, DevicePrediction, Plan, Prediction
-from planner.problem import Objective, Problem, Result
-from planner.profiles import Profile
 from planner.schedules.orders import default_warmups
 from planner.simulator.objective import latency_s
 from planner.simulator.steady import Iteration, iterate
 from planner.simulator.timeline import shares_s
-from planner.strategy import Strategy, crossings, indices_of, used_devices
-from planner.support.module_paths import blocks
-from planner.topology import Topology
-from planner.version import __version__
+from planner.support.version import __version__
 
 # The work of all variants of a solver's strategy, in seconds of an ordinary core.
 MAX_WORK_S = 5.0

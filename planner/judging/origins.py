@@ -7,17 +7,17 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from planner.artefacts.files import artefact_hash, newest_profile
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.graph import Graph
+from planner.artefacts.plan import Plan
+from planner.artefacts.profile import Profile
+from planner.artefacts.topology import Topology, take
 from planner.clusters.yaml.read import find_topology, read_topology
-from planner.errors import FileError, OptionError
-from planner.files import artefact_hash, newest_profile
-from planner.formats import read_any_profiles
-from planner.graph import Graph
 from planner.judging.interpolate import interpolated
-from planner.plan import Plan
-from planner.profiles import Profile
 from planner.splitting.checks import all_violations
+from planner.support.errors import FileError, OptionError
 from planner.support.paths import relative
-from planner.topology import Topology, take
 
 
 def with_paths(

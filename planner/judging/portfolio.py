@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from planner.artefacts.plan import Plan, Prediction
+from planner.artefacts.problem import Objective, Problem, Result, Status
+from planner.artefacts.profile import Source, has_rules
+from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import lower_bound_s, memory_shortage, unreplicated_s
 from planner.costs.pins import broken, separated
-from planner.errors import OptionError
 from planner.judging.beside import beside
 from planner.judging.judge import (
     Verdict,
@@ -23,14 +26,11 @@ from planner.judging.judge import (
     predicted_s,
     samples_in,
 )
-from planner.plan import Plan, Prediction
-from planner.problem import Objective, Problem, Result, Status
-from planner.profiles import Source, has_rules
 from planner.solvers.engines.watch import INTERRUPTED
 from planner.solvers.registry import SOLVERS, portfolio
-from planner.strategy import Strategy
 from planner.support.brake import TIMES, Brake, braked
-from planner.units import format_seconds
+from planner.support.errors import OptionError
+from planner.support.units import format_seconds
 
 # The search ends when a plan is this close to the lower bound.
 GOOD_ENOUGH = 0.01

@@ -5,19 +5,27 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TypeVar
 
-from planner.calibration import Calibration
+from planner.artefacts.calibration import Calibration
+from planner.artefacts.options import Search, Training, WhatIf
+from planner.artefacts.plan import Plan
+from planner.artefacts.problem import (
+    Objective,
+    Optimizer,
+    Options,
+    Problem,
+    Recompute,
+    Result,
+    Status,
+)
+from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import ScheduleName
+from planner.artefacts.topology import DeviceType, Topology
 from planner.clusters.what_if import Changed, what_if
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.errors import FileError, OptionError
 from planner.judging.interpolate import interpolated
-from planner.plan import Plan
-from planner.problem import Objective, Optimizer, Options, Problem, Recompute, Result, Status
-from planner.profiles import Profile
-from planner.request import Search, Training, WhatIf
 from planner.schedules.orders import with_microbatches
-from planner.strategy import ScheduleName
-from planner.topology import DeviceType, Topology
-from planner.units import parse_bytes
+from planner.support.errors import FileError, OptionError
+from planner.support.units import parse_bytes
 
 # Microbatches per device and iteration, where nothing is said.
 MICROBATCHES_PER_DEVICE = 4

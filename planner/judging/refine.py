@@ -13,15 +13,15 @@ a busy machine do not stay for good.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planner.artefacts.plan import Plan
+from planner.artefacts.profile import Part, Profile
+from planner.artefacts.strategy import Strategy
+from planner.artefacts.topology import Topology
 from planner.costs.bounds import lower_bound_s
 from planner.costs.split import split_parts
 from planner.judging.judge import judge, judge_unchanged, predicted_s
 from planner.judging.portfolio import Attempt, Attempts, comparison
-from planner.plan import Plan
 from planner.profilers.parts import MeasuredParts, obstacle
-from planner.profiles import Part, Profile
-from planner.strategy import Strategy
-from planner.topology import Topology
 
 MAX_ROUNDS = 20
 

@@ -5,14 +5,14 @@ turn, the plan stays as it is, and the simulator gives its new iteration time.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import Strategy
+from planner.artefacts.topology import Link, Topology
 from planner.costs.collectives import allreduce_s
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.costs.pricing import ActionCosts
-from planner.problem import Problem
 from planner.simulator.steady import iterate
-from planner.strategy import Strategy
-from planner.topology import Link, Topology
-from planner.units import format_rate, format_seconds
+from planner.support.units import format_rate, format_seconds
 
 FASTER = 2
 # Where one kind of link alone brings nothing because another is as slow.

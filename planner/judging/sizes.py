@@ -10,15 +10,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from planner.artefacts.problem import Problem
+from planner.artefacts.profile import Profile, has_rules
 from planner.costs.bounds import lower_bound_s
-from planner.errors import OptionError
 from planner.judging.interpolate import interpolated
 from planner.judging.judge import samples_in
 from planner.judging.portfolio import Attempts, Rank, Search, SolverComparison, comparison
-from planner.problem import Problem
-from planner.profiles import Profile, has_rules
 from planner.solvers.registry import SOLVERS, portfolio
 from planner.support.brake import braked
+from planner.support.errors import OptionError
 
 # The number of sizes between those profiled that are planned for.
 MAX_BETWEEN = 4

@@ -7,12 +7,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from planner import graph as graphs
-from planner.errors import LaunchError
-from planner.graph import Graph, tensors_by_name
+from planner.artefacts import graph as graphs
+from planner.artefacts.graph import Graph, tensors_by_name
+from planner.artefacts.losses import Loss, LossName
 from planner.model import Model
-from planner.model.losses import Loss, LossName
 from planner.operators import synthetic
+from planner.support.errors import LaunchError
 
 IGNORED_CLASS = -100  # torch's losses ignore elements of this class
 

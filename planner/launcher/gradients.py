@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from planner.problem import Optimizer as OptimizerName
-from planner.strategy import GradientSum
+from planner.artefacts.problem import Optimizer as OptimizerName
+from planner.artefacts.strategy import GradientSum
 
 DEFAULT_LEARNING_RATES: Mapping[OptimizerName, float] = {
     OptimizerName.SGD: 0.01, OptimizerName.MOMENTUM: 0.01,

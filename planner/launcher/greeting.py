@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from planner.errors import PlannerError, Stopped
-from planner.files import artefact_hash
+from planner.artefacts.files import artefact_hash
+from planner.artefacts.losses import LossOptions
+from planner.artefacts.plan import Plan
 from planner.launcher.failures.system import host_key
 from planner.launcher.handshake import Agreement, Hello, agree, say_failed, shake_hands
 from planner.launcher.job import TrainingJob
@@ -20,9 +21,8 @@ from planner.launcher.seats import seating
 from planner.launcher.settings import Settings
 from planner.launcher.store import begin_generation, common_store, generation
 from planner.launcher.world import ProcessRank, contact, keep_to_this_host
-from planner.model.losses import LossOptions
-from planner.plan import Plan
-from planner.version import __version__
+from planner.support.errors import PlannerError, Stopped
+from planner.support.version import __version__
 
 OWN_SETTINGS = frozenset({"threads", "hang_timeout", "log", "tells", "checkpoint", "resume"})
 """Fields of `Settings` that each rank may have its own of: they change no number, or are paths."""

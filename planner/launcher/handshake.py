@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from planner.errors import LaunchError
 from planner.launcher import ending
 from planner.launcher.failures.page import Phase
 from planner.launcher.store import Store
+from planner.support.errors import LaunchError
 
 MEET_S = 600.0
 """Longest time in which all ranks have to come, in s."""

@@ -4,17 +4,17 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.errors import FileError, LaunchError, OptionError
-from planner.graph import Graph, losses_of, retyped
+from planner.artefacts.graph import Graph, losses_of, retyped
+from planner.artefacts.losses import Loss, LossOptions, chosen, losses
+from planner.artefacts.plan import Plan
+from planner.artefacts.problem import Optimizer as OptimizerName
+from planner.artefacts.strategy import Strategy, crossings, operator_indices, used_devices
 from planner.launcher.processes import torchrun_command
 from planner.launcher.settings import Settings
 from planner.launcher.source import read_model
 from planner.launcher.world import ProcessRank, choose_device
 from planner.model import Model
-from planner.model.losses import Loss, LossOptions, chosen, losses
 from planner.operators.losses import criterion
-from planner.plan import Plan
-from planner.problem import Optimizer as OptimizerName
 from planner.profilers.devices import autocast_dtype
 from planner.profilers.facts import facts
 from planner.schedules.actions import Program
@@ -22,8 +22,8 @@ from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.flows import flow, steady_minibatches
 from planner.schedules.program import program
 from planner.splitting.checks import all_violations
-from planner.strategy import Strategy, crossings, operator_indices, used_devices
-from planner.units import format_bytes
+from planner.support.errors import FileError, LaunchError, OptionError
+from planner.support.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from planner.artefacts.losses import LossOptions
+from planner.artefacts.plan import Plan
 from planner.launcher.checkpoints.folder import Checkpoint
 from planner.launcher.checkpoints.keeping import Keeping, check_fits, start_of
 from planner.launcher.checkpoints.keeping import check as check_keeping
@@ -11,8 +13,6 @@ from planner.launcher.handshake import Agreement
 from planner.launcher.job import TrainingJob, prepare, with_settings
 from planner.launcher.settings import Settings, check
 from planner.launcher.world import ProcessRank
-from planner.model.losses import LossOptions
-from planner.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

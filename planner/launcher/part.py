@@ -7,20 +7,20 @@ from functools import partial
 from torch import Tensor
 from torch.optim import Optimizer
 
-from planner.graph import Graph, main_dtype, parameters_by_name, retyped
+from planner.artefacts.graph import Graph, main_dtype, parameters_by_name, retyped
+from planner.artefacts.losses import Loss
+from planner.artefacts.plan import Plan
+from planner.artefacts.strategy import operator_indices
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.job import TrainingJob
 from planner.launcher.runtime import StageRunner
 from planner.launcher.split.module import split_module
 from planner.launcher.split.part import SplitPlace, local_parameters, place_in, split_losses
 from planner.launcher.split.states import States, connect_sinks
-from planner.model.losses import Loss
 from planner.operators import parameters, to_torch
 from planner.operators.losses import Criterion, criterion
 from planner.operators.running import autocast
-from planner.plan import Plan
 from planner.splitting.sums import state_steps
-from planner.strategy import operator_indices
 
 
 @dataclass(frozen=True, slots=True)

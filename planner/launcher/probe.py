@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from planner.artefacts.topology import CollectiveKind, DeviceType
 from planner.clusters.probing.infer import (
     CollectiveTimes,
     Inferred,
@@ -42,7 +43,6 @@ from planner.clusters.probing.infer import (
 from planner.clusters.probing.link_fit import Pair, PairFit, PairTimes, calmer, fit_all, suspects
 from planner.clusters.yaml.read import device_table
 from planner.clusters.yaml.schema import available_bytes, available_cores, core_numbers
-from planner.errors import LaunchError, PlannerError, Stopped
 from planner.launcher.failures.system import host_key
 from planner.launcher.split.mesh import GroupLine
 from planner.launcher.store import TIMEOUT
@@ -54,7 +54,7 @@ from planner.launcher.world import (
     meet,
     process_rank,
 )
-from planner.topology import CollectiveKind, DeviceType
+from planner.support.errors import LaunchError, PlannerError, Stopped
 
 # Sizes of transfers and all-reduces: 1 KiB to 256 MiB, each 4 times the one before.
 SMALLEST_BYTES, LARGEST_BYTES, GROWTH = 1024, 256 * 1024**2, 4

@@ -20,8 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from planner.errors import LaunchError
-from planner.files import read_plan
+from planner.artefacts.files import read_plan
 from planner.launcher.ending import (
     INTERRUPTED,
     LAUNCHER,
@@ -35,6 +34,7 @@ from planner.launcher.failures.guard import LOOK_S
 from planner.launcher.failures.limits import Hang, Watch
 from planner.launcher.failures.page import Glance, Page, page_of, pages_file
 from planner.launcher.failures.words import memory_words, where, who
+from planner.support.errors import LaunchError
 from planner.support.forked import signal_name
 
 # A checkout and an installed wheel both have cli.py beside the package.

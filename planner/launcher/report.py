@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 
-from planner.graph import Graph, tensors_by_name
+from planner.artefacts.graph import Graph, tensors_by_name
+from planner.artefacts.losses import Loss
+from planner.artefacts.plan import DevicePrediction, Plan, StagePrediction, said_times
 from planner.launcher.asynchronous.steady import cropped, steady_window, steps_to_show
 from planner.launcher.clocks import Clock
 from planner.launcher.runtime import Record
-from planner.model.losses import Loss
-from planner.plan import DevicePrediction, Plan, StagePrediction, said_times
 from planner.profilers.devices import is_of_type
 from planner.schedules.actions import Compute, Direction
 from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s

@@ -9,7 +9,9 @@ from typing import TypedDict, Unpack
 
 import torch
 
-from planner.files import read_plan
+from planner.artefacts.files import read_plan
+from planner.artefacts.losses import NO_OPTIONS, LossOptions
+from planner.artefacts.plan import Plan
 from planner.launcher.asynchronous.flows import flow_end
 from planner.launcher.asynchronous.rules import check_schedule
 from planner.launcher.checkpoints.folder import Checkpoint
@@ -28,8 +30,6 @@ from planner.launcher.settings import Settings, TrainingOptions
 from planner.launcher.trainer import Trainer
 from planner.launcher.training.following import Follower
 from planner.launcher.world import ProcessRank, process_rank
-from planner.model.losses import NO_OPTIONS, LossOptions
-from planner.plan import Plan
 from planner.profilers.storages import watching
 from planner.traces.read import measured_by
 from planner.traces.write import write_trace

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from planner.errors import LaunchError
-from planner.graph import Graph, tensors_by_name
+from planner.artefacts.graph import Graph, tensors_by_name
 from planner.launcher import clocks, ending
 from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.failures.causes import here
@@ -38,6 +37,7 @@ from planner.schedules.actions import (
     Step,
     waits,
 )
+from planner.support.errors import LaunchError
 
 Tensors = dict[str, Tensor]
 _PHASES = {Direction.FORWARD: Phase.FORWARD, Direction.BACKWARD: Phase.BACKWARD}

@@ -10,9 +10,9 @@ planned host on several, the launch is refused.
 from collections.abc import Sequence
 from itertools import groupby
 
-from planner.errors import LaunchError
+from planner.artefacts.plan import Plan
 from planner.launcher.handshake import Hello
-from planner.plan import Plan
+from planner.support.errors import LaunchError
 
 ONE_HOST = "one host"
 

@@ -6,10 +6,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypedDict
 
-from planner.errors import LaunchError, OptionError
+from planner.artefacts.problem import Optimizer
 from planner.launcher.failures.page import HANG_TIMEOUT_S
 from planner.launcher.training.rates import rate_factor
-from planner.problem import Optimizer
+from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 
 USUAL_STEPS = 10

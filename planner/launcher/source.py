@@ -8,11 +8,11 @@ their files until a stage asks for its own; one rank of each host compares all o
 from functools import partial
 from pathlib import Path
 
-from planner.errors import FileError, LaunchError
+from planner.artefacts.losses import LossOptions
+from planner.artefacts.plan import Plan
 from planner.model import Model, hash_of, load
-from planner.model.losses import LossOptions
 from planner.partition import check_agreement, refers_to
-from planner.plan import Plan
+from planner.support.errors import FileError, LaunchError
 from planner.support.outputs import same_file
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.errors import LaunchError
+from planner.artefacts.problem import Optimizer as OptimizerName
+from planner.artefacts.strategy import GradientSum
 from planner.launcher.asynchronous.flows import Flows
 from planner.launcher.asynchronous.steady import steps_to_show
 from planner.launcher.asynchronous.updates import StageUpdates
@@ -39,11 +40,10 @@ from planner.launcher.training.rates import rate_factor
 from planner.launcher.training.samples import Reader
 from planner.launcher.training.updates import Rules, Updates, loss_scale, owned
 from planner.launcher.world import World
-from planner.problem import Optimizer as OptimizerName
 from planner.profilers.storages import MemoryWatch
 from planner.schedules.actions import Compute, waiting_for_sends
 from planner.splitting.sums import owns, silent
-from planner.strategy import GradientSum
+from planner.support.errors import LaunchError
 
 
 class Trainer:

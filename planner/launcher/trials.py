@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from planner.artefacts.files import write_plan
+from planner.artefacts.plan import Plan
 from planner.clusters.yaml.schema import available_cores
-from planner.errors import LaunchError
-from planner.files import write_plan
 from planner.judging.portfolio import SolverRow
 from planner.launcher.processes import start_launch
-from planner.plan import Plan
 from planner.profilers.devices import gpu_names, is_of_type
+from planner.support.errors import LaunchError
 
 CPU = "cpu"
 WARM_UP_STEPS = 1

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.errors import LaunchError, Stopped
 from planner.launcher import clocks, ending
 from planner.launcher.clocks import EXCHANGES, Reading, read_clock
 from planner.launcher.failures.page import Phase
@@ -29,6 +28,7 @@ from planner.launcher.split.mesh import GroupLine
 from planner.launcher.split.sockets import patient_sockets
 from planner.launcher.store import TIMEOUT, groups_store
 from planner.schedules.actions import Program, Send
+from planner.support.errors import LaunchError, Stopped
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 load.py       the way from the file to the graph
 canonical.py  nodes named; the content hash
 binding.py    symbolic dimensions -> sizes
-losses.py     which outputs have a loss, and which
 expansion/    control flow, sequences and functions as plain nodes
 folding.py    constants and shape arithmetic folded, shapes inferred, node by node
 modes.py      training or evaluation: BatchNormalization, Dropout

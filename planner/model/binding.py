@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 
-from planner.errors import ModelError
+from planner.support.errors import ModelError
 
 
 def bind(

@@ -12,9 +12,9 @@ from functools import lru_cache
 import onnx
 from onnx import AttributeProto, NodeProto, defs, helper
 
-from planner.errors import ModelError
 from planner.model.foreign import ShapeFunction
 from planner.model.microsoft import SHAPES
+from planner.support.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

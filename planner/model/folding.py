@@ -27,7 +27,6 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from planner.errors import ModelError, OperatorError
 from planner.model.canonical import domain_of, own_domain
 from planner.model.definitions import (
     FOREIGN,
@@ -49,7 +48,8 @@ from planner.model.values import (
     size_bytes,
     tensor_type,
 )
-from planner.units import format_bytes
+from planner.support.errors import ModelError, OperatorError
+from planner.support.units import format_bytes
 
 MAX_FOLDED_BYTES = 64 * 2**20
 MAX_COMPUTED_BYTES = 2**30

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from onnx import AttributeProto, NodeProto
 from onnx.defs import OpSchema
 
-from planner.errors import ModelError
+from planner.support.errors import ModelError
 
 MAX_LINES = 5
 """Problems of one graph that are listed."""

@@ -15,8 +15,8 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnx.defs import SchemaError
 
-from planner.errors import ModelError
-from planner.graph import ITEM_BYTES, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import ITEM_BYTES, parameters_by_name, tensors_by_name
+from planner.artefacts.modules import block_of
 from planner.model import trainable
 from planner.model.canonical import domain_of, own_domain, true_inputs
 from planner.model.constants import Uses
@@ -31,7 +31,7 @@ from planner.model.scopes import scope_of
 from planner.model.trainable import Choice, Evidence, doubts
 from planner.model.values import Values
 from planner.model.weights import ModelFile
-from planner.support.module_paths import block_of
+from planner.support.errors import ModelError
 
 # Read by the model's reader itself, and folded or written as plain operators.
 READ = frozenset({"Constant", "Shape", "Size", *CONTROL_FLOW, *SEQUENCE_OPERATORS})

@@ -17,9 +17,10 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
-from planner.errors import FileError, ModelError
-from planner.graph import ITEM_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
-from planner.model import losses, trainable
+from planner.artefacts import losses
+from planner.artefacts.graph import ITEM_BYTES, Graph, LossChoice, Operator, Parameter, Tensor
+from planner.artefacts.profile import BatchNorm
+from planner.model import trainable
 from planner.model.binding import bind
 from planner.model.canonical import (
     content_hash,
@@ -43,7 +44,7 @@ from planner.model.sound import check
 from planner.model.trainable import Choice, doubts
 from planner.model.values import Values, dtype_of, is_float, shape_of
 from planner.model.weights import ModelFile
-from planner.profiles import BatchNorm
+from planner.support.errors import FileError, ModelError
 
 __all__ = ["Model", "Node", "content_hash", "first_consumers", "hash_of", "load"]
 

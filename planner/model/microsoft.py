@@ -6,8 +6,8 @@ functions that compute the operators are in `operators/microsoft.py`.
 
 from collections.abc import Mapping, Sequence
 
-from planner.errors import OperatorError
 from planner.model.foreign import Described, ForeignNode, ShapeFunction
+from planner.support.errors import OperatorError
 
 
 def _input(node: ForeignNode, position: int) -> Described:

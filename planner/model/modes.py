@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.profiles import BatchNorm
+from planner.artefacts.profile import BatchNorm
 
 
 class ModeNode(Protocol):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from planner.errors import ModelError
 from planner.model.metadata import metadata_of
+from planner.support.errors import ModelError
 from planner.support.outputs import Kind
 
 METADATA_KEY = "planner.module"

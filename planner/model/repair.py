@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from planner.errors import ModelError
 from planner.model.canonical import true_inputs
 from planner.model.constants import Candidate, Uses, why_constant
 from planner.model.folding import some
 from planner.model.origins import BIASES, Kind, Origin, Origins, Read, flat, reads
 from planner.model.values import Values
+from planner.support.errors import ModelError
 
 _FLOATS = frozenset({
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,

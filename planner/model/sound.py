@@ -26,8 +26,8 @@ from onnx import (
     helper,
 )
 
-from planner.errors import ModelError
-from planner.graph import MAX_BYTES
+from planner.artefacts.graph import MAX_BYTES
+from planner.support.errors import ModelError
 
 MAX_LINES = 5
 """Problems of one file that are listed; one mistake of an exporter is in every tensor."""

@@ -19,13 +19,13 @@ from difflib import get_close_matches
 import numpy as np
 from onnx import NodeProto
 
-from planner.errors import FileError, ModelError
 from planner.model.constants import Candidate, Uses, pairs_of_tables, why_constant
 from planner.model.definitions import FOREIGN
 from planner.model.folding import operator_type, some
 from planner.model.origins import Kind, Origin
 from planner.model.record import ModuleRecord, TensorRecord
 from planner.model.repair import AVOIDING
+from planner.support.errors import FileError, ModelError
 
 STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
     "Clip": (1, 2), "Dropout": (1, 2), "Pad": (1, 2, 3), "Resize": (1, 2, 3), "Upsample": (1,),

@@ -24,9 +24,9 @@ import onnx_ir
 from google.protobuf.message import Message
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
-from planner.errors import FileError
-from planner.graph import ITEM_BYTES
+from planner.artefacts.graph import ITEM_BYTES
 from planner.model.wire import BYTES, Field, fields
+from planner.support.errors import FileError
 from planner.support.reading import MAX_MODEL_BYTES, check_mapped, read_bytes
 
 INLINE = "planner.inline"

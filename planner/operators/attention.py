@@ -5,7 +5,7 @@ from onnx import helper
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
+from planner.support.errors import OperatorError
 
 
 def attention(

@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 from onnx import defs, helper
 from torch import Tensor
 
-from planner.errors import OperatorError
-from planner.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.graph import parameters_by_name, tensors_by_name
 from planner.model import Model, Node
 from planner.model.definitions import FOREIGN, definition
+from planner.support.errors import OperatorError
 
 Parameters = Mapping[str, inspect.Parameter]
 

@@ -13,8 +13,13 @@ from operator import getitem
 import torch
 from torch import Tensor, fx, nn
 
-from planner.errors import OperatorError
-from planner.graph import ITEM_BYTES, Graph, consumers, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import (
+    ITEM_BYTES,
+    Graph,
+    consumers,
+    parameters_by_name,
+    tensors_by_name,
+)
 from planner.model import Model, Node
 from planner.model.definitions import REGISTER, modules_of
 from planner.model.values import Values
@@ -22,6 +27,7 @@ from planner.operators.binding import Call, bind
 from planner.operators.running import REFUSALS, words_of
 from planner.operators.table import OPERATORS, UNSUPPORTED
 from planner.support.derived import derived
+from planner.support.errors import OperatorError
 
 
 def input_names(graph: Graph, operators: Iterable[int]) -> tuple[str, ...]:

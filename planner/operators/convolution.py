@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
 from planner.operators.shape import Integers
+from planner.support.errors import OperatorError
 
 Pairs = tuple[tuple[int, int], ...]
 

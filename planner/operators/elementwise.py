@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
+from planner.support.errors import OperatorError
 
 
 def div(a: Tensor, b: Tensor) -> Tensor:

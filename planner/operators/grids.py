@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
 from planner.operators.convolution import padded, pairs
 from planner.operators.shape import Integers
+from planner.support.errors import OperatorError
 
 _GRID_MODES = {
     "bilinear": "bilinear", "linear": "bilinear", "nearest": "nearest", "bicubic": "bicubic",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import LaunchError, OperatorError
-from planner.model.losses import Loss, LossName
+from planner.artefacts.losses import Loss, LossName
+from planner.support.errors import LaunchError, OperatorError
 from planner.support.named import function_named
 
 Criterion = Callable[[Tensor, Tensor | None], Tensor]

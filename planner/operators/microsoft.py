@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
 from planner.operators import attention as attentions
 from planner.operators import convolution
 from planner.operators.shape import Integers, Numbers
+from planner.support.errors import OperatorError
 
 _HIDDEN = -10000.0  # what ONNX Runtime adds to a score that is hidden
 

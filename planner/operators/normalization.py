@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
 from planner.operators.running import evaluates
 from planner.operators.shape import Integers
+from planner.support.errors import OperatorError
 
 _updated: ContextVar[frozenset[int]] = ContextVar("updated", default=frozenset())
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from planner.errors import OperatorError
+from planner.support.errors import OperatorError
 
 _draws: ContextVar[tuple[int, int, int]] = ContextVar("draws", default=(0, 0, 0))
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
 from planner.operators.shape import Numbers
+from planner.support.errors import OperatorError
 
 Activation = Callable[[Tensor], Tensor]
 State = tuple[Tensor, ...]  # (h,), of an LSTM (h, c); each (B, H)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from planner.errors import OperatorError
 from planner.operators.shape import Integers
+from planner.support.errors import OperatorError
 
 
 def _reduce(

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.errors import OperatorError
 from planner.model import Node
 from planner.model.definitions import FOREIGN, Foreign
 from planner.model.foreign import Described, ForeignNode, ShapeFunction
 from planner.operators.binding import Known, call
 from planner.operators.table import OPERATORS
+from planner.support.errors import OperatorError
 
 
 def register(

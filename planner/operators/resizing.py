@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
 from planner.operators.shape import Integers, Numbers, positive
 from planner.support.arrays import Bools, Floats, Ints
+from planner.support.errors import OperatorError
 
 # Taps on each side of an output position.
 _MODES = {"nearest": 0, "linear": 1, "bilinear": 1, "trilinear": 1, "cubic": 2}

@@ -14,8 +14,8 @@ from types import TracebackType
 import torch
 from torch import fx
 
-from planner.errors import OperatorError
 from planner.model import Model, Node
+from planner.support.errors import OperatorError
 
 REFUSALS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError,

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from planner.errors import OperatorError
 from planner.operators import randomness
 from planner.operators.running import evaluates
+from planner.support.errors import OperatorError
 
 
 def dropout(

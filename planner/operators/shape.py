@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner.errors import OperatorError
+from planner.support.errors import OperatorError
 
 # Attributes, and inputs that are constants.
 Integers = tuple[int, ...]

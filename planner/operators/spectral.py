@@ -8,7 +8,7 @@ from math import cos, floor, log10, pi
 import torch
 from torch import Tensor
 
-from planner.errors import OperatorError
+from planner.support.errors import OperatorError
 
 _HALVES = (torch.float16, torch.bfloat16)
 

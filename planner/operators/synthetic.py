@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from planner import graph as graphs
-from planner.errors import ModelError
+from planner.artefacts import graph as graphs
+from planner.artefacts.losses import Loss, LossName
 from planner.model import Model, Node
-from planner.model.losses import Loss, LossName
 from planner.operators.randomness import seeded
-from planner.units import format_bytes
+from planner.support.errors import ModelError
+from planner.support.units import format_bytes
 
 # Operators whose outputs hold elements of their inputs at these positions.
 _PASSING: Mapping[str, tuple[int, ...]] = {

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
-from planner.errors import FileError
+from planner.artefacts.plan import Plan
 from planner.model import content_hash
 from planner.model.load import read_proto
 from planner.model.weights import ModelFile
@@ -27,7 +27,7 @@ from planner.partition.annotations import (
 )
 from planner.partition.shards import Shards, read_shards, replica_ranks, shards_of
 from planner.partition.write import MODEL_HASH, short
-from planner.plan import Plan
+from planner.support.errors import FileError
 
 MAX_DIFFERENCES = 5
 

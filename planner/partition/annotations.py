@@ -21,13 +21,13 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto
 
-from planner.errors import FileError
-from planner.graph import consumers, producers
+from planner.artefacts.graph import consumers, producers
+from planner.artefacts.modules import from_to
+from planner.artefacts.plan import Plan
 from planner.model import Model, first_consumers
 from planner.model.expansion.inlining import subgraphs
 from planner.partition.shards import shards_by_operator, write_shards
-from planner.plan import Plan
-from planner.support.module_paths import from_to
+from planner.support.errors import FileError
 
 CONFIGURATION = "planner"
 STAGE_MODULES, STAGE_DEVICES = "planner.stage_modules", "planner.stage_devices"

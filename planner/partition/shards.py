@@ -14,11 +14,10 @@ from math import prod
 
 from onnx import NodeDeviceConfigurationProto, NodeProto
 
-from planner.graph import Graph, Operator, parameters_by_name, tensors_by_name
-from planner.plan import Plan
-from planner.sharding import Sharding, Spec, blocks_of, dim_of
-from planner.splitting.reshardings import reads, rule_by
-from planner.strategy import Stage
+from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
+from planner.artefacts.plan import Plan
+from planner.artefacts.sharding import Sharding, Spec, blocks_of, dim_of, reads, rule_by
+from planner.artefacts.strategy import Stage
 
 
 @dataclass(frozen=True, slots=True)

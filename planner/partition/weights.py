@@ -17,11 +17,11 @@ from typing import BinaryIO
 
 from onnx import GraphProto, ModelProto, TensorProto
 
-from planner.errors import FileError
 from planner.model import Model
 from planner.model.expansion.inlining import subgraphs
 from planner.model.metadata import metadata_of
 from planner.model.weights import INLINE, ModelFile, is_inline, is_stored, place_of, put
+from planner.support.errors import FileError
 from planner.support.reading import check_mapped
 
 WEIGHTS = "planner.weights"  # the file beside the annotated one that was written for it

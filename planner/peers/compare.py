@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from planner.artefacts.formats.dnn_partitioning import DnnGraph, colocated, color_classes
+from planner.artefacts.formats.piper import RECOMPUTED, PiperGraph
+from planner.artefacts.problem import Problem, Recompute, Status
+from planner.artefacts.topology import too_many
 from planner.costs.memory import own_limit_bytes
-from planner.errors import OptionError
-from planner.formats.dnn_partitioning import DnnGraph, colocated, color_classes
-from planner.formats.piper import RECOMPUTED, PiperGraph
 from planner.peers.dnn_partitioning import costs as dnn_partitioning
 from planner.peers.dnn_partitioning.placement import place
 from planner.peers.dnn_partitioning.solve import DEFAULT_MAX_DOWNSETS, DnnStage, split
 from planner.peers.piper import costs as piper
 from planner.peers.piper.equal import equal_stages
 from planner.peers.piper.solve import PiperOptions, PiperPlan, plan
-from planner.problem import Problem, Recompute, Status
 from planner.solvers.engines.engine import Engine
-from planner.topology import too_many
-from planner.units import format_bytes, format_seconds
+from planner.support.errors import OptionError
+from planner.support.units import format_bytes, format_seconds
 
 # Of the time, for the contiguous split from which a search for other placements starts.
 SPLIT_SHARE = 0.2

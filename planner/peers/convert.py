@@ -4,8 +4,7 @@ PipeDream's graph.txt with the stage of every node.
 
 from pathlib import Path
 
-from planner.errors import OptionError
-from planner.files import (
+from planner.artefacts.files import (
     PROFILE_FILE,
     STRATEGY_FORMAT,
     newest_profile,
@@ -13,8 +12,8 @@ from planner.files import (
     read_text,
     write_profiles,
 )
-from planner.formats import detect, read_any_profiles
-from planner.formats.graph_txt import (
+from planner.artefacts.formats.any import detect, read_any_profiles
+from planner.artefacts.formats.graph_txt import (
     ADVICE,
     DOT_FILE,
     GRAPH_FILE,
@@ -25,11 +24,12 @@ from planner.formats.graph_txt import (
     to_dot,
     to_text,
 )
+from planner.artefacts.plan import Plan
+from planner.artefacts.profile import Profile
 from planner.judging.origins import check_fits, profile_of
 from planner.model import load
-from planner.plan import Plan
-from planner.profiles import Profile
 from planner.support.caches import LOGGER
+from planner.support.errors import OptionError
 from planner.support.outputs import check_outputs, same_file
 from planner.support.writing import write_atomically, write_together
 

@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from planner.costs.compute import fits_any_device, operator_times
-from planner.errors import OptionError
-from planner.graph import (
+from planner.artefacts.graph import (
     Graph,
     Operator,
     main_dtype,
@@ -29,13 +27,15 @@ from planner.graph import (
     retyped,
     tensors_by_name,
 )
+from planner.artefacts.profile import ROOFLINE, OperatorCost, Profile, Source
+from planner.artefacts.topology import DeviceType
+from planner.costs.compute import fits_any_device, operator_times
 from planner.model import Model
 from planner.profilers.devices import autocast_dtype, versions
 from planner.profilers.efficiencies import DeviceFamily, Kernel, device_family
 from planner.profilers.origin import model_fields
-from planner.profiles import ROOFLINE, OperatorCost, Profile, Source
 from planner.support.arrays import Floats
-from planner.topology import DeviceType
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.profilers.facts import Facts

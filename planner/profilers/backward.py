@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from planner.files import shipped
-from planner.formats import read_any_profiles
-from planner.graph import Graph, tensors_by_name
-from planner.profiles import Profile, Source
+from planner.artefacts.files import shipped
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.graph import Graph, tensors_by_name
+from planner.artefacts.profile import Profile, Source
 
 if TYPE_CHECKING:
     from planner.profilers.facts import Facts

@@ -12,7 +12,13 @@ from math import prod
 
 import numpy as np
 
-from planner.graph import Graph, consumers, loss_outputs, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import (
+    Graph,
+    consumers,
+    loss_outputs,
+    parameters_by_name,
+    tensors_by_name,
+)
 from planner.model import Model
 
 MAX_CONSTANT_ELEMENTS = 1024

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.profiles import Profile
+from planner.artefacts.profile import Profile
 
 SMALL_SHARE = 0.001
 """Operators that take less than this share of the model's forward time are not ranked."""

@@ -35,10 +35,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from planner.artefacts.profile import Contention, OperatorCost, Profile
 from planner.clusters.yaml.schema import available_cores
 from planner.profilers.cache import processor
 from planner.profilers.trust import MAX_WALL_PER_CPU
-from planner.profiles import Contention, OperatorCost, Profile
 from planner.support.caches import LOGGER, Shelf, cache_root
 
 METHOD = 2

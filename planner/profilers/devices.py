@@ -4,8 +4,8 @@ import platform
 from collections.abc import Mapping
 from importlib import import_module
 
-from planner.errors import OptionError
-from planner.graph import Graph, main_dtype
+from planner.artefacts.graph import Graph, main_dtype
+from planner.support.errors import OptionError
 
 TYPES: Mapping[str, str] = {
     "NVIDIA A100-SXM4-40GB": "A100-SXM4-40GB",

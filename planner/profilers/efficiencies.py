@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.topology import DeviceType
+from planner.artefacts.topology import DeviceType
 
 
 class Work(StrEnum):

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from planner.artefacts.profile import Profile
 from planner.clusters.yaml.read import shipped_device_type
-from planner.errors import OptionError
 from planner.model import Model
 from planner.profilers.contention import contention_of, machine_contention
 from planner.profilers.devices import check_measuring, device_type
 from planner.profilers.measured import Effort, measure
-from planner.profiles import Profile
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     from planner.profilers.analytic import RooflineFit

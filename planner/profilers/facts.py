@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from planner.errors import OperatorError
-from planner.graph import loss_outputs, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import loss_outputs, parameters_by_name, tensors_by_name
+from planner.artefacts.profile import View
 from planner.model import Model
 from planner.operators import input_names, output_names, to_torch
 from planner.operators.binding import Call, Read, bind
@@ -25,7 +25,7 @@ from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import Kernels, listed
 from planner.profilers.stash import Stash, address, observe
 from planner.profilers.unit import Unit
-from planner.profiles import View
+from planner.support.errors import OperatorError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from planner.errors import LaunchError
-from planner.graph import Graph
-from planner.model.losses import Loss, losses
+from planner.artefacts.graph import Graph
+from planner.artefacts.losses import Loss, losses
+from planner.artefacts.profile import LossCost
 from planner.operators import synthetic
 from planner.operators.losses import Criterion, criterion
 from planner.profilers.efficiencies import Kernel
 from planner.profilers.kernels import listed
 from planner.profilers.timing import CACHES_BYTES, Stopwatch, quiet
-from planner.profiles import LossCost
 from planner.support.arrays import Floats
+from planner.support.errors import LaunchError
 
 LEAST_RUNS, ENOUGH_S = 5, 0.2
 """A loss is timed so often at least, and until this time is spent."""

@@ -20,8 +20,7 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from planner.errors import OperatorError
-from planner.graph import (
+from planner.artefacts.graph import (
     Graph,
     loss_outputs,
     main_dtype,
@@ -29,6 +28,7 @@ from planner.graph import (
     retyped,
     tensors_by_name,
 )
+from planner.artefacts.profile import LossCost, OperatorCost, Profile, Source, View, WholeStep
 from planner.model import Model
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import (
@@ -55,7 +55,7 @@ from planner.profilers.trust import (
     training_bytes,
     warnings,
 )
-from planner.profiles import LossCost, OperatorCost, Profile, Source, View, WholeStep
+from planner.support.errors import OperatorError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
-from planner.errors import OptionError
-from planner.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import Graph, Operator, main_dtype, parameters_by_name, tensors_by_name
+from planner.artefacts.profile import OperatorCost, Profile, Source
 from planner.model import Model
 from planner.model.modes import is_batch_norm, is_dropout, trains
 from planner.profilers.backward import BackwardEstimates, estimates, shipped_ratios
@@ -19,7 +19,7 @@ from planner.profilers.devices import check_measuring, device_type, versions
 from planner.profilers.onnxruntime_runs import PROVIDERS, TRUNCATED_S, TimedRuns, place_of, run
 from planner.profilers.origin import model_fields
 from planner.profilers.trust import interval
-from planner.profiles import OperatorCost, Profile, Source
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,10 +25,10 @@ import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.defs import OpSchema, SchemaError
 
-from planner.errors import OperatorError, OptionError
-from planner.graph import Graph, Parameter, Tensor, producers, tensors_by_name
+from planner.artefacts.graph import Graph, Parameter, Tensor, producers, tensors_by_name
 from planner.model import Model, Node
 from planner.model.folding import operator_type
+from planner.support.errors import OperatorError, OptionError
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, IOBinding, SessionOptions

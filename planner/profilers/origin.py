@@ -4,13 +4,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
-from planner.errors import FileError
-from planner.graph import Graph, retyped
+from planner.artefacts.graph import Graph, retyped
+from planner.artefacts.losses import LossOptions
+from planner.artefacts.profile import BatchNorm, Profile
 from planner.model import Model, load
-from planner.model.losses import LossOptions
 from planner.model.modes import batch_norm_form
 from planner.model.modules import modules_of
-from planner.profiles import BatchNorm, Profile
+from planner.support.errors import FileError
 
 
 class ModelFields(TypedDict):

@@ -13,8 +13,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from planner.artefacts.profile import View
 from planner.profilers.unit import Unit
-from planner.profiles import View
 
 T = TypeVar("T")
 

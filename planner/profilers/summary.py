@@ -6,9 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.graph import Operator, consumers, producers
-from planner.profiles import OperatorCost, Profile, SplitRule
-from planner.sharding import dim_of, rule_of
+from planner.artefacts.graph import Operator, consumers, producers
+from planner.artefacts.profile import OperatorCost, Profile, SplitRule
+from planner.artefacts.sharding import dim_of, rule_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from math import comb
 from pathlib import Path
 from statistics import median
 
+from planner.artefacts.graph import Graph
+from planner.artefacts.profile import Profile
 from planner.clusters.yaml.schema import available_bytes, available_cores
-from planner.graph import Graph
 from planner.profilers.summary import summary
-from planner.profiles import Profile
 
 CONFIDENCE = 0.95
 """Confidence of the interval around a median."""

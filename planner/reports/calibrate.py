@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from planner.reports.tables import Table, count, percent
-from planner.units import format_bytes, format_rate, format_seconds
+from planner.support.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from planner.traces.calibrate import CheckedCalibration
@@ -71,7 +71,7 @@ def calibrate_lines(result: "CheckedCalibration") -> tuple[str, ...]:
 
 def calibrate_json(result: "CheckedCalibration", written: list[str]) -> dict[str, Any]:
     """The object that `calibrate --json` prints."""
-    from planner.files import to_plain
+    from planner.artefacts.files import to_plain
 
     return {
         "error_before": result.error_before,

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from planner.artefacts.topology import Topology
 from planner.drawing.gantt import SIGNS, Activity, gantt
 from planner.drawing.tree import tree
 from planner.simulator.timeline import Timeline
 from planner.support.printable import printable
-from planner.topology import Topology
 
 # Narrower charts show nothing.
 MIN_CELLS = 10

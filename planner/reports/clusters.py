@@ -10,14 +10,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from planner.artefacts.files import shipped
+from planner.artefacts.topology import Topology, device_type, table_of
 from planner.clusters.routes import bandwidth_bytes_per_s, chain, pair_widths, routes
 from planner.clusters.yaml.read import read_topology
 from planner.costs.collectives import allreduce_s
-from planner.files import shipped
 from planner.reports.tables import Table
 from planner.support.arrays import Floats
-from planner.topology import Topology, device_type, table_of
-from planner.units import format_bytes, format_rate, format_seconds
+from planner.support.units import format_bytes, format_rate, format_seconds
 
 # Size of the all-reduces that are shown.
 SHOWN_BYTES = 100_000_000

@@ -10,7 +10,7 @@ from planner.judging.portfolio import SolverComparison
 from planner.reports.tables import percent
 from planner.support.outputs import Kind, head_of
 from planner.support.printable import printable_lines
-from planner.units import format_seconds
+from planner.support.units import format_seconds
 
 # Nearer than this, two plans are as fast as each other.
 NOTICEABLE = 5e-4

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from planner.reports.tables import Table, count
-from planner.units import format_seconds
+from planner.support.units import format_seconds
 
 if TYPE_CHECKING:
     from planner.profilers.analytic import RooflineFit

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.exporting.summary import Parameters, parameters_of
 from planner.reports.tables import count
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 if TYPE_CHECKING:
     from planner.exporting.export import Exported, Value

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from planner.reports.tables import Table, device_runs
-from planner.units import format_bytes, format_seconds
+from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from planner.peers.compare import ForeignComparison, ForeignRow

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from planner.reports.tables import Table, count
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 if TYPE_CHECKING:
     from planner.model.inspection import HeldParameter, Inspection, Value

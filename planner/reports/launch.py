@@ -5,12 +5,12 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.artefacts.losses import loss_json
+from planner.artefacts.losses import loss_lines as chosen_losses
+from planner.artefacts.plan import MemoryParts, StagePrediction
 from planner.launcher.processes import torchrun_command
-from planner.model.losses import loss_json
-from planner.model.losses import loss_lines as chosen_losses
-from planner.plan import MemoryParts, StagePrediction
 from planner.reports.tables import Table, count
-from planner.units import format_bytes, format_seconds
+from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from planner.launcher.report import Evaluation, LaunchReport, MeasuredDevice

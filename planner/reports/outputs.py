@@ -7,11 +7,11 @@ def kind_called(name: str) -> Kind:
     """A kind, which is defined beside its writer; some of these take long to load."""
     match name:
         case "strategy":
-            from planner.files import STRATEGY_FILE as KIND
+            from planner.artefacts.files import STRATEGY_FILE as KIND
         case "profile":
-            from planner.files import PROFILE_FILE as KIND
+            from planner.artefacts.files import PROFILE_FILE as KIND
         case "calibration":
-            from planner.files import CALIBRATION_FILE as KIND
+            from planner.artefacts.files import CALIBRATION_FILE as KIND
         case "annotated model":
             from planner.partition import ANNOTATED_FILE as KIND
         case "exported model":

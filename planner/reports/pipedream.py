@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from planner.artefacts.plan import Plan
 from planner.judging.portfolio import SolverComparison
-from planner.plan import Plan
 from planner.reports.tables import Table, count, device_runs
-from planner.units import format_seconds
+from planner.support.units import format_seconds
 
 if TYPE_CHECKING:
     from planner.solvers.pipedream.costs import PipeDreamReport

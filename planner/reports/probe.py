@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from planner.artefacts.topology import CollectiveKind
 from planner.clusters.probing.link_fit import Pair
 from planner.clusters.routes import routes
 from planner.costs.collectives import collective_s
 from planner.reports.tables import Table
-from planner.topology import CollectiveKind
-from planner.units import format_bytes, format_rate, format_seconds
+from planner.support.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from planner.clusters.probing.infer import CollectiveTimes

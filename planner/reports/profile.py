@@ -6,17 +6,17 @@ from dataclasses import asdict
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from planner.model.losses import Loss, loss_json, loss_lines, losses
+from planner.artefacts.losses import Loss, loss_json, loss_lines, losses
+from planner.artefacts.profile import BatchNorm
 from planner.profilers.summary import SplitKind, edge_sizes, split_counts, summary
-from planner.profiles import BatchNorm
 from planner.reports.tables import Table, count, percent
-from planner.units import format_bytes, format_seconds
+from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.graph import Parameter
+    from planner.artefacts.graph import Parameter
+    from planner.artefacts.profile import Contention, Profile
     from planner.model import Choice
     from planner.profilers.measured import Effort
-    from planner.profiles import Contention, Profile
 
 
 def profile_table(profile: "Profile") -> Table:

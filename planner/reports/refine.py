@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from planner.artefacts.problem import Objective
 from planner.judging.judge import objective_s
 from planner.judging.refine import Refinement
-from planner.problem import Objective
-from planner.units import format_seconds
+from planner.support.units import format_seconds
 
 _FIGURE = {
     Objective.ITERATION: "per iteration",

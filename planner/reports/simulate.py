@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.plan import Plan
+from planner.artefacts.plan import Plan
 from planner.reports.solve import plan_json
 from planner.reports.tables import Table, count, percent
 from planner.schedules.actions import AllReduce, Compute, Receive, Step, text
 from planner.simulator.account import Account
 from planner.simulator.critical_path import PathStep
 from planner.simulator.idle import Cause, Wait
-from planner.units import format_bytes, format_seconds
+from planner.support.units import format_bytes, format_seconds
 
 MAX_PARTS = 12
 """Number of lines in the table of the critical path."""

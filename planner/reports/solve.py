@@ -4,16 +4,16 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from planner.artefacts.modules import from_to
+from planner.artefacts.plan import Plan, Prediction, said_times
+from planner.artefacts.problem import Objective, Status
+from planner.artefacts.profile import Source
+from planner.artefacts.strategy import Stage
 from planner.judging.judge import predicted_s
 from planner.judging.portfolio import SolverComparison, SolverRow
-from planner.plan import Plan, Prediction, said_times
-from planner.problem import Objective, Status
-from planner.profiles import Source
 from planner.reports.tables import Table, device_runs, percent
 from planner.schedules.versions import alive
-from planner.strategy import Stage
-from planner.support.module_paths import from_to
-from planner.units import format_bytes, format_seconds
+from planner.support.units import format_bytes, format_seconds
 
 # Rows of a table of stages.
 MAX_ROWS = 24

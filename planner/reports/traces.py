@@ -4,7 +4,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from planner.reports.tables import Table
-from planner.units import format_bytes, format_seconds
+from planner.support.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from planner.traces.comparison import ComparedTime, TraceComparison

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from planner.artefacts.plan import Plan
+from planner.artefacts.problem import Problem
 from planner.costs.compute import fits_any_device
 from planner.judging.portfolio import SolverComparison
 from planner.judging.sensitivity import Gain
-from planner.plan import Plan
-from planner.problem import Problem
 from planner.reports.solve import comparison_json
 from planner.reports.tables import Table
-from planner.units import format_bytes, format_seconds
+from planner.support.units import format_bytes, format_seconds
 
 # Smaller changes are shown as none.
 NOTICEABLE = 5e-4

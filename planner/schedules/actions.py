@@ -32,9 +32,9 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from planner.graph import Tensor
-from planner.sharding import Box
-from planner.strategy import GradientSum
+from planner.artefacts.graph import Tensor
+from planner.artefacts.sharding import Box
+from planner.artefacts.strategy import GradientSum
 from planner.support.arrays import Bools, Ints, Kinds
 
 

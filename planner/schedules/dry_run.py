@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.artefacts.strategy import Strategy
 from planner.schedules.actions import (
     Code,
     Compute,
@@ -21,7 +22,6 @@ from planner.schedules.actions import (
 )
 from planner.schedules.dependencies import Dependencies, dependencies, tasks
 from planner.schedules.tasks import Crowds, Paths, RunResult
-from planner.strategy import Strategy
 from planner.support.arrays import Ints
 
 

@@ -18,10 +18,10 @@ replicas than another one has fewer rounds.
 from dataclasses import replace
 from math import lcm
 
-from planner.graph import Graph
+from planner.artefacts.graph import Graph
+from planner.artefacts.strategy import Strategy
 from planner.schedules.actions import Program
 from planner.schedules.program import program
-from planner.strategy import Strategy
 
 SETTLING_PERIODS = 12
 """In which a flow becomes periodic, usually."""

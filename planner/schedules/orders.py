@@ -5,8 +5,8 @@ in flight.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from planner.artefacts.strategy import ScheduleName, Strategy
 from planner.schedules.actions import Direction
-from planner.strategy import ScheduleName, Strategy
 
 
 def gpipe(num_microbatches: int, warmup: int) -> Iterator[tuple[Direction, int]]:

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.graph import Graph, tensors_by_name
+from planner.artefacts.graph import Graph, tensors_by_name
+from planner.artefacts.sharding import Spec
+from planner.artefacts.strategy import Crossing, GradientSum, ScheduleName, Stage, Strategy
 from planner.schedules.actions import Code, Direction, Kind, Piece
 from planner.schedules.orders import SCHEDULES
-from planner.sharding import Spec
 from planner.splitting import pieces as pieces_between
-from planner.strategy import Crossing, GradientSum, ScheduleName, Stage, Strategy
 from planner.support.arrays import Bools, Ints, Kinds
 
 

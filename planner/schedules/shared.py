@@ -31,10 +31,8 @@ from heapq import heappop, heappush
 from itertools import accumulate, count, pairwise
 from math import inf
 
-from planner.plan import StagePrediction
-from planner.schedules.actions import Action, AllReduce, Compute, Direction, Receive, Send, Step
-from planner.schedules.orders import SCHEDULES
-from planner.strategy import (
+from planner.artefacts.plan import StagePrediction
+from planner.artefacts.strategy import (
     Crossing,
     GradientSum,
     ScheduleName,
@@ -42,6 +40,8 @@ from planner.strategy import (
     deliveries,
     stages_by_device,
 )
+from planner.schedules.actions import Action, AllReduce, Compute, Direction, Receive, Send, Step
+from planner.schedules.orders import SCHEDULES
 
 _F, _B = Direction.FORWARD, Direction.BACKWARD
 

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from planner.artefacts.strategy import Strategy
 from planner.schedules.actions import Direction
 from planner.schedules.flows import in_flight, period
 from planner.schedules.orders import SCHEDULES
-from planner.strategy import Strategy
 from planner.support.arrays import Ints
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import Strategy, stages_by_device
 from planner.costs.evaluate import Evaluation, evaluate
 from planner.costs.memory import StageMemory, standing_memory, use_bytes
-from planner.problem import Problem
 from planner.schedules.actions import Code, Kind
 from planner.simulator.critical_path import PathStep, critical_path
 from planner.simulator.idle import Wait, by_cause, idle_times
 from planner.simulator.steady import Curve, cropped, iterate, within
 from planner.simulator.timeline import Timeline, Times, occupied, timeline_of
-from planner.strategy import Strategy, stages_by_device
 from planner.support.arrays import Floats, Ints
 
 

@@ -24,12 +24,12 @@ from enum import StrEnum
 
 import numpy as np
 
+from planner.artefacts.topology import Topology
 from planner.schedules.actions import Action, Kind, decode
 from planner.schedules.dependencies import Dependencies, dependencies
 from planner.simulator.network import Network, exclusive_links, network
 from planner.simulator.timeline import Times, occupied, transfers
 from planner.support.arrays import Bools, Ints
-from planner.topology import Topology
 
 
 class Reason(StrEnum):

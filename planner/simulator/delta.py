@@ -26,9 +26,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.artefacts.graph import Graph, producers
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import (
+    Crossing,
+    GradientSum,
+    Strategy,
+    crossings_among,
+    operator_indices,
+    shares_devices,
+    stage_of,
+)
 from planner.costs.pricing import ActionCosts, StagePrice, action_costs, stage_price
-from planner.graph import Graph, producers
-from planner.problem import Problem
 from planner.schedules.actions import Lists, Piece, Program
 from planner.schedules.pipelines import (
     Block,
@@ -46,15 +55,6 @@ from planner.simulator.events import Prepared, Workload, prepared, run_prepared,
 from planner.simulator.timeline import Times
 from planner.splitting.checks import all_violations
 from planner.splitting.sums import gradient_sums
-from planner.strategy import (
-    Crossing,
-    GradientSum,
-    Strategy,
-    crossings_among,
-    operator_indices,
-    shares_devices,
-    stage_of,
-)
 from planner.support.derived import derived
 
 # A chain of strategies that remembers more patterns forgets them all.

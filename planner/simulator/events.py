@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.artefacts.topology import Topology
 from planner.costs.pricing import ActionCosts
 from planner.schedules import rules_kernels as kernels
 from planner.schedules.actions import Code, Kind, Piece, Program
@@ -39,7 +40,6 @@ from planner.schedules.tasks import Crowds, Cuts, Paths
 from planner.simulator.network import network, paths
 from planner.simulator.timeline import Timeline, Times, timeline_of, transfers
 from planner.support.arrays import Floats, Ints
-from planner.topology import Topology
 
 
 def simulate(program: Program, costs: ActionCosts, topology: Topology) -> Timeline:

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.graph import Graph
+from planner.artefacts.graph import Graph
+from planner.artefacts.strategy import Strategy, crossings, stages_by_device
 from planner.schedules.actions import AllReduce, Compute, Direction
 from planner.simulator.timeline import Event, Interval, Timeline, Transfer
-from planner.strategy import Strategy, crossings, stages_by_device
 
 
 class Cause(StrEnum):

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.artefacts.topology import Sharing, Topology
 from planner.clusters.routes import routes
 from planner.schedules.tasks import Paths
 from planner.support.arrays import Bools, Floats, Ints
 from planner.support.derived import derived
-from planner.topology import Sharing, Topology
 
 
 class Network(NamedTuple):

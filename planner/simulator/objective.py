@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
+from planner.artefacts.problem import Objective, Problem
+from planner.artefacts.strategy import ScheduleName, Strategy
 from planner.costs.closed_form import bottleneck_s
 from planner.costs.evaluate import Evaluation, evaluate
-from planner.problem import Objective, Problem
 from planner.schedules.actions import Kind
 from planner.schedules.orders import with_microbatches
 from planner.schedules.program import program
 from planner.simulator.events import run
 from planner.simulator.steady import iterate
 from planner.simulator.timeline import Times
-from planner.strategy import ScheduleName, Strategy
 
 
 def objective_s(problem: Problem, strategy: Strategy) -> float:

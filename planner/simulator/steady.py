@@ -16,16 +16,16 @@ from typing import TypeVar
 
 import numpy as np
 
+from planner.artefacts.graph import Graph
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import Strategy, crossings
 from planner.costs.evaluate import Evaluation
-from planner.graph import Graph
-from planner.problem import Problem
 from planner.schedules.actions import Code, Kind
 from planner.schedules.flows import flow, in_flight, period, steady_minibatches
 from planner.simulator.critical_path import PathStep
 from planner.simulator.events import run
 from planner.simulator.idle import Idle
 from planner.simulator.timeline import Event, Timeline, Times, Transfer
-from planner.strategy import Strategy, crossings
 from planner.support.arrays import Floats
 
 # What has a start and an end.

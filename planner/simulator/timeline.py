@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.artefacts.sharding import Box
 from planner.schedules.actions import Action, Code, Compute, Direction, Kind, Step, decode
-from planner.sharding import Box
 from planner.support.arrays import Bools, Floats, Ints
 
 Interval = tuple[float, float]

@@ -12,11 +12,11 @@ more than 64 devices such pipelines run side by side, as replicas
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from planner.artefacts.graph import parameters_by_name
+from planner.artefacts.problem import Problem, Result
+from planner.artefacts.strategy import Strategy
 from planner.clusters.routes import chain
-from planner.graph import parameters_by_name
-from planner.problem import Problem, Result
 from planner.solvers.fit import fastest_first, first_that_fits, pipeline, recompute_choices
-from planner.strategy import Strategy
 
 # On more devices than `_MAX_STAGES`, a pipeline has at most that many stages, or a half of it, a
 # quarter.. The first one tried has at most `_FORWARDS` forwards, which are simulated in a second.

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from planner.artefacts.problem import Problem, Recompute, Result, Status
+from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate, evaluation_work_s, pricing_work_s
 from planner.costs.memory import limit_bytes, stage_memory, standing_memory
-from planner.problem import Problem, Recompute, Result, Status
 from planner.schedules.orders import default_warmups
 from planner.solvers.placement.stages import strategies_of
-from planner.strategy import Stage, Strategy, asynchronous_violations, used_devices
 
 
 def recompute_choices(problem: Problem) -> tuple[bool, ...]:

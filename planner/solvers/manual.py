@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from planner.errors import OptionError
-from planner.graph import Graph, predecessors
-from planner.strategy import Strategy, operator_indices
+from planner.artefacts.graph import Graph, predecessors
+from planner.artefacts.strategy import Strategy, operator_indices
+from planner.support.errors import OptionError
 
 if TYPE_CHECKING:
-    from planner.problem import Problem, Result
+    from planner.artefacts.problem import Problem, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def solve(problem: "Problem", time_limit_s: float) -> "Result":
         OptionError: if no cuts are given, an operator is unknown, a stage is empty, or there are
             not as many numbers of replicas as stages, or not enough devices.
     """
-    from planner.problem import switches_of
+    from planner.artefacts.problem import switches_of
     from planner.solvers.fit import first_that_fits
 
     manual = switches_of(problem.options, Manual)

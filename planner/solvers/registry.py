@@ -18,8 +18,8 @@ from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.sharded.options import Megatron, Zero
 
 if TYPE_CHECKING:
-    from planner.problem import Options, Problem, Result
-    from planner.strategy import Strategy
+    from planner.artefacts.problem import Options, Problem, Result
+    from planner.artefacts.strategy import Strategy
 
 
 MAX_PLACED_DEVICES = 128
@@ -103,13 +103,13 @@ class Solver:
         """
         num_devices = len(problem.topology.devices)
         if num_devices > self.max_devices:
-            from planner.problem import Result, Status
+            from planner.artefacts.problem import Result, Status
 
             reason = f"for at most {self.max_devices:,} devices, and there are {num_devices:,}"
             return Result(Status.UNKNOWN, None, reason=reason)
         schedule = problem.options.schedule
         if self.synchronous and schedule.is_asynchronous:
-            from planner.problem import Result, Status
+            from planner.artefacts.problem import Result, Status
 
             reason = f"its devices run several stages, which --schedule {schedule.value} cannot do"
             return Result(Status.UNKNOWN, None, reason=reason)

@@ -7,7 +7,7 @@ that first, and then these.
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from planner.graph import (
+from planner.artefacts.graph import (
     Graph,
     Parameter,
     Tensor,
@@ -16,9 +16,17 @@ from planner.graph import (
     parameters_by_name,
     tensors_by_name,
 )
-from planner.sharding import AT_REST, Sharding, Spec, blocks_of, dim_of, tiles
-from planner.splitting.reshardings import reads, rule_by
-from planner.strategy import Stage, Strategy, indices_of, violations
+from planner.artefacts.sharding import (
+    AT_REST,
+    Sharding,
+    Spec,
+    blocks_of,
+    dim_of,
+    reads,
+    rule_by,
+    tiles,
+)
+from planner.artefacts.strategy import Stage, Strategy, indices_of, violations
 
 _Described = Mapping[str, Tensor | Parameter]
 

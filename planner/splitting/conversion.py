@@ -21,9 +21,9 @@ from enum import StrEnum
 from itertools import count
 from math import prod
 
-from planner.sharding import Spec, blocks_of, check_spec, dim_of, tiles
+from planner.artefacts.sharding import Spec, blocks_of, check_spec, dim_of, tiles
+from planner.artefacts.topology import CollectiveKind
 from planner.support.derived import derived
-from planner.topology import CollectiveKind
 
 
 class Kind(StrEnum):

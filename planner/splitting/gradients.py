@@ -11,7 +11,7 @@ On one axis a rule is *split* if anything that the operator reads or makes is no
 The third line is f of Megatron-LM, the second its g (Shoeybi et al. 2019, section 3).
 """
 
-from planner.sharding import Rule, Spec
+from planner.artefacts.sharding import Rule, Spec
 
 
 def gradient_spec(rule: Rule, spec: Spec) -> Spec:
@@ -21,7 +21,7 @@ def gradient_spec(rule: Rule, spec: Spec) -> Spec:
         rule: by which the operator runs.
         spec: of the tensor, one of the rule's.
 
-    >>> from planner.sharding import rule_of
+    >>> from planner.artefacts.sharding import rule_of
     >>> rule = rule_of(["S2,S0->P"])
     >>> gradient_spec(rule, ("S2",)), gradient_spec(rule, ("P",))
     (('S2',), ('R',))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.sharding import Box, Spec, tile
+from planner.artefacts.sharding import Box, Spec, tile
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from planner.graph import (
+from planner.artefacts.graph import (
     ITEM_BYTES,
     Graph,
     Operator,
@@ -24,10 +24,10 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
-from planner.sharding import Rule, Sharding, Spec
+from planner.artefacts.sharding import Sharding, Spec, reads, rule_by
+from planner.artefacts.strategy import Stage, indices_of, operator_indices
 from planner.splitting.conversion import LOCAL, Step, conversion
 from planner.splitting.gradients import gradient_spec
-from planner.strategy import Stage, indices_of, operator_indices
 from planner.support.derived import derived
 
 # These use no value of what they read in their backward.
@@ -84,28 +84,6 @@ class Home:
 
     spec: Spec
     gradient: Spec
-
-
-def whole_rule(operator: Operator, mesh: tuple[int, ...]) -> Rule:
-    """The rule of an operator that every device runs whole."""
-    spec = ("R",) * len(mesh)
-    return Rule(
-        inputs=(spec,) * len(reads(operator)),
-        outputs=(spec,) * len(operator.outputs),
-        local=((),) * len(mesh),
-        mean=((False,) * len(mesh),) * len(operator.outputs),
-    )
-
-
-def reads(operator: Operator) -> tuple[str, ...]:
-    """What an operator reads, in the order of a rule's inputs: its tensors, then its parameters."""
-    return (*operator.inputs, *operator.parameters)
-
-
-def rule_by(sharding: Sharding, operator: Operator) -> Rule:
-    """The rule that an operator of a stage runs by: whole where the stage names none."""
-    rule = sharding.rules.get(operator.name)
-    return whole_rule(operator, sharding.mesh) if rule is None else rule
 
 
 @derived

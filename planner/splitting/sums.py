@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from planner.graph import Graph, Parameter, holders, parameters_by_name
-from planner.sharding import Spec, local_shape
+from planner.artefacts.graph import Graph, Parameter, holders, parameters_by_name
+from planner.artefacts.sharding import Spec, local_shape
+from planner.artefacts.strategy import GradientSum, Stage, Strategy, buckets, stage_of
+from planner.artefacts.strategy import gradient_sums as unsplit_sums
 from planner.splitting.conversion import Step, conversion
 from planner.splitting.reshardings import homes
-from planner.strategy import GradientSum, Stage, Strategy, buckets, stage_of
-from planner.strategy import gradient_sums as unsplit_sums
 from planner.support.derived import derived
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from planner.errors import PlannerError
+from planner.support.errors import PlannerError
 
 
 def function_named(name: str, where: str, error: type[PlannerError]) -> Callable[..., object]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from planner.errors import FileError, OptionError
+from planner.support.errors import FileError, OptionError
 from planner.support.writing import destination
 
 MODEL_ENDING = ".onnx"

@@ -12,8 +12,8 @@ import stat
 import time
 from pathlib import Path
 
-from planner.errors import FileError
-from planner.units import format_bytes, format_seconds
+from planner.support.errors import FileError
+from planner.support.units import format_bytes, format_seconds
 
 MAX_MODEL_BYTES = 2**31 - 1
 """Of an ONNX file: protobuf reads no larger message. External data is no part of it."""

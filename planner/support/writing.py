@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
-from planner.errors import FileError
+from planner.support.errors import FileError
 
 # Files without a name exist on Linux, on most file systems, and get one through /proc.
 _UNNAMED = getattr(os, "O_TMPFILE", 0) if Path("/proc/self/fd").is_dir() else 0

@@ -21,7 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.calibration import Calibration, Deviation, loss_input_bytes, whole_share
+from planner.artefacts.calibration import Calibration, Deviation, loss_input_bytes, whole_share
+from planner.artefacts.plan import Plan
+from planner.artefacts.problem import Problem
+from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import Stage, indices_of
 from planner.costs.collectives import slowest_link
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
@@ -32,13 +36,9 @@ from planner.costs.split import (
     count_collectives,
     local_times,
 )
-from planner.plan import Plan
-from planner.problem import Problem
-from planner.profiles import Profile
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step
 from planner.simulator.events import run as simulated
 from planner.simulator.timeline import Event, Timeline, timeline_of
-from planner.strategy import Stage, indices_of
 from planner.support.arrays import Floats
 
 # Widths of errors and priors, as shares.

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeVar
 
-from planner.errors import OptionError
 from planner.schedules.actions import AllReduce, Compute, Direction, Receive, Send, Step, text
 from planner.simulator.timeline import Event, Timeline, Transfer, communication_s, compute_s, idle_s
+from planner.support.errors import OptionError
 from planner.traces.read import Trace
 
 T = TypeVar("T", int, tuple[int, bool])

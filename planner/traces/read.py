@@ -11,13 +11,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from planner.errors import FileError
-from planner.files import parsed_json, plan_from_plain, read_text, said, to_plain
-from planner.graph import MAX_BYTES
-from planner.plan import Plan
-from planner.profiles import MAX_SECONDS
+from planner.artefacts.files import parsed_json, plan_from_plain, read_text, said, to_plain
+from planner.artefacts.graph import MAX_BYTES
+from planner.artefacts.plan import Plan
+from planner.artefacts.profile import MAX_SECONDS
 from planner.schedules.actions import AllReduce, Direction, parse
 from planner.simulator.timeline import Event, Timeline, Transfer
+from planner.support.errors import FileError
 from planner.support.reading import MAX_TRACE_BYTES
 from planner.traces.write import COMPUTE, SUMS, TRACE_FORMAT, TRANSFER
 

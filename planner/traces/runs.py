@@ -4,15 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner.errors import FileError, OptionError
-from planner.files import artefact_hash
+from planner.artefacts.files import artefact_hash
+from planner.artefacts.plan import Plan
+from planner.artefacts.problem import Optimizer, Options, Problem
+from planner.artefacts.profile import Profile
+from planner.artefacts.topology import DeviceType, Topology, take
 from planner.judging.origins import check_fits
-from planner.plan import Plan
-from planner.problem import Optimizer, Options, Problem
-from planner.profiles import Profile
 from planner.schedules.actions import Compute, Receive, Send, text
 from planner.schedules.program import program
-from planner.topology import DeviceType, Topology, take
+from planner.support.errors import FileError, OptionError
 from planner.traces.calibrate import MeasuredRun
 from planner.traces.read import Trace, read_trace
 

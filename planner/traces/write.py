@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.files import format_in
+from planner.artefacts.files import format_in
 from planner.schedules.actions import AllReduce, Direction, text
 from planner.simulator.collectives import Collective
 from planner.simulator.timeline import Timeline, Transfer

@@ -38,15 +38,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.calibration import UNCALIBRATED
+from planner.artefacts.calibration import UNCALIBRATED
+from planner.artefacts.files import read_profile, write_plan, write_profile
+from planner.artefacts.profile import Part
 from planner.clusters.yaml.read import read_topology
 from planner.costs.split import split_parts
-from planner.files import read_profile, write_plan, write_profile
 from planner.profilers.cache import processor
 from planner.profilers.contention_worker import WORK
 from planner.profilers.origin import profiled_model
 from planner.profilers.parts import measure_parts
-from planner.profiles import Part
 from planner.reports.calibrate import calibrate_lines
 from planner.reports.tables import percent
 from planner.traces.calibrate import CheckedCalibration, MeasuredRun, calibrate, fit, predicted_s

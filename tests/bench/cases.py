@@ -18,11 +18,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from planner.artefacts.files import read_profile, shipped, write_profile
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.graph import predecessors
+from planner.artefacts.problem import Objective, Options, Problem, Recompute
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
 from planner.costs.evaluate import evaluate
-from planner.files import read_profile, shipped, write_profile
-from planner.formats import read_any_profiles
-from planner.graph import predecessors
 from planner.graphs.downsets import count_downsets
 from planner.judging.judge import judge
 from planner.peers.compare import ForeignModel, ForeignOptions, solve_profile
@@ -31,10 +33,8 @@ from planner.peers.dnn_partitioning.solve import split
 from planner.peers.piper import costs as piper
 from planner.peers.piper.equal import equal_stages
 from planner.peers.piper.solve import plan
-from planner.problem import Objective, Options, Problem, Recompute
 from planner.solvers import SOLVERS
 from planner.solvers.pipedream.solve import optimum
-from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support import reference
 from tests.support.builders import graph_of, hierarchy, problem_of, profile_of
 from tests.support.scale import deep_profile, regular_cluster

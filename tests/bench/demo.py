@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from planner.files import read_profile
+from planner.artefacts.files import read_profile
+from planner.artefacts.profile import Profile, slowdown_of
 from planner.profilers.summary import summary
-from planner.profiles import Profile, slowdown_of
 from tests.support.models import cached, light
 
 ROOT = Path(__file__).parents[2]

@@ -18,18 +18,18 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from planner.artefacts.files import write_plan
+from planner.artefacts.problem import Optimizer, Options, Problem
+from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, stages_by_device
+from planner.artefacts.topology import Topology
 from planner.costs.evaluate import evaluate
 from planner.costs.memory import peak_memory, stage_memory
 from planner.discovery import with_rules
-from planner.files import write_plan
 from planner.model import load
-from planner.problem import Optimizer, Options, Problem
 from planner.profilers.measured import measure
-from planner.profiles import Profile
 from planner.reports.tables import percent
 from planner.schedules.orders import default_warmups
-from planner.strategy import ScheduleName, Stage, Strategy, stages_by_device
-from planner.topology import Topology
 from tests.bench.solvers import ROOT, put, table
 from tests.support.accuracy_plans import SUBJECTS, planned
 from tests.support.builders import cluster, unit_type

@@ -15,7 +15,7 @@ import argparse
 import time
 from dataclasses import replace
 
-from planner.problem import Status
+from planner.artefacts.problem import Status
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit.model import instance_of, overflow
 from planner.solvers.netsplit.solve import PER_DEVICE

@@ -20,14 +20,14 @@ from statistics import fmean
 
 import numpy as np
 
+from planner.artefacts.files import read_profile, write_plan
+from planner.artefacts.plan import Plan
+from planner.artefacts.problem import Options, Problem
+from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.artefacts.topology import take
 from planner.clusters.yaml.read import read_topology
-from planner.files import read_profile, write_plan
-from planner.plan import Plan
-from planner.problem import Options, Problem
-from planner.profiles import Profile
 from planner.schedules.orders import default_warmups
-from planner.strategy import ScheduleName, Stage, Strategy
-from planner.topology import take
 from tests.bench.accuracy import PACE_FILE, pace_s, planner, prepare
 from tests.support.accuracy_plans import planned
 

@@ -8,14 +8,14 @@ from tempfile import TemporaryDirectory
 
 from onnx import ModelProto
 
+from planner.artefacts.graph import Graph, producers
+from planner.artefacts.problem import Objective, Optimizer, Options, Problem
+from planner.artefacts.profile import Profile
+from planner.artefacts.topology import Topology, take
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.graph import Graph, producers
 from planner.model import load
-from planner.problem import Objective, Optimizer, Options, Problem
 from planner.profilers.analytic import analytic
-from planner.profiles import Profile
-from planner.topology import Topology, take
 from tests.support import thesis_models
 from tests.support.inception import inception_v3
 from tests.support.models import deep_transformer, llama

@@ -21,14 +21,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from planner.artefacts.problem import Objective, Problem, Result
+from planner.artefacts.strategy import Strategy
 from planner.costs.bounds import fractional_s, lower_bound_s
 from planner.costs.compute import times_on
 from planner.judging.judge import judge, judge_unchanged
 from planner.judging.portfolio import compare
-from planner.problem import Objective, Problem, Result
 from planner.solvers import SOLVERS
 from planner.solvers.netsplit.options import NetSplit, Pesto
-from planner.strategy import Strategy
 from tests.bench.placement_cases import CASES, CLUSTERS, NETWORKS, PUBLISHED, Case, megabytes
 from tests.bench.solvers import ROOT, machine, percent, put, table
 

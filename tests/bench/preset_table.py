@@ -5,10 +5,10 @@
 from collections import Counter
 from pathlib import Path
 
+from planner.artefacts.topology import table_of
 from planner.clusters.yaml.read import find_topology, preset_names, read_topology
 from planner.costs.collectives import allreduce_s, ring_links
-from planner.topology import table_of
-from planner.units import format_seconds
+from planner.support.units import format_seconds
 
 FILE = Path(__file__).parents[2] / "docs" / "topologies.md"
 # Size of the all-reduce, and the processes of presets that have as many as are asked for.

@@ -5,10 +5,10 @@ fitted, for `make bench-profile`.
 from collections.abc import Mapping
 from pathlib import Path
 
+from planner.artefacts.profile import Profile
 from planner.model import load
 from planner.profilers.analytic import RooflineFit, fit_constants
 from planner.profilers.facts import facts
-from planner.profiles import Profile
 
 
 def rows(

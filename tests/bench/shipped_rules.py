@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from planner.artefacts.files import write_profiles
+from planner.artefacts.formats.any import read_any_profiles
 from planner.discovery import with_rules
-from planner.files import write_profiles
-from planner.formats import read_any_profiles
 from planner.model import load
 from tests.support.models import LARGE, MODELS, SYNTHETIC
 

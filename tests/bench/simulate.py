@@ -14,10 +14,12 @@ from functools import cache
 
 import numpy as np
 
+from planner.artefacts.files import shipped
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.problem import Options, Problem
+from planner.artefacts.strategy import crossings, shares_devices
+from planner.artefacts.topology import Sharing, take
 from planner.clusters.yaml.read import device_table, find_topology, read_topology
-from planner.files import shipped
-from planner.formats import read_any_profiles
-from planner.problem import Options, Problem
 from planner.schedules import rules_kernels
 from planner.schedules.dependencies import dependencies, tasks
 from planner.schedules.program import program
@@ -25,8 +27,6 @@ from planner.schedules.tasks import Crowds
 from planner.simulator.delta import simulated
 from planner.simulator.events import prepared, run, workload
 from planner.solvers import SOLVERS
-from planner.strategy import crossings, shares_devices
-from planner.topology import Sharing, take
 from tests.simulator.test_events import costs
 from tests.support.moves import operator_moves, replication_moves, with_devices, with_operator
 from tests.support.programs import chain, hosts, mesh, split, with_sharing

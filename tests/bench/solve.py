@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from planner.files import shipped
+from planner.artefacts.files import shipped
 
 ROOT = Path(__file__).parents[2]
 

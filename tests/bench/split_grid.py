@@ -12,10 +12,10 @@ from itertools import product
 from pathlib import Path
 
 import planner
+from planner.artefacts.options import Search, Training
 from planner.judging.interpolate import interpolated
-from planner.request import Search, Training
 from planner.solvers.sharded.options import Megatron
-from planner.units import format_seconds
+from planner.support.units import format_seconds
 from tests.bench.solvers import put
 from tests.bench.split_table import FILE, HOSTS, LIMIT_S, PER_DEVICE, SMALL, profiles_of
 

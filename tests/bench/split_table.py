@@ -19,14 +19,14 @@ from itertools import product
 from pathlib import Path
 
 import planner
+from planner.artefacts.files import shipped
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.options import Search, Training
+from planner.artefacts.plan import Plan
 from planner.clusters.yaml.read import device_table
-from planner.files import shipped
-from planner.formats import read_any_profiles
 from planner.judging.interpolate import interpolated
-from planner.plan import Plan
-from planner.request import Search, Training
 from planner.solvers.sharded.options import Megatron, Zero
-from planner.units import format_bytes, format_seconds
+from planner.support.units import format_bytes, format_seconds
 from tests.bench.solvers import put
 from tests.support.models import SYNTHETIC
 

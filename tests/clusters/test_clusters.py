@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.problem import Recompute, Status
+from planner.artefacts.topology import Link, Sharing, problems, take
 from planner.clusters.routes import bandwidth_bytes_per_s, routes
 from planner.clusters.yaml.read import preset_names, read_topology
 from planner.costs.collectives import (
@@ -19,11 +21,9 @@ from planner.costs.collectives import (
     ring_links,
 )
 from planner.costs.evaluate import closed_form_s, evaluate
-from planner.errors import FileError
 from planner.judging.portfolio import compare
-from planner.problem import Recompute, Status
 from planner.solvers import SOLVERS
-from planner.topology import Link, Sharing, problems, take
+from planner.support.errors import FileError
 from tests.support.brute_force import least_objective_s
 from tests.support.builders import graph_of, problem_of, profile_of
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from planner.artefacts.topology import problems
 from planner.clusters.formats.importing import detect, import_topology
 from planner.clusters.routes import bandwidth_bytes_per_s, latency_s, routes
 from planner.clusters.yaml.read import device_table, read_topology
 from planner.clusters.yaml.write import write_topology
-from planner.errors import FileError, OptionError
-from planner.topology import problems
+from planner.support.errors import FileError, OptionError
 
 # As printed for an eight-GPU cube mesh: tabs, colours, a network card, a legend.
 CUBE = """\

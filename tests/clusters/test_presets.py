@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 import cli
+from planner.artefacts.files import shipped, write_profile
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.problem import Options, Problem
+from planner.artefacts.topology import problems
 from planner.clusters.routes import bandwidth_bytes_per_s, pair_widths, routes
 from planner.clusters.yaml.read import device_table, find_topology, preset_names, read_topology
 from planner.costs.collectives import allreduce_s
 from planner.costs.pricing import ActionCosts
-from planner.files import shipped, write_profile
-from planner.formats import read_any_profiles
 from planner.judging.portfolio import compare
-from planner.problem import Options, Problem
 from planner.simulator.events import simulate
-from planner.topology import problems
 from tests.bench import preset_table
 from tests.support.builders import graph_of, profile_of
 from tests.support.programs import written

@@ -13,6 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from planner.artefacts.files import read_plan
+from planner.artefacts.topology import (
+    CollectiveKind,
+    CollectiveTable,
+    Device,
+    DeviceType,
+    Host,
+    Link,
+    Sharing,
+    Topology,
+    problems,
+)
 from planner.clusters.probing.infer import (
     CollectiveTimes,
     RankDevice,
@@ -24,22 +36,10 @@ from planner.clusters.probing.link_fit import PairFit, PairTimes, classes, clust
 from planner.clusters.routes import latency_s, routes
 from planner.clusters.yaml.read import device_table, read_topology
 from planner.clusters.yaml.write import topology_yaml, write_topology
-from planner.errors import LaunchError, TopologyError
-from planner.files import read_plan
 from planner.launcher import probe
 from planner.launcher.world import ProcessRank
-from planner.topology import (
-    CollectiveKind,
-    CollectiveTable,
-    Device,
-    DeviceType,
-    Host,
-    Link,
-    Sharing,
-    Topology,
-    problems,
-)
-from planner.units import parse_seconds
+from planner.support.errors import LaunchError, TopologyError
+from planner.support.units import parse_seconds
 from tests.support.shaped_hosts import missing, on_hosts, on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]

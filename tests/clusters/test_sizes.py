@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.clusters.formats import astra_sim, hostfile, nvidia_smi
-from planner.clusters.routes import routes
-from planner.clusters.yaml.levels import from_levels, too_many_levels
-from planner.clusters.yaml.read import device_table, read_topology
-from planner.clusters.yaml.write import topology_yaml, write_topology
-from planner.errors import FileError
-from planner.support.reading import MAX_CLUSTER_BYTES
-from planner.topology import (
+from planner.artefacts.topology import (
     MAX_DEVICES,
     MAX_LINKS,
     MAX_SWITCHES,
@@ -25,6 +18,13 @@ from planner.topology import (
     problems,
     too_many,
 )
+from planner.clusters.formats import astra_sim, hostfile, nvidia_smi
+from planner.clusters.routes import routes
+from planner.clusters.yaml.levels import from_levels, too_many_levels
+from planner.clusters.yaml.read import device_table, read_topology
+from planner.clusters.yaml.write import topology_yaml, write_topology
+from planner.support.errors import FileError
+from planner.support.reading import MAX_CLUSTER_BYTES
 from tests.support.commands import run
 from tests.support.work import few_calls, safety_net
 

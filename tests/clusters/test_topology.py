@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.topology import Level, Link, problems, take
 from planner.clusters.routes import ROUTED_BYTES, bandwidth_bytes_per_s, chain, pair_widths, routes
 from planner.clusters.yaml.read import find_topology, read_topology
-from planner.errors import TopologyError
-from planner.topology import Level, Link, problems, take
+from planner.support.errors import TopologyError
 from tests.support.builders import cluster, unit_type
 from tests.support.programs import hosts
 

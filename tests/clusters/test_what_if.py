@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.artefacts.topology import CollectiveTable, Device, Host, Link, Topology, problems
 from planner.clusters.places import homes, joint
 from planner.clusters.routes import bandwidth_bytes_per_s, latency_s
 from planner.clusters.what_if import CHANGED, drop, set_value, what_if
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.costs.collectives import allreduce_s
-from planner.errors import OptionError
 from planner.judging.sensitivity import ALL_LINKS, link_classes, sensitivity
-from planner.strategy import ScheduleName, Stage, Strategy
-from planner.topology import CollectiveTable, Device, Host, Link, Topology, problems
+from planner.support.errors import OptionError
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 
 FOUR_HOSTS = """

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import cli
+from planner.artefacts.files import read_plan, shipped
 from planner.commands import printing
-from planner.files import read_plan, shipped
 from planner.reports.tables import Table
 from planner.solvers.registry import SOLVERS, portfolio
 from tests.support.commands import run
@@ -433,7 +433,7 @@ def test_ranks_get_options_that_are_zero(folder, monkeypatch):
     ("arguments", "where"),
     [
         (["profile", "model.onnx"], "planner.model.load"),
-        (["solve"], "planner.files.newest_profile"),
+        (["solve"], "planner.artefacts.files.newest_profile"),
         (["launch", "strategy.json"], "planner.launcher.run.launch"),
     ],
 )

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from planner.artefacts.files import write_profile
+from planner.artefacts.problem import Objective
 from planner.commands.printing import listening
 from planner.drawing.bars import bars
-from planner.files import write_profile
 from planner.judging.judge import objective_s
 from planner.judging.portfolio import GOOD_ENOUGH, compare
-from planner.problem import Objective
 from planner.reports.compare import compare_bars, compare_csv, winner_line
 from planner.solvers.registry import automatic
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type

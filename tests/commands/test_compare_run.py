@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.files import read_plan, read_profile, write_profile
+from planner.artefacts.files import read_plan, read_profile, write_profile
 from tests.commands.test_cli import TOPOLOGY
 from tests.support.commands import run
 from tests.support.mlp_towers import write_mlp_towers

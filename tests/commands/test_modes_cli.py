@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from planner.files import read_profile
+from planner.artefacts.files import read_profile
 from tests.support.commands import run
 from tests.support.mode_runs import net
 

@@ -16,13 +16,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
+from planner.artefacts.topology import Device, Host, Link, Topology
 from planner.clusters.yaml.write import topology_yaml
 from planner.commands import printing
 from planner.drawing.topology_svg import svg
 from planner.drawing.tree import tree
 from planner.reports.tables import Table
 from planner.support.printable import printable
-from planner.topology import Device, Host, Link, Topology
 from tests.commands.test_cli import ROOT
 from tests.commands.test_outputs import PAIR
 from tests.support.builders import unit_type

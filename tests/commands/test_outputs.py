@@ -8,13 +8,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from planner.artefacts.files import format_in
 from planner.commands.outputs import check_output
-from planner.errors import FileError, OptionError
 from planner.exporting.write import write_model
-from planner.files import format_in
 from planner.model.metadata import metadata_of
 from planner.model.record import METADATA_KEY
 from planner.reports.probe import probe_comments
+from planner.support.errors import FileError, OptionError
 from tests.commands.test_cli import mlp
 from tests.launcher.test_checkpoint_folder import make as make_checkpoint
 from tests.support.commands import run

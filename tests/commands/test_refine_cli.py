@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from planner.files import read_plan
-from planner.formats import read_any_profiles
+from planner.artefacts.files import read_plan
+from planner.artefacts.formats.any import read_any_profiles
 from planner.judging.origins import profile_of
 from tests.support import split_models
 from tests.support.commands import run

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.artefacts.files import read_plan, read_profile, write_profile
 from planner.clusters.yaml.write import write_topology
-from planner.files import read_plan, read_profile, write_profile
 from planner.model.load import read_proto
 from planner.support.caches import unsealed
 from planner.traces.write import write_trace

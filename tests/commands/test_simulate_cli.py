@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.files import write_profile
+from planner.artefacts.files import write_profile
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.schedules.orders import default_warmups, with_microbatches
-from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.builders import graph_of, profile_of
 from tests.support.commands import PAIR, chain_on_two_hosts, run
 

@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 import cli
+from planner.artefacts.files import read_plan, shipped
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.commands.printing import PIPED_WIDTH
-from planner.files import read_plan, shipped
 from planner.reports.tables import Table
 from tests.support.commands import chain_on_two_hosts, run
 

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from planner.artefacts.files import read_plan, read_profile, shipped, write_profile
 from planner.commands import printing
-from planner.files import read_plan, read_profile, shipped, write_profile
 from planner.reports.tables import Table
 from tests.commands.test_cli import ROOT, TOPOLOGY, mlp
 from tests.support.commands import run

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from planner.artefacts.graph import predecessors
+from planner.artefacts.problem import Objective
+from planner.artefacts.profile import Contention
+from planner.artefacts.strategy import asynchronous_violations
 from planner.costs.bounds import lower_bound_s
 from planner.costs.closed_form import bottleneck_s, latency_s
 from planner.costs.evaluate import evaluate
-from planner.graph import predecessors
 from planner.graphs.downsets import downsets, members
 from planner.judging.judge import one_more_in_flight
-from planner.problem import Objective
-from planner.profiles import Contention
 from planner.simulator.steady import iterate
 from planner.solvers.fit import pipeline
-from planner.strategy import asynchronous_violations
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.strategies import problems
 

@@ -8,6 +8,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.problem import Optimizer, Result, Status
+from planner.artefacts.profile import Contention, OperatorCost, View, stash_bytes
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.artefacts.topology import Link, take
 from planner.costs.bounds import fractional_s, longest_path_s, lower_bound_s, memory_shortage
 from planner.costs.closed_form import bottleneck_s, iteration_s
 from planner.costs.collectives import allreduce_s, ring_allreduce_s, transfer_s
@@ -23,11 +28,7 @@ from planner.costs.memory import (
 )
 from planner.costs.pricing import stage_price
 from planner.costs.waiting import gradients_waiting, outputs_waiting
-from planner.errors import OptionError
-from planner.graph import Graph, Operator, Parameter, Tensor
 from planner.judging.judge import judge
-from planner.problem import Optimizer, Result, Status
-from planner.profiles import Contention, OperatorCost, View, stash_bytes
 from planner.schedules.actions import Compute, Direction, Kind, Receive, Send, text, waits
 from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
@@ -35,8 +36,7 @@ from planner.schedules.program import program
 from planner.simulator.events import simulate
 from planner.simulator.steady import iterate
 from planner.solvers.fit import pipeline
-from planner.strategy import ScheduleName, Stage, Strategy
-from planner.topology import Link, take
+from planner.support.errors import OptionError
 from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.programs import SYNCHRONOUS
 

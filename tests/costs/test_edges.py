@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
+from planner.artefacts.problem import Result, Status
 from planner.costs.edges import gathered, transfers_s
 from planner.costs.evaluate import evaluate
 from planner.judging.judge import judge
-from planner.problem import Result, Status
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.simulator.account import account
 from planner.simulator.collectives import collectives

@@ -5,14 +5,14 @@ from unittest import mock
 
 import pytest
 
+from planner.artefacts.problem import Options, Problem
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, gradient_sums
+from planner.artefacts.topology import Host
 from planner.costs.bounds import lower_bound_s
 from planner.costs.closed_form import exposed_sum_s
 from planner.costs.evaluate import evaluate
 from planner.costs.overlap import left_s, runs_beside
-from planner.problem import Options, Problem
 from planner.simulator.events import run
-from planner.strategy import ScheduleName, Stage, Strategy, gradient_sums
-from planner.topology import Host
 from tests.support.builders import cluster, graph_of, profile_of, unit_type
 
 MB = 10**6

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.profile import View
 from planner.costs.passes import backward_excess, operator_workspaces
-from planner.graph import Graph, Operator, Parameter, Tensor
-from planner.profiles import View
 from tests.support.builders import profile_of
 
 

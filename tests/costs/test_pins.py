@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.artefacts.problem import Objective
 from planner.costs.pins import broken, pinned
-from planner.errors import OptionError
 from planner.judging.portfolio import compare
-from planner.problem import Objective
 from planner.solvers.registry import automatic
+from planner.support.errors import OptionError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
 

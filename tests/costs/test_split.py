@@ -7,6 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.problem import Optimizer
+from planner.artefacts.profile import ROOFLINE, Source
+from planner.artefacts.sharding import local_shape, rule_of
+from planner.artefacts.strategy import violations
+from planner.artefacts.topology import CollectiveKind, CollectiveTable
 from planner.costs.collectives import (
     allgather_s,
     allreduce_s,
@@ -21,15 +26,10 @@ from planner.costs.evaluate import evaluate
 from planner.costs.local_stage import local_stage, work_share
 from planner.costs.memory import stage_memory
 from planner.costs.split import local_times
-from planner.problem import Optimizer
-from planner.profiles import ROOFLINE, Source
 from planner.schedules.actions import Receive, Send
-from planner.sharding import local_shape, rule_of
 from planner.simulator.steady import iterate
 from planner.splitting import conversion
 from planner.splitting.sums import gradient_sums
-from planner.strategy import violations
-from planner.topology import CollectiveKind, CollectiveTable
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import (
     HIDDEN,

@@ -6,15 +6,15 @@ from random import Random
 
 import pytest
 
+from planner.artefacts.problem import Objective
+from planner.artefacts.profile import LossCost, PartTime, SplitRule
+from planner.artefacts.sharding import Sharding, rule_of
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.costs.bounds import lower_bound_s, unreplicated_s
 from planner.costs.closed_form import bottleneck_s
 from planner.costs.evaluate import evaluate
-from planner.problem import Objective
-from planner.profiles import LossCost, PartTime, SplitRule
-from planner.sharding import Sharding, rule_of
 from planner.simulator.objective import latency_s, objective_s
 from planner.simulator.steady import iterate
-from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import mlp
 

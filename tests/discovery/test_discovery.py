@@ -10,9 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from planner import api
-from planner.discovery import discover, split_rules, with_rules
-from planner.errors import FileError
-from planner.files import (
+from planner.artefacts.files import (
     read_profile,
     read_profile_set,
     shipped,
@@ -20,16 +18,17 @@ from planner.files import (
     write_profile,
     write_profiles,
 )
-from planner.formats import read_any_profiles
-from planner.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.profile import SplitRule
+from planner.artefacts.sharding import local_shape, reads, rule_of
+from planner.discovery import discover, split_rules, with_rules
 from planner.judging.interpolate import interpolated
 from planner.model import load
 from planner.operators.parts.halo import fits
 from planner.profilers.summary import SplitKind, split_counts
-from planner.profiles import SplitRule
 from planner.reports.profile import profile_lines
-from planner.sharding import local_shape, rule_of
-from planner.splitting.reshardings import reads
+from planner.support.errors import FileError
 from tests.support.builders import graph_of, profile_of
 from tests.support.models import SYNTHETIC
 from tests.support.one_operator import model_of, rules_of

@@ -4,9 +4,9 @@ from math import prod
 
 import pytest
 
+from planner.artefacts.sharding import dim_of, rule_of
 from planner.discovery import split_rules
 from planner.profilers.summary import SplitKind, split_kind
-from planner.sharding import dim_of, rule_of
 from tests.support.one_operator import model_of
 
 

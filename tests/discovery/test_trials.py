@@ -16,10 +16,10 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 
 from planner import api
+from planner.artefacts.files import read_profile
 from planner.discovery import split_rules
 from planner.discovery.discover import _Trials, operators_of
 from planner.discovery.search import Found
-from planner.files import read_profile
 from planner.launcher.processes import CLI
 from planner.model import load
 from planner.operators import register

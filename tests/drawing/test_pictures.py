@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from planner.artefacts.files import shipped
+from planner.artefacts.topology import Device, Host, Link, Topology
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.drawing.topology_layout import layout
 from planner.drawing.topology_svg import svg
 from planner.drawing.tree import tree
-from planner.files import shipped
-from planner.topology import Device, Host, Link, Topology
 from tests.support.builders import cluster, unit_type
 
 PRESETS = sorted(p.stem for p in shipped("topologies").glob("*.yaml") if p.stem != "devices")

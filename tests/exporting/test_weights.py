@@ -12,10 +12,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import planner
-from planner.errors import FileError, ModelError, OptionError
+from planner.artefacts.files import read_plan
+from planner.artefacts.profile import BatchNorm
 from planner.exporting import weights
 from planner.exporting.forms import remove_annotations, to_evaluation
-from planner.files import read_plan
 from planner.launcher import run
 from planner.launcher.checkpoints.folder import find
 from planner.launcher.checkpoints.keeping import Keeping
@@ -24,7 +24,7 @@ from planner.model.metadata import metadata_of
 from planner.model.record import WEIGHTS_KEY
 from planner.operators import parameters, randomness, to_torch
 from planner.partition import write_partition
-from planner.profiles import BatchNorm
+from planner.support.errors import FileError, ModelError, OptionError
 from tests.support import exports
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.commands import run as run_command

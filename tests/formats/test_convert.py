@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.files import read_plan, read_profile, write_profile, write_profiles
-from planner.formats.graph_txt import parse
+from planner.artefacts.files import read_plan, read_profile, write_profile, write_profiles
+from planner.artefacts.formats.graph_txt import parse
 from tests.support.builders import graph_of, profile_of
 from tests.support.commands import run
 from tests.support.profiles import read_any_profile

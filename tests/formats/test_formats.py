@@ -13,12 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.costs.bounds import longest_path_s
-from planner.costs.compute import operator_times
-from planner.errors import FileError
-from planner.files import write_profile
-from planner.formats import READERS, detect
-from planner.formats.graph_txt import (
+from planner.artefacts.files import write_profile
+from planner.artefacts.formats.any import READERS, detect
+from planner.artefacts.formats.graph_txt import (
     GRAPH_TXT,
     GraphText,
     TextNode,
@@ -29,9 +26,12 @@ from planner.formats.graph_txt import (
     to_profile,
     to_text,
 )
-from planner.graph import predecessors
+from planner.artefacts.graph import predecessors
+from planner.artefacts.profile import Profile, Source
+from planner.costs.bounds import longest_path_s
+from planner.costs.compute import operator_times
 from planner.peers.convert import convert
-from planner.profiles import Profile, Source
+from planner.support.errors import FileError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags

@@ -64,15 +64,15 @@ def _inputs(folder: Path) -> None:
 
 
 def _profiles() -> None:
-    from planner.calibration import Calibration, CalibrationFile, Deviation
-    from planner.files import (
+    from planner.artefacts.calibration import Calibration, CalibrationFile, Deviation
+    from planner.artefacts.files import (
         artefact_hash,
         calibration_path,
         read_profile,
         write_calibration,
         write_profile,
     )
-    from planner.profiles import Contention, Source, WholeStep
+    from planner.artefacts.profile import Contention, Source, WholeStep
 
     computed = ("--engine", "analytic", "--device", "T4")
     run("profile", "mlp.onnx", *computed, "--batch", "2", "-o", "mlp.json")

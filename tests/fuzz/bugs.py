@@ -65,7 +65,7 @@ def _nothing_over_nothing_is_written() -> None:
     def around(write: Any, path: Path, content: bytes) -> None:
         write(path, content.replace(b": 0.0", b": NaN"))
 
-    _wrap("planner.files", "write_atomically", around)
+    _wrap("planner.artefacts.files", "write_atomically", around)
 
 
 def _targets_are_opened_first() -> None:

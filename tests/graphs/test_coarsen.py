@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.graph import Graph, Operator, Parameter, Tensor, consumers, predecessors, producers
+from planner.artefacts.graph import (
+    Graph,
+    Operator,
+    Parameter,
+    Tensor,
+    consumers,
+    predecessors,
+    producers,
+)
 from planner.graphs.coarsen import coarsen, summary
 from planner.graphs.contraction import MergeRule, blocks_after, contract
 from planner.graphs.downsets import count_downsets, downsets, members

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.files import write_profile
+from planner.artefacts.files import write_profile
 from tests.support.builders import graph_of, profile_of
 
 PAIR = """

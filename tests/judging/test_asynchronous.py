@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
+from planner.artefacts.files import plan_bytes, read_plan
+from planner.artefacts.plan import MAX_MICROBATCHES
+from planner.artefacts.problem import Objective, Optimizer, Result, Status
+from planner.artefacts.strategy import ScheduleName, asynchronous_violations
 from planner.costs.bounds import lower_bound_s
 from planner.costs.evaluate import evaluate
-from planner.files import plan_bytes, read_plan
 from planner.judging.judge import judge, judge_unchanged, one_more_in_flight
 from planner.judging.portfolio import under_pipedream
-from planner.plan import MAX_MICROBATCHES
-from planner.problem import Objective, Optimizer, Result, Status
 from planner.reports.solve import stage_table
 from planner.schedules.versions import alive
 from planner.solvers import SOLVERS
-from planner.strategy import ScheduleName, asynchronous_violations
 from tests.support.builders import (
     cluster,
     graph_of,

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from planner.artefacts.problem import Status
 from planner.judging import beside as processes
 from planner.judging import portfolio as judging
 from planner.judging.portfolio import comparison
 from planner.judging.sizes import compare_between
-from planner.problem import Status
 from planner.reports.compare import TABLE_HEAD, compare_rows
 from planner.reports.solve import comparison_table, row_json
 from planner.solvers import SOLVERS

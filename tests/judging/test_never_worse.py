@@ -4,13 +4,13 @@ parallelism: on the shipped profiles and presets.
 
 import pytest
 
+from planner.artefacts.files import shipped
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.problem import Objective, Options, Problem
+from planner.artefacts.topology import take
 from planner.clusters.yaml.read import device_table, find_topology, preset_names, read_topology
-from planner.files import shipped
-from planner.formats import read_any_profiles
 from planner.judging.judge import judge_unchanged, objective_s, predicted_s
 from planner.judging.portfolio import compare
-from planner.problem import Objective, Options, Problem
-from planner.topology import take
 
 COUNTS = (2, 4, 8, 16)
 PROFILES = sorted(path.stem for path in shipped("profiles").glob("*.json"))

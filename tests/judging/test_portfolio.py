@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from planner.artefacts.files import read_plan
+from planner.artefacts.problem import Objective
+from planner.artefacts.strategy import ScheduleName
 from planner.costs import evaluate as evaluator
-from planner.files import read_plan
 from planner.judging.portfolio import attempts, compare
-from planner.problem import Objective
 from planner.solvers import SOLVERS, baselines
 from planner.solvers.netsplit.options import NetSplit, Pesto
 from planner.solvers.pipedream import solve as pipedream
-from planner.strategy import ScheduleName
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 from tests.support.commands import run
 

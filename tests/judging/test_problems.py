@@ -2,10 +2,10 @@
 
 import pytest
 
-from planner.errors import OptionError
+from planner.artefacts.options import Training
+from planner.artefacts.topology import MAX_DEVICES
 from planner.judging.problems import MAX_MICROBATCHES, nums_microbatches
-from planner.request import Training
-from planner.topology import MAX_DEVICES
+from planner.support.errors import OptionError
 from tests.support.builders import graph_of, profile_of
 
 PROFILES = [profile_of(graph_of([[]], [1000], [1000]), [0.01])]

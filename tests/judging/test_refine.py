@@ -5,18 +5,18 @@ from math import prod
 
 import pytest
 
+from planner.artefacts.files import artefact_hash, write_profile
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.problem import Result, Status
+from planner.artefacts.profile import PartTime, Source
 from planner.costs.bounds import lower_bound_s
-from planner.files import artefact_hash, write_profile
-from planner.formats import read_any_profiles
-from planner.graph import parameters_by_name, tensors_by_name
 from planner.judging import refine as refining
 from planner.judging.judge import judge, judge_unchanged
 from planner.judging.portfolio import Attempt, Attempts, comparison
 from planner.judging.refine import refine
-from planner.problem import Result, Status
 from planner.profilers.parts import MeasuredParts
 from planner.profilers.parts.measure import local_shapes
-from planner.profiles import PartTime, Source
 from planner.reports.refine import refinement_json, refinement_lines
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import DATA, HIDDEN, ROWS, WIDTH, megatron, mlp, one_stage, sharding

@@ -8,12 +8,12 @@ from threading import Event
 import pytest
 import torch
 
-from planner.errors import FileError, LaunchError
 from planner.launcher import run
 from planner.launcher.checkpoints import saver, storage
 from planner.launcher.checkpoints.folder import find
 from planner.launcher.checkpoints.keeping import Keeping
 from planner.launcher.trainer import Trainer
+from planner.support.errors import FileError, LaunchError
 from tests.support.checkpoint_runs import tensors_of
 from tests.support.mode_runs import net, profile_of, write_strategy
 from tests.support.ranks import forked

@@ -5,12 +5,9 @@ import torch
 from torch.nn import functional
 from torch.optim import AdamW
 
-from planner.files import write_plan
-from planner.launcher.run import launch
-from planner.model import load
-from planner.model.losses import LossOptions
-from planner.partition import check_agreement, write_partition
-from planner.plan import (
+from planner.artefacts.files import write_plan
+from planner.artefacts.losses import LossOptions
+from planner.artefacts.plan import (
     Certificate,
     DevicePrediction,
     MemoryParts,
@@ -18,7 +15,10 @@ from planner.plan import (
     Prediction,
     StagePrediction,
 )
-from planner.strategy import ScheduleName, Stage, Strategy, crossings
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings
+from planner.launcher.run import launch
+from planner.model import load
+from planner.partition import check_agreement, write_partition
 from tests.support import exports
 
 STEPS, NUM_MICROBATCHES, LEARNING_RATE = 10, 2, 1e-3

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from planner.graph import Tensor
+from planner.artefacts.graph import Tensor
 from planner.launcher.exchange import Exchange, in_a_row, laid_out, order_of
 from planner.launcher.runtime import Runtime
 from planner.launcher.split.boxes import Boxes

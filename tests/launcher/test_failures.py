@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.errors import LaunchError
+from planner.artefacts.plan import MemoryParts
 from planner.launcher import ending
 from planner.launcher.failures import causes, page, system
 from planner.launcher.failures.causes import introduce, out_of_memory, with_causes
 from planner.launcher.failures.limits import FIRST, KNOWN, MAX_LOOK_S, SILENT_S, Watch
 from planner.launcher.failures.page import Page, Phase, page_in, page_of, pages_file
-from planner.plan import MemoryParts
+from planner.support.errors import LaunchError
 from tests.launcher.test_launch import write_case
 from tests.support.launch_worker import Case, load_model, make_plan
 

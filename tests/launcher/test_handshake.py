@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from planner.errors import LaunchError
 from planner.launcher import handshake
 from planner.launcher.failures import hosts
 from planner.launcher.failures.hosts import ENDED, LOST_S, Watched
 from planner.launcher.handshake import Hello, agree, say_failed, shake_hands
 from planner.launcher.seats import seating
+from planner.support.errors import LaunchError
 
 SAME = {"strategy": "3f2a", "torch": "2.9"}
 

@@ -24,7 +24,7 @@ KILLS, STEPS, SLOW_S = 10, 60, 0.1
 CLI = f"""
 import json, os, sys, time
 from pathlib import Path
-from planner.errors import PlannerError
+from planner.support.errors import PlannerError
 from planner.launcher import ending
 ending.enter()
 from planner.launcher.checkpoints import storage

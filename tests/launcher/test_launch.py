@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.errors import FileError, LaunchError, OptionError
-from planner.files import write_plan
+from planner.artefacts.files import write_plan
+from planner.artefacts.losses import LossOptions, losses
+from planner.artefacts.problem import Optimizer
+from planner.artefacts.strategy import GradientSum
 from planner.launcher import job, part, processes, run, world
 from planner.launcher.gradients import GradientBuffers, make_optimizer
 from planner.launcher.handshake import Agreement
 from planner.launcher.run import launch
 from planner.launcher.runtime import StageRunner
 from planner.launcher.source import read_model
-from planner.model.losses import LossOptions, losses
 from planner.operators import to_torch
 from planner.operators.losses import criterion
-from planner.problem import Optimizer
 from planner.reports.launch import launch_json, launch_tables, loss_lines
 from planner.schedules.actions import Compute, Direction
-from planner.strategy import GradientSum
+from planner.support.errors import FileError, LaunchError, OptionError
 from planner.traces.read import read_trace
 from tests.support.launch_worker import (
     CASES,
@@ -45,7 +45,7 @@ CLI = f"""
 import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from planner.errors import PlannerError
+from planner.support.errors import PlannerError
 from planner.launcher import clocks, ending
 ending.enter()
 from planner.launcher.run import launch
@@ -76,7 +76,7 @@ if ending.here():
 START = """
 import sys
 from pathlib import Path
-from planner.errors import PlannerError
+from planner.support.errors import PlannerError
 from planner.launcher import processes
 processes.CLI = Path("cli.py").absolute()
 try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.files import write_plan
+from planner.artefacts.files import write_plan
 from planner.model import load
 from planner.partition import write_partition
 from tests.support.large_models import MIB, load_part, name_of, write_chain

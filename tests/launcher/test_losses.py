@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.errors import LaunchError, OptionError
-from planner.files import write_plan
-from planner.graph import LossChoice, loss_outputs
+from planner.artefacts.files import write_plan
+from planner.artefacts.graph import LossChoice, loss_outputs
+from planner.artefacts.losses import LossOptions, losses
+from planner.artefacts.strategy import ScheduleName
 from planner.launcher.run import launch
 from planner.model import load
-from planner.model.losses import LossOptions, losses
 from planner.operators import synthetic
 from planner.reports.launch import launch_json, loss_lines
-from planner.strategy import ScheduleName
+from planner.support.errors import LaunchError, OptionError
 from tests.support.launch_worker import Case, make_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the quick exporter

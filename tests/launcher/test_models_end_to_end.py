@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from planner.files import read_plan
+from planner.artefacts.files import read_plan
 from tests.support.models import LIGHT_MODELS, MODELS, cached
 
 CACHE = Path(__file__).parents[2] / ".cache" / "models"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.files import read_plan
+from planner.artefacts.files import read_plan
+from planner.artefacts.profile import BatchNorm
 from planner.launcher.run import launch
-from planner.profiles import BatchNorm
 from planner.reports.launch import launch_json
 from tests.support.memory_runs import peaks_of
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy

@@ -5,18 +5,18 @@ from dataclasses import replace
 import onnx
 import pytest
 
-from planner.errors import FileError, LaunchError
-from planner.files import read_plan, write_plan
+from planner.artefacts.files import read_plan, write_plan
+from planner.artefacts.losses import NO_OPTIONS
 from planner.launcher.job import prepare
 from planner.launcher.part import make_part
 from planner.launcher.run import launch
 from planner.launcher.source import read_model
 from planner.launcher.world import ProcessRank
 from planner.model import weights
-from planner.model.losses import NO_OPTIONS
 from planner.model.weights import ModelFile
 from planner.partition import weights as carried
 from planner.partition import write_partition
+from planner.support.errors import FileError, LaunchError
 from tests.support.launch_worker import Case, load_model, make_model, make_plan
 
 TWO_STAGES = Case((1, 1))

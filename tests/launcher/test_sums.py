@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from planner.artefacts.strategy import GradientSum
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.sums import BucketSums, closing_backwards
 from planner.schedules.actions import Compute, Direction, parse
-from planner.strategy import GradientSum
 
 LAST = Compute(Direction.BACKWARD, 0, 1)
 

@@ -13,10 +13,10 @@ from onnx.helper import (
 )
 from onnx.reference import ReferenceEvaluator
 
-from planner.errors import ModelError
 from planner.model import folding
 from planner.model.folding import MAX_FOLDED_BYTES
 from planner.model.load import load
+from planner.support.errors import ModelError
 
 LARGE = 30_000_000
 

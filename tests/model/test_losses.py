@@ -5,11 +5,11 @@ from dataclasses import replace
 import onnx
 import pytest
 
-from planner.errors import ModelError, OptionError
-from planner.files import read_profile, to_plain, write_profile
-from planner.graph import Graph, LossChoice, Operator, Tensor, loss_outputs
+from planner.artefacts.files import read_profile, to_plain, write_profile
+from planner.artefacts.graph import Graph, LossChoice, Operator, Tensor, loss_outputs
+from planner.artefacts.losses import LossOptions, chosen, loss_json, loss_lines, losses
 from planner.model import load
-from planner.model.losses import LossOptions, chosen, loss_json, loss_lines, losses
+from planner.support.errors import ModelError, OptionError
 from tests.support.builders import graph_of, profile_of
 
 

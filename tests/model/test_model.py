@@ -9,11 +9,11 @@ import onnx_ir
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from planner.errors import FileError, ModelError, OperatorError
-from planner.graph import Tensor, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import Tensor, parameters_by_name, tensors_by_name
+from planner.artefacts.profile import BatchNorm
 from planner.model import Model, content_hash, first_consumers, load
 from planner.model.modes import batch_norm_form
-from planner.profiles import BatchNorm
+from planner.support.errors import FileError, ModelError, OperatorError
 from tests.support import models
 from tests.support.models import LIGHT_MODELS, bert, cached, gpt2
 

@@ -3,7 +3,6 @@
 import pytest
 from onnx import ModelProto
 
-from planner.errors import ModelError
 from planner.model.record import (
     METADATA_KEY,
     ModuleRecord,
@@ -11,6 +10,7 @@ from planner.model.record import (
     read_record,
     write_record,
 )
+from planner.support.errors import ModelError
 
 RECORD = ModuleRecord(
     module="example.Net",

@@ -5,10 +5,10 @@ import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from planner.errors import ModelError, OperatorError, OptionError
 from planner.model import load
 from planner.model.inspection import inspect
 from planner.model.sound import MAX_LINES, check
+from planner.support.errors import ModelError, OperatorError, OptionError
 
 LINEAR = "(float[3, 4] x) => (float[3, 2] y) { y = MatMul(x, w) }"
 ADVICE = "; export the model again"
@@ -335,4 +335,4 @@ def test_a_file_of_noise_is_no_traceback(tmp_path):
             try:
                 load(path)
             except Exception as error:  # the planner's own only
-                assert type(error).__module__ == "planner.errors", (at, byte, error)
+                assert type(error).__module__ == "planner.support.errors", (at, byte, error)

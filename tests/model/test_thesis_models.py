@@ -9,7 +9,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from planner.graph import producers
+from planner.artefacts.graph import producers
 from planner.model import load
 from planner.operators.convert import to_torch
 from tests.bench.placement_cases import CASES, PUBLISHED, megabytes, three

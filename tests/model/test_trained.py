@@ -9,11 +9,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import planner
-from planner.errors import ModelError
 from planner.model import load
 from planner.model.modules import modules_of
 from planner.model.record import ModuleRecord, TensorRecord, write_record
 from planner.operators import to_torch
+from planner.support.errors import ModelError
 from tests.support import exports
 
 X = np.random.default_rng(0)

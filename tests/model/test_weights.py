@@ -11,11 +11,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from planner.errors import FileError, ModelError
 from planner.model import content_hash, load, weights
 from planner.model.load import hash_of, read_proto
 from planner.model.weights import INLINE, ModelFile, is_inline, place_of
 from planner.operators import parameters
+from planner.support.errors import FileError, ModelError
 
 ROWS, COLUMNS = 8, 6
 FLOAT, DOUBLE, HALF, SHORT = (

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from planner.errors import LaunchError
-from planner.graph import LossChoice
-from planner.model.losses import losses
+from planner.artefacts.graph import LossChoice
+from planner.artefacts.losses import losses
 from planner.operators.losses import criterion
+from planner.support.errors import LaunchError
 from tests.model.test_losses import one_output, with_loss
 
 SHAPE = (3, 5, 4)

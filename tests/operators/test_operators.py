@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from planner.errors import ModelError, OperatorError
-from planner.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
+from planner.artefacts.graph import ITEM_BYTES, Graph, Operator, Parameter, Tensor
 from planner.model import Model, Node, load
 from planner.model.values import Values
 from planner.model.weights import ModelFile
 from planner.operators import OPERATORS, check, input_names, output_names, parameters, to_torch
+from planner.support.errors import ModelError, OperatorError
 from tests.support.conformance import all_tests
 from tests.support.models import MODELS, cached
 

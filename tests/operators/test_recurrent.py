@@ -7,10 +7,10 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
-from planner.errors import OperatorError
 from planner.model import load
 from planner.operators import recurrent, to_torch
 from planner.profilers.facts import facts
+from planner.support.errors import OperatorError
 
 T, B, H = 4, 3, 3
 IN = 2

@@ -12,10 +12,10 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 
 import planner
-from planner.errors import OperatorError, OptionError
 from planner.model import load
 from planner.operators import register, to_torch
 from planner.profilers.cache import cache_for
+from planner.support.errors import OperatorError, OptionError
 from tests.support.commands import run
 
 ROOT = Path(__file__).parents[2]

@@ -7,12 +7,12 @@ import torch
 from onnx import numpy_helper
 
 from planner.clusters.yaml.read import device_table
-from planner.errors import ModelError, OperatorError
 from planner.model import load
 from planner.operators import check, synthetic, to_torch
 from planner.operators.running import failing_operator, told_whole, words_of
 from planner.profilers.analytic import analytic
 from planner.profilers.measured import measure
+from planner.support.errors import ModelError, OperatorError
 
 IMAGE = "(float[2, 3, 8, 8] x) => (float y) {{ z = Mul(x, w) y = {} }}"
 

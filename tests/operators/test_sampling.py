@@ -8,12 +8,12 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.nn import functional
 
-from planner.errors import OperatorError
 from planner.model import load
 from planner.operators import to_torch
 from planner.operators.normalization import batch_normalization, updating
 from planner.operators.randomness import drawing, dropout_mask, standard_normal, standard_uniform
 from planner.profilers.facts import facts
+from planner.support.errors import OperatorError
 
 SIZE = 20_000
 

@@ -16,8 +16,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 import cli
-from planner.errors import FileError, OptionError
-from planner.formats.dnn_partitioning import (
+from planner.artefacts.formats.dnn_partitioning import (
     DnnEdge,
     DnnGraph,
     DnnNode,
@@ -25,7 +24,7 @@ from planner.formats.dnn_partitioning import (
     dnn_partitioning_profile,
     read_dnn_partitioning,
 )
-from planner.formats.piper import (
+from planner.artefacts.formats.piper import (
     RECOMPUTED,
     VANILLA,
     PiperEdge,
@@ -35,6 +34,7 @@ from planner.formats.piper import (
     piper_profile,
     read_piper,
 )
+from planner.artefacts.problem import Recompute, Status
 from planner.graphs.downsets import windowed
 from planner.peers import windows
 from planner.peers.compare import ForeignModel, ForeignOptions, solve_foreign, solve_profile
@@ -43,8 +43,8 @@ from planner.peers.dnn_partitioning.solve import split
 from planner.peers.piper import costs as piper
 from planner.peers.piper.equal import equal_stages
 from planner.peers.piper.solve import PiperOptions, allowed, plan
-from planner.problem import Recompute, Status
 from planner.reports.foreign import foreign_json
+from planner.support.errors import FileError, OptionError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from planner.errors import OptionError
-from planner.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode, colocated
-from planner.formats.piper import VANILLA, PiperEdge, PiperGraph, PiperNode, Tmpc
+from planner.artefacts.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode, colocated
+from planner.artefacts.formats.piper import VANILLA, PiperEdge, PiperGraph, PiperNode, Tmpc
+from planner.artefacts.problem import Status
 from planner.peers.compare import ForeignOptions, solve_foreign
 from planner.peers.dnn_partitioning.joining import joined
 from planner.peers.dnn_partitioning.solve import _items
 from planner.peers.piper.solve import PiperOptions, plan
-from planner.problem import Status
+from planner.support.errors import OptionError
 
 GIB = 1024**3
 LOOKS = 500

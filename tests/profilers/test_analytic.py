@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.profile import Source, stash_bytes
+from planner.artefacts.topology import DeviceType
 from planner.clusters.yaml.read import device_table, shipped_device_type
 from planner.costs.compute import operator_times
-from planner.errors import OptionError
 from planner.profilers.analytic import analytic, fit_constants, rank_correlation, rescale
 from planner.profilers.efficiencies import CPU, HALF, SINGLE, Kernel, Work, device_family
 from planner.profilers.facts import Facts, facts
 from planner.profilers.stash import Stash
-from planner.profiles import Source, stash_bytes
 from planner.solvers import SOLVERS
-from planner.topology import DeviceType
+from planner.support.errors import OptionError
 from tests.bench.profile_analytic import rows
 from tests.profilers.test_profilers import attention, read, residual
 from tests.support.builders import cluster, graph_of, problem_of, profile_of

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import FileError
-from planner.files import artefact_hash, read_profile, to_plain, write_profile
+from planner.artefacts.files import artefact_hash, read_profile, to_plain, write_profile
+from planner.artefacts.profile import Contention, slowdown_among
 from planner.profilers import contention as here
 from planner.profilers.contention import MachineContention, contention_of, slowdowns
-from planner.profiles import Contention, slowdown_among
+from planner.support.errors import FileError
 from tests.support.builders import graph_of, profile_of
 
 ROOT = Path(__file__).parents[2]

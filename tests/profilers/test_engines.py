@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from planner.artefacts.files import read_plan, read_profile, shipped
+from planner.artefacts.profile import Source
 from planner.commands.profile import OF_RESCALING
 from planner.commands.profile import profile as profile_command
-from planner.files import read_plan, read_profile, shipped
 from planner.profilers.engines import ProfileEngine, engine_for
-from planner.profiles import Source
 from tests.commands.test_cli import mlp, run
 
 QUICK = ("--budget", "1ms", "--repetitions", "1")

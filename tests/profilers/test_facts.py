@@ -4,13 +4,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from planner import model as models
-from planner.errors import OperatorError
 from planner.operators import parameters, synthetic, to_torch
 from planner.profilers.efficiencies import Work
 from planner.profilers.facts import facts
 from planner.profilers.measured import measure
 from planner.profilers.stash import observe
 from planner.profilers.unit import Unit
+from planner.support.errors import OperatorError
 from tests.profilers.test_profilers import attention, read, residual
 from tests.support.models import LIGHT_MODELS, MODELS, cached, deep_transformer
 

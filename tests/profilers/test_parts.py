@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from planner.artefacts.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.profile import Source
+from planner.artefacts.sharding import local_shape, reads, rule_of, tile
 from planner.costs.split import part_of
-from planner.graph import parameters_by_name, tensors_by_name
 from planner.operators import parameters, synthetic
 from planner.operators.parts import HALO
 from planner.profilers.cache import MeasuredClass
@@ -14,9 +16,6 @@ from planner.profilers.measured import ModelTimer, measure
 from planner.profilers.parts import measure_parts, obstacle
 from planner.profilers.parts.unit import by_stride, local_strides, local_values, part_unit
 from planner.profilers.unit import unit
-from planner.profiles import Source
-from planner.sharding import local_shape, rule_of, tile
-from planner.splitting.reshardings import reads
 from tests.support.split_models import MODELS, lines, loaded
 from tests.support.split_plans import fits
 

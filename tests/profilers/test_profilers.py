@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from planner import model as models
-from planner.errors import OptionError
-from planner.graph import LossChoice, tensors_by_name
-from planner.model.losses import losses
+from planner.artefacts.graph import LossChoice, tensors_by_name
+from planner.artefacts.losses import losses
+from planner.artefacts.profile import Source, View, WholeStep, stash_bytes
 from planner.operators import input_names, parameters, synthetic, to_torch
 from planner.profilers.cache import cache_for
 from planner.profilers.classes import TensorLayout, class_name, contiguous, surroundings
@@ -23,8 +23,8 @@ from planner.profilers.summary import summary
 from planner.profilers.timing import Stopwatch, Trial, forwards_s
 from planner.profilers.trust import Conditions, agrees, interval, warnings
 from planner.profilers.unit import unit
-from planner.profiles import Source, View, WholeStep, stash_bytes
 from planner.support.caches import sealed, unsealed
+from planner.support.errors import OptionError
 from tests.support.models import MODELS, cached
 
 FLOAT = 4  # bytes

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.graph import Tensor
+from planner.artefacts.graph import Tensor
 from planner.schedules.actions import (
     AllReduce,
     Compute,

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.strategy import ScheduleName, violations
 from planner.schedules.actions import AllReduce, Compute, Direction, Send, Step
 from planner.schedules.dry_run import dry_run
 from planner.schedules.flows import flow
 from planner.schedules.orders import default_warmups
 from planner.schedules.versions import alive, version_of, versions_kept
-from planner.strategy import ScheduleName, violations
 from tests.schedules.test_schedules import picture
 from tests.support.programs import as_graph, chain, in_buckets, split
 

@@ -3,11 +3,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.schedules.actions import AllReduce, Compute, Receive, Send, Step, text
 from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
-from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.builders import graph_of
 from tests.support.programs import chain, split
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from planner.artefacts.problem import Options, Problem
+from planner.artefacts.strategy import violations
+from planner.artefacts.topology import Sharing
 from planner.costs.evaluate import evaluate
-from planner.problem import Options, Problem
 from planner.simulator.delta import simulated
 from planner.simulator.events import run
-from planner.strategy import violations
-from planner.topology import Sharing
 from tests.support.builders import cluster, profile_of, unit_type
 from tests.support.moves import operator_moves, replication_moves, with_devices, with_operator
 from tests.support.often import often

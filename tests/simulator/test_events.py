@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.strategy import crossings
+from planner.artefacts.topology import Sharing
 from planner.clusters.routes import routes
 from planner.costs.collectives import allreduce_s
 from planner.costs.pricing import ActionCosts, Crowd
@@ -23,8 +25,6 @@ from planner.simulator.timeline import (
     idle_s,
     shares_s,
 )
-from planner.strategy import crossings
-from planner.topology import Sharing
 from planner.traces.write import chrome_trace, write_trace
 from tests.support import slow_simulator
 from tests.support.often import often

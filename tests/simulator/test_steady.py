@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.artefacts.strategy import ScheduleName
 from planner.costs.closed_form import iteration_s as closed_form_s
 from planner.costs.evaluate import evaluate
 from planner.schedules.actions import Compute, Step
@@ -16,7 +17,6 @@ from planner.simulator import steady
 from planner.simulator.account import account
 from planner.simulator.steady import iterate
 from planner.simulator.timeline import communication_s, compute_s, idle_s, shares_s
-from planner.strategy import ScheduleName
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.programs import split
 

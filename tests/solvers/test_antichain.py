@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.artefacts.problem import Recompute, Status
+from planner.artefacts.profile import View
+from planner.artefacts.strategy import ScheduleName, shares_devices
 from planner.costs.evaluate import closed_form_s, evaluate
-from planner.errors import OptionError
 from planner.graphs.coarsen import coarsen
-from planner.problem import Recompute, Status
-from planner.profiles import View
 from planner.solvers import SOLVERS
 from planner.solvers.antichain.blocks import in_parameters, sets_of
 from planner.solvers.antichain.devices import orders_of
 from planner.solvers.placement.stages import strategy_of
-from planner.strategy import ScheduleName, shares_devices
+from planner.support.errors import OptionError
 from tests.costs.test_bounds import all_strategies
 from tests.support.brute_force import least_objective_s
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type

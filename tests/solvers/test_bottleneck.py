@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode
+from planner.artefacts.formats.dnn_partitioning import DnnEdge, DnnGraph, DnnNode
+from planner.artefacts.problem import Status
 from planner.peers.compare import ForeignOptions, solve_foreign
 from planner.peers.dnn_partitioning import costs as dnn_partitioning
 from planner.peers.dnn_partitioning.placement import bottleneck_of, place
 from planner.peers.dnn_partitioning.solve import split
-from planner.problem import Status
 from planner.reports.foreign import foreign_json
 from planner.solvers.bottleneck import search as bottleneck
 from planner.solvers.bottleneck.kernels import annealed

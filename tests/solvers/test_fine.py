@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.artefacts.problem import Objective
+from planner.artefacts.topology import Sharing
 from planner.judging.judge import judge, predicted_s
-from planner.problem import Objective
 from planner.simulator.objective import objective_s
 from planner.solvers import SOLVERS
 from planner.solvers.engines.watch import SearchWatch
@@ -20,7 +21,6 @@ from planner.solvers.netsplit.moves import anneal, restore
 from planner.solvers.netsplit.search import arrays_of
 from planner.solvers.placement.links import SharedLink, shared_links
 from planner.solvers.placement.problem import placement_problem_of
-from planner.topology import Sharing
 from tests.solvers.test_netsplit import alone, jobs_of, placement_problems, placements
 from tests.solvers.test_netsplit_search import LOG, watch_of
 from tests.support.builders import KB, cluster, unit_type

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.errors import OptionError
-from planner.files import write_profile
-from planner.graph import predecessors
+from planner.artefacts.files import write_profile
+from planner.artefacts.graph import predecessors
+from planner.artefacts.strategy import violations
 from planner.judging.portfolio import compare
 from planner.solvers.manual import Manual, solve, stages_of
-from planner.strategy import violations
+from planner.support.errors import OptionError
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.commands import run
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.artefacts.problem import Objective, Optimizer, Status
+from planner.artefacts.topology import Sharing
 from planner.clusters.routes import fastest_way_s
-from planner.problem import Objective, Optimizer, Status
 from planner.solvers.engines.gurobi import EngineUnavailableError
 from planner.solvers.netsplit import bottleneck as netsplit_bottleneck
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
@@ -29,7 +30,6 @@ from planner.solvers.netsplit.model import (
 from planner.solvers.placement.coplacement import coplaced, kept_bytes
 from planner.solvers.placement.problem import SharedBytes, placement_problem_of, transfer_s
 from planner.solvers.placement.timetable import latency_s
-from planner.topology import Sharing
 from tests.support.builders import KB, cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
 from tests.support.strategies import dags

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem import Objective, Result, Status
+from planner.artefacts.problem import Objective, Result, Status
+from planner.artefacts.strategy import Stage
 from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.gurobi import NO_LICENCE
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
@@ -27,7 +28,6 @@ from planner.solvers.netsplit.model import EngineAnswer, instance_of, known_plac
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.netsplit.search import arrays_of, improved, timed
 from planner.solvers.placement.problem import least_bytes, placement_problem_of
-from planner.strategy import Stage
 from tests.solvers.test_netsplit import (
     alone,
     brute_force,

@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from planner.artefacts.strategy import operator_indices
 from planner.clusters.yaml.read import read_topology
 from planner.costs.evaluate import evaluate
 from planner.schedules.program import program
@@ -16,7 +17,6 @@ from planner.solvers.netsplit.periodic import candidates, improved, model_of, un
 from planner.solvers.placement.problem import placement_problem_of
 from planner.solvers.placement.stages import strategies_of
 from planner.solvers.registry import SOLVERS
-from planner.strategy import operator_indices
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.scale import regular_cluster
 from tests.support.wide import wide_profile

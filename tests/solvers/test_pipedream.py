@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.artefacts.graph import predecessors
+from planner.artefacts.problem import Options, Problem, Status, switches_of
+from planner.artefacts.strategy import violations
 from planner.costs.evaluate import evaluate
-from planner.graph import predecessors
 from planner.judging.portfolio import under_pipedream
-from planner.problem import Options, Problem, Status, switches_of
 from planner.schedules.orders import default_warmups
 from planner.solvers import SOLVERS
 from planner.solvers.pipedream import solve as solver
 from planner.solvers.pipedream.costs import in_flight
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.pipedream.states import augmented_antichain, next_antichains, pipedream_states
-from planner.strategy import violations
 from tests.support.builders import cluster, graph_of, hierarchy, problem_of, profile_of, unit_type
 from tests.support.profiles import read_any_profile
 from tests.support.strategies import dags

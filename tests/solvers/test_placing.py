@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.problem import Optimizer
+from planner.artefacts.profile import View
 from planner.costs.collectives import transfer_s as costs_transfer_s
 from planner.costs.compute import times_on
 from planner.costs.evaluate import evaluate
-from planner.graph import Graph, Operator, Parameter, Tensor
-from planner.problem import Optimizer
-from planner.profiles import View
 from planner.simulator.events import run
 from planner.solvers.fit import pipeline
 from planner.solvers.placement.problem import (

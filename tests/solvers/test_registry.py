@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import cli
-from planner.files import write_profile
+from planner.artefacts.files import write_profile
+from planner.artefacts.problem import Options, Status, switches_of
 from planner.judging.portfolio import compare
-from planner.problem import Options, Status, switches_of
 from planner.solvers.manual import Manual
 from planner.solvers.netsplit.options import NetSplit
 from planner.solvers.pipedream.options import PipeDream
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 TOY = """
 from dataclasses import dataclass, field
 
-from planner.problem import switches_of
+from planner.artefacts.problem import switches_of
 from planner.solvers.fit import first_that_fits, pipeline
 
 

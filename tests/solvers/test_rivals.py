@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.artefacts.problem import Status
 from planner.costs.evaluate import evaluate
 from planner.judging.portfolio import compare
-from planner.problem import Status
 from planner.solvers.netsplit import pesto
 from planner.solvers.placement import heft
 from planner.solvers.placement.baechi import (

@@ -6,16 +6,16 @@ from itertools import pairwise
 
 import pytest
 
+from planner.artefacts.files import read_plan, read_profile, write_plan, write_profile
+from planner.artefacts.problem import Options, Problem, Result, Status
+from planner.artefacts.strategy import MAX_BUCKETS, gradient_sums
 from planner.clusters.yaml.read import device_table, read_topology
 from planner.costs.evaluate import evaluate, evaluation_work_s
-from planner.files import read_plan, read_profile, write_plan, write_profile
 from planner.judging import judge as judging
 from planner.judging.judge import as_plan, judge
-from planner.problem import Options, Problem, Result, Status
 from planner.reports.solve import MAX_ROWS, stage_table
 from planner.solvers import SOLVERS
 from planner.solvers.fit import pipeline
-from planner.strategy import MAX_BUCKETS, gradient_sums
 from tests.support.scale import deep_profile, regular_cluster
 
 WIDE = 300 * 2**30  # of memory, so that everything fits

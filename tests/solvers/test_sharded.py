@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from planner.artefacts.files import shipped
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.graph import LossChoice, tensors_by_name
+from planner.artefacts.problem import Optimizer, Options, Problem, Recompute, Status
+from planner.artefacts.sharding import rule_lines
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, violations
+from planner.artefacts.topology import take
 from planner.clusters.yaml.read import find_topology, read_topology
 from planner.costs.collectives import allreduce_s, conversion_s
 from planner.costs.evaluate import closed_form_s, evaluate
 from planner.costs.memory import memory_of
 from planner.costs.split import conversion_times
-from planner.errors import OptionError
-from planner.files import shipped
-from planner.formats import read_any_profiles
-from planner.graph import LossChoice, tensors_by_name
 from planner.judging.portfolio import compare
 from planner.judging.problems import type_of
 from planner.model import load
-from planner.problem import Optimizer, Options, Problem, Recompute, Status
 from planner.reports.solve import parameter_table, stage_table
-from planner.sharding import rule_lines
 from planner.simulator.collectives import collectives as collectives_of
 from planner.simulator.events import run
 from planner.simulator.timeline import timeline_of
@@ -34,8 +35,7 @@ from planner.solvers.sharded.options import Megatron, Zero
 from planner.solvers.sharded.promise import Promise, promises
 from planner.solvers.sharded.rules import axis_rule, rules_of
 from planner.splitting import reshardings
-from planner.strategy import ScheduleName, Stage, Strategy, violations
-from planner.topology import take
+from planner.support.errors import OptionError
 from planner.traces.write import chrome_trace
 from tests.costs.test_split_bounds import with_rules
 from tests.support.split import MEGATRON, mlp

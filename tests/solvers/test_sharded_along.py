@@ -5,8 +5,8 @@ from itertools import permutations
 
 import pytest
 
+from planner.artefacts.profile import PartTime
 from planner.costs.collectives import conversion_s
-from planner.profiles import PartTime
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.layout import axis_of, chosen
 from planner.solvers.sharded.rules import named

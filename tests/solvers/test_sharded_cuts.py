@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.problem import Optimizer, Recompute
+from planner.artefacts.problem import Optimizer, Recompute
+from planner.artefacts.strategy import indices_of
 from planner.solvers.registry import SOLVERS
 from planner.solvers.sharded.cuts import balanced_cuts
 from planner.solvers.sharded.options import Megatron
-from planner.strategy import indices_of
 from tests.support.split_profiles import problem, profiled
 
 TIMES = st.integers(0, 20).map(float)

@@ -8,21 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.costs.closed_form import bottleneck_s, iteration_s, latency_s
-from planner.costs.evaluate import closed_form_s, evaluate
-from planner.graph import predecessors
-from planner.judging.judge import judge
-from planner.plan import StagePrediction
-from planner.problem import Objective, Optimizer, Recompute, Result, Status
-from planner.schedules import shared as schedules_shared
-from planner.schedules.actions import Compute, Direction, Receive, Send, text
-from planner.schedules.dry_run import dry_run
-from planner.schedules.orders import default_warmups
-from planner.schedules.program import program
-from planner.simulator.events import simulate
-from planner.solvers.fit import pipeline
-from planner.solvers.placement.stages import pieces, segments, strategies_of, strategy_of
-from planner.strategy import (
+from planner.artefacts.graph import predecessors
+from planner.artefacts.plan import StagePrediction
+from planner.artefacts.problem import Objective, Optimizer, Recompute, Result, Status
+from planner.artefacts.strategy import (
     ScheduleName,
     Stage,
     Strategy,
@@ -32,6 +21,17 @@ from planner.strategy import (
     stages_by_device,
     violations,
 )
+from planner.costs.closed_form import bottleneck_s, iteration_s, latency_s
+from planner.costs.evaluate import closed_form_s, evaluate
+from planner.judging.judge import judge
+from planner.schedules import shared as schedules_shared
+from planner.schedules.actions import Compute, Direction, Receive, Send, text
+from planner.schedules.dry_run import dry_run
+from planner.schedules.orders import default_warmups
+from planner.schedules.program import program
+from planner.simulator.events import simulate
+from planner.solvers.fit import pipeline
+from planner.solvers.placement.stages import pieces, segments, strategies_of, strategy_of
 from tests.support import slow_simulator
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.often import often

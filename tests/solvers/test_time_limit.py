@@ -7,10 +7,11 @@ import pytest
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
+from planner.artefacts.problem import Status
+from planner.artefacts.strategy import ScheduleName
 from planner.costs.evaluate import evaluate
 from planner.judging import judge as judging
 from planner.judging.portfolio import attempts, comparison
-from planner.problem import Status
 from planner.solvers import baselines
 from planner.solvers.fit import surely_short
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
@@ -25,7 +26,6 @@ from planner.solvers.netsplit.cpsat_model import (
 )
 from planner.solvers.netsplit.model import instance_of, known_placement_of
 from planner.solvers.placement.problem import placement_problem_of
-from planner.strategy import ScheduleName
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 from tests.support.netsplit_instances import problem_from
 from tests.support.often import often

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.sharding import rule_of
+from planner.artefacts.sharding import rule_of
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.splitting.checks import all_violations, sharding_violations
-from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.blocks import block, megatron
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.sharding import tile
+from planner.artefacts.sharding import tile
 from planner.splitting import pieces
 from tests.support.meshes import put
 

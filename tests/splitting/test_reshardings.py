@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.sharding import Sharding, rule_of
+from planner.artefacts.sharding import Sharding, rule_of
+from planner.artefacts.strategy import Stage
 from planner.splitting import Kind, reshardings
 from planner.splitting.conversion import LOCAL
 from planner.splitting.reshardings import homes
-from planner.strategy import Stage
 from tests.support.blocks import block, megatron
 
 

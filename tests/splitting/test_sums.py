@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.graph import Graph, Operator, Parameter, Tensor
-from planner.sharding import Sharding, rule_of
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.sharding import Sharding, rule_of
+from planner.artefacts.strategy import GradientSum, ScheduleName, Stage, Strategy
 from planner.splitting.sums import gradient_sums, owns, silent, state_steps
-from planner.strategy import GradientSum, ScheduleName, Stage, Strategy
 
 BYTES = 4 * 4 * 4
 

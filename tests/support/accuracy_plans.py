@@ -10,13 +10,13 @@ from functools import partial
 import numpy as np
 from onnx import ModelProto
 
+from planner.artefacts.plan import Plan
+from planner.artefacts.problem import Options, Problem, Result, Status
+from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.artefacts.topology import Topology, take
 from planner.judging.judge import as_plan, judge_unchanged
-from planner.plan import Plan
-from planner.problem import Options, Problem, Result, Status
-from planner.profiles import Profile
 from planner.schedules.orders import default_warmups
-from planner.strategy import ScheduleName, Stage, Strategy
-from planner.topology import Topology, take
 from tests.support.models import bert, gpt2, light, llama
 from tests.support.split_kinds import KINDS, split_plan
 

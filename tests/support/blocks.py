@@ -2,9 +2,9 @@
 written by hand.
 """
 
-from planner.graph import Graph, Operator, Parameter, Tensor
-from planner.sharding import Sharding, rule_of
-from planner.strategy import Stage
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.sharding import Sharding, rule_of
+from planner.artefacts.strategy import Stage
 
 # name, type, tensors read, parameters read with their shapes, shape of the result.
 BATCH, LENGTH, WIDTH, HEADS = 2, 4, 8, 2

@@ -7,6 +7,10 @@ priced by the closed forms of time and memory from what `costs` says of sets of 
 import math
 from functools import cache
 
+from planner.artefacts.graph import consumers, producers, tensors_by_name
+from planner.artefacts.problem import Objective, Recompute
+from planner.artefacts.strategy import ScheduleName
+from planner.artefacts.topology import device_type
 from planner.costs.closed_form import exposed_sum_s, extend
 from planner.costs.collectives import ring_allreduce_s, ring_links, slowest_link
 from planner.costs.compute import slowdown, step_s, times_on
@@ -19,12 +23,8 @@ from planner.costs.memory import (
 )
 from planner.costs.overlap import runs_beside
 from planner.costs.passes import block_workspace_bytes
-from planner.graph import consumers, producers, tensors_by_name
 from planner.graphs.downsets import downsets, members
-from planner.problem import Objective, Recompute
 from planner.solvers.antichain.devices import numbers_of_devices, orders_of
-from planner.strategy import ScheduleName
-from planner.topology import device_type
 
 
 def asynchronous(options):

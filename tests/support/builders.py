@@ -3,10 +3,10 @@
 from dataclasses import replace
 from math import prod
 
-from planner.graph import Graph, Operator, Parameter, Tensor
-from planner.problem import Options, Problem
-from planner.profiles import OperatorCost, Profile, Source
-from planner.topology import Device, DeviceType, Host, Level, Link, Topology
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.problem import Options, Problem
+from planner.artefacts.profile import OperatorCost, Profile, Source
+from planner.artefacts.topology import Device, DeviceType, Host, Level, Link, Topology
 
 KB = 1000
 

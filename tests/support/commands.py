@@ -5,7 +5,7 @@ from dataclasses import replace
 from click.testing import CliRunner
 
 from cli import main
-from planner.files import write_profile
+from planner.artefacts.files import write_profile
 from tests.support.builders import graph_of, profile_of
 
 PAIR = """

@@ -19,10 +19,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
-from planner.errors import ModelError
 from planner.model import load
 from planner.model.trainable import differentiable_inputs
 from planner.operators import to_torch
+from planner.support.errors import ModelError
 
 ANCHOR = "conformance.anchor"
 WHOLE_ELEMENTS = 60  # of all inputs together; the gradient of larger cases is compared along a line

@@ -102,11 +102,11 @@ def peak_bytes():
 
 def load_part(folder, rank):
     """Loads the part of a rank of strategy.json, as a launch does; its share and what it took."""
-    from planner.files import read_plan
+    from planner.artefacts.files import read_plan
+    from planner.artefacts.losses import NO_OPTIONS
     from planner.launcher.job import prepare
     from planner.launcher.part import make_part
     from planner.launcher.world import ProcessRank
-    from planner.model.losses import NO_OPTIONS
 
     begun_s = time.perf_counter()
     path = folder / "strategy.json"

@@ -27,8 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 import planner
+from planner.artefacts.files import read_plan, write_plan
+from planner.artefacts.losses import NO_OPTIONS
+from planner.artefacts.problem import Options, Problem
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.ends import ranks_leave_at_once
-from planner.files import read_plan, write_plan
 from planner.launcher import world
 from planner.launcher.job import prepare as job_of
 from planner.launcher.settings import Settings
@@ -36,11 +39,8 @@ from planner.launcher.sums import BucketSums
 from planner.launcher.trainer import Trainer
 from planner.launcher.world import ProcessRank
 from planner.model import load
-from planner.model.losses import NO_OPTIONS
-from planner.problem import Options, Problem
 from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
-from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
 

@@ -19,6 +19,24 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
+from planner.artefacts.losses import losses
+from planner.artefacts.plan import (
+    Certificate,
+    DevicePrediction,
+    MemoryParts,
+    Plan,
+    Prediction,
+    StagePrediction,
+)
+from planner.artefacts.strategy import (
+    BUCKET_BYTES,
+    ScheduleName,
+    Stage,
+    Strategy,
+    crossings,
+    used_devices,
+    violations,
+)
 from planner.commands.ends import ranks_leave_at_once
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.job import TrainingJob
@@ -30,32 +48,14 @@ from planner.launcher.store import begin_generation
 from planner.launcher.trainer import make_feed
 from planner.launcher.world import World
 from planner.model import load
-from planner.model.losses import losses
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.running import autocast
-from planner.plan import (
-    Certificate,
-    DevicePrediction,
-    MemoryParts,
-    Plan,
-    Prediction,
-    StagePrediction,
-)
 from planner.profilers.measured import measure
 from planner.schedules.actions import AllReduce, Compute, waiting_for_sends
 from planner.schedules.dry_run import dry_run
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
 from planner.solvers.placement.stages import pieces, segments
-from planner.strategy import (
-    BUCKET_BYTES,
-    ScheduleName,
-    Stage,
-    Strategy,
-    crossings,
-    used_devices,
-    violations,
-)
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 3, 4, 7
 
@@ -305,7 +305,7 @@ def run_case(case, folder, rank):
     if rank >= len(plan.ranks):
         return {}
     assert violations(plan.strategy, model.graph, max(plan.ranks) + 1) == ()
-    with mock.patch("planner.strategy.BUCKET_BYTES", case.bucket_bytes):
+    with mock.patch("planner.artefacts.strategy.BUCKET_BYTES", case.bucket_bytes):
         lists = program(plan.strategy, model.graph, plan.prediction.stages)
     assert dry_run(lists) is None
     job = TrainingJob(plan, model, lists, losses(model.graph), "cpu")

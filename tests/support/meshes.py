@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from planner.sharding import blocks_of, dim_of, local_shape, tiles
+from planner.artefacts.sharding import blocks_of, dim_of, local_shape, tiles
 from planner.splitting import Kind
 
 

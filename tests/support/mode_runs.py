@@ -23,18 +23,18 @@ import torch.distributed as dist
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from planner.artefacts.files import write_plan
+from planner.artefacts.losses import losses as model_losses
+from planner.artefacts.problem import Optimizer as OptimizerName
+from planner.artefacts.problem import Options, Problem
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.commands.ends import ranks_leave_at_once
-from planner.files import write_plan
 from planner.launcher import run, trainer
 from planner.launcher.gradients import make_optimizer
 from planner.model import load
-from planner.model.losses import losses as model_losses
 from planner.operators import randomness, synthetic
-from planner.problem import Optimizer as OptimizerName
-from planner.problem import Options, Problem
 from planner.profilers.measured import measure
 from planner.schedules.orders import default_warmups
-from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type
 from tests.support.ranks import forked

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from planner.graph import consumers, predecessors
+from planner.artefacts.graph import consumers, predecessors
+from planner.artefacts.strategy import operator_indices, stage_of
 from planner.schedules.orders import default_warmups
-from planner.strategy import operator_indices, stage_of
 
 
 def with_operator(strategy, graph, operator, stage):

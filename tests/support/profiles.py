@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from planner.formats import read_any_profiles
-from planner.profiles import Profile
+from planner.artefacts.formats.any import read_any_profiles
+from planner.artefacts.profile import Profile
 
 
 def read_any_profile(path: Path) -> Profile:

@@ -6,12 +6,12 @@ from unittest import mock
 
 from hypothesis import strategies as st
 
-from planner.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.strategy import GradientSum, ScheduleName, Stage, Strategy
+from planner.artefacts.topology import Device, DeviceType, Host, Link, Sharing, Topology
 from planner.schedules.actions import Program, parse
 from planner.schedules.orders import default_warmups
 from planner.schedules.program import program
-from planner.strategy import GradientSum, ScheduleName, Stage, Strategy
-from planner.topology import Device, DeviceType, Host, Link, Sharing, Topology
 from tests.support.strategies import dags
 
 SYNCHRONOUS = (ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B)
@@ -85,7 +85,7 @@ def written(*lines, sums=()):
 
 def in_buckets(strategy, graph, bucket_bytes):
     """The program with smaller buckets of gradients."""
-    with mock.patch("planner.strategy.BUCKET_BYTES", bucket_bytes):
+    with mock.patch("planner.artefacts.strategy.BUCKET_BYTES", bucket_bytes):
         return program(strategy, graph)
 
 

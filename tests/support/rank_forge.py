@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from select import select
 
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
-from planner.strategy import ScheduleName, Stage, Strategy
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 

@@ -8,10 +8,10 @@ import re
 from functools import cache
 from pathlib import Path
 
-from planner.formats.dnn_partitioning import read_dnn_partitioning
-from planner.formats.piper import read_piper
+from planner.artefacts.formats.dnn_partitioning import read_dnn_partitioning
+from planner.artefacts.formats.piper import read_piper
+from planner.artefacts.problem import Options, Problem, Recompute
 from planner.peers.piper.solve import PiperOptions
-from planner.problem import Options, Problem, Recompute
 from planner.solvers.pipedream.options import PipeDream
 from tests.support.builders import hierarchy
 from tests.support.profiles import read_any_profile

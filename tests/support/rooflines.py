@@ -4,11 +4,11 @@ import tempfile
 from math import prod
 from pathlib import Path
 
+from planner.artefacts.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.profile import OperatorCost, Profile, Source, View
 from planner.clusters.yaml.read import device_table
 from planner.costs.compute import roofline_s
-from planner.graph import parameters_by_name, tensors_by_name
 from planner.model import load
-from planner.profiles import OperatorCost, Profile, Source, View
 
 # They change no value; their output lies in the storage of their input.
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")

@@ -9,7 +9,7 @@ The profile's times are rooflines of the device, since nobody has run the model.
 import argparse
 from pathlib import Path
 
-from planner.files import write_profile
+from planner.artefacts.files import write_profile
 from tests.support.models import deep_transformer
 from tests.support.rooflines import roofline_of_onnx
 

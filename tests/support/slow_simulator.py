@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heappop, heappush
 
+from planner.artefacts.topology import Sharing, Topology
 from planner.clusters.routes import latency_s, routes
 from planner.costs.pricing import ActionCosts
 from planner.schedules.actions import (
@@ -19,7 +20,6 @@ from planner.schedules.actions import (
     Step,
 )
 from planner.simulator.timeline import Event, Timeline, Transfer
-from planner.topology import Sharing, Topology
 
 STREAM = -1
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from planner.graph import Graph, Operator, Parameter, Tensor
-from planner.profiles import OperatorCost, Profile, Source
-from planner.sharding import Sharding, rule_of
-from planner.strategy import ScheduleName, Stage, Strategy
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.profile import OperatorCost, Profile, Source
+from planner.artefacts.sharding import Sharding, rule_of
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 
 ROWS, WIDTH, HIDDEN = 8, 16, 64
 

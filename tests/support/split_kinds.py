@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from planner.problem import Options, Problem, Result
-from planner.profiles import Profile
+from planner.artefacts.problem import Options, Problem, Result
+from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import Strategy
+from planner.artefacts.topology import Topology
 from planner.solvers.sharded import megatron, zero
 from planner.solvers.sharded.options import Megatron, Zero
-from planner.strategy import Strategy
-from planner.topology import Topology
 
 TIME_LIMIT_S = 60.0
 

@@ -8,10 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from planner.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.sharding import Sharding, reads, rule_of
 from planner.model import load
-from planner.sharding import Sharding, rule_of
-from planner.splitting.reshardings import reads
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 8, 16, 4, 24
 _FLOAT = TensorProto.DOUBLE

@@ -5,20 +5,20 @@ from math import prod
 
 import torch
 
-from planner.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.losses import losses
+from planner.artefacts.plan import StagePrediction
+from planner.artefacts.sharding import Sharding, local_shape, reads, rule_of, tiles
+from planner.artefacts.strategy import Stage, crossings, used_devices
 from planner.launcher.runtime import StageRunner
 from planner.launcher.split.convert import local_part
 from planner.launcher.split.module import split_module
 from planner.launcher.split.part import local_parameters, split_losses
-from planner.model.losses import losses
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.convert import input_names, output_names
 from planner.operators.losses import criterion
-from planner.plan import StagePrediction
-from planner.sharding import Sharding, local_shape, rule_of, tiles
-from planner.splitting.reshardings import homes, reads
+from planner.splitting.reshardings import homes
 from planner.splitting.sums import coordinates
-from planner.strategy import Stage, crossings, used_devices
 from tests.support.launch_worker import Case, make_plan
 from tests.support.split_models import lines, whole_line
 from tests.support.threads import on_all

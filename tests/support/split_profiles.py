@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from planner.problem import Optimizer
-from planner.profiles import OperatorCost, SplitRule
+from planner.artefacts.problem import Optimizer
+from planner.artefacts.profile import OperatorCost, SplitRule
 from planner.solvers.registry import SOLVERS
 from tests.support.builders import cluster, problem_of, unit_type
 from tests.support.split import mlp

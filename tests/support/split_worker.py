@@ -19,6 +19,9 @@ from pathlib import Path
 
 import torch
 
+from planner.artefacts.losses import losses
+from planner.artefacts.problem import Optimizer
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings, violations
 from planner.commands.ends import ranks_leave_at_once
 from planner.costs.edges import gathered
 from planner.launcher.gradients import make_optimizer
@@ -27,14 +30,11 @@ from planner.launcher.settings import Settings
 from planner.launcher.split.convert import local_part
 from planner.launcher.store import begin_generation
 from planner.launcher.trainer import Trainer
-from planner.model.losses import losses
 from planner.operators import parameters, synthetic, to_torch
 from planner.operators.losses import criterion
-from planner.problem import Optimizer
 from planner.schedules.dry_run import dry_run, meshes_of
 from planner.schedules.program import program
 from planner.solvers.sharded.options import Megatron
-from planner.strategy import ScheduleName, Stage, Strategy, crossings, violations
 from tests.support.builders import islands, problem_of, profile_of
 from tests.support.split_models import loaded, megatron
 from tests.support.split_plans import cut_further, error, plan_of, random_sharding

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
+from planner.artefacts.sharding import blocks_of, dim_of, rule_of
 from planner.operators.parts import MARKED, Cut, localized
-from planner.sharding import blocks_of, dim_of, rule_of
 from planner.splitting import gradient_spec
 
 

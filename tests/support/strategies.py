@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from planner.problem import Objective
-from planner.strategy import ScheduleName
+from planner.artefacts.problem import Objective
+from planner.artefacts.strategy import ScheduleName
 from tests.support.builders import cluster, graph_of, problem_of, profile_of, unit_type
 
 

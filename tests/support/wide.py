@@ -2,7 +2,7 @@
 CNNs of the onnx package.
 """
 
-from planner.graph import Graph, Operator, Parameter, Tensor
+from planner.artefacts.graph import Graph, Operator, Parameter, Tensor
 from tests.support.models import light
 from tests.support.rooflines import roofline_of, roofline_of_onnx
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from planner.calibration import (
+from planner.artefacts.calibration import (
     UNCALIBRATED,
     Calibration,
     CalibrationFile,
@@ -15,11 +15,7 @@ from planner.calibration import (
     calibrated_s,
     whole_share,
 )
-from planner.clusters.yaml.write import write_topology
-from planner.costs.compute import times_on
-from planner.costs.evaluate import evaluate
-from planner.errors import FileError, OptionError
-from planner.files import (
+from planner.artefacts.files import (
     artefact_hash,
     calibration_path,
     newest_profile,
@@ -28,10 +24,14 @@ from planner.files import (
     write_calibration,
     write_profile,
 )
-from planner.profiles import Contention, WholeStep
+from planner.artefacts.profile import Contention, WholeStep
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
+from planner.clusters.yaml.write import write_topology
+from planner.costs.compute import times_on
+from planner.costs.evaluate import evaluate
 from planner.schedules.actions import AllReduce, Compute
 from planner.simulator.events import simulate
-from planner.strategy import ScheduleName, Stage, Strategy
+from planner.support.errors import FileError, OptionError
 from planner.traces.calibrate import MeasuredRun, calibrate, fit, predicted_s, regression
 from planner.traces.read import measured_by
 from planner.traces.runs import read_runs

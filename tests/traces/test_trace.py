@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from planner.costs.evaluate import evaluate
 from planner.drawing.gantt import Activity, gantt
 from planner.drawing.gantt_svg import gantt_svg
-from planner.errors import OptionError
 from planner.schedules.actions import AllReduce, Compute, Direction, Step
 from planner.simulator.account import account
 from planner.simulator.timeline import Event, Timeline, Transfer
+from planner.support.errors import OptionError
 from planner.support.outputs import check_outputs
 from planner.support.reading import MAX_TEXT_BYTES
 from planner.traces.write import TRACE_FILE, chrome_trace

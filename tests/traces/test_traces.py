@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner.errors import FileError, OptionError
 from planner.launcher import clocks
 from planner.launcher.clocks import Clock, Reading, read_clock
 from planner.reports.traces import trace_tables
 from planner.schedules.actions import AllReduce, Compute, Direction, Step
 from planner.simulator.timeline import Event, Timeline, Transfer
+from planner.support.errors import FileError, OptionError
 from planner.traces.comparison import compare_traces, overlay
 from planner.traces.read import Trace, read_trace
 from planner.traces.write import chrome_trace, write_trace

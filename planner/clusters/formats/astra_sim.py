@@ -21,10 +21,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from planner.artefacts.files import said
+from planner.artefacts.topology import Device, DeviceType, Host, Link, Topology, too_many
 from planner.clusters.yaml.schema import yaml_of
-from planner.errors import FileError
-from planner.files import said
-from planner.topology import Device, DeviceType, Host, Link, Topology, too_many
+from planner.support.errors import FileError
 
 FORM = "an ASTRA-sim network YAML"
 FIELDS = ("topology", "npus_count", "bandwidth", "latency")

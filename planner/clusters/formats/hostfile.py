@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.errors import FileError
-from planner.topology import (
+from planner.artefacts.topology import (
     Device,
     DeviceType,
     Host,
@@ -23,6 +22,7 @@ from planner.topology import (
     too_many,
     wrong_name,
 )
+from planner.support.errors import FileError
 
 FORM = "a DeepSpeed hostfile"
 # More slots than a number of nine digits are no number of devices.

@@ -21,8 +21,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
-from planner.errors import FileError
-from planner.topology import Device, DeviceType, Host, Link, Topology
+from planner.artefacts.topology import Device, DeviceType, Host, Link, Topology
+from planner.support.errors import FileError
 
 FORM = "the output of nvidia-smi topo -m"
 # By the first letters of a device type: links per GPU, and bandwidth of one of them per direction.

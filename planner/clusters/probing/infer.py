@@ -20,6 +20,16 @@ from math import inf
 
 import numpy as np
 
+from planner.artefacts.topology import (
+    CollectiveKind,
+    CollectiveTable,
+    Device,
+    DeviceType,
+    Host,
+    Link,
+    Topology,
+    problems,
+)
 from planner.clusters.probing.link_fit import (
     LARGE_SPREAD,
     TOLERANCE,
@@ -31,19 +41,9 @@ from planner.clusters.probing.link_fit import (
     middle,
 )
 from planner.clusters.routes import routes
-from planner.errors import TopologyError
 from planner.support.arrays import Floats
-from planner.topology import (
-    CollectiveKind,
-    CollectiveTable,
-    Device,
-    DeviceType,
-    Host,
-    Link,
-    Topology,
-    problems,
-)
-from planner.units import format_rate, format_seconds, parse_rate, parse_seconds
+from planner.support.errors import TopologyError
+from planner.support.units import format_rate, format_seconds, parse_rate, parse_seconds
 
 # Devices share a network card if their transfers at once get less than this share of the bandwidth
 # that they get one by one.

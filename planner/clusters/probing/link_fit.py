@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from planner.errors import TopologyError
 from planner.support.arrays import Floats
-from planner.units import format_rate, format_seconds
+from planner.support.errors import TopologyError
+from planner.support.units import format_rate, format_seconds
 
 # Figures further apart, as a share of the smaller one, are not the same.
 TOLERANCE = 0.15

@@ -12,15 +12,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
 
-from planner.clusters.yaml.levels import EITHER, EMPTY, BodyContext, regular_topology, unknown_type
-from planner.clusters.yaml.schema import (
-    BodySchema,
-    DeviceSchema,
-    HostSchema,
-    LinkSchema,
-    TableSchema,
-)
-from planner.topology import (
+from planner.artefacts.topology import (
     CollectiveKind,
     CollectiveTable,
     Device,
@@ -32,6 +24,14 @@ from planner.topology import (
     parts_of,
     too_many,
     wrong_name,
+)
+from planner.clusters.yaml.levels import EITHER, EMPTY, BodyContext, regular_topology, unknown_type
+from planner.clusters.yaml.schema import (
+    BodySchema,
+    DeviceSchema,
+    HostSchema,
+    LinkSchema,
+    TableSchema,
 )
 
 # Sections that `levels` makes up, so that a file with levels may not have them.

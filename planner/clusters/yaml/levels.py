@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
-from planner.clusters.yaml.schema import BodySchema, LevelSchema
-from planner.topology import (
+from planner.artefacts.topology import (
     Device,
     DeviceType,
     Host,
@@ -16,6 +15,7 @@ from planner.topology import (
     tables_among,
     too_many,
 )
+from planner.clusters.yaml.schema import BodySchema, LevelSchema
 
 EITHER = "expected either `levels` with `device`, or `devices` with `links`"
 MAX_LEVELS = 64

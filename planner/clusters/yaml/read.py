@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from planner.artefacts.files import complaint, shipped
+from planner.artefacts.topology import DeviceType, Topology, is_connected, problems
 from planner.clusters.routes import routes, unlike_pairs
 from planner.clusters.yaml.build import build
 from planner.clusters.yaml.levels import BodyContext
@@ -19,9 +21,7 @@ from planner.clusters.yaml.schema import (
     checked_topology,
     plain_yaml,
 )
-from planner.errors import FileError, OptionError, TopologyError
-from planner.files import complaint, shipped
-from planner.topology import DeviceType, Topology, is_connected, problems
+from planner.support.errors import FileError, OptionError, TopologyError
 
 TOPOLOGY_FORMAT = "planner-topology/1"
 DEVICES_FORMAT = "planner-devices/1"

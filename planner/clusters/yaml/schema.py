@@ -18,11 +18,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode
 
-from planner import units
-from planner.errors import FileError, UnitError
-from planner.files import complaint, read_text, said, without_format
+from planner.artefacts.files import complaint, read_text, said, without_format
+from planner.artefacts.topology import DeviceType, Host, Sharing
+from planner.support import units
+from planner.support.errors import FileError, UnitError
 from planner.support.reading import MAX_CLUSTER_BYTES
-from planner.topology import DeviceType, Host, Sharing
 
 # The largest number of anything in a file: nobody has more, and all members are written out.
 MAX_NUMBER = 100_000

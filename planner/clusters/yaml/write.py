@@ -14,14 +14,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from planner import units
-from planner.clusters.yaml.read import TOPOLOGY_FORMAT, device_table
-from planner.errors import FileError
-from planner.support.outputs import Kind, head_of
-from planner.support.printable import printable, printable_lines
-from planner.support.reading import MAX_CLUSTER_BYTES
-from planner.support.writing import write_atomically
-from planner.topology import (
+from planner.artefacts.topology import (
     CollectiveKind,
     CollectiveTable,
     Device,
@@ -31,7 +24,14 @@ from planner.topology import (
     Sharing,
     Topology,
 )
-from planner.units import format_bytes
+from planner.clusters.yaml.read import TOPOLOGY_FORMAT, device_table
+from planner.support import units
+from planner.support.errors import FileError
+from planner.support.outputs import Kind, head_of
+from planner.support.printable import printable, printable_lines
+from planner.support.reading import MAX_CLUSTER_BYTES
+from planner.support.units import format_bytes
+from planner.support.writing import write_atomically
 
 _RATES = {k: v for k, v in units.BYTES_PER_S.items() if k.endswith("B/s") and "i" not in k}
 # An entry stays on one line, however long.

@@ -1,8 +1,8 @@
 """Options that an asynchronous schedule cannot follow, because its stages never meet."""
 
-from planner.errors import OptionError
+from planner.artefacts.plan import Plan
 from planner.launcher.settings import NanRule, Settings
-from planner.plan import Plan
+from planner.support.errors import OptionError
 
 
 def check_schedule(plan: Plan, settings: Settings) -> None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
+from planner.artefacts.strategy import Strategy
 from planner.schedules.flows import in_flight
 from planner.simulator.timeline import Event, Timeline, Transfer
-from planner.strategy import Strategy
 
 Timed = TypeVar("Timed", Event, Transfer)
 

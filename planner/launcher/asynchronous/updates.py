@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from planner.errors import LaunchError
 from planner.launcher.asynchronous.versions import Versions
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.settings import NanRule
 from planner.launcher.training.updates import LossScale, Rules, Update
+from planner.support.errors import LaunchError
 
 
 class StageUpdates:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.errors import FileError
-from planner.files import artefact_bytes, read_artefact
+from planner.artefacts.files import artefact_bytes, read_artefact
+from planner.support.errors import FileError
 from planner.support.writing import explained
 
 FORMAT = "planner-checkpoint/1"

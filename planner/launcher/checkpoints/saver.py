@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.errors import LaunchError, PlannerError, Stopped
 from planner.launcher.checkpoints import folder as folders
 from planner.launcher.checkpoints.folder import Checkpoint, Record
 from planner.launcher.checkpoints.keeping import Keeping
@@ -26,8 +25,9 @@ from planner.launcher.store import TIMEOUT
 from planner.launcher.trainer import Trainer
 from planner.model.metadata import metadata_of
 from planner.model.record import ANNOTATION_KEY
+from planner.support.errors import LaunchError, PlannerError, Stopped
 from planner.support.paths import relative
-from planner.version import __version__
+from planner.support.version import __version__
 
 
 def resume(trainer: Trainer, job: TrainingJob, start: Checkpoint) -> None:

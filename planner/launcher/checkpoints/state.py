@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from planner.errors import FileError, LaunchError
-from planner.graph import Graph, parameters_by_name
+from planner.artefacts.graph import Graph, parameters_by_name
+from planner.artefacts.sharding import Spec, local_shape
+from planner.artefacts.strategy import operator_indices
 from planner.launcher.checkpoints.folder import (
     OPTIMIZER,
     PARAMETERS,
@@ -36,9 +37,8 @@ from planner.launcher.job import TrainingJob
 from planner.launcher.part import Part
 from planner.launcher.split.part import spec_in
 from planner.launcher.trainer import Trainer
-from planner.sharding import Spec, local_shape
 from planner.splitting.sums import lies_in
-from planner.strategy import operator_indices
+from planner.support.errors import FileError, LaunchError
 
 
 def optimizer_name(optimizer: Optimizer | None) -> str | None:

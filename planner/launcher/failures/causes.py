@@ -10,12 +10,12 @@ from traceback import extract_tb
 
 import torch
 
-from planner.errors import LaunchError, PlannerError
+from planner.artefacts.plan import DevicePrediction, Plan
 from planner.launcher import ending
 from planner.launcher.failures.system import used_bytes
 from planner.launcher.failures.words import where, who
-from planner.plan import DevicePrediction, Plan
-from planner.units import format_bytes
+from planner.support.errors import LaunchError, PlannerError
+from planner.support.units import format_bytes
 
 _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|out of memory|std::bad_alloc|_ALLOC_FAILED", re.I

@@ -20,9 +20,9 @@ from typing import cast
 
 import torch.distributed as dist
 
-from planner.errors import PlannerError, Stopped
 from planner.launcher import ending
 from planner.launcher.store import Store, common_store, generation
+from planner.support.errors import PlannerError, Stopped
 
 BEAT_S = 2.0
 """Interval of the numbers, in s."""

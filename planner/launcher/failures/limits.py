@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from planner.launcher.failures import system
 from planner.launcher.failures.page import USERS, WAITING, Doing, Glance, Page, Phase
 from planner.launcher.failures.words import who
-from planner.units import format_seconds
+from planner.support.units import format_seconds
 
 SILENT_S = 12.0
 """Time without a sign of life after which a rank hangs, in s."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from planner.errors import PlannerError, Stopped
 from planner.launcher import ending
+from planner.support.errors import PlannerError, Stopped
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 FAILED = 1

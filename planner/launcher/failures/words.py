@@ -1,7 +1,7 @@
 """A rank, its action and its memory in words, from its page."""
 
 from planner.launcher.failures.page import Glance
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 
 def who(rank: int, glance: Glance | None) -> str:

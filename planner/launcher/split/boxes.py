@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planner import graph as graphs
-from planner.graph import Graph, tensors_by_name
+from planner.artefacts import graph as graphs
+from planner.artefacts.graph import Graph, tensors_by_name
+from planner.artefacts.sharding import Box, tile
+from planner.artefacts.strategy import Stage, Strategy, operator_indices
 from planner.launcher.feed import torch_dtype
 from planner.launcher.split.part import place_of
 from planner.schedules.actions import Receive, Send
-from planner.sharding import Box, tile
-from planner.strategy import Stage, Strategy, operator_indices
 
 
 @dataclass(frozen=True, slots=True)

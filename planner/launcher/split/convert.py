@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.artefacts.sharding import Spec, blocks_of, dim_of
 from planner.launcher.split.mesh import Line, Mesh
-from planner.sharding import Spec, blocks_of, dim_of
 from planner.splitting.conversion import Kind, Step
 
 

@@ -15,14 +15,14 @@ from math import prod
 import torch
 from torch import Tensor
 
-from planner.errors import LaunchError
+from planner.artefacts.losses import Loss
+from planner.artefacts.sharding import Spec, blocks_of, dim_of
 from planner.launcher.feed import IGNORED_CLASS
 from planner.launcher.split.convert import local_part
 from planner.launcher.split.mesh import LateLine, Mesh
-from planner.model.losses import Loss
 from planner.operators.losses import Criterion, criterion
 from planner.operators.parts import cross_entropy
-from planner.sharding import Spec, blocks_of, dim_of
+from planner.support.errors import LaunchError
 
 
 def split_criterion(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion:
@@ -86,7 +86,7 @@ def _over_classes(loss: Loss, spec: Spec, mesh: Mesh) -> Criterion | None:
 def target_spec(loss: Loss, spec: Spec) -> Spec:
     """The spec of a target that lies as its output does; whole where that cuts the classes.
 
-    >>> from planner.graph import Tensor
+    >>> from planner.artefacts.graph import Tensor
     >>> loss = Loss("cross-entropy", Tensor("y", (2, 9, 4), "float32", True), "MatMul", 1, True)
     >>> target_spec(loss, ("S0", "S2"))
     ('S0', 'S1')

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.errors import LaunchError
+from planner.artefacts.strategy import Stage, Strategy
 from planner.splitting.sums import coordinates
-from planner.strategy import Stage, Strategy
+from planner.support.errors import LaunchError
 
 # Since 2.13 under other names.
 _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

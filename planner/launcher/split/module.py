@@ -15,9 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from planner import graph as graphs
-from planner.errors import LaunchError
-from planner.graph import Graph, Operator, parameters_by_name, tensors_by_name
+from planner.artefacts import graph as graphs
+from planner.artefacts.graph import Graph, Operator, parameters_by_name, tensors_by_name
+from planner.artefacts.sharding import Rule, local_shape, reads, rule_by, rule_lines
+from planner.artefacts.strategy import Stage, indices_of
 from planner.launcher.split.again import GatheredAgain
 from planner.launcher.split.convert import Conversion
 from planner.launcher.split.mesh import LateLine, Mesh
@@ -35,15 +36,8 @@ from planner.operators.parts.calls import (
     values_of,
 )
 from planner.operators.running import REFUSALS, words_of
-from planner.sharding import Rule, local_shape, rule_lines
-from planner.splitting.reshardings import (
-    Resharding,
-    has_gradient,
-    reads,
-    reshardings,
-    rule_by,
-)
-from planner.strategy import Stage, indices_of
+from planner.splitting.reshardings import Resharding, has_gradient, reshardings
+from planner.support.errors import LaunchError
 
 _PRODUCTS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose"})
 """What autocast runs in a shorter type."""

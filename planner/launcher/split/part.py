@@ -5,20 +5,20 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from planner import graph as graphs
-from planner.graph import parameters_by_name
+from planner.artefacts import graph as graphs
+from planner.artefacts.graph import parameters_by_name
+from planner.artefacts.losses import Loss
+from planner.artefacts.sharding import Sharding, Spec
+from planner.artefacts.strategy import Stage, Strategy
 from planner.launcher.feed import Batch
 from planner.launcher.split.convert import converted, local_part
 from planner.launcher.split.losses import split_criterion, tells
 from planner.launcher.split.mesh import Mesh, line_of
 from planner.launcher.world import World
 from planner.model import Model
-from planner.model.losses import Loss
 from planner.operators import parameters
 from planner.operators.losses import Criterion
-from planner.sharding import Sharding, Spec
 from planner.splitting.conversion import conversion
-from planner.strategy import Stage, Strategy
 
 
 def place_of(stage: Stage, device: int) -> tuple[int, int]:

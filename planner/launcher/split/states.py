@@ -12,11 +12,11 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from planner.graph import Graph
+from planner.artefacts.graph import Graph
+from planner.artefacts.sharding import Spec
 from planner.launcher.split.convert import joined, local_part, part_of, views_of_parts
 from planner.launcher.split.module import conversions_of
 from planner.launcher.split.part import SplitPlace
-from planner.sharding import Spec
 from planner.splitting.conversion import Kind, Step
 from planner.splitting.sums import gathered_together, lies_in, state_steps, steps_key
 

@@ -21,11 +21,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from planner.artefacts.files import read_text, said
+from planner.artefacts.problem import Optimizer
 from planner.clusters.yaml.schema import key_lines, yaml_of
-from planner.errors import FileError
-from planner.files import read_text, said
 from planner.launcher.settings import NanRule
-from planner.problem import Optimizer
+from planner.support.errors import FileError
 from planner.support.reading import MAX_OPTIONS_BYTES
 
 HASH_DIGITS = 12

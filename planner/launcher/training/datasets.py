@@ -32,10 +32,10 @@ from torch.utils.data import (
     default_collate,
 )
 
-from planner.errors import LaunchError
 from planner.launcher.feed import Batch
 from planner.launcher.training.dealing import Deal, History, Request, drawing, seed_of
 from planner.launcher.training.samples import Reader
+from planner.support.errors import LaunchError
 from planner.support.named import function_named
 
 # ------------------------------------------------------------------------------ what is given

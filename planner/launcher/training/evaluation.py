@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from planner.errors import LaunchError
-from planner.graph import Graph
+from planner.artefacts.graph import Graph
+from planner.artefacts.losses import Loss
+from planner.artefacts.profile import BatchNorm
 from planner.launcher import ending
 from planner.launcher.exchange import Arrival, Exchange, dense
 from planner.launcher.failures.page import Phase
@@ -30,11 +31,10 @@ from planner.launcher.training.dealing import Deal, Request, seed_of
 from planner.launcher.training.metrics import Meter, metrics_of
 from planner.launcher.training.samples import Reader
 from planner.launcher.world import PostedTransfer, World
-from planner.model.losses import Loss
 from planner.operators.randomness import drawing
 from planner.operators.running import REFUSALS, words_of
-from planner.profiles import BatchNorm
 from planner.schedules.actions import Action, Compute, Direction, Receive, Send, text, waits
+from planner.support.errors import LaunchError
 
 Tensors = dict[str, Tensor]
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from planner.errors import FileError
 from planner.launcher.training.updates import Update
+from planner.support.errors import FileError
 from planner.support.outputs import Kind, head_of
 
 FORMAT = "planner-log/1"

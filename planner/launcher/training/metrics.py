@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planner.errors import LaunchError
+from planner.artefacts.losses import Loss
 from planner.launcher.feed import IGNORED_CLASS
-from planner.model.losses import Loss
 from planner.operators.losses import criterion
+from planner.support.errors import LaunchError
 from planner.support.named import function_named
 
 LOSS, ACCURACY = "loss", "accuracy"

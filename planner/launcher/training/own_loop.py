@@ -20,7 +20,6 @@ from zlib import crc32
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.errors import LaunchError, OptionError
 from planner.launcher import ending
 from planner.launcher.asynchronous.rules import check_schedule
 from planner.launcher.checkpoints.folder import PARAMETERS, STATISTICS, Checkpoint, name_of
@@ -44,6 +43,7 @@ from planner.launcher.training.rates import KNOWN
 from planner.launcher.training.rows import samples_of
 from planner.launcher.training.samples import Reader
 from planner.launcher.world import ProcessRank, process_rank
+from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 
 EVALUATE = "evaluate"

@@ -12,7 +12,7 @@ W is 0 and N is the number of steps where they are left out. The warm-up multipl
 import math
 from collections.abc import Callable
 
-from planner.errors import LaunchError, OptionError
+from planner.support.errors import LaunchError, OptionError
 from planner.support.named import function_named
 
 KNOWN = ("constant", "linear", "cosine")

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from planner.errors import LaunchError
+from planner.support.errors import LaunchError
 
 
 class Rows(Dataset[Any]):

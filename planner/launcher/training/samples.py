@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from planner.errors import LaunchError
-from planner.graph import Graph, tensors_by_name
+from planner.artefacts.graph import Graph, tensors_by_name
+from planner.artefacts.losses import Loss
 from planner.launcher.feed import (
     Batch,
     BatchNeeds,
@@ -27,7 +27,7 @@ from planner.launcher.feed import (
     moved,
     torch_dtype,
 )
-from planner.model.losses import Loss
+from planner.support.errors import LaunchError
 
 USUAL_TARGETS = ("target", "targets", "label", "labels")
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from planner.errors import LaunchError
+from planner.artefacts.strategy import GradientSum
 from planner.launcher.gradients import GradientBuffers
 from planner.launcher.settings import NanRule
 from planner.launcher.split.states import States
 from planner.launcher.training.rates import Factor
 from planner.launcher.world import World
-from planner.strategy import GradientSum
+from planner.support.errors import LaunchError
 
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0**16, 2.0, 0.5, 2000
 """Of the loss scale, as torch.amp.GradScaler has them."""

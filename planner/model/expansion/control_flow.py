@@ -15,10 +15,10 @@ from itertools import count
 import numpy as np
 from onnx import helper
 
-from planner.errors import ModelError
 from planner.model.expansion.inlining import INLINED_OPERATORS, function_graph
 from planner.model.expansion.nested import Body, Call, Expander, Handler, TensorSequence, Value
 from planner.model.expansion.sequences import known_number, sequence
+from planner.support.errors import ModelError
 
 
 def _if(x: Expander, call: Call) -> Sequence[Value]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TypeProto
 
-from planner.errors import ModelError
 from planner.model.expansion.control_flow import CONTROL_FLOW
 from planner.model.expansion.nested import Expander
 from planner.model.expansion.sequences import SEQUENCE_OPERATORS
 from planner.model.folding import Pass, some
 from planner.model.values import Values
+from planner.support.errors import ModelError
 
 
 @dataclass(frozen=True)

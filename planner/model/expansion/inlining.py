@@ -22,7 +22,7 @@ from onnx import (
 )
 from onnx.checker import ValidationError
 
-from planner.errors import ModelError
+from planner.support.errors import ModelError
 
 INLINED_OPERATORS = frozenset({"DynamicQuantizeLinear"})
 """Standard operators that are replaced by the function that defines them: all that have one, and no

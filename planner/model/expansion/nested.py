@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
-from planner.errors import ModelError
 from planner.model.canonical import unique_names
 from planner.model.definitions import modules_of
 from planner.model.expansion.inlining import inherit_metadata, metadata_of, subgraphs
 from planner.model.folding import Pass, operator_type, some
 from planner.model.values import shape_of
+from planner.support.errors import ModelError
 
 MAX_UNROLLED_NODES = 10_000  # of all loops of a model together
 

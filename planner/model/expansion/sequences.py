@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.errors import ModelError
 from planner.model.expansion.nested import (
     MAX_UNROLLED_NODES,
     Call,
@@ -27,6 +26,7 @@ from planner.model.expansion.nested import (
     TensorSequence,
     Value,
 )
+from planner.support.errors import ModelError
 
 
 def sequence(call: Call, position: int = 0) -> tuple[Element, ...]:

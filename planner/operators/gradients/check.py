@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from planner.errors import ExportError, ModelError, OperatorError
+from planner.artefacts.losses import losses
 from planner.model import Model, load
 from planner.model.load import read_proto
-from planner.model.losses import losses
 from planner.model.record import TensorRecord
 from planner.operators.gradients.distance import FLOOR, TOLERANCE, apart, largest
 from planner.operators.gradients.eager import UnseenError
@@ -29,7 +28,8 @@ from planner.operators.gradients.module_run import (
 )
 from planner.operators.gradients.places import Between, between
 from planner.operators.running import words_of
-from planner.units import format_bytes
+from planner.support.errors import ExportError, ModelError, OperatorError
+from planner.support.units import format_bytes
 
 SHORT = {torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 """`TOLERANCE` of modules in short types: the file has their numbers, such as a factor of 0.1, in

@@ -14,13 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from planner.errors import LaunchError
-from planner.graph import Graph, Operator
+from planner.artefacts.graph import Graph, Operator
+from planner.artefacts.sharding import Rule, dim_of, reads
 from planner.model import Model
 from planner.operators.parts import HALO, MARKED
 from planner.operators.parts.line import Cut, Line
-from planner.sharding import Rule, dim_of
-from planner.splitting.reshardings import reads
+from planner.support.errors import LaunchError
 
 _ATTRIBUTE = re.compile(r"(?P<name>\w+)(\[(?P<index>\d+)\])?")
 

@@ -16,13 +16,13 @@ from collections.abc import Collection
 
 import numpy as np
 
+from planner.artefacts.formats.dnn_partitioning import MILLI, DnnEdge, DnnGraph, DnnNode
+from planner.artefacts.graph import consumers, parameters_by_name, producers, tensors_by_name
+from planner.artefacts.problem import Problem
+from planner.artefacts.profile import stash_bytes
 from planner.clusters.routes import pair_widths
 from planner.costs.compute import OperatorTimes, times_on
 from planner.costs.memory import static_bytes
-from planner.formats.dnn_partitioning import MILLI, DnnEdge, DnnGraph, DnnNode
-from planner.graph import consumers, parameters_by_name, producers, tensors_by_name
-from planner.problem import Problem
-from planner.profiles import stash_bytes
 from planner.support.derived import derived
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.formats.dnn_partitioning import MILLI, DnnGraph, colors
+from planner.artefacts.formats.dnn_partitioning import MILLI, DnnGraph, colors
 from planner.peers.dnn_partitioning.costs import outputs
 from planner.peers.dnn_partitioning.solve import DnnSplit, DnnStage
 from planner.solvers.bottleneck import search as bottleneck

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.formats.dnn_partitioning import MILLI, ColorBlocks, DnnGraph, colocated
+from planner.artefacts.formats.dnn_partitioning import MILLI, ColorBlocks, DnnGraph, colocated
+from planner.artefacts.problem import Status
 from planner.graphs.downsets import (
     Downsets,
     csr,
@@ -46,7 +47,6 @@ from planner.peers.dnn_partitioning.kernels import (
     walk,
 )
 from planner.peers.windows import enumerated
-from planner.problem import Status
 
 # Seconds, mostly.
 DEFAULT_MAX_DOWNSETS = 200_000

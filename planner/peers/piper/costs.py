@@ -20,16 +20,23 @@ into `kernels.py`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.artefacts.formats.piper import (
+    RECOMPUTED,
+    VANILLA,
+    PiperEdge,
+    PiperGraph,
+    PiperNode,
+    Tmpc,
+)
+from planner.artefacts.graph import consumers, producers, tensors_by_name
+from planner.artefacts.problem import Problem
 from planner.costs.memory import memory_of
-from planner.formats.piper import RECOMPUTED, VANILLA, PiperEdge, PiperGraph, PiperNode, Tmpc
-from planner.graph import consumers, producers, tensors_by_name
 from planner.graphs.coarsen import coarsen
 from planner.peers.dnn_partitioning.costs import (
     held_bytes,
     slowest_bandwidth_bytes_per_s,
     slowest_times,
 )
-from planner.problem import Problem
 
 # Number of downsets, roughly, of the blocks that a profile's operators are merged into.
 _DOWNSETS = 64

@@ -16,10 +16,10 @@ from dataclasses import replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
-from planner.formats.piper import PiperGraph, layer_predecessors
+from planner.artefacts.formats.piper import PiperGraph, layer_predecessors
+from planner.artefacts.problem import Status
 from planner.peers.piper.costs import StageFigures, stage_figures
 from planner.peers.piper.solve import PiperOptions, PiperPlan, PiperStage, allowed
-from planner.problem import Status
 
 Cut = list[list[int]]
 

@@ -26,13 +26,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.formats.piper import RECOMPUTED, VANILLA, PiperGraph, Tmpc, layer_predecessors
+from planner.artefacts.formats.piper import (
+    RECOMPUTED,
+    VANILLA,
+    PiperGraph,
+    Tmpc,
+    layer_predecessors,
+)
+from planner.artefacts.problem import Recompute, Status
 from planner.graphs.downsets import Downsets, csr, members
 from planner.peers.clock import clock
 from planner.peers.piper import costs, kernels
 from planner.peers.piper.kernels import Degrees, Layers, Stages
 from planner.peers.windows import enumerated
-from planner.problem import Recompute, Status
 from planner.support.arrays import Floats, Ints
 
 # More would be some millions of stages.

@@ -14,17 +14,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from planner.errors import OperatorError
-from planner.graph import Graph, main_dtype, parameters_by_name, tensors_by_name
+from planner.artefacts.graph import Graph, main_dtype, parameters_by_name, tensors_by_name
+from planner.artefacts.profile import Part, PartTime, Profile, Source, is_computed
+from planner.artefacts.sharding import local_shape, reads, rule_of
 from planner.model import Model
 from planner.profilers.cache import Cache, MeasuredClass, cache_for, processor
 from planner.profilers.classes import Surroundings, class_name, surroundings
 from planner.profilers.devices import autocast_dtype, device_type, gpu_names
 from planner.profilers.measured import ModelTimer, layout
 from planner.profilers.trust import Conditions, busy
-from planner.profiles import Part, PartTime, Profile, Source, is_computed
-from planner.sharding import local_shape, rule_of
-from planner.splitting.reshardings import reads
+from planner.support.errors import OperatorError
 
 if TYPE_CHECKING:
     from planner.profilers.facts import Facts

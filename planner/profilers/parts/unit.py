@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from planner.artefacts.profile import Part
+from planner.artefacts.sharding import Spec, blocks_of, dim_of, reads, rule_of, tiles
 from planner.model import Model
 from planner.operators import input_names, output_names, parameters, to_torch
 from planner.operators.parts.calls import (
@@ -19,9 +21,6 @@ from planner.operators.parts.calls import (
     values_of,
 )
 from planner.profilers.unit import Unit
-from planner.profiles import Part
-from planner.sharding import Spec, blocks_of, dim_of, rule_of, tiles
-from planner.splitting.reshardings import reads
 
 
 def part_unit(

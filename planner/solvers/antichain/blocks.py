@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.compute import times_on
-from planner.costs.passes import block_workspace_bytes, operator_workspaces
-from planner.graph import (
+from planner.artefacts.graph import (
     Graph,
     Parameter,
     consumers,
@@ -19,10 +17,12 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
+from planner.artefacts.problem import Problem
+from planner.artefacts.profile import Profile, storage_owner
+from planner.costs.compute import times_on
+from planner.costs.passes import block_workspace_bytes, operator_workspaces
 from planner.graphs.coarsen import Coarsening
 from planner.graphs.downsets import Downsets, csr, pack, sums_over
-from planner.problem import Problem
-from planner.profiles import Profile, storage_owner
 from planner.solvers.antichain import kernels
 from planner.solvers.antichain.devices import first_of_each_type
 from planner.support.arrays import Floats

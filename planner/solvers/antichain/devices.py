@@ -12,17 +12,17 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
+from planner.artefacts.problem import Objective, Problem
+from planner.artefacts.strategy import ScheduleName
+from planner.artefacts.topology import device_type
 from planner.clusters.routes import chain, host_order, pair_widths
 from planner.costs.collectives import ring_links, slowest_link
 from planner.costs.compute import slowdowns, step_s
 from planner.costs.memory import limit_bytes
 from planner.costs.overlap import runs_beside
 from planner.graphs.downsets import csr
-from planner.problem import Objective, Problem
 from planner.solvers.antichain import kernels
-from planner.strategy import ScheduleName
 from planner.support.arrays import Floats, Ints
-from planner.topology import device_type
 
 # On more devices than this, see `rounds`.
 ALL_WIDTHS = 8

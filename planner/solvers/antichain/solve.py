@@ -37,14 +37,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from planner.artefacts.graph import holders, predecessors
+from planner.artefacts.problem import Objective, Problem, Recompute, Result, Status
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, shares_devices
 from planner.clusters.routes import bandwidth_bytes_per_s
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
 from planner.costs.memory import limit_bytes
-from planner.errors import OptionError
-from planner.graph import holders, predecessors
 from planner.graphs.coarsen import Coarsening, coarsen, summary
 from planner.graphs.downsets import Downsets, count_downsets, downsets, members
-from planner.problem import Objective, Problem, Recompute, Result, Status
 from planner.solvers.antichain import kernels
 from planner.solvers.antichain.blocks import sets_of, times_of
 from planner.solvers.antichain.devices import (
@@ -56,8 +56,8 @@ from planner.solvers.antichain.devices import (
     stage_devices,
     with_less_memory,
 )
-from planner.strategy import ScheduleName, Stage, Strategy, shares_devices
 from planner.support.arrays import Ints
+from planner.support.errors import OptionError
 
 # The numbers of downsets of the first search and of the last before all of them, by how much they
 # grow, and how much is worth another search.

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.artefacts.problem import Status
 from planner.graphs.downsets import csr
-from planner.problem import Status
 from planner.solvers.bottleneck.kernels import BottleneckArrays, annealed
 from planner.solvers.bottleneck.model import (
     SAME,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from planner.problem import Status
+from planner.artefacts.problem import Status
 from planner.solvers.engines.gurobi import gurobi_model
 from planner.support.brake import Brake
 

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TypeVar
 
 from planner.support.brake import Brake
-from planner.units import format_seconds
+from planner.support.units import format_seconds
 
 INTERRUPTED = "interrupted"
 """The note of an answer that Ctrl-C cut short."""

@@ -35,7 +35,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.problem import Status
+from planner.artefacts.problem import Status
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.netsplit.bounds import (
     JointBounds,

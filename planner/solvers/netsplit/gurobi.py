@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
 
-from planner.problem import Status
+from planner.artefacts.problem import Status
 from planner.solvers.engines.gurobi import gurobi_model
 from planner.solvers.engines.watch import INTERRUPTED, SearchWatch, interruptible
 from planner.solvers.netsplit.bounds import phase_bounds_of

@@ -54,8 +54,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.artefacts.problem import Status
 from planner.clusters.routes import distinct_ways
-from planner.problem import Status
 from planner.solvers.placement.coplacement import edge_bytes, kept_bytes
 from planner.solvers.placement.problem import (
     KeptBytes,

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.problem import Problem
+from planner.artefacts.problem import Problem
+from planner.artefacts.strategy import Strategy, operator_indices
 from planner.schedules.dry_run import dry_run
 from planner.schedules.program import program
 from planner.solvers.netsplit import periodic_kernels as kernels
@@ -38,7 +39,6 @@ from planner.solvers.placement.problem import (
     links_of_pairs,
 )
 from planner.solvers.placement.stages import strategies_of
-from planner.strategy import Strategy, operator_indices
 from planner.support.arrays import Ints
 
 UNITS = 160

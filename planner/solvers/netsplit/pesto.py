@@ -39,8 +39,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.artefacts.problem import Problem, Result, Status, switches_of
 from planner.costs.memory import limit_bytes
-from planner.problem import Problem, Result, Status, switches_of
 from planner.solvers.fit import placed
 from planner.solvers.netsplit import cpsat as netsplit_cpsat
 from planner.solvers.netsplit.model import (
@@ -65,7 +65,7 @@ from planner.solvers.placement.problem import (
 from planner.solvers.placement.stages import strategies_of, strategy_of
 from planner.solvers.placement.timetable import latency_s
 from planner.support.brake import Brake
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 ROUND_SHARES = (0.7, 0.2, 0.1)
 """Shares of the time for searches with less memory each time."""

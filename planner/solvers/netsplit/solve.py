@@ -27,9 +27,10 @@ from functools import cache
 
 import numpy as np
 
+from planner.artefacts.problem import Objective, Problem, Result, Status, switches_of
+from planner.artefacts.strategy import Strategy, operator_indices
 from planner.clusters.routes import chain
 from planner.costs.evaluate import closed_form_s, evaluate, evaluation_work_s
-from planner.problem import Objective, Problem, Result, Status, switches_of
 from planner.simulator.objective import objective_s
 from planner.solvers.engines.engine import Engine
 from planner.solvers.engines.gurobi import EngineUnavailableError
@@ -59,9 +60,8 @@ from planner.solvers.placement.problem import (
 )
 from planner.solvers.placement.stages import strategies_of
 from planner.solvers.placement.timetable import latency_s
-from planner.strategy import Strategy, operator_indices
 from planner.support.brake import Brake, braked
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 log = logging.getLogger(__name__)
 

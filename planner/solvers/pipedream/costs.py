@@ -28,12 +28,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.artefacts.graph import parameters_by_name, tensors_by_name
+from planner.artefacts.problem import Problem
+from planner.artefacts.topology import Level
 from planner.costs.compute import times_on
-from planner.graph import parameters_by_name, tensors_by_name
-from planner.problem import Problem
 from planner.solvers.pipedream.states import States, bit_matrix
 from planner.support.arrays import Floats
-from planner.topology import Level
 
 
 def whole_s(

@@ -23,9 +23,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from planner.graph import Graph, consumers, predecessors
-from planner.plan import MAX_MICROBATCHES
-from planner.problem import Options, Problem, Result, Status, switches_of
+from planner.artefacts.graph import Graph, consumers, predecessors
+from planner.artefacts.plan import MAX_MICROBATCHES
+from planner.artefacts.problem import Options, Problem, Result, Status, switches_of
+from planner.artefacts.strategy import ScheduleName, Strategy, asynchronous_violations
 from planner.solvers.fit import first_that_fits, pipeline, recompute_choices
 from planner.solvers.pipedream import kernels
 from planner.solvers.pipedream.costs import (
@@ -40,9 +41,8 @@ from planner.solvers.pipedream.costs import (
 )
 from planner.solvers.pipedream.options import PipeDream
 from planner.solvers.pipedream.states import States, pipedream_states
-from planner.strategy import ScheduleName, Strategy, asynchronous_violations
 from planner.support.arrays import Floats
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 SPACE = "PipeDream's splits of its states, by its own cost model"
 

@@ -48,7 +48,7 @@ Source: Jeon et al., Baechi, SoCC 2020, sections 3.1 to 3.3; ETF: Hwang et al., 
 from collections import deque
 from collections.abc import Mapping
 
-from planner.problem import Problem, Result, Status
+from planner.artefacts.problem import Problem, Result, Status
 from planner.solvers.fit import placed
 from planner.solvers.placement.list_schedule import (
     DispatchRule,

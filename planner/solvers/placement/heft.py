@@ -19,7 +19,7 @@ from bisect import insort
 
 import numpy as np
 
-from planner.problem import Problem, Result
+from planner.artefacts.problem import Problem, Result
 from planner.solvers.fit import placed
 from planner.solvers.placement.problem import (
     ConsumedTensor,

@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.artefacts.topology import Sharing, Topology
 from planner.clusters.routes import bandwidth_bytes_per_s, routes
-from planner.topology import Sharing, Topology
 
 Pair = tuple[int, int]
 """An ordered pair of devices, source and target."""

@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from planner.artefacts.problem import Problem
 from planner.costs.memory import limit_bytes
-from planner.problem import Problem
 from planner.solvers.placement.problem import PlacementProblem, feeds_of, transfer_s
-from planner.units import format_bytes
+from planner.support.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

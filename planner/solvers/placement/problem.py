@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.artefacts.graph import Graph, consumers, holders, producers, tensors_by_name
+from planner.artefacts.problem import Problem
+from planner.artefacts.profile import storage_owner
+from planner.artefacts.strategy import Strategy
 from planner.clusters.routes import pair_widths
 from planner.costs.compute import slowdowns, times_on
 from planner.costs.evaluate import evaluate
 from planner.costs.memory import limit_bytes
-from planner.graph import Graph, consumers, holders, producers, tensors_by_name
-from planner.problem import Problem
-from planner.profiles import storage_owner
 from planner.solvers.placement.links import Pair, SharedLink, shared_links
-from planner.strategy import Strategy
 from planner.support.arrays import Floats, Ints
 from planner.support.derived import derived
 

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
+from planner.artefacts.graph import Graph, consumers, predecessors, producers, tensors_by_name
+from planner.artefacts.problem import Problem, Recompute
+from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.collectives import transfer_s
 from planner.costs.compute import slowdowns, times_on
 from planner.costs.evaluate import closed_form_s, evaluate
-from planner.graph import Graph, consumers, predecessors, producers, tensors_by_name
-from planner.problem import Problem, Recompute
 from planner.schedules.orders import default_warmups
-from planner.strategy import Stage, Strategy
 
 MAX_DOWNSETS = 2_000
 """Downsets that `segments` reaches before it gives up the exact search."""

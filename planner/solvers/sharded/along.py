@@ -19,10 +19,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
-from planner.graph import Graph, consumers
-from planner.sharding import blocks_of
+from planner.artefacts.graph import Graph, consumers
+from planner.artefacts.sharding import blocks_of, reads
 from planner.solvers.sharded.rules import AxisRule, Named, divides, holds
-from planner.splitting.reshardings import reads
 
 BEAM = 24
 

@@ -5,6 +5,8 @@ forms first.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from planner.artefacts.problem import Problem, Result, Status
+from planner.artefacts.strategy import Stage, Strategy, asynchronous_violations, used_devices
 from planner.costs.evaluate import (
     Evaluation,
     closed_form_s,
@@ -13,12 +15,10 @@ from planner.costs.evaluate import (
     pricing_work_s,
 )
 from planner.costs.memory import limit_bytes
-from planner.problem import Problem, Result, Status
 from planner.schedules.orders import default_warmups
 from planner.solvers.fit import recompute_choices
 from planner.solvers.sharded.layout import Layout
 from planner.splitting.checks import all_violations
-from planner.strategy import Stage, Strategy, asynchronous_violations, used_devices
 
 OTHERS = 9
 """Strategies besides the best that the judge may choose among: closed forms of layouts are some

@@ -11,15 +11,24 @@ computed so.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from planner.graph import Graph, consumers, producers, tensors_by_name
-from planner.sharding import Rule, Sharding, Spec, blocks_of, dim_of, rule_of, tiles
+from planner.artefacts.graph import Graph, consumers, producers, tensors_by_name
+from planner.artefacts.sharding import (
+    Rule,
+    Sharding,
+    Spec,
+    blocks_of,
+    dim_of,
+    reads,
+    rule_of,
+    tiles,
+)
+from planner.artefacts.strategy import Stage
 from planner.solvers.sharded.rules import AxisRule
-from planner.splitting.reshardings import leaving, reads
-from planner.strategy import Stage
+from planner.splitting.reshardings import leaving
 from planner.support.derived import derived
 
 if TYPE_CHECKING:
-    from planner.model.losses import Loss
+    from planner.artefacts.losses import Loss
 
 
 def shardings(
@@ -158,7 +167,7 @@ def may_leave(graph: Graph, name: str, part: str) -> bool:
 
 @derived
 def _losses(graph: Graph) -> "tuple[Loss, ...]":
-    from planner.model.losses import losses  # takes onnx along, which is slow to load
+    from planner.artefacts.losses import losses  # takes onnx along, which is slow to load
 
     return losses(graph)
 

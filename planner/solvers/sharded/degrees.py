@@ -4,10 +4,10 @@ operators are split, d copies, p stages.
 
 from collections.abc import Iterator, Sequence
 
-from planner.errors import OptionError
-from planner.problem import Problem
+from planner.artefacts.problem import Problem
 from planner.solvers.sharded.layout import divisors, smallest_host
 from planner.solvers.sharded.options import Megatron
+from planner.support.errors import OptionError
 
 MAX_STAGES = 64
 

@@ -10,9 +10,10 @@
 
 from collections.abc import Callable
 
-from planner.graph import Graph, parameters_by_name
-from planner.problem import Problem, Result, Status
-from planner.profiles import has_rules
+from planner.artefacts.graph import Graph, parameters_by_name
+from planner.artefacts.problem import Problem, Result, Status
+from planner.artefacts.profile import has_rules
+from planner.artefacts.sharding import reads
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -29,7 +30,6 @@ from planner.solvers.sharded.layout import (
     stage_cuts,
 )
 from planner.solvers.sharded.rules import AxisRule, divides, named
-from planner.splitting.reshardings import reads
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _DENSE = frozenset({"MatMul", "Gemm"})

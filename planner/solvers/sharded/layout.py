@@ -10,17 +10,17 @@ from itertools import pairwise
 
 import numpy as np
 
+from planner.artefacts.graph import consumers, producers, tensors_by_name
+from planner.artefacts.problem import Problem
+from planner.artefacts.sharding import Sharding
+from planner.artefacts.topology import device_type
 from planner.clusters.routes import host_order
 from planner.costs.collectives import lines, ring_links
 from planner.costs.compute import times_on
 from planner.costs.split import floor_s
-from planner.graph import consumers, producers, tensors_by_name
-from planner.problem import Problem
-from planner.sharding import Sharding
 from planner.solvers.fit import fastest_first
 from planner.solvers.sharded.along import Axis, Policy, along
 from planner.solvers.sharded.rules import AxisRule, Named, rules_of
-from planner.topology import device_type
 
 NO_RULES = "the profile has no rules by which operators are split; planner profile makes them"
 NOTHING_TO_SPLIT = "no operator can be split over the devices"

@@ -27,13 +27,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.artefacts.graph import parameters_by_name
+from planner.artefacts.problem import Problem, Result, Status, switches_of
+from planner.artefacts.profile import has_rules
+from planner.artefacts.sharding import Sharding, dim_of, reads
+from planner.artefacts.strategy import Stage, Strategy
 from planner.costs.collectives import slowest_link
 from planner.costs.compute import times_on
 from planner.costs.split import operator_times
-from planner.graph import parameters_by_name
-from planner.problem import Problem, Result, Status, switches_of
-from planner.profiles import has_rules
-from planner.sharding import Sharding, dim_of
 from planner.solvers.sharded.along import Policy, cut_by
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -56,8 +57,6 @@ from planner.solvers.sharded.promise import promises
 from planner.solvers.sharded.rules import AxisRule, named
 from planner.solvers.sharded.zero import data_policy
 from planner.splitting.checks import all_violations
-from planner.splitting.reshardings import reads
-from planner.strategy import Stage, Strategy
 from planner.support.arrays import Floats
 
 # Work per second of an ordinary core: operators whose rules are searched for along the axes of a

@@ -5,11 +5,11 @@ before any rule is chosen.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from planner.artefacts.graph import Graph, parameters_by_name, tensors_by_name
+from planner.artefacts.problem import Problem
 from planner.costs.collectives import slowest_link
 from planner.costs.compute import times_on
 from planner.costs.memory import memory_of, own_limit_bytes
-from planner.graph import Graph, parameters_by_name, tensors_by_name
-from planner.problem import Problem
 from planner.solvers.fit import recompute_choices
 from planner.solvers.sharded.layout import divisors
 

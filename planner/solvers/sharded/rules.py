@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.graph import ITEM_BYTES, Graph
-from planner.profiles import Profile
-from planner.sharding import blocks_of, dim_of, rule_of
+from planner.artefacts.graph import ITEM_BYTES, Graph
+from planner.artefacts.profile import Profile
+from planner.artefacts.sharding import blocks_of, dim_of, reads, rule_of
 from planner.splitting.gradients import gradient_spec
-from planner.splitting.reshardings import reads
 from planner.support.derived import derived
 
 

@@ -13,10 +13,10 @@ parameter is cut in the first dimension that can be (Rajbhandari et al. 2020, se
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from planner.graph import parameters_by_name
-from planner.problem import Problem, Result, Status, switches_of
-from planner.profiles import has_rules
-from planner.sharding import Sharding, Spec
+from planner.artefacts.graph import parameters_by_name
+from planner.artefacts.problem import Problem, Result, Status, switches_of
+from planner.artefacts.profile import has_rules
+from planner.artefacts.sharding import Sharding, Spec, reads
 from planner.solvers.sharded.along import Policy
 from planner.solvers.sharded.best import best_of
 from planner.solvers.sharded.complete import may_leave, shardings
@@ -33,7 +33,6 @@ from planner.solvers.sharded.layout import (
 )
 from planner.solvers.sharded.options import Zero
 from planner.solvers.sharded.rules import AxisRule, Named, divides, holds, named
-from planner.splitting.reshardings import reads
 
 
 def solve(problem: Problem, time_limit_s: float) -> Result:

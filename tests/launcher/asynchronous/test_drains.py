@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from planner.artefacts.losses import losses as model_losses
+from planner.artefacts.strategy import ScheduleName
 from planner.launcher.asynchronous.flows import flow_end
 from planner.model import load
-from planner.model.losses import losses as model_losses
 from planner.operators import randomness, synthetic
-from planner.strategy import ScheduleName
 from tests.launcher.test_checkpoints import assert_same
 from tests.support import datasets, mode_runs
 from tests.support.checkpoint_runs import tensors_of

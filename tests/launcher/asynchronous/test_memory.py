@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner.files import write_plan
-from planner.graph import parameters_by_name
-from planner.problem import Optimizer, Options, Problem
+from planner.artefacts.files import write_plan
+from planner.artefacts.graph import parameters_by_name
+from planner.artefacts.problem import Optimizer, Options, Problem
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.schedules.orders import default_warmups
-from planner.strategy import ScheduleName, Stage, Strategy
 from tests.bench.memory import profiled
 from tests.support.accuracy_plans import planned
 from tests.support.builders import cluster, unit_type

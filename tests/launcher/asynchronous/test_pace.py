@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.strategy import ScheduleName
+from planner.artefacts.strategy import ScheduleName
 from tests.support.mode_runs import net, profile_of, write_strategy
 from tests.support.paced_runs import paced, run_all
 

@@ -10,10 +10,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam
 
+from planner.artefacts.losses import losses
+from planner.artefacts.strategy import ScheduleName
 from planner.model import load
-from planner.model.losses import losses
 from planner.operators import randomness, synthetic
-from planner.strategy import ScheduleName
 from tests.support import mode_runs
 from tests.support.mode_runs import BATCH, SEED, net, profile_of, run_all, write_strategy
 from tests.support.pipedream_replay import Replay, net_stages

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 import planner
-from planner.errors import LaunchError, OptionError
-from planner.files import read_plan, write_plan
+from planner.artefacts.files import read_plan, write_plan
+from planner.artefacts.losses import NO_OPTIONS
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy
 from planner.launcher.asynchronous.steady import cropped, steady_window
 from planner.launcher.job import prepare
 from planner.launcher.run import launch
 from planner.launcher.world import ProcessRank
-from planner.model.losses import NO_OPTIONS
 from planner.operators import randomness
 from planner.reports.launch import launch_json, launch_tables
 from planner.schedules.actions import Compute, Direction, Step
 from planner.simulator.timeline import Event, Timeline
-from planner.strategy import ScheduleName, Stage, Strategy
+from planner.support.errors import LaunchError, OptionError
 from planner.traces.read import read_trace
 from tests.launcher.training.test_own_loop import Quiet
 from tests.support.mode_runs import SEED, net, profile_of, write_strategy

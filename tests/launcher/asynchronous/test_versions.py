@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from planner.artefacts.strategy import GradientSum
 from planner.launcher.asynchronous.versions import Versions
 from planner.launcher.gradients import GradientBuffers
-from planner.strategy import GradientSum
 
 COUNT = 9
 

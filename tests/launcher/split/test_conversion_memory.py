@@ -8,6 +8,7 @@ from math import prod
 import pytest
 import torch
 
+from planner.artefacts.sharding import local_shape
 from planner.costs.conversion_memory import conversion_bytes, gather_bytes, scatter_bytes
 from planner.launcher.split import mesh as meshes
 from planner.launcher.split.convert import converted
@@ -15,7 +16,6 @@ from planner.launcher.split.mesh import GroupLine, Mesh, line_of
 from planner.launcher.split.part import SplitPlace
 from planner.launcher.split.states import States
 from planner.profilers.storages import StorageTracker
-from planner.sharding import local_shape
 from planner.splitting import conversion
 from planner.splitting.sums import gradient_sums, lies_in, scattered_buckets
 from tests.support.split import HIDDEN, WIDTH, mlp, one_stage, sharding, zero

@@ -13,18 +13,18 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
+from planner.artefacts.losses import losses
+from planner.artefacts.sharding import Sharding, rule_of
 from planner.discovery import split_rules
-from planner.errors import LaunchError
 from planner.exporting.export import export_module
 from planner.launcher.runtime import StageRunner
 from planner.launcher.split.convert import Conversion
 from planner.launcher.split.module import split_module
 from planner.launcher.split.part import local_parameters
-from planner.model.losses import losses
 from planner.operators import parameters
-from planner.sharding import Sharding, rule_of
 from planner.splitting import reshardings
 from planner.splitting.conversion import Kind
+from planner.support.errors import LaunchError
 from tests.support.doubles import doubled
 from tests.support.split_models import (
     MODELS,
@@ -256,7 +256,7 @@ def test_a_loss_of_values_is_a_mean_of_parts(small):
 
 
 def losses_of(model):
-    from planner.graph import losses_of as of_graph
+    from planner.artefacts.graph import losses_of as of_graph
 
     return of_graph(model.graph)
 

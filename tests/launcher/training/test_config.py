@@ -10,14 +10,14 @@ import click
 import pytest
 
 import planner
+from planner.artefacts.files import read_plan
+from planner.artefacts.losses import NO_OPTIONS
 from planner.commands.launch import launch as command
-from planner.errors import FileError
-from planner.files import read_plan
 from planner.launcher.greeting import _values
 from planner.launcher.handshake import Hello, differences
 from planner.launcher.settings import Settings, TrainingOptions
 from planner.launcher.training.config import ARGUMENTS, KINDS, OF_PROCESSES, read_config
-from planner.model.losses import NO_OPTIONS
+from planner.support.errors import FileError
 from planner.support.reading import MAX_OPTIONS_BYTES
 from tests.support.commands import run
 from tests.support.mode_runs import net, profile_of, write_strategy

@@ -7,13 +7,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import planner
-from planner.errors import FileError, LaunchError, OptionError
+from planner.artefacts.problem import Optimizer
 from planner.launcher.gradients import make_optimizer
 from planner.launcher.settings import LoopOptions, Settings
 from planner.launcher.training.fingerprints import fingerprint
 from planner.launcher.training.samples import Named
 from planner.operators import randomness
-from planner.problem import Optimizer
+from planner.support.errors import FileError, LaunchError, OptionError
 from tests.support.mode_runs import MICROBATCHES, RATIO, SEED, net, profile_of, write_strategy
 from tests.support.own_loops import RATES, SAMPLES, STEPS, batches, run_all
 

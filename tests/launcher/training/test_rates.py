@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torch_rates
 
-from planner.errors import LaunchError, OptionError
 from planner.launcher.training.rates import rate_factor
+from planner.support.errors import LaunchError, OptionError
 
 STEPS = 12
 

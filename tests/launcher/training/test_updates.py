@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from planner.errors import LaunchError, OptionError
+from planner.artefacts.strategy import GradientSum
 from planner.launcher.run import launch
 from planner.launcher.training.updates import BACKOFF, FIRST_SCALE, LossScale, loss_scale, owned
-from planner.strategy import GradientSum
+from planner.support.errors import LaunchError, OptionError
 from tests.support.mode_runs import launched, loop, net, profile_of, run_all, write_strategy
 
 ROOT = Path(__file__).resolve().parents[3]

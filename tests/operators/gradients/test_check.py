@@ -11,11 +11,11 @@ from torch.nn import functional
 from torch.utils import checkpoint
 
 import planner
-from planner.errors import ExportError, ModelError
 from planner.model.record import Checked, read_record
 from planner.operators import randomness
 from planner.operators.gradients import check as checking
 from planner.operators.gradients.distance import TOLERANCE, apart
+from planner.support.errors import ExportError, ModelError
 from tests.support.commands import run
 
 

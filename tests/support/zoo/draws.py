@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.graph import tensors_by_name
+from planner.artefacts.graph import tensors_by_name
 from planner.model.modes import is_dropout, trains
 from planner.operators import randomness
 

@@ -5,11 +5,9 @@ import re
 import torch
 
 import planner
-from planner.files import write_plan
-from planner.graph import losses_of
-from planner.launcher.run import launch
-from planner.model.modes import batch_norm_form
-from planner.plan import (
+from planner.artefacts.files import write_plan
+from planner.artefacts.graph import losses_of
+from planner.artefacts.plan import (
     Certificate,
     DevicePrediction,
     MemoryParts,
@@ -17,9 +15,11 @@ from planner.plan import (
     Prediction,
     StagePrediction,
 )
+from planner.artefacts.strategy import ScheduleName, Stage, Strategy, crossings, used_devices
+from planner.launcher.run import launch
+from planner.model.modes import batch_norm_form
 from planner.schedules.orders import default_warmups
 from planner.solvers.manual import stages_of
-from planner.strategy import ScheduleName, Stage, Strategy, crossings, used_devices
 from tests.support.zoo import ZOO
 from tests.support.zoo.reference import LEARNING_RATE, NUM_MICROBATCHES, STEPS, batches
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from planner.graph import (
+from planner.artefacts.graph import (
     FLOAT_DTYPES,
     LEFT_OUT_AS_DEFAULT,
     MAX_BYTES,
@@ -14,7 +14,7 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
-from planner.sharding import rule_of
+from planner.artefacts.sharding import rule_of
 from planner.support.derived import derived
 
 MAX_SECONDS = 1e9

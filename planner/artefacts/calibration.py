@@ -20,8 +20,8 @@ from statistics import fmean
 
 import numpy as np
 
-from planner.graph import LEFT_OUT_AS_DEFAULT, loss_outputs, tensors_by_name
-from planner.profiles import MAX_SECONDS, Profile
+from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT, loss_outputs, tensors_by_name
+from planner.artefacts.profile import MAX_SECONDS, Profile
 from planner.support.arrays import Floats
 
 MAX_FACTOR = 1e6

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
+from planner.artefacts.graph import Operator
+
 Spec = tuple[str, ...]
 Box = tuple[tuple[int, int], ...]
 """Per dimension, the first index of a part and the one behind its last."""
@@ -280,3 +282,25 @@ def _rule_of(lines: tuple[str, ...]) -> Rule:
         local=tuple(local),
         mean=tuple(tuple(one == _MEAN for one in output) for output in by_output),
     )
+
+
+def whole_rule(operator: Operator, mesh: tuple[int, ...]) -> Rule:
+    """The rule of an operator that every device runs whole."""
+    spec = ("R",) * len(mesh)
+    return Rule(
+        inputs=(spec,) * len(reads(operator)),
+        outputs=(spec,) * len(operator.outputs),
+        local=((),) * len(mesh),
+        mean=((False,) * len(mesh),) * len(operator.outputs),
+    )
+
+
+def reads(operator: Operator) -> tuple[str, ...]:
+    """What an operator reads, in the order of a rule's inputs: its tensors, then its parameters."""
+    return (*operator.inputs, *operator.parameters)
+
+
+def rule_by(sharding: Sharding, operator: Operator) -> Rule:
+    """The rule that an operator of a stage runs by: whole where the stage names none."""
+    rule = sharding.rules.get(operator.name)
+    return whole_rule(operator, sharding.mesh) if rule is None else rule

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from math import inf
 
-from planner.errors import UnitError
+from planner.support.errors import UnitError
 
 BYTES: Mapping[str, float] = {
     "B": 1,

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from planner.errors import FileError
-from planner.files import complaint, read_text
+from planner.artefacts.files import complaint, read_text
+from planner.support.errors import FileError
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 

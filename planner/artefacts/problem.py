@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from planner.calibration import UNCALIBRATED, Calibration
-from planner.profiles import Profile
-from planner.strategy import ScheduleName, Strategy
-from planner.topology import DeviceType, Topology
+from planner.artefacts.calibration import UNCALIBRATED, Calibration
+from planner.artefacts.profile import Profile
+from planner.artefacts.strategy import ScheduleName, Strategy
+from planner.artefacts.topology import DeviceType, Topology
 
 DEFAULT_RESERVE_BYTES = 1024**3
 

@@ -17,11 +17,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from planner.errors import FileError
-from planner.formats.dnn_partitioning import Bytes, imported_profile
-from planner.formats.strict import STRICT, read_strict
-from planner.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
-from planner.profiles import MAX_SECONDS, OperatorCost, Profile
+from planner.artefacts.formats.dnn_partitioning import Bytes, imported_profile
+from planner.artefacts.formats.strict import STRICT, read_strict
+from planner.artefacts.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
+from planner.artefacts.profile import MAX_SECONDS, OperatorCost, Profile
+from planner.support.errors import FileError
 
 FORM = "a Piper graph (JSON)"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from planner.graph import (
+from planner.artefacts.graph import (
     LEFT_OUT_AS_DEFAULT,
     Graph,
     Parameter,
@@ -18,7 +18,7 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
-from planner.sharding import Sharding
+from planner.artefacts.sharding import Sharding
 from planner.support.derived import derived
 
 

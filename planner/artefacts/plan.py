@@ -5,16 +5,16 @@
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
-from planner.graph import (
+from planner.artefacts.graph import (
     FLOAT_DTYPES,
     ITEM_BYTES,
     LEFT_OUT_AS_DEFAULT,
     MAX_BYTES,
     LossChoice,
 )
-from planner.problem import Objective, Optimizer, Status
-from planner.profiles import MAX_THREADS, BatchNorm, Source
-from planner.strategy import Crossing, Strategy, used_devices
+from planner.artefacts.problem import Objective, Optimizer, Status
+from planner.artefacts.profile import MAX_THREADS, BatchNorm, Source
+from planner.artefacts.strategy import Crossing, Strategy, used_devices
 
 MAX_MICROBATCHES = 10**6
 """In an iteration; a device has a list with two actions for each."""

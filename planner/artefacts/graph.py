@@ -1,6 +1,6 @@
 """`Graph`: the operators of a training step in topological order, their tensors and parameters.
 
-A graph knows names, shapes and who feeds whom. It knows no times (`profiles.py`) and no ONNX
+A graph knows names, shapes and who feeds whom. It knows no times (`profile.py`) and no ONNX
 (`model/`). Folded constants and shape arithmetic are not in it.
 """
 
@@ -118,7 +118,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class LossChoice:
-    """A loss of a training step, as it was chosen; `model/losses.py` says what follows from it.
+    """A loss of a training step, as it was chosen; `artefacts/losses.py` says what follows from it.
 
     Attributes:
         output: the output of the graph that it is computed from.

@@ -24,10 +24,9 @@ from itertools import pairwise
 from math import ceil, isfinite
 from pathlib import Path
 
-from planner.errors import FileError
-from planner.files import read_text
-from planner.formats.dnn_partitioning import imported_profile
-from planner.graph import (
+from planner.artefacts.files import read_text
+from planner.artefacts.formats.dnn_partitioning import imported_profile
+from planner.artefacts.graph import (
     MAX_BYTES,
     Graph,
     Operator,
@@ -38,7 +37,8 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
-from planner.profiles import OperatorCost, Profile
+from planner.artefacts.profile import OperatorCost, Profile
+from planner.support.errors import FileError
 from planner.support.outputs import Kind, head_of
 from planner.support.printable import printable
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from planner.formats.strict import STRICT, read_strict
-from planner.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
-from planner.profiles import MAX_SECONDS, OperatorCost, Profile, Source
+from planner.artefacts.formats.strict import STRICT, read_strict
+from planner.artefacts.graph import MAX_BYTES, Graph, Operator, Parameter, Tensor
+from planner.artefacts.profile import MAX_SECONDS, OperatorCost, Profile, Source
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -7,7 +7,7 @@ one is an `OptionError` that lists the known ones, raised where the options are 
 
 from dataclasses import dataclass
 
-from planner.errors import OptionError
+from planner.support.errors import OptionError
 
 
 def _is_whole(value: object) -> bool:

@@ -6,8 +6,7 @@ A file is recognised by its content, not by its name.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from planner.errors import FileError
-from planner.files import (
+from planner.artefacts.files import (
     PROFILE_FORMAT,
     PROFILE_SET_FORMAT,
     PROFILE_SET_FORMATS,
@@ -18,10 +17,14 @@ from planner.files import (
     read_profile_set,
     read_text,
 )
-from planner.formats.dnn_partitioning import dnn_partitioning_profile, read_dnn_partitioning
-from planner.formats.graph_txt import GRAPH_TXT, is_graph_txt, read_graph_txt
-from planner.formats.piper import piper_profile, read_piper
-from planner.profiles import Profile
+from planner.artefacts.formats.dnn_partitioning import (
+    dnn_partitioning_profile,
+    read_dnn_partitioning,
+)
+from planner.artefacts.formats.graph_txt import GRAPH_TXT, is_graph_txt, read_graph_txt
+from planner.artefacts.formats.piper import piper_profile, read_piper
+from planner.artefacts.profile import Profile
+from planner.support.errors import FileError
 
 DNN_PARTITIONING, PIPER = "dnn-partitioning's JSON", "Piper's JSON"
 # Keys that only files of one format have.

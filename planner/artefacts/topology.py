@@ -10,8 +10,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from planner.errors import TopologyError
 from planner.support.derived import derived
+from planner.support.errors import TopologyError
 
 MAX_DEVICES, MAX_SWITCHES, MAX_LINKS = 4096, 2048, 2**15
 """Of a topology: devices; hosts and switches together; links, each direction counted. Tables of

@@ -17,14 +17,14 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from planner.calibration import CalibrationFile
-from planner.errors import FileError
-from planner.graph import LEFT_OUT_AS_DEFAULT
-from planner.plan import Plan
-from planner.profiles import Profile, ProfileSet, SplitRule, without_parts
-from planner.sharding import AT_REST, Sharding, rule_lines, rule_of
-from planner.strategy import Stage, not_runnable
+from planner.artefacts.calibration import CalibrationFile
+from planner.artefacts.graph import LEFT_OUT_AS_DEFAULT
+from planner.artefacts.plan import Plan
+from planner.artefacts.profile import Profile, ProfileSet, SplitRule, without_parts
+from planner.artefacts.sharding import AT_REST, Sharding, rule_lines, rule_of
+from planner.artefacts.strategy import Stage, not_runnable
 from planner.support.derived import derived
+from planner.support.errors import FileError
 from planner.support.outputs import Kind
 from planner.support.reading import MAX_TEXT_BYTES, read_bytes
 from planner.support.writing import write_atomically
@@ -726,6 +726,6 @@ def _model_hash_in(path: Path) -> str | None:
 
 def shipped(folder: str) -> Path:
     """A folder of data: in a checkout at its root, else inside the installed package."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     root = package.parent / folder
     return root if root.is_dir() else package / "data" / folder

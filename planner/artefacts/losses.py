@@ -20,8 +20,7 @@ from typing import TypeVar
 
 from onnx import NodeProto
 
-from planner.errors import ModelError, OptionError
-from planner.graph import (
+from planner.artefacts.graph import (
     FLOAT_DTYPES,
     Graph,
     LossChoice,
@@ -30,6 +29,7 @@ from planner.graph import (
     producers,
     tensors_by_name,
 )
+from planner.support.errors import ModelError, OptionError
 
 T = TypeVar("T", str, int)
 

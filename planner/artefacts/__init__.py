@@ -1,0 +1,1 @@
+"""The nouns, and their files: graph, profile, topology, sharding, strategy, plan, calibration."""
